@@ -46,7 +46,7 @@ if IS_QUICK:
 else:
     warm.install()
 
-# `make test` tries the same examples each time; `make test-all` tries new ones.
-settings.register_profile("fixed", deadline=None, derandomize=True)
+# `make test` tries the same examples each time; `make test-all` tries new ones, twice as many.
+settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

@@ -111,9 +111,11 @@ def test_kernels_of_a_few_shapes_are_kept_and_of_many_not_all() -> None:
     assert made_again("plait.runtime.api", [8, NUM_KERNELS], {}) == [False, True]
 
 
+@pytest.mark.slow
 def test_nor_are_they_in_a_rank() -> None:
     assert made_again("plait.runtime.processes.worker", [NUM_KERNELS], {}) == [True]
 
 
+@pytest.mark.slow
 def test_what_the_user_has_set_stays() -> None:
     assert made_again("plait.runtime.api", [NUM_KERNELS], {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "500"}) == [False]

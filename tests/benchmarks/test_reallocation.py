@@ -77,6 +77,7 @@ def test_broadcasts_reach_those_who_have_it(strategies: ModuleType) -> None:
     assert strategies.broadcasts(SMALL, Layout.on(range(3), tp=3), Layout.on(range(2), tp=2), Cluster(1, 4), 2) is None
 
 
+@pytest.mark.slow
 def test_it_runs() -> None:
     command = [sys.executable, str(BENCHMARKS / "reallocation.py"), "--models", "135M tied", "--repeats", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

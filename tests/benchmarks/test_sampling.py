@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_it_runs() -> None:
     command = [sys.executable, BENCHMARKS / "sampling.py", "--tiny", "--repeats", "1", "--tokens", "8"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -1,5 +1,21 @@
-"""The tiny model and recipes of the runtime's tests."""
+"""The tiny model and recipes of the runtime's tests. What the machine computes and copies in a second is measured once
+for each dtype."""
 
-from tests.runtime.conftest import make_recipe, models_are_checked_once, tiny_folder
+from __future__ import annotations
 
-__all__ = ["make_recipe", "models_are_checked_once", "tiny_folder"]
+import functools
+
+import pytest
+
+from plait.cost.limit import measure_rates
+from tests.runtime.conftest import make_recipe, models_are_checked_once, texts_are_parsed_once, tiny_folder
+
+__all__ = ["make_recipe", "models_are_checked_once", "rates_are_measured_once", "texts_are_parsed_once", "tiny_folder"]
+
+_RATES = functools.cache(measure_rates)
+
+
+@pytest.fixture(autouse=True)
+def rates_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what `plait generate` computes for a tiny model."""
+    monkeypatch.setattr("plait.runtime.generate.measure_rates", _RATES)

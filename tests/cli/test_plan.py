@@ -150,7 +150,9 @@ def test_keys_and_values_take_their_share_of_the_cluster_that_is_planned_for(
 ) -> None:
     """0.3 of 80 GiB, and of 141: what a GPU's pool takes by default, though no GPU is here."""
     for cluster, gib in (("2xH100", 80), ("2xH200", 141)):
-        _, out, _ = run(capsys, "simulate", recipe, "--cluster", cluster, "--lengths", "64:128", "--json")
+        _, out, _ = run(
+            capsys, "simulate", recipe, "--cluster", cluster, "--plan", "colocated", "--lengths", "64:128", "--json"
+        )
         call = json.loads(out)
         held = [terms.get("actor decode", 0) for terms in (one["terms"] for one in call["memory"])]
         assert max(held) <= 0.3 * gib * 2**30

@@ -16,6 +16,7 @@ from plait.data.records import FinishReason
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, open_splits, read_rows
 from plait.errors import DataError
+from tests.cases import examples
 from tests.models.tiny import tiny_tokenizer
 
 END = "<|im_end|>"
@@ -361,7 +362,7 @@ def test_pairs_of_messages_are_those_of_trl_but_for_the_line_break(tmp_path, row
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=12).filter(str.strip)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(24, 60))
 @given(prompt=TEXT, turns=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
 def test_any_conversation_is_put_together_again(prompt, turns):
     """Prompt and response are the rendered whole up to its last end; what is learnt is the answers, one by one."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.packed import Group, Span, pack
+from tests.cases import examples
 
 
 def test_by_hand() -> None:
@@ -55,6 +56,7 @@ groups = st.lists(
 )
 
 
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(groups)
 def test_every_sample_can_be_read_back(groups: list[tuple[list[int], list[list[int]]]]) -> None:
     batch = pack(groups)

@@ -260,8 +260,8 @@ def test_what_a_child_finds_wrong_is_said_here():
 
 def test_a_task_that_looks_for_a_question_for_ever():
     # Source and target base must differ, so with one base there is no question.
-    with pytest.raises(DataError, match=r"found no question within 3 s; change `data\.parameters`"):
-        tasks.draw_in_child("base_conversion", {"min_base": 2, "max_base": 2}, 0, 1, 1, question_limit_s=3)
+    with pytest.raises(DataError, match=r"found no question within 1 s; change `data\.parameters`"):
+        tasks.draw_in_child("base_conversion", {"min_base": 2, "max_base": 2}, 0, 1, 1, question_limit_s=1)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ from tests.cases import slow_but
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```console( slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LONG = ("recipes", "schedules")
+LONG = ("cluster", "plans", "recipes", "schedules")
 """Pages whose commands take longer than those of all others together."""
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 

@@ -20,7 +20,7 @@ TABLES: dict[str, Callable[[], Iterable[Case]]] = {
     "plans": cases_plans.cases,
     "options": cases_options.cases,
 }
-DEFAULT_CASES = 200
+DEFAULT_CASES = 120
 """How many the default suite takes, together."""
 
 ALL = {name: list(cases()) for name, cases in TABLES.items()}

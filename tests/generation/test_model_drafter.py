@@ -84,7 +84,9 @@ LIKE, UNLIKE = "like the policy", "unlike it"
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    slow_but([*((LIKE, one) for one in SETTINGS), (UNLIKE, SETTINGS[2])], itertools.product((LIKE, UNLIKE), SETTINGS)),
+    slow_but(
+        [*((LIKE, one) for one in SETTINGS[1:3]), (UNLIKE, SETTINGS[2])], itertools.product((LIKE, UNLIKE), SETTINGS)
+    ),
     ids=str,
 )
 def test_it_changes_no_token(kind: str, settings: dict) -> None:

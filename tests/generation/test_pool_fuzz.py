@@ -254,7 +254,7 @@ def test_in_float64_by_the_module() -> None:
 @needs_vectors
 @pytest.mark.parametrize("machine", [Float32Loop, BFloat16Loop])
 def test_to_the_bit_by_the_compiled_forward(machine: type[Loop]) -> None:
-    run(machine, examples(7, 12))
+    run(machine, examples(4, 12))
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from plait.kernels import paged_attention
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute.attention_form import AttentionForm
 from plait.runtime.process import resident_bytes
+from tests.cases import examples
 
 HEADS, KEY_HEADS, D, E, P = 4, 2, 8, 6, 4
 
@@ -50,7 +51,7 @@ def random_tree(count: int, rng: random.Random) -> Tensor:
     return seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     window=st.sampled_from([None, 3, 9]),

@@ -62,6 +62,12 @@ def _slow(case):
     return pytest.param(*values, marks=[pytest.mark.slow] * values[0].startswith("ray"))
 
 
+def _two_nodes_or_slow(case):
+    """Of what takes a group of its own: half of the ranks here and half elsewhere is the most telling."""
+    values = (case,) if isinstance(case, str) else case
+    return pytest.param(*values, marks=[pytest.mark.slow] * (values[0] != "two-nodes"))
+
+
 @pytest.fixture(params=[_slow(name) for name in LAUNCHERS], scope="module")
 def launcher(request):
     with LAUNCHERS[request.param]() as found:
@@ -77,7 +83,10 @@ SIZES = [
     ("ray", 2),
     ("ray-two", 4),
 ]
-SIZED = [pytest.param(size, marks=[pytest.mark.slow] * size[0].startswith("ray"), id=str(size)) for size in SIZES]
+SIZED = [
+    pytest.param(size, marks=[pytest.mark.slow] * (size not in (("local", 2), ("two-nodes", 4))), id=str(size))
+    for size in SIZES
+]
 
 
 @pytest.fixture(params=SIZED, scope="module")
@@ -225,7 +234,7 @@ def test_a_constructor_that_raises_fails_the_start(launcher):
     assert caught.value.failure.action == "start"
 
 
-@pytest.mark.parametrize("name", [_slow(name) for name in EVERY])
+@pytest.mark.parametrize("name", [_two_nodes_or_slow(name) for name in EVERY])
 def test_what_a_worker_tells_is_heard_in_order_before_its_answer(name):
     heard = []
     with (
@@ -247,7 +256,7 @@ def test_a_signal_reaches_the_process_of_its_rank(fresh):
 @pytest.mark.parametrize(
     ("name", "num_ranks", "expected"),
     [
-        ("local", 2, [(0, 0), (0, 1)]),
+        _two_nodes_or_slow(("local", 2, [(0, 0), (0, 1)])),
         ("elsewhere", 2, [(0, 0), (0, 1)]),
         ("two-nodes", 4, [(0, 0), (0, 1), (1, 0), (1, 1)]),
         _slow(("ray", 2, [(0, 0), (0, 1)])),
@@ -266,7 +275,7 @@ def test_workers_know_their_node_and_their_place_on_it(name, num_ranks, expected
 
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
-    [("local", 2), ("elsewhere", 2), ("two-nodes", 2), _slow(("ray-two", 2))],
+    [("local", 2), _two_nodes_or_slow(("elsewhere", 2)), ("two-nodes", 2), _slow(("ray-two", 2))],
 )
 def test_the_store_serves_torch_distributed(name, num_ranks):
     import torch.distributed as dist

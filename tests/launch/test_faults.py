@@ -15,6 +15,7 @@ import pytest
 from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
+from tests.cases import slow_but
 from tests.launch.workers import Echo, Summing, Unbuildable, waiter
 
 LIMIT_S = 60.0
@@ -139,7 +140,7 @@ def test_an_exception_is_held_back_for_the_death_that_may_have_caused_it(pair, m
 # -- freeze
 
 
-@pytest.mark.parametrize("by", ["itself", "controller"])
+@pytest.mark.parametrize("by", slow_but(["controller"], ["itself", "controller"]))
 def test_a_stopped_process_is_found_by_its_silence(by, tmp_path):
     with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 2) as group:
         waiting = waiter(group, 0, 1, tmp_path)
@@ -163,7 +164,7 @@ def test_a_stopped_process_is_found_by_its_silence(by, tmp_path):
 
 def test_a_long_action_is_no_freeze():
     with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 1) as group:
-        assert group.submit(0, "nap", 1.8 * FREEZE_S).result(LIMIT_S)
+        assert group.submit(0, "nap", 1.4 * FREEZE_S).result(LIMIT_S)
 
 
 def test_sending_to_a_stopped_process_does_not_block():
@@ -177,7 +178,7 @@ def test_a_machine_that_was_held_up_does_not_take_that_for_silence():
     with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 1) as group:
         with group._monitor.changed:  # controller and worker alike stand still
             os.kill(group.pids[0], signal.SIGSTOP)
-            time.sleep(1.5 * FREEZE_S)
+            time.sleep(1.2 * FREEZE_S)
         time.sleep(0.2)
         os.kill(group.pids[0], signal.SIGCONT)
         assert group.submit(0, "back", 1).result(LIMIT_S) == 1

@@ -63,5 +63,5 @@ def test_a_rank_may_wait_for_one_that_goes_on(tmp_path, monkeypatch):
     numbers = itertools.count(1)
     with LocalProcesses(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S).start(Echo, 2) as group:
         waiting = waiter(group, 0, 1, tmp_path)
-        assert group.submit(1, "nap", 4 * STALLED_S).result(LIMIT_S)
+        assert group.submit(1, "nap", 3 * STALLED_S).result(LIMIT_S)
         assert not waiting.done

@@ -25,7 +25,7 @@ SMALL = decoder_parameters(
 ONE_NODE = Cluster(1, 4)
 
 
-@settings(max_examples=examples(20, 40), deadline=None)
+@settings(max_examples=examples(10, 40), deadline=None)
 @given(pairs())
 def test_saved_under_one_plan_loaded_under_another(case) -> None:
     parameters, cluster, before, after = case

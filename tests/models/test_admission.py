@@ -13,6 +13,7 @@ from plait.errors import ModelError
 from plait.models import admission
 from plait.models.compute import cpu_linear
 from plait.models.language_loading import from_module
+from tests.cases import slow_but
 from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
 
 LINEAR: dict[str, Any] = {
@@ -54,7 +55,7 @@ def test_families_that_would_be_wrong_are_refused(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(list(FAMILIES)[::3], FAMILIES))
 def test_the_others_are_admitted_in_every_dtype(family: str, dtype: str) -> None:
     module = tiny(family, dtype=getattr(torch, dtype), weight_scale=0.05)
     assert from_module(module, None, dtype).dtype == getattr(torch, dtype)
@@ -90,7 +91,7 @@ IN_PLACE: dict[str, dict[str, Any]] = {
 """Families that change what a linear layer gave back."""
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_but(["bfloat16"], ["float32", "bfloat16"]))
 @pytest.mark.parametrize("family", IN_PLACE)
 def test_families_that_change_tensors_in_place_train(family: str, dtype: str) -> None:
     model = from_module(tiny(family, dtype=getattr(torch, dtype), weight_scale=0.05, **IN_PLACE[family]), None, dtype)

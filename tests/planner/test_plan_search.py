@@ -29,6 +29,7 @@ from plait.schedule.plan import Plan
 from plait.simulator.places import Place
 from plait.simulator.step_graph import Rollouts, StepGraph
 from plait.simulator.steps import predict
+from tests.cases import examples
 from tests.schedule.test_placements import PPO, SFT, loss
 from tests.simulator.stand_in_costs import StandIn
 from tests.simulator.test_steps import WORK
@@ -237,7 +238,7 @@ def test_the_heuristic_of_real_is_tensor_parallel_inside_nodes_and_a_pipeline_ov
     assert {(p.tp, p.pp, p.dp) for place in places for p in place.placements} == {(4, 2, 1)}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(10, 25))
 @given(
     st.sampled_from([1, 2, 3, 4, 6, 8]),
     st.integers(1, 2),

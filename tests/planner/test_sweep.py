@@ -83,7 +83,7 @@ def test_the_search_finds_what_exchanges_do_not_reach():
     assert found.proven
 
 
-@pytest.mark.parametrize("seed", slow_but([2, 9, 25, 38, 57], [2, 9, 19, 25, 29, 35, 38, 48, 57, 59]))
+@pytest.mark.parametrize("seed", slow_but([9, 25, 38, 57], [2, 9, 19, 25, 29, 35, 38, 48, 57, 59]))
 def test_the_search_proves_the_optimum_of_small_problems_under_tight_caps(seed):
     workload = capped_workload(seed)
     found = search(workload, 300.0, seed=seed, max_moves=300_000, memory=False)

@@ -16,6 +16,7 @@ from plait.rewards.pool import RewardPool
 from plait.rewards.scores import FailureKind
 from plait.rewards.signature import Form, Signature, signature_of
 from plait.rewards.tasks import TaskReward, WellFormed
+from tests.cases import slow_but
 from tests.rewards import forms, samples
 from tests.rewards.pools import score
 from tests.rewards.samples import group
@@ -122,7 +123,7 @@ def templated(*texts: str, **columns: object) -> list[Sample]:
     return [Sample(prompt, index, (3,), (0.0,), text, FinishReason.STOP) for index, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize("column", ["labels", "label"])
+@pytest.mark.parametrize("column", slow_but(["label"], ["labels", "label"]))
 def test_openrlhf_gets_queries_and_labels_and_may_return_tensors(column):
     (one,) = score(forms.reward_func, templated("a", "bb", **{column: "bb"}))
     assert one.rewards == (0.0, 1.0), "a query is the prompt after the template and the response"

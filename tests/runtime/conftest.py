@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from plait.models.files.saving import save_pretrained
+from plait.recipes import keys, recipe_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
+from plait.yaml_text import parse
 from tests.models.tiny import checked_once, tiny_model, tiny_tokenizer
 from tests.runtime.placed_runs import fill, recipe_in
 
@@ -39,6 +43,23 @@ def models_are_checked_once() -> Iterator[None]:
         yield
 
 
+@functools.cache
+def _parsed(text: str, texts_only: bool) -> Any:
+    return parse(text, texts_only=texts_only)
+
+
+def parsed_once(text: str, *, texts_only: bool = False) -> Any:
+    """As `parse`, which reads no text a second time."""
+    return copy.deepcopy(_parsed(text, texts_only))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def texts_are_parsed_once() -> Iterator[None]:
+    """A tenth of what a tiny run computes is reading its recipe, key by key and again and again."""
+    with mock.patch.object(recipe_file, "parse", parsed_once), mock.patch.object(keys, "parse", parsed_once):
+        yield
+
+
 @pytest.fixture
 def make_recipe(tiny_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
     """`make_recipe(steps=3, sampling={...})`: a recipe over 12 prompts with a reward of one's own."""
@@ -47,7 +68,7 @@ def make_recipe(tiny_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
     )
     (tmp_path / "reward.py").write_text(REWARD)
 
-    def make(**keys: Any) -> Recipe:
+    def make(**given: Any) -> Recipe:
         tree: dict[str, Any] = {
             "model": str(tiny_folder),
             "steps": 2,
@@ -62,7 +83,7 @@ def make_recipe(tiny_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
             "threads": 1,
             "run_dir": str(tmp_path / "run"),
         }
-        return load_recipe(None, list((tree | keys).items()))
+        return load_recipe(None, list((tree | given).items()))
 
     return make
 

@@ -39,6 +39,7 @@ from plait.runtime.session import Session
 from plait.runtime.step_facts import mask_edges
 from plait.runtime.weight_facts import fingerprint
 from plait.workers import instances, loading
+from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runtime.test_flows import data as data
 from tests.runtime.test_flows import recipe_of as flow_recipe
@@ -122,19 +123,18 @@ def errors(findings: list[Finding]) -> set[str]:
 # -- all is well
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        {"dtype": "float64"},
-        {"dtype": "bfloat16", "optimizer.learning_rate": 1e-4},
-        {"options": {"mini_batches": 3, "epochs": 2, "kl_coef": 0.05}},
-        {"algorithm": "rloo", "options": {}},
-        {"lora.rank": 2},
-        {"algorithm": "remax", "options": {}, "samples_per_prompt": 1, "prompts_per_step": 6},
-    ],
-    ids=str,
-)
+SOUND: list[dict[str, Any]] = [
+    {},
+    {"dtype": "float64"},
+    {"dtype": "bfloat16", "optimizer.learning_rate": 1e-4},
+    {"options": {"mini_batches": 3, "epochs": 2, "kl_coef": 0.05}},
+    {"algorithm": "rloo", "options": {}},
+    {"lora.rank": 2},
+    {"algorithm": "remax", "options": {}, "samples_per_prompt": 1, "prompts_per_step": 6},
+]
+
+
+@pytest.mark.parametrize("keys", slow_but([SOUND[2], SOUND[3], SOUND[5], SOUND[6]], SOUND), ids=str)
 def test_a_sound_run_has_no_findings(recipe_of: MakeRecipe, ending_folder: Path, keys: dict[str, Any]) -> None:
     recipe = recipe_of(model=str(ending_folder), **keys)
     with opened(recipe, settings=DoctorSettings(clipped=1.0, entropy_left=0.0)) as run:
@@ -144,7 +144,9 @@ def test_a_sound_run_has_no_findings(recipe_of: MakeRecipe, ending_folder: Path,
     assert all("baseline" in row for row in rows)
 
 
-@pytest.mark.parametrize("flow", ["sft", "reward_model", "dpo", "ppo", "safe_rlhf"])
+@pytest.mark.parametrize(
+    "flow", slow_but(["sft", "dpo", "safe_rlhf"], ["sft", "reward_model", "dpo", "ppo", "safe_rlhf"])
+)
 def test_a_sound_run_of_every_flow_has_no_findings(
     recipe_of: MakeRecipe, ending_folder: Path, data: dict[str, str], flow: str
 ) -> None:

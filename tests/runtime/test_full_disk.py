@@ -65,7 +65,11 @@ def full_export(name: str, error: Exception) -> Callable[[pytest.MonkeyPatch, li
     ("inject", "what"),
     [
         (full_log("metrics.jsonl"), "metrics.jsonl cannot be written: No space left on device"),
-        (full_log("evaluations.jsonl"), "evaluations.jsonl cannot be written: No space left on device"),
+        pytest.param(
+            full_log("evaluations.jsonl"),
+            "evaluations.jsonl cannot be written: No space left on device",
+            marks=pytest.mark.slow,
+        ),
         (full_log("trace.json"), "trace.json cannot be written: No space left on device"),
         (full_samples, r"step-000003\.jsonl cannot be written: No space left on device"),
         (full_export("best", FULL), r"best weights so far cannot be written to .*best: .*No space left"),

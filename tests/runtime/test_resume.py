@@ -106,7 +106,7 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: Sequence[in
         assert result_of(recipe.run_dir) == expected, f"kill point {point}"
         assert sorted(set(steps_in_trace(recipe.run_dir))) == list(range(1, STEPS + 1))
         assert len(steps_in_trace(recipe.run_dir)) == 4 * STEPS, "each optimizer step once in the trace"
-    assert killed >= len(points) // 2, "most points hit a living run"
+    assert killed >= (len(points) + 1) // 2, "most points hit a living run"
 
 
 IN_SAVE_EXPORT_AND_ANYWHERE = (0, 5, 2)

@@ -91,7 +91,7 @@ def test_auto_decides_by_what_steps_took_and_repeats_it(make_recipe: Callable[..
     assert_equal_runs(plain.run_dir, one.run_dir)
 
 
-@pytest.mark.parametrize("share", [0.25, 1.0])
+@pytest.mark.parametrize("share", slow_but([0.25], [0.25, 1.0]))
 @pytest.mark.parametrize("name", slow_but(["dp2"], PLANS))
 def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path, name: str, share: float) -> None:
     one = make_recipe(**KEYS, run_dir=str(tmp_path / "one"))

@@ -106,6 +106,7 @@ def test_stages_from_python(recipe: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_resume_skips_stages_that_are_done(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(recipe)]) == 0
     before = (tmp_path / "run" / "sft" / "metrics.jsonl").read_bytes()

@@ -32,7 +32,7 @@ def versions(run_dir: Path) -> list[set[int]]:
     return [{json.loads(line)["policy_version"] for line in path.open()} for path in files]
 
 
-@pytest.mark.parametrize("most", [1, 2, 4])
+@pytest.mark.parametrize("most", slow_but([2], [1, 2, 4]))
 def test_a_batch_is_of_the_version_that_the_seed_says(make_recipe: MakeRecipe, most: int) -> None:
     recipe = make_recipe(steps=STEPS, max_staleness=most, **{"evaluation.items": 2, "evaluation.every": 1})
     assert run(recipe).finished
@@ -81,7 +81,7 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], int, str | dict[str, str]]] =
         ("safe-colocated", SAFE, "colocated 2"),
     )
 }
-QUICK = ("grpo-apart-1", "ppo-apart-2")
+QUICK = ("ppo-apart-2",)
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +170,9 @@ def test_a_side_that_is_far_slower_changes_nothing(
 STALE: dict[str, Any] = {"max_staleness": 2}
 
 
-def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    kill_and_resume(make_recipe, tmp_path, points=(0, 2), seed=2, **STALE)
+@pytest.mark.parametrize("points", [(0,), pytest.param((0, 2), marks=pytest.mark.slow)], ids=str)
+def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, points: tuple[int, ...]) -> None:
+    kill_and_resume(make_recipe, tmp_path, points=points, seed=2, **STALE)
 
 
 @pytest.mark.slow

@@ -202,8 +202,14 @@ TRUTHS = {
 WRONGS = [(1.0, 1.0, 1.0, 1.0), *product((1 - WRONG, 1 + WRONG), repeat=4)]
 
 
-@pytest.mark.parametrize("name", slow_but(["log-normal 1 to 200", "short or long"], LENGTHS))
-@pytest.mark.parametrize("costs", TRUTHS)
+QUICK = [
+    ("scores long", "log-normal 1 to 200"),
+    ("scores briefly, weights come back", "short or long"),
+    ("fixed steps", "log-normal 1 to 200"),
+]
+
+
+@pytest.mark.parametrize(("costs", "name"), slow_but(QUICK, product(TRUTHS, LENGTHS)))
 def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: str, tmp_path: Path) -> None:
     rng, truth, draw = random.Random(name), TRUTHS[costs], LENGTHS[name]
     drawn = [{key: draw(rng) for key in product(range(PROMPTS), range(SAMPLES))} for _ in range(4 + STEPS)]

@@ -18,6 +18,7 @@ from plait.policy import batching
 from plait.policy.blocks import prefix_keys
 from plait.policy.migration import Transfer
 from plait.policy.step import Key, StepPlan
+from tests.cases import slow_but
 from tests.generation.test_engine import requests
 from tests.models.tiny import tiny_model
 from tests.simulator import played_engine as simulator
@@ -58,9 +59,12 @@ def simulated(request: Request, said: dict[tuple[int, int], Sequence[int]], *, c
 
 
 SIZES = [(1, 1, None, 0), (3, 20, None, 0), (8, 64, None, 0), (64, 1000, None, 0), (8, 64, 96, 0), (64, 7, 96, 64)]
+QUICK = (SIZES[0], SIZES[2], *SIZES[4:])
 
 
-@pytest.mark.parametrize(("max_running", "max_prefill_tokens", "kv_tokens", "prefix_cache_tokens"), SIZES)
+@pytest.mark.parametrize(
+    ("max_running", "max_prefill_tokens", "kv_tokens", "prefix_cache_tokens"), slow_but(QUICK, SIZES)
+)
 def test_the_simulated_engine_repeats_the_engines_steps(
     max_running, max_prefill_tokens, kv_tokens, prefix_cache_tokens, decided
 ):
@@ -165,7 +169,9 @@ def played(model: LanguageModel, settings: SamplingSettings, everything: Sequenc
     return {(sample.prompt.uid, sample.index): sample.token_ids for sample in samples}
 
 
-@pytest.mark.parametrize(("kv_tokens", "prefix_cache_tokens"), [(None, 0), (112, 0), (112, 64)])
+@pytest.mark.parametrize(
+    ("kv_tokens", "prefix_cache_tokens"), slow_but([(None, 0), (112, 64)], [(None, 0), (112, 0), (112, 64)])
+)
 def test_also_when_requests_come_and_go_and_samples_move(kv_tokens, prefix_cache_tokens, decided):
     model = tiny_model("llama")
     settings = SamplingSettings(

@@ -128,8 +128,7 @@ def deviation(said_N3: np.ndarray, law_VVV: np.ndarray) -> float:
 
 SAMPLINGS = {"whole": Sampling(), "top-p": Sampling(temperature=0.7, top_p=0.9), "top-k": Sampling(top_k=3)}
 DRAFTERS = (by_noise, at_random, always_three)
-QUICK = (*((by_noise, name) for name in SAMPLINGS), (at_random, "top-p"), (always_three, "top-k"))
-"""All samplings behind the drafter that is right most often, and so ends most guesses late."""
+QUICK = ((by_noise, "whole"), (at_random, "top-p"), (always_three, "top-k"))
 
 
 @pytest.mark.parametrize(("drafter", "name"), slow_but(QUICK, itertools.product(DRAFTERS, SAMPLINGS)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from functools import partial
 
@@ -18,6 +19,7 @@ from plait.errors import RunError
 from plait.training.trainer import Trainer
 from tests.algorithms import oracle
 from tests.algorithms.flows import loss_of
+from tests.cases import slow_but
 from tests.models.tiny import tiny, tiny_llama
 from tests.training.batches import (
     ADVANTAGES,
@@ -112,18 +114,22 @@ def test_gradients_equal_an_independent_computation(aggregation, exact_float64):
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-10)
 
 
+SPLITS = [
+    {"micro_batch_tokens": 23},
+    {"micro_batch_tokens": 1},
+    {"micro_batch_tokens": 64},
+    {"micro_batch_tokens": 1000, "share_prompts": False},
+    {"micro_batch_tokens": 30, "share_prompts": False},
+]
+FEW_SPLITS = [
+    *((aggregation, SPLITS[0]) for aggregation in Aggregation),
+    *((Aggregation.SEQUENCE_MEAN, split) for split in SPLITS),
+]
+
+
 @pytest.mark.parametrize(
-    "split",
-    [
-        {"micro_batch_tokens": 1},
-        {"micro_batch_tokens": 23},
-        {"micro_batch_tokens": 64},
-        {"micro_batch_tokens": 1000, "share_prompts": False},
-        {"micro_batch_tokens": 30, "share_prompts": False},
-    ],
-    ids=str,
+    ("aggregation", "split"), slow_but(FEW_SPLITS, itertools.product(Aggregation, SPLITS)), ids=str
 )
-@pytest.mark.parametrize("aggregation", list(Aggregation))
 def test_neither_gradient_nor_metric_depends_on_the_split(aggregation, split, exact_float64, whole):
     expected, whole_metrics = whole(aggregation)
     options = OPTIONS.model_copy(update={"aggregation": aggregation})
@@ -276,7 +282,9 @@ def steps(trainer: Trainer, numbers: range) -> list[dict[str, float]]:
     return [run_all(train(trainer, random_rows(seed=step), columns, loss, step=step, **twice))[1] for step in numbers]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", slow_but([torch.float32, torch.bfloat16], [torch.float32, torch.bfloat16, torch.float64])
+)
 def test_a_state_continues_bit_for_bit(dtype):
     options = {"schedule": "cosine", "warmup_steps": 3, "total_optimizer_steps": 16, "weight_decay": 0.01}
     straight = make_trainer(tiny_llama(dtype), **options)

@@ -23,7 +23,7 @@ from tests.training.exact import ExactFloat64
 HERE = Layout.on((0,))
 
 
-@settings(max_examples=examples(5, 8), deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(3, 8), deadline=None, phases=[Phase.generate])
 @given(
     asked=st.lists(
         st.tuples(st.integers(1, 40), st.lists(st.integers(2, 20), min_size=1, max_size=3), st.integers(0, 1)),

@@ -6,6 +6,7 @@ the refusal is lifted here.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from plait.models.compute.flex_plan import FlexPlan, block_mask, blocks
 from plait.models.compute.packed_attention import plan
 from plait.models.compute.row_attention import Attention, error_of, is_proven, row_plan
 from plait.models.compute.visibility import Places, places, sees
+from tests.cases import slow_but
 from tests.models.compute.test_attention import a_batch
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=4)
@@ -99,8 +101,11 @@ def test_the_mask_has_the_blocks_and_the_rule() -> None:
 FORMS = [AttentionForm(0.3), AttentionForm(0.2, window=50), AttentionForm(0.25, window=129, softcap=1.5)]
 
 
-@pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("form", "has_sinks"),
+    slow_but([(FORMS[1], True), (FORMS[2], False)], itertools.product(FORMS, [False, True])),
+    ids=str,
+)
 def test_it_computes_what_the_pieces_compute(form: AttentionForm, has_sinks: bool, eager) -> None:
     """Output and gradients of queries, keys, values and sinks."""
     assert error_of(KIND._replace(form=form, has_sinks=has_sinks), eager) < 2e-6

@@ -85,7 +85,9 @@ def test_only_one_module_calls_transformers_auto_classes_and_never_trusts() -> N
     root = Path(plait.__file__).parent
     importing, calls = set(), []
     for path in root.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        if "Auto" not in (text := path.read_text()) and path.name != "pretrained.py":
+            continue  # it can import none
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers"):
                 importing |= {path.name for alias in node.names if alias.name.startswith("Auto")}
             if (

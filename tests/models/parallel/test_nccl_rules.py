@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plait.launch.local import LocalProcesses
+from tests.cases import slow_but
 from tests.models.parallel import partial_cases
 from tests.models.parallel.team_workers import TeamWorker
 from tests.nccl_rules import Broken, Log, Op, Post, played, recording
@@ -100,15 +101,14 @@ def four() -> Iterator[Any]:
         yield group
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"dp": 1, "tp": 4, "pp": 1},  # two key-value heads: each is that of two ranks
-        {"dp": 1, "tp": 2, "pp": 2},
-        {"dp": 1, "tp": 1, "pp": 2},
-    ],
-    ids=str,
-)
+SIZES = [
+    {"dp": 1, "tp": 4, "pp": 1},  # two key-value heads: each is that of two ranks
+    {"dp": 1, "tp": 2, "pp": 2},
+    {"dp": 1, "tp": 1, "pp": 2},
+]
+
+
+@pytest.mark.parametrize("sizes", slow_but([SIZES[1]], SIZES), ids=str)
 def test_a_pass_over_parts_keeps_them(four: Any, sizes: dict[str, int]):
     answers = four.submit(range(4), "run", partial_cases.__name__, "compare", "qwen2", sizes).result(120.0)
     assert max(answers[0].values()) < 1e-9

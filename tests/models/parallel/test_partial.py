@@ -16,6 +16,7 @@ from plait.layout.params import Parameters
 from plait.models.files.saving import save_pretrained
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import Team
+from tests.cases import slow_but
 from tests.models.parallel.team_workers import TeamWorker
 from tests.models.tiny import FAMILIES, tiny_llama, tiny_model
 
@@ -87,13 +88,19 @@ LAYOUTS = [
     pytest.param("llama", sizes(tp=4), {"vocab_size": 321}, id="shared groups, tied"),
     pytest.param("llama", sizes(tp=3), {"vocab_size": 322}, id="three ways", marks=pytest.mark.slow),
     pytest.param("llama", sizes(pp=4), {"num_hidden_layers": 5}, id="stages, tied", marks=pytest.mark.slow),
-    pytest.param("qwen2", sizes(pp=3, stages=(1, 3, 1)), {"num_hidden_layers": 5}, id="uneven stages, untied"),
+    pytest.param(
+        "qwen2",
+        sizes(pp=3, stages=(1, 3, 1)),
+        {"num_hidden_layers": 5},
+        id="uneven stages, untied",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         "llama", sizes(tp=2, pp=2, stages=(1, 2)), {"num_hidden_layers": 3, "vocab_size": 323}, id="both, tied"
     ),
     pytest.param("qwen2", sizes(tp=2, pp=2), {}, id="both, with biases", marks=pytest.mark.slow),
     pytest.param("qwen3", sizes(tp=4), {}, id="head norms", marks=pytest.mark.slow),
-    pytest.param("gemma2", sizes(tp=2, pp=2), {"vocab_size": 321}, id="softcaps"),
+    pytest.param("gemma2", sizes(tp=2, pp=2), {"vocab_size": 321}, id="softcaps", marks=pytest.mark.slow),
     pytest.param("olmo2", sizes(tp=4), {}, id="gathered, shared groups", marks=pytest.mark.slow),
     pytest.param("phi3", sizes(tp=3), {}, id="fused and gathered", marks=pytest.mark.slow),
     pytest.param("mixtral", sizes(tp=2, pp=2), {}, id="experts"),
@@ -110,12 +117,12 @@ def test_a_part_computes_its_part(four: Workers, family: str, shape: dict[str, A
 
 PARTED = {"splits_tokens": True}
 SPLITS = [
-    pytest.param("llama", sizes(tp=4), {"vocab_size": 321}, id="shared groups, tied"),
+    pytest.param("llama", sizes(tp=4), {"vocab_size": 321}, id="shared groups, tied", marks=pytest.mark.slow),
     pytest.param("llama", sizes(tp=3), {"vocab_size": 322}, id="three ways", marks=pytest.mark.slow),
     pytest.param("llama", sizes(tp=2, pp=2), {"num_hidden_layers": 3, "vocab_size": 323}, id="stages, tied"),
     pytest.param("qwen2", sizes(tp=2, pp=2), {}, id="biases", marks=pytest.mark.slow),
     pytest.param("qwen3", sizes(tp=4), {}, id="head norms", marks=pytest.mark.slow),
-    pytest.param("gemma2", sizes(tp=2), {"vocab_size": 321}, id="norms behind the sum"),
+    pytest.param("gemma2", sizes(tp=2), {"vocab_size": 321}, id="norms behind the sum", marks=pytest.mark.slow),
     pytest.param("starcoder2", sizes(tp=2), {}, id="biases behind the sum"),
 ]
 
@@ -128,7 +135,9 @@ def test_tokens_are_parted_between_layers(
     judge(four.ask("compare", family, shape | PARTED, **options), family)
 
 
-@pytest.mark.parametrize("case", [{"scalar": True}, {"dtype": "float32"}, {"copied": True}], ids=str)
+@pytest.mark.parametrize(
+    "case", slow_but([{"scalar": True}], [{"scalar": True}, {"dtype": "float32"}, {"copied": True}]), ids=str
+)
 def test_parted_tokens_of_other_models(four: Workers, case: dict[str, Any]) -> None:
     judge(four.ask("compare", "llama", sizes(tp=2, pp=2) | PARTED, **case), "llama", case.get("dtype", "float64"))
 
@@ -158,12 +167,12 @@ def test_what_ranks_have_alike_is_kept_once(four: Workers) -> None:
         assert parted < 0.85 * whole
 
 
-@pytest.mark.parametrize("shape", [sizes(tp=2, pp=2), sizes(tp=4)], ids=str)
+@pytest.mark.parametrize("shape", slow_but([sizes(tp=2, pp=2)], [sizes(tp=2, pp=2), sizes(tp=4)]), ids=str)
 def test_scalar_models(four: Workers, shape: dict[str, Any]) -> None:
     judge(four.ask("compare", "llama", shape, scalar=True), "llama")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_but(["bfloat16"], ["float32", "bfloat16"]))
 def test_narrower_dtypes(four: Workers, dtype: str) -> None:
     judge(four.ask("compare", "llama", sizes(tp=2, pp=2), dtype=dtype), "llama", dtype)
 
@@ -210,9 +219,21 @@ def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]
     ("family", "shape", "case"),
     [
         pytest.param("llama", sizes(tp=2, pp=2, stages=(1, 4)), {"options": LONG}, id="tied"),
-        pytest.param("qwen2", sizes(pp=4), {"options": LONG, "dtype": "bfloat16"}, id="converted while read"),
+        pytest.param(
+            "qwen2",
+            sizes(pp=4),
+            {"options": LONG, "dtype": "bfloat16"},
+            id="converted while read",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("llama", sizes(tp=4), {"scalar": True, "options": LONG}, id="scalar"),
-        pytest.param("gemma3_text", sizes(tp=2), {"options": LONG | {"layer_types": KINDS}}, id="two kinds of layers"),
+        pytest.param(
+            "gemma3_text",
+            sizes(tp=2),
+            {"options": LONG | {"layer_types": KINDS}},
+            id="two kinds of layers",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("qwen3_moe", sizes(tp=2), {}, id="experts that are stacked"),
         pytest.param("llama", sizes(tp=2, pp=2), {"scales": False}, id="proven on the whole"),
     ],
