@@ -83,10 +83,11 @@ def activation_bytes(
         checkpointed: a block keeps its input alone, and one at a time is computed again.
         splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`).
     """
-    whole = _undivided_bytes(shape, width, fused=fused)
-    kept = (layer_bytes(shape, width, fused=fused) - whole) // tp + whole // (tp if splits_tokens else 1)
+    between, within = _layer_parts(shape, width, fused=fused)
+    ways = tp if splits_tokens else 1
+    kept = between // ways + within // tp
     blocks = 1 if checkpointed else shape.layers
-    inputs = shape.layers * shape.hidden * width // (tp if splits_tokens else 1) if checkpointed else 0
+    inputs = shape.layers * shape.hidden * width // ways if checkpointed else 0
     scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores) // tp
     return batch.tokens * (kept * blocks + inputs) + scores
 
@@ -97,15 +98,16 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
     Fused: the block's input, the norm of it, queries, keys, values and attention, the projection of that, the residual
     and its norm; gate, up and their product. Else the activated gate, too, and the norms' inputs in float32.
     """
+    return sum(_layer_parts(shape, width, fused=fused))
+
+
+def _layer_parts(shape: ModelShape, width: int, *, fused: bool) -> tuple[int, int]:
+    """Of `layer_bytes`, what is between the products that ranks of tp divide (inputs, norms, residuals, and what is
+    added to these), and what is within them."""
     attention = 2 * shape.heads * shape.head_dim + 2 * shape.kv_heads * shape.head_dim
     if fused:
-        return width * (5 * shape.hidden + attention + 3 * shape.active_intermediate)
-    return width * (4 * shape.hidden + attention + 4 * shape.active_intermediate) + 4 * 2 * shape.hidden
-
-
-def _undivided_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
-    """What of `layer_bytes` all ranks of tp have alike: inputs, norms, residuals, and what is added to these."""
-    return width * 5 * shape.hidden if fused else width * 4 * shape.hidden + 4 * 2 * shape.hidden
+        return width * 5 * shape.hidden, width * (attention + 3 * shape.active_intermediate)
+    return (4 * width + 4 * 2) * shape.hidden, width * (attention + 4 * shape.active_intermediate)
 
 
 def logits_bytes(shape: ModelShape, width: int, device: str) -> int:

@@ -21,7 +21,7 @@ And four of sequence parallelism, whose tensors are [1, tokens, H]; rank i has t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +32,11 @@ from plait.models.parallel.peers import Peers
 
 Ranges = tuple[tuple[int, int], ...]
 """Columns [start, stop) of the last dim, of each rank by index."""
+
+Bounds = tuple[int, ...]
+"""The first token of each rank by index, and their number."""
+
+Way = Callable[[Tensor, Peers, Bounds], Tensor]
 
 
 def copied(x: Tensor, peers: Peers, *, counts: bool = True) -> Tensor:
@@ -63,22 +68,22 @@ def split(x: Tensor, peers: Peers, ranges: Sequence[tuple[int, int]]) -> Tensor:
 
 def entered(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """All tokens, for a computation of which each rank does a part."""
-    return _Entered.apply(own, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(own, _all_tokens, _own_sum, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def left(part: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """The own tokens of the sum of the ranks' parts."""
-    return _Left.apply(part, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(part, _own_sum, _all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def shared_out(whole: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """The own tokens of what is equal on all ranks."""
-    return _SharedOut.apply(whole, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(whole, _own_tokens, _all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def rejoined(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
     """All tokens, for what all ranks compute alike."""
-    return _Rejoined.apply(own, peers, tuple(bounds))  # type: ignore[no-any-return]
+    return _Tokens.apply(own, _all_tokens, _own_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 class _Copied(torch.autograd.Function):
@@ -129,55 +134,18 @@ class _Split(torch.autograd.Function):
         return _gather(grad, ctx.peers, ctx.ranges), None, None
 
 
-Bounds = tuple[int, ...]
-
-
-class _Entered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
-        ctx.peers, ctx.bounds = peers, bounds
-        return _all_tokens(own, peers, bounds)
+class _Tokens(torch.autograd.Function):
+    """A way of tokens between ranks, and that of their gradients."""
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _own_sum(grad, ctx.peers, ctx.bounds), None, None
-
-
-class _Left(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
-        ctx.peers, ctx.bounds = peers, bounds
-        return _own_sum(part, peers, bounds)
+    def forward(ctx: Any, x: Tensor, there: Way, back: Way, peers: Peers, bounds: Bounds) -> Tensor:
+        ctx.back, ctx.peers, ctx.bounds = back, peers, bounds
+        return there(x, peers, bounds)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _all_tokens(grad, ctx.peers, ctx.bounds), None, None
-
-
-class _SharedOut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
-        ctx.peers, ctx.bounds = peers, bounds
-        return _own_tokens(whole, peers, bounds)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _all_tokens(grad, ctx.peers, ctx.bounds), None, None
-
-
-class _Rejoined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
-        ctx.peers, ctx.bounds = peers, bounds
-        return _all_tokens(own, peers, bounds)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _own_tokens(grad, ctx.peers, ctx.bounds), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return ctx.back(grad, ctx.peers, ctx.bounds), None, None, None, None
 
 
 def _own_tokens(whole: Tensor, peers: Peers, bounds: Bounds) -> Tensor:

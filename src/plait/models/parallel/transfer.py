@@ -28,7 +28,7 @@ class Transfer:
 @dataclass(eq=False)
 class Traffic:
     """What came to this rank, so far: the least that any algorithm for the same calls receives. A sum of n bytes over p
-    ranks counts as its two halves, reduce-scatter and all-gather: 2 n (p - 1) / p; one that a
-    single rank gets counts there, n (p - 1)."""
+    ranks counts as its two halves, reduce-scatter and all-gather: 2 n (p - 1) / p; one that a single rank gets counts
+    there, n (p - 1)."""
 
     received_bytes: int = 0
