@@ -53,6 +53,10 @@ PARTED: dict[str, tuple[Flow, dict[str, str]]] = {
         ("grpo", GRPO[1] | {"checkpoint_activations": True, "steps": 2}),
         {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"},
     ),
+    "grpo-divided-gradients-4": (
+        ("grpo", GRPO[1] | {"optimizer.shard_gradients": True, "steps": 3}),
+        {"actor.generate": "0,1 dp2", "actor.train": "0,1,2,3 dp2 tp2", "ref.logprobs": "0"},
+    ),
     "ppo-4": (
         PPO,
         {
