@@ -56,7 +56,7 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
     """On other devices, and in a plan file, everything is as it is said."""
     told: list[str] = []
     monkeypatch.setattr(prepare, "device_bytes", lambda recipe, devices: 1)
-    monkeypatch.setattr(prepare, "loading", told.append)
+    monkeypatch.setattr(prepare, "say", lambda text, file: told.append(text))
     run = outline(make_recipe())
     plan = prepare.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
     assert settled(run, plan, 8) == plan
@@ -76,6 +76,6 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
 
 def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(prepare, "loading", told.append)
+    monkeypatch.setattr(prepare, "say", lambda text, file: told.append(text))
     prepare.prepare(make_recipe(sequence_parallel=True))
     assert told == ["`sequence_parallel` divides nothing: no call of the plan trains with tp above 1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
+from plait.observe.screen import say
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.checks import (
     check_adapters,
@@ -157,14 +159,15 @@ def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
     recipe has nothing to do in it."""
     recipe = run.recipe
     if recipe.sequence_parallel and all(p.tp == 1 for p in plan.placements if p.mode == "train"):
-        loading("`sequence_parallel` divides nothing: no call of the plan trains with tp above 1")
+        say("`sequence_parallel` divides nothing: no call of the plan trains with tp above 1", file=sys.stderr)
     if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
         return plan
     parameters = parameters_of(run.models)
     facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, longest_tokens)
     plan = with_idle_away(facts, device_bytes(recipe, plan.cluster.devices))
     if leaving := leaving_text(plan):
-        loading(f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}")
+        text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"
+        say(text, file=sys.stderr)
     return plan
 
 
