@@ -68,11 +68,12 @@ def tables_of(workload: Workload) -> Tables:
                 chain_group.append(2 * models.index(p.model) + backward)
                 chain_depth.append(depth - stage)
                 chain_rank.append(p.ranks[stage])
+                place = 2 * depth - 1 - stage if backward else stage
                 for i in range(count):
                     seconds.append(table[stage][i])
                     memory.append(-p.activation[stage][i] if backward else p.activation[stage][i])
-                    before.append(_neighbour(base, count, depth, stage, backward, i, -1))
-                    after.append(_neighbour(base, count, depth, stage, backward, i, +1))
+                    before.append(_along(base, count, depth, place - 1, i))
+                    after.append(_along(base, count, depth, place + 1, i))
                     above = sum(p.backward_s[s][i] for s in range(stage))
                     if not backward:
                         above += sum(p.forward_s[s][i] for s in range(stage + 1, depth))
@@ -125,10 +126,8 @@ def _numbered(workload: Workload):
                     yield action, action.id
 
 
-def _neighbour(base: int, count: int, depth: int, stage: int, backward: int, i: int, step: int) -> int:
-    """The number of the previous (−1) or next (+1) action of a micro-batch: down the forwards, up the backwards."""
-    place = 2 * depth - 1 - stage if backward else stage
-    place += step
+def _along(base: int, count: int, depth: int, place: int, i: int) -> int:
+    """The number of a micro-batch's action at a place of its way, down the forwards and up the backwards; −1 beyond."""
     if not 0 <= place < 2 * depth:
         return -1
     stage, backward = (place, 0) if place < depth else (2 * depth - 1 - place, 1)

@@ -1,7 +1,7 @@
 """Tensor parallelism on plain tensors, from the model's own plan.
 
 A plan (Transformers' `tp_plan`) gives modules and parameters a style. What each rank holds of a parameter is the
-layout's to say (`plait.layout`); here the modules get hooks that make their parts one whole (`models.collectives`):
+layout's to say (`plait.layout`); here the modules get hooks that make their parts one whole (`layer_hooks`):
 
     colwise                          f before: each rank computes some of the outputs
     rowwise                          g behind: each rank computes a part of every output; the bias is added once, after
@@ -17,21 +17,26 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
-from plait.models.compute import cpu_linear
-from plait.models.parallel.collectives import Ranges, copied, gathered
-from plait.models.parallel.collectives import split as split_columns
+from plait.models.parallel.collectives import Ranges
+from plait.models.parallel.layer_hooks import (
+    Copies,
+    EmbeddingRows,
+    Enter,
+    EnterExperts,
+    EnterRotary,
+    Gather,
+    Reduce,
+    Split,
+    WithoutBias,
+)
 from plait.models.parallel.partial_sums import Partials, sharers
-from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import is_idle
 from plait.models.parallel.token_split import TokenSplit, partial_parameters, split_tokens
 from plait.models.working_weights import wildcard
@@ -91,7 +96,7 @@ class _Installer:
     def __init__(
         self, family: str, plan: Mapping[str, str], parameters: Parameters, split: TokenSplit, config: Any
     ) -> None:
-        self.copies = _Copies(split)
+        self.copies = Copies(split)
         self._family = family
         self._plan = plan
         self._params = {param.name: param for param in parameters.params}
@@ -118,10 +123,10 @@ class _Installer:
             self._by_weight(layer, weight, style, own)
         elif style == "moe_tp_experts":
             if any(self._params[leaf].cut is not None for leaf in own):
-                layer.register_forward_pre_hook(_EnterExperts(self.copies), with_kwargs=True)
-                layer.register_forward_hook(_Reduce(self._split))
+                layer.register_forward_pre_hook(EnterExperts(self.copies), with_kwargs=True)
+                layer.register_forward_hook(Reduce(self._split))
         elif style == "mla_kv_a_proj":
-            layer.register_forward_hook(_EnterRotary(self.copies, self._config.qk_rope_head_dim))
+            layer.register_forward_hook(EnterRotary(self.copies, self._config.qk_rope_head_dim))
         elif style == "replicated_with_grad_allreduce":
             self.summed += own
         elif style not in (None, "replicate"):
@@ -132,18 +137,18 @@ class _Installer:
         """A layer with one weight, which is cut."""
         tp = self._tp
         if style in ENTERING:
-            layer.register_forward_pre_hook(_Enter(self.copies))
+            layer.register_forward_pre_hook(Enter(self.copies))
             if _is_shared(weight, tp.size):
                 self._sharing += own
         elif style in GATHERING:
             counts = not _is_shared(weight, tp.size) or sharers(weight, tp.index, tp.size)[0] == tp.index
-            layer.register_forward_pre_hook(_Enter(self.copies, counts, _is_shared(weight, tp.size)))
-            layer.register_forward_hook(_Gather(tp, _ranges(weight, tp.size)))
+            layer.register_forward_pre_hook(Enter(self.copies, counts, _is_shared(weight, tp.size)))
+            layer.register_forward_hook(Gather(tp, _ranges(weight, tp.size)))
         elif style == "embedding_rowwise":
             _cut_embedding(layer, weight.tp_range(tp.index, tp.size), self._split)
         else:
             if style in SPLITTING:
-                layer.register_forward_pre_hook(_Split(tp, _ranges(weight, tp.size)))
+                layer.register_forward_pre_hook(Split(tp, _ranges(weight, tp.size)))
             _reduce_rows(layer, self._split)
 
     def partials(self) -> tuple[Partials, ...]:
@@ -172,130 +177,20 @@ def _ranges(param: Param, ways: int) -> Ranges:
     return tuple(param.tp_range(index, ways) for index in range(ways))
 
 
-class _Copies:
-    """f, once for layers that read the same tensor (queries, keys and values; gate and up)."""
-
-    def __init__(self, split: TokenSplit) -> None:
-        self.tp, self._split = split.tp, split
-        self._last: tuple[Tensor, bool, Tensor] | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Copies:
-        memo[id(self)] = twin = _Copies(copy.deepcopy(self._split, memo))
-        return twin
-
-    def __call__(self, x: Tensor, counts: bool = True, shared: bool = False) -> Tensor:
-        if self._split.is_on or not (x.requires_grad and torch.is_grad_enabled()):
-            return x  # where tokens came together, their gradients will be summed
-        # By `shared`, not by `counts`: every rank must come to the same number of nodes.
-        if self._last is None or self._last[0] is not x or self._last[1] != shared:
-            self._last = (x, shared, copied(x, self.tp, counts=counts))
-        return self._last[2]
-
-    def clear(self, *_: Any) -> None:
-        self._last = None
-
-
-@dataclass(eq=False)
-class _Enter:
-    copies: _Copies
-    counts: bool = True
-    shared: bool = False
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return self.copies(args[0], self.counts, self.shared), *args[1:]
-
-
-@dataclass(eq=False)
-class _EnterExperts:
-    """Routing weights weigh this rank's part of every expert alone, so their gradients are parts too."""
-
-    copies: _Copies
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(map(self._entered, args)), {key: self._entered(value) for key, value in kwargs.items()}
-
-    def _entered(self, value: Any) -> Any:
-        return self.copies(value) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-@dataclass(eq=False)
-class _EnterRotary:
-    copies: _Copies
-    columns: int
-
-    def __call__(self, layer: nn.Module, args: Any, out: Tensor) -> Tensor:
-        latent, rotary = out.split([out.shape[-1] - self.columns, self.columns], -1)
-        return torch.cat([latent, self.copies(rotary)], -1)
-
-
-@dataclass(eq=False)
-class _Gather:
-    tp: Peers
-    ranges: Ranges
-
-    def __call__(self, layer: nn.Module, args: Any, out: Tensor) -> Tensor:
-        return gathered(out, self.tp, self.ranges)
-
-
-@dataclass(eq=False)
-class _Split:
-    tp: Peers
-    ranges: Ranges
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return split_columns(args[0], self.tp, self.ranges), *args[1:]
-
-
-@dataclass(eq=False)
-class _Reduce:
-    split: TokenSplit
-    adds_bias: bool = False
-
-    def __call__(self, layer: Any, args: Any, out: Tensor) -> Tensor:
-        total = self.split.summed(out)
-        return total + layer.bias if self.adds_bias else total
-
-
-@dataclass(eq=False)
-class _WithoutBias:
-    """`forward` of a linear layer whose bias is added to the sum."""
-
-    layer: nn.Linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return cpu_linear.linear(x, self.layer.weight, None)
-
-
 def _reduce_rows(layer: Any, split: TokenSplit) -> None:
     has_bias = getattr(layer, "bias", None) is not None
     if has_bias:
-        layer.forward = _WithoutBias(layer)
-    layer.register_forward_hook(_Reduce(split, has_bias))
+        layer.forward = WithoutBias(layer)
+    layer.register_forward_hook(Reduce(split, has_bias))
 
 
 def _cut_embedding(layer: Any, rows: tuple[int, int], split: TokenSplit) -> None:
-    hooks = _EmbeddingRows(*rows, split)
+    hooks = EmbeddingRows(*rows, split)
     layer.register_forward_pre_hook(hooks.enter)
     layer.register_forward_hook(hooks.leave)
     if layer.padding_idx is not None:
         local = layer.padding_idx - rows[0]
         layer.padding_idx = local if 0 <= local < rows[1] - rows[0] else None
-
-
-@dataclass(eq=False)
-class _EmbeddingRows:
-    start: int
-    stop: int
-    split: TokenSplit
-    _has: list[Tensor] = field(default_factory=list)
-
-    def enter(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        ids = args[0]
-        self._has.append((ids >= self.start) & (ids < self.stop))
-        return (ids - self.start).clamp(0, self.stop - self.start - 1), *args[1:]
-
-    def leave(self, layer: nn.Module, args: Any, out: Tensor) -> Tensor:
-        return self.split.summed(out * self._has.pop()[..., None])
 
 
 def _state_shape(layer: nn.Module) -> None:
