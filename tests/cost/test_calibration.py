@@ -18,7 +18,7 @@ from tests.cost.test_profile import PROFILE
 
 def a_run(measured: float, decode: float, *, devices: int = 1, foretold: float = 10.0) -> RunRecord:
     """Decoding: 2 s by the profile, 4 s foretold."""
-    kinds = {"decode": KindRecord(profile_s=2.0, foretold_s=4.0, measured_s=decode)}
+    kinds = {"decode on 1": KindRecord(profile_s=2.0, foretold_s=4.0, measured_s=decode)}
     return RunRecord(devices=devices, foretold_s=foretold, measured_s=measured, kinds=kinds)
 
 
@@ -65,7 +65,7 @@ def test_past_runs_say_how_wrong_predictions_were() -> None:
     found = calibrated([profile], SHAPE, "bfloat16", 1)
     assert found.runs == 2
     assert found.error == pytest.approx((0.25 + 0.2) / 2)
-    assert found.kinds == pytest.approx({"decode": (0.2 + 1.0) / 2})
+    assert found.kinds == pytest.approx({"decode on 1": (0.2 + 1.0) / 2})
     assert "corrected by 2 runs" in found.source
 
 
@@ -75,11 +75,11 @@ def test_ratios_are_those_of_runs_on_as_many_devices() -> None:
     for decode in (5.0, 2.0, 3.0):
         profile = profile.with_run(a_run(9.0, decode))
     profile = profile.with_run(a_run(9.0, 8.0, devices=2))
-    alone = profile.ratios(1)["decode"]
+    alone = profile.ratios(1)["decode on 1"]
     assert (alone.value, alone.runs) == (1.5, 3)
     assert alone.spread == pytest.approx((1.0 / 1.5 + 0.5 / 1.5 + 0.0) / 3)
-    assert profile.ratios(2)["decode"].value == 4.0
-    assert profile.ratios(7)["decode"].runs == 4, "of no run on seven, all"
+    assert profile.ratios(2)["decode on 1"].value == 4.0
+    assert profile.ratios(7)["decode on 1"].runs == 4, "of no run on seven, all"
 
 
 def test_predictions_take_as_long_as_runs_did() -> None:
@@ -97,6 +97,9 @@ def test_predictions_take_as_long_as_runs_did() -> None:
     assert more.instance_seconds == pytest.approx([3.0 * less.seconds])
     assert more.working_bytes == less.working_bytes
     assert corrected.call("ref.logprobs", "score", place) == plain.call("ref.logprobs", "score", place)
+    both = Layout.on(range(2), dp=2)
+    more, less = (one.call("actor.generate", "decode", both) for one in (corrected, plain))
+    assert more == less, "no run says what ranks take that wait for each other"
 
 
 def test_the_newest_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

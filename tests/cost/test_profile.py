@@ -52,6 +52,16 @@ def test_decoding_is_between_samples_and_contexts() -> None:
     assert PROFILE.decode_s(4, 80) == 4.0
 
 
+def test_parts_of_a_model_decode_by_their_layers() -> None:
+    """At least as long as their other forwards, which take a second for a row of up to ten tokens."""
+    assert PROFILE.decode_s(1, 10, is_part=True) == 1.0
+    slow = PROFILE.model_copy(update={"decode_by_layers": ((1, 10, 5.0), (1, 20, 6.0), (4, 10, 9.0), (4, 20, 9.0))})
+    assert slow.decode_s(1, 15, is_part=True) == 5.5
+    assert slow.decode_s(1, 15) == 1.5
+    fast = PROFILE.model_copy(update={"decode_by_layers": ((1, 10, 0.5), (4, 10, 0.5))})
+    assert fast.decode_s(1, 10, is_part=True) == 1.0
+
+
 def costs(shape=SHAPE) -> ModelCosts:
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     workload = Workload(1, 1, lengths, micro_batch_tokens=100)

@@ -59,7 +59,7 @@ def test_a_run_corrects_the_profile_of_its_machine(
     (kept,) = kept_profiles(profile.machine, "cpu")
     (record,) = kept.runs
     assert record.devices == 1
-    assert set(record.kinds) == {"decode", "score", "train"}
+    assert set(record.kinds) == {"decode on 1", "score on 1", "train on 1"}
     for one in record.kinds.values():
         assert one.foretold_s == one.profile_s > one.measured_s > 0, "a layer of a tiny model takes no second"
     found = calibrated([kept], profile.shape, "float32", 1, 1)
@@ -67,7 +67,7 @@ def test_a_run_corrects_the_profile_of_its_machine(
     run(recipe.model_copy(update={"run_dir": tmp_path / "again"}))
     (kept,) = kept_profiles(profile.machine, "cpu")
     again = kept.runs[1]
-    assert again.kinds["train"].foretold_s == pytest.approx(record.kinds["train"].measured_s, rel=1e-3)
+    assert again.kinds["train on 1"].foretold_s == pytest.approx(record.kinds["train on 1"].measured_s, rel=1e-3)
     assert again.error < record.error
     other = make_recipe(steps=3, dtype="float64", run_dir=str(tmp_path / "other"))
     run(other)

@@ -21,6 +21,7 @@ from plait.cost.stopwatch import now, repeats, seconds_of, typical
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
+from plait.generation.forward import PACK_STEPS
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
@@ -29,15 +30,20 @@ from plait.models.files.pretrained import new_module
 from plait.models.language_loading import from_module
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
+from plait.training.optimizer import MasterOptimizer
+from plait.training.settings import OptimizerSettings
 
 FEW, MANY = 1, 3
 """Layers of the two models that are measured."""
 ROW_TOKENS = (16, 64, 256, 1024)
 DECODED = ((1, 64), (1, 512), (8, 64), (8, 512), (32, 64), (32, 512))
 """Samples, tokens of context of each."""
+DECODED_BY_LAYERS = ((1, 64), (8, 64), (8, 512), (32, 64), (32, 512))
+"""The same, of layers that are not compiled for decoding, as those of a part of a model."""
 HELD_OUT_TOKENS, HELD_OUT_DECODE = (128, 512), ((4, 256), (16, 128))
 """Sizes that are measured to be foretold."""
 QUICK_ROW_TOKENS, QUICK_DECODED = (16, 256), ((1, 64), (16, 64), (16, 512))
+QUICK_BY_LAYERS = ((1, 64), (16, 64))
 QUICK_ERROR = 0.2
 """The error of a profile of few sizes, as nothing was measured to tell it."""
 BUDGET_S = 60.0
@@ -64,15 +70,19 @@ def measure(
     shape = ModelShape.from_config(config, name)
     few, many = (_model(config, layers, dtype, device) for layers in (FEW, MANY))
     until = time.monotonic() + BUDGET_S
-    rows, decoded = (QUICK_ROW_TOKENS, QUICK_DECODED) if quick else (ROW_TOKENS, DECODED)
+    rows = QUICK_ROW_TOKENS if quick else ROW_TOKENS
     most = shape.max_positions - _said(shape.max_positions) - 1
-    decoded = tuple(dict.fromkeys((samples, min(context, most)) for samples, context in decoded))
+    decoded, by_layers = (
+        tuple(dict.fromkeys((samples, min(context, most)) for samples, context in sizes))
+        for sizes in ((QUICK_DECODED, QUICK_BY_LAYERS) if quick else (DECODED, DECODED_BY_LAYERS))
+    )
     copy_rate = _copy_rate(device)
     least_s = ModelWork(shape, dtype, 1).read(1) / copy_rate
     of_layer = lambda run, sizes: by_layer(run, (few, many), sizes, until, least_s)  # noqa: E731
     forward = of_layer(_forward_s, [(tokens,) for tokens in rows])
     backward = of_layer(_backward_s, [(tokens,) for tokens in rows])
     decode = of_layer(_decode_s, decoded)
+    decode_by_layers = of_layer(_decode_by_layers_s, by_layers)
     head = tuple((tokens, max(1e-9, rest)) for (tokens,), _, rest in forward)
     links = measure_links(dtype)
     profile = Profile(
@@ -86,7 +96,9 @@ def measure(
         forward=tuple((tokens, layer) for (tokens,), layer, _ in forward),
         backward=_no_faster(backward, forward),
         decode=tuple((samples, context, layer) for (samples, context), layer, _ in decode),
+        decode_by_layers=tuple((samples, context, layer) for (samples, context), layer, _ in decode_by_layers),
         head=head,
+        head_backward=tuple((tokens, max(1e-9, rest)) for (tokens,), _, rest in backward),
         drawing=_drawing([(samples, rest) for (samples, _), _, rest in decode]),
         products=_products(shape, dtype, device),
         copy_bytes_per_s=copy_rate,
@@ -168,24 +180,31 @@ def _forward_s(model: LanguageModel, tokens: int) -> float:
 
 
 def _backward_s(model: LanguageModel, tokens: int) -> float:
-    """Seconds of a backward alone, after a forward that is not counted."""
-    batch, module = _row(tokens, model), model.module
-    module.requires_grad_(True)
+    """Seconds of a backward whose gradients are added up as in training, after a forward that is not counted."""
+    batch, optimizer = _row(tokens, model), _optimizer(model)
     taken: list[float] = []
     for _ in repeats(taken):
-        logprobs, _ = model.logprobs(batch, 1.0)
-        total = logprobs.sum()
-        started = now(model.device.type)
-        total.backward()
-        taken.append(now(model.device.type) - started)
-        module.zero_grad(set_to_none=True)
-    module.requires_grad_(False)
+        with optimizer.collecting_gradients():
+            logprobs, _ = model.logprobs(batch, 1.0)
+            total = logprobs.sum()
+            started = now(model.device.type)
+            total.backward()
+            taken.append(now(model.device.type) - started)
     return typical(taken)
 
 
 def _decode_s(model: LanguageModel, samples: int, context: int) -> float:
     """Seconds of a step in which each of `samples` draws a token, after prompts of so many tokens."""
-    engine = _begun(model, samples, context)
+    return _steps_s(model, samples, context, _said(model.max_positions))
+
+
+def _decode_by_layers_s(model: LanguageModel, samples: int, context: int) -> float:
+    """As `_decode_s`, by the model's own layers: responses are too short for weights to be packed."""
+    return _steps_s(model, samples, context, min(PACK_STEPS - 1, _said(model.max_positions)))
+
+
+def _steps_s(model: LanguageModel, samples: int, context: int, response_tokens: int) -> float:
+    engine = _begun(model, samples, context, response_tokens)
     taken: list[float] = []
     for _ in repeats(taken):
         started = now(model.device.type)
@@ -200,9 +219,8 @@ def _said(positions: int) -> int:
     return min(SAMPLE_TOKENS, positions // 2)
 
 
-def _begun(model: LanguageModel, samples: int, context: int) -> Engine:
-    """An engine that has computed the prompt and packed the weights."""
-    response_tokens = _said(model.max_positions)
+def _begun(model: LanguageModel, samples: int, context: int, response_tokens: int) -> Engine:
+    """An engine that has computed the prompt, and packed the weights if responses are long enough for that."""
     settings = SamplingSettings.model_validate(
         {"max_running": samples, "max_response_tokens": response_tokens, "max_prefill_tokens": context + 1}
     )
@@ -218,7 +236,7 @@ def _packing_rate(model: LanguageModel) -> float | None:
     """Bytes of weights that a new engine packs for decoding in a second; None where they are not packed."""
     taken = []
     for _ in range(PACKED_TIMES):
-        engine = _begun(model, 1, 8)
+        engine = _begun(model, 1, 8, _said(model.max_positions))
         assert engine.last_step is not None
         taken.append(engine.last_step.packing_s)
         engine.abort(0)
@@ -234,12 +252,13 @@ def _drawing(rests: Sequence[tuple[int, float]]) -> Points:
 
 def _optimizer_s(model: LanguageModel) -> float:
     """Seconds of an optimizer step for each number that it updates."""
-    from plait.training.optimizer import MasterOptimizer
-    from plait.training.settings import OptimizerSettings
-
-    optimizer = MasterOptimizer(model, OptimizerSettings.model_validate({}), 100)
+    optimizer = _optimizer(model)
     seconds = seconds_of(lambda: optimizer.step(True), model.device.type)
     return seconds / optimizer.masters.numel()
+
+
+def _optimizer(model: LanguageModel) -> MasterOptimizer:
+    return MasterOptimizer(model, OptimizerSettings.model_validate({}), 100)
 
 
 def _products(shape: ModelShape, dtype: str, device: str) -> Points:

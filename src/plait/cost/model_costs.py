@@ -14,8 +14,8 @@ from plait.cost.generating import Generating
 from plait.cost.held_memory import state_bytes
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
-from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
-from plait.cost.profile import Profile
+from plait.cost.passes import Micro, Passes, Terms, added, pieces, scaled, total
+from plait.cost.profile import Profile, kind_on
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.traffic import Traffic
@@ -40,7 +40,8 @@ class ModelCosts:
         reserved_bytes: of every device, that others hold while tokens are drawn; counts where the software's pool of
             keys and values takes a share of the device.
         profile: what a machine was measured to do, in place of the device's numbers; the cluster is then
-            `profile.cluster(devices)`. Calls and moves take as many times as long as in the runs that it knows.
+            `profile.cluster(devices)`. Calls on so many ranks and moves take as many times as long as in the runs that
+            it knows; of what none had, as long as it says itself.
         corrected: False: as the profile alone says it.
     """
 
@@ -95,7 +96,7 @@ class ModelCosts:
                 cost = self._score(node, layout, budget)
             case _:
                 cost = self._generate(node, layout, prompts_alone=mode == "prefill")
-        ratio = self._ratios.get("decode" if mode == "prefill" else mode)
+        ratio = self._ratios.get(kind_on("decode" if mode == "prefill" else mode, len(layout.mesh.ranks)))
         return cost if ratio is None else cost.times(ratio)
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
@@ -183,7 +184,7 @@ class ModelCosts:
         lengths, pp = self.workload.lengths, layout.parallelism.pp
         p, r, per_prompt = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
         least = self.cluster.software.micro_batches_per_stage * pp if pp > 1 else 1
-        prompts, count = _pieces(share, per_prompt, p.mean, r.mean, least)
+        prompts, count = pieces(share, per_prompt, p.mean, r.mean, least)
         tokens = prompts * p.mean + share * r.mean
         pairs = prompts * (p.mean_square + p.mean) / 2 + share * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
         count = max(count, min(share, ceil(tokens / budget)))
@@ -286,21 +287,3 @@ class ModelCosts:
         shape = self.shapes[role]
         outputs = 1 if role in SCALAR_ROLES else shape.vocabulary
         return Passes(self.cluster, ModelWork(shape, self.workload.dtype, outputs), layout, self._profile, devices)
-
-
-def _pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:
-    """Prompts that are computed for `share` samples, `per_prompt` to a prompt, and in how many micro-batches: of the
-    ways to cut a prompt's samples the one that takes a pipeline least, all tokens and one micro-batch to fill it
-    (`training.micro_batches`).
-
-    Args:
-        least: micro-batches that are wanted.
-    """
-    groups = max(1.0, share / per_prompt)
-    ways = []
-    for parts in range(1, per_prompt + 1 if least > 1 else 2):
-        count = max(1, min(least, share, int(groups * parts)))
-        tokens = groups * parts * prompt + share * response
-        ways.append((tokens * (1 + 1 / count), groups * parts, count))
-    _, prompts, count = min(ways)
-    return prompts, count

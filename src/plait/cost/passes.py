@@ -83,7 +83,7 @@ class Passes:
         terms = self.layer(micro.tokens, micro.pairs, passes * work.read(micro.tokens) / tp, passes=passes)
         terms = scaled(terms, layers)
         if stage == self.layout.parallelism.pp - 1:
-            terms["head"] = passes * self.head(micro.head_rows)
+            terms["head"] = self.head(micro.head_rows, passes=passes)
         return terms
 
     def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
@@ -105,18 +105,12 @@ class Passes:
         return terms
 
     def decode_layer(self, rows: float, context: float) -> Terms:
-        """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together.
-
-        A part of a model is not compiled for decoding: its layers take at least what they take in other forwards.
-        """
+        """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together."""
         sizes, work = self.layout.parallelism, self.work
-        tp = sizes.tp
         if self.profile is not None:
-            seconds = self.profile.decode_s(rows, context)
-            if sizes.tp * sizes.pp > 1:
-                seconds = max(seconds, self.profile.layer_s(rows, backward=False))
-            return self._measured(seconds, rows)
-        return self.layer(rows, context, work.read(rows) / tp + work.kept(context, tp))
+            is_part = sizes.tp * sizes.pp > 1
+            return self._measured(self.profile.decode_s(rows, context, is_part=is_part), rows)
+        return self.layer(rows, context, work.read(rows) / sizes.tp + work.kept(context, sizes.tp))
 
     def decode_steps(self, rows: Floats, context: Floats, groups: Floats, *, before: Floats | float = 0.0) -> Floats:
         """Seconds of steps of decoding by a device's numbers, for many at once: `groups` of as many rows go round the
@@ -178,15 +172,17 @@ class Passes:
         assert self.profile is not None, "nothing was measured"
         return self.profile.shape
 
-    def head(self, rows: float) -> float:
-        """The product with the head, of which each device of a tensor-parallel group has a part."""
+    def head(self, rows: float, *, passes: int = 1) -> float:
+        """The product with the head, of which each device of a tensor-parallel group has a part; `passes` 2: its
+        backward."""
         tp, work = self.layout.parallelism.tp, self.work
         if self.profile is not None:
             measured = self.profile.shape
             share = work.head / (measured.vocabulary * measured.hidden)
-            return self.profile.head_s(rows) * share / tp * self.contention if rows else 0.0
+            seconds = self.profile.head_s(rows, backward=passes > 1)
+            return seconds * share / tp * self.contention if rows else 0.0
         computing = 2 * rows * work.head / tp / self.flops_per_s
-        return max(computing, work.head * work.width / tp / self.bytes_per_s) if rows else 0.0
+        return passes * max(computing, work.head * work.width / tp / self.bytes_per_s) if rows else 0.0
 
     def drawing(self, rows: float) -> float:
         """What a step of generation takes beside its layers: the head, and where it was measured the drawing."""
@@ -232,3 +228,21 @@ class Passes:
             terms["filling and draining"] = waits * (sum(times) - times[slowest])
             terms["hops"] = waits * (len(stages) - 1) * hop_s
         return terms
+
+
+def pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:
+    """Prompts that are computed for `share` samples, `per_prompt` to a prompt, and in how many micro-batches: of the
+    ways to cut a prompt's samples the one that takes a pipeline least, all tokens and one micro-batch to fill it
+    (`training.micro_batches`).
+
+    Args:
+        least: micro-batches that are wanted.
+    """
+    groups = max(1.0, share / per_prompt)
+    ways = []
+    for parts in range(1, per_prompt + 1 if least > 1 else 2):
+        count = max(1, min(least, share, int(groups * parts)))
+        tokens = groups * parts * prompt + share * response
+        ways.append((tokens * (1 + 1 / count), groups * parts, count))
+    _, prompts, count = min(ways)
+    return prompts, count

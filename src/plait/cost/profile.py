@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,8 @@ FORM = FileForm("profile")
 
 Points = tuple[tuple[int, float], ...]
 """(size, seconds), sizes ascending."""
+Steps = tuple[tuple[int, int, float], ...]
+"""(samples, tokens of context of each, seconds)."""
 
 
 class LinkRecord(Settings):
@@ -60,7 +62,7 @@ class DraftRecord(Settings):
 class RunRecord(Settings):
     """A run of so many devices, after its end: foretold from its plan and the lengths that it had, and measured.
 
-    kinds:     `decode`, `score`, `train`, `move`
+    kinds:     `decode`, `score` or `train` on so many ranks (`kind_on`), `move`
     functions: names of reward functions → their seconds for a sample, in one process
     drafts:    with `sampling.speculation`
     """
@@ -99,9 +101,11 @@ KEPT_RUNS = 20
 
 class Profile(Settings):
     """
-    forward, backward: (tokens of a row, seconds of a layer)
+    forward, backward: (tokens of a row, seconds of a layer); a backward adds its gradients up
     decode:            (samples, tokens of context of each, seconds of a layer)
+    decode_by_layers:  the same of layers that are not compiled, as those of a part of a model; empty: not measured
     head:              (rows, seconds of the head's forward)
+    head_backward:     (rows, seconds of the head's and the embedding's backward); empty: not measured
     drawing:           (samples, seconds of a step of generation beside its layers); empty: not measured
     products:          (rows, floating point operations per second of a product with a layer's largest matrix)
     optimizer_s:       seconds of an optimizer step, of each number that is trained
@@ -118,8 +122,10 @@ class Profile(Settings):
     memory_gib: float = Field(gt=0)
     forward: Points = Field(min_length=2)
     backward: Points = Field(min_length=2)
-    decode: tuple[tuple[int, int, float], ...] = Field(min_length=2)
+    decode: Steps = Field(min_length=2)
+    decode_by_layers: Steps = ()
     head: Points = Field(min_length=2)
+    head_backward: Points = ()
     drawing: Points = ()
     products: Points = Field(min_length=1)
     copy_bytes_per_s: float = Field(gt=0)
@@ -144,23 +150,24 @@ class Profile(Settings):
         computing = ModelWork(self.shape, self.dtype, 1).products(rows) / interpolated(self.products, rows)
         return max(0.0, seconds - computing)
 
-    def decode_s(self, samples: float, context: float) -> float:
+    def decode_s(self, samples: float, context: float, *, is_part: bool = False) -> float:
         """Seconds of a layer for one token more of each sample.
 
         Args:
             context: tokens of all samples together.
+            is_part: by ranks that have a part of the model each, whose layers are not compiled: they take at least what
+                they take in other forwards.
         """
-        per_sample = context / samples
-        rows: dict[int, list[tuple[int, float]]] = {}
-        for count, tokens, seconds in self.decode:
-            rows.setdefault(count, []).append((tokens, seconds))
-        return interpolated(
-            [(count, interpolated(points, per_sample)) for count, points in sorted(rows.items())], samples
-        )
+        if not is_part:
+            return _interpolated_steps(self.decode, samples, context / samples)
+        measured = _interpolated_steps(self.decode_by_layers or self.decode, samples, context / samples)
+        return max(measured, self.layer_s(samples, backward=False))
 
-    def head_s(self, rows: float) -> float:
-        """Seconds of the head over so many rows, forward alone."""
-        return interpolated(self.head, rows)
+    def head_s(self, rows: float, *, backward: bool = False) -> float:
+        """Seconds of the head over so many rows; a backward that was not measured takes two forwards."""
+        if not backward:
+            return interpolated(self.head, rows)
+        return interpolated(self.head_backward, rows) if self.head_backward else 2 * interpolated(self.head, rows)
 
     def drawing_s(self, samples: float) -> float:
         """Seconds of a step of generation beside its layers: the head, and drawing."""
@@ -171,12 +178,8 @@ class Profile(Settings):
         return tuple(run for run in self.runs if run.devices == devices) or self.runs
 
     def ratios(self, devices: int) -> dict[str, Ratio]:
-        """By the kind, of runs on so many devices."""
-        values: dict[str, list[float]] = {}
-        for run in self.past(devices):
-            for kind, record in run.kinds.items():
-                values.setdefault(kind, []).append(record.measured_s / record.profile_s)
-        return {kind: _ratio(ratios) for kind, ratios in values.items()}
+        """By the kind, of runs on so many devices; of a kind that none of them had, of all runs."""
+        return {kind: _ratio(ratios) for runs in (self.runs, self.past(devices)) for kind, ratios in _by_kind(runs)}
 
     def function_s(self, names: str) -> float | None:
         """Seconds of these reward functions for a sample, in the newest run that had them."""
@@ -208,6 +211,20 @@ class Profile(Settings):
     def save(self, path: Path) -> None:
         record = {"format": FORM.format, "version": FORM.version, **self.model_dump(mode="json")}
         write_file(path, json.dumps(record, indent=1) + "\n")
+
+
+def kind_on(mode: str, ranks: int) -> str:
+    """The kind of a call that keeps so many ranks busy: they wait for each other, and share what a machine has."""
+    return f"{mode} on {ranks}"
+
+
+def _by_kind(runs: Sequence[RunRecord]) -> Iterable[tuple[str, list[float]]]:
+    """What runs took for what the profile alone foretells as 1, by the kind."""
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        for kind, record in run.kinds.items():
+            values.setdefault(kind, []).append(record.measured_s / record.profile_s)
+    return values.items()
 
 
 def _ratio(values: Sequence[float]) -> Ratio:
@@ -265,3 +282,11 @@ def interpolated(points: Sequence[tuple[int, float]], at: float) -> float:
             return left + (right - left) * (at - low) / (high - low)
     (low, left), (high, right) = points[-2:]
     return right + max(0.0, right - left) / (high - low) * (at - high)
+
+
+def _interpolated_steps(steps: Steps, samples: float, per_sample: float) -> float:
+    """By the number of samples, and by the context of each."""
+    rows: dict[int, list[tuple[int, float]]] = {}
+    for count, tokens, seconds in steps:
+        rows.setdefault(count, []).append((tokens, seconds))
+    return interpolated([(count, interpolated(points, per_sample)) for count, points in sorted(rows.items())], samples)

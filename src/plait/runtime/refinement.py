@@ -10,7 +10,16 @@ from pathlib import Path
 from statistics import median
 
 from plait.cost.machine import machine_name
-from plait.cost.profile import DraftRecord, KindRecord, Profile, RunRecord, keep_profile, kept_profiles, profile_path
+from plait.cost.profile import (
+    DraftRecord,
+    KindRecord,
+    Profile,
+    RunRecord,
+    keep_profile,
+    kept_profiles,
+    kind_on,
+    profile_path,
+)
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
 from plait.observe.run_log import read_steps
@@ -21,6 +30,7 @@ from plait.runtime.planning import Planning, function_names
 from plait.runtime.prepared import Prepared
 from plait.runtime.run_files import RunFiles
 from plait.schedule.named_plans import MODE_OF
+from plait.schedule.plan import Plan
 
 MOVE = "move"
 
@@ -45,7 +55,7 @@ def refine(prepared: Prepared, folder: Path) -> Profile | None:
             predictions.append(predicted_seconds(planning.predict(plan).timeline))
     if len(predictions) < 2:
         return None
-    record = run_record(plan.num_ranks, kinds_of(prepared.flow), predictions[0], predictions[1], rows[WARM_UP:])
+    record = run_record(plan.num_ranks, kinds_of(prepared.flow, plan), predictions[0], predictions[1], rows[WARM_UP:])
     if record is None or source.profile is None:
         return None
     steady = rows[WARM_UP:]
@@ -92,10 +102,12 @@ def run_record(
     return RunRecord(devices=devices, foretold_s=foretold[STEP], measured_s=measured[STEP], kinds=kinds_of_run)
 
 
-def kinds_of(flow: Dataflow) -> dict[str, str]:
+def kinds_of(flow: Dataflow, plan: Plan) -> dict[str, str]:
     """Call, and move of weights as timelines name it → its kind; functions of rewards are asked no model, and left
     out where they alone score."""
-    calls = {node.call: MODE_OF[node.kind] for node in flow.nodes if node.role is not None and node.kind in MODE_OF}
+    ranks = {(place.call, place.mode): len(place.ranks) for place in plan.placements}
+    modes = {node.call: MODE_OF[node.kind] for node in flow.nodes if node.role is not None and node.kind in MODE_OF}
+    calls = {call: kind_on(mode, ranks[call, mode]) for call, mode in modes.items() if (call, mode) in ranks}
     trained = {str(node.role) for node in flow.of_kind(CallKind.TRAIN)}
     return {**calls, **{f"{role}.weights": MOVE for role in sorted(trained)}}
 
