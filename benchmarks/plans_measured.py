@@ -1,7 +1,7 @@
 """Plans foretold and run: fourteen of two workers for GRPO and PPO, and eight settings of the demo's and the film's
 recipes on one.
 
-    python benchmarks/plans_measured.py                        # on two idle cores, about half an hour
+    python benchmarks/plans_measured.py --repeats 2            # on two idle cores, about an hour
     python benchmarks/plans_measured.py --parts plans          # or settings
     python benchmarks/plans_measured.py --tiny --repeats 1     # does the benchmark itself work?
 
@@ -127,8 +127,8 @@ def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[di
             predictions[name] = planning.predict(planning.given(str(file))).seconds_per_step
     measured: dict[str, list[float]] = {name: [] for name in files}
     for repeat in range(options.repeats):
-        for number, (name, file) in enumerate(files.items()):
-            done = one_run(recipe | {"plan": str(file)}, folder / f"{repeat}-{number}")
+        for name in list(files)[:: -1 if repeat % 2 else 1]:  # what drifts meets each plan early and late
+            done = one_run(recipe | {"plan": str(files[name])}, folder / f"{repeat}-{files[name].stem}")
             measured[name] += done.steps()
     return {name: Beside(predicted[name], median(seconds)) for name, seconds in measured.items()}, plain
 
@@ -147,10 +147,10 @@ def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Besid
         seconds = planning.predict(planning.given("colocated")).seconds_per_step
         longest = planning.lengths.prompts.longest
         table = memory_table(planning.recipe, planning.flow, planning.models, planning.shapes, longest)
-        done = one_run(recipe, place / "one", launched=False)
-        peak = json.loads((place / "one" / "peak.json").read_text())
+        runs = [one_run(recipe, place / f"{repeat}", launched=False) for repeat in range(options.repeats)]
+        peak = median(json.loads((place / f"{repeat}" / "peak.json").read_text()) for repeat in range(options.repeats))
         held = sum(size for _, size in table.expected)
-        beside[name] = Beside(seconds, median(done.steps())), Beside(held, peak)
+        beside[name] = Beside(seconds, median(step for run in runs for step in run.steps())), Beside(held, peak)
     return beside
 
 
@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="random models of two layers")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--steps", type=positive, default=3, help="of each run, behind its first")
-    parser.add_argument("--repeats", type=positive, default=1, help="of each plan")
+    parser.add_argument("--repeats", type=positive, default=1, help="of each plan and setting")
     parser.add_argument("--prompts", type=positive, default=4)
     parser.add_argument("--samples", type=positive, default=4)
     parser.add_argument("--tokens", type=positive, default=24, help="of each response")
