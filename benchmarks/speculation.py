@@ -5,7 +5,16 @@ later ones what was said before. All arms draw the same samples, which is checke
 Times are CPU seconds of the process (one thread), for other work on the machine must not count, in brackets of what
 plain generation took in the same turn; the median of the turns.
 
+    chat    questions: free text, of which little is known before
+    copy    a text that is to be said again
+    code    a function that is to be written again with type hints
+    sums    of two numbers, explained
+
+The *ideal* is the fixed length, from none on, that would be fastest by the cost of a step that `auto` has fitted and by
+how often the guesses of the longest fixed length came true, place by place, if looking up took no time.
+
     python benchmarks/speculation.py --running 1 4 8 32          # SmolLM2-135M-Instruct, temperature 1
+    python benchmarks/speculation.py --task copy
     python benchmarks/speculation.py --draft-model FOLDER        # `auto` with a draft model, and a fixed length with it
     python benchmarks/speculation.py --tiny --repeats 1          # does the benchmark itself work?
 """
@@ -15,10 +24,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from random_llama import word_tokenizer, write_llama
 
@@ -26,12 +37,13 @@ from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.speculator import Speculator
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
 from plait.speculation.counts import SOURCES
 
-PROMPTS = (
+CHAT = (
     "Write a short story about a fox who learns to swim.",
     "Explain how a bicycle stays upright.",
     "If a train travels 60 miles in 1.5 hours, what is its average speed? Explain step by step.",
@@ -41,21 +53,48 @@ PROMPTS = (
     "Natalia sold clips to 48 of her friends in April, and half as many in May. How many did she sell altogether?",
     "Write a Python function that reverses a string and explain it.",
 )
+TEXTS = (
+    "The old lighthouse stands on the northern cliff, where the wind never rests. Every evening its keeper climbs the "
+    "narrow stairs, lights the lamp and writes the weather into a book that his grandmother began.",
+    "Mix the flour with the sugar and a pinch of salt. Add the eggs one after another, then the warm milk, and let the "
+    "dough rest for half an hour before you bake thin pancakes in a hot pan with a little butter.",
+    "Our library opens at nine in the morning and closes at seven. On Saturdays it closes at two. Children may borrow "
+    "five books for three weeks; grown-ups may borrow ten. Lost books must be paid for.",
+    "The river rises in the mountains, passes three lakes and a gorge, and reaches the sea after four hundred miles. "
+    "In spring it carries so much water that the meadows near the coast stand under it for weeks.",
+)
+FUNCTIONS = (
+    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n"
+    "    return total / len(values)\n",
+    "def count(words):\n    table = {}\n    for word in words:\n        table[word] = table.get(word, 0) + 1\n"
+    "    return table\n",
+    "def clamp(number, low, high):\n    if number < low:\n        return low\n"
+    "    if number > high:\n        return high\n    return number\n",
+    "def unique(items):\n    seen = set()\n    kept = []\n    for item in items:\n        if item not in seen:\n"
+    "            seen.add(item)\n            kept.append(item)\n    return kept\n",
+)
+SUMS = ((12, 35), (48, 27), (63, 18), (71, 26), (39, 44), (85, 13), (57, 29), (22, 68))
+TASKS = {
+    "chat": CHAT,
+    "copy": tuple(f"Repeat the following text word for word, and say nothing else.\n\n{text}" for text in TEXTS),
+    "code": tuple(f"Write this function again with type hints.\n\n```python\n{text}```" for text in FUNCTIONS),
+    "sums": tuple(f"What is {a} + {b}? Explain how you add the tens and the ones." for a, b in SUMS),
+}
 
 
 def requests(model: LanguageModel, options: argparse.Namespace, running: int, rollout: int) -> list[Request]:
     """Prompts of `running` samples in all: groups of up to 8."""
     group = min(running, 8)
     sampling = Sampling(temperature=options.temperature, max_tokens=options.tokens)
-    found = []
+    texts, asked = TASKS[options.task], []
     for uid in range(max(1, running // group)):
-        text = PROMPTS[uid % len(PROMPTS)]
+        text = texts[uid % len(texts)]
         if model.tokenizer.chat_template is not None:
             messages = [{"role": "user", "content": text}]
             text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         token_ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
-        found.append(Request(Prompt(uid, text, token_ids), group, sampling, NoiseKey(0, rollout)))
-    return found
+        asked.append(Request(Prompt(uid, text, token_ids), group, sampling, NoiseKey(0, rollout)))
+    return asked
 
 
 def timed(engine: Engine, asked: list[Request]) -> tuple[float, dict[str, Sample]]:
@@ -97,6 +136,33 @@ def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> 
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for arm in arms:
         print(row(arm, engines[arm], seconds, options.repeats))
+    if options.lengths and options.repeats:
+        ideal, length = ideal_of(engines[str(max(options.lengths))], engines["auto"], asked)
+        speed = median(plain / mine for plain, mine in zip(seconds["off"][1:], seconds["auto"][1:], strict=True))
+        print(f"\nideal: {ideal:.2f}x with {length} tokens; `auto` has {speed / ideal:.0%} of it", flush=True)
+
+
+def ideal_of(longest: Engine, auto: Engine, asked: Sequence[Request]) -> tuple[float, int]:
+    """(times as fast as plain generation, the length): see the module.
+
+    Args:
+        longest: the engine of the longest fixed length; auto: that with the fitted cost; asked: of a rollout.
+    """
+    counts, speculator = longest.speculation, auto.speculates
+    assert counts is not None, "it guesses"
+    assert isinstance(speculator, Speculator), "it has fitted what a step takes"
+    if not counts.rows:
+        return 1.0, 0
+    running = sum(request.num_samples for request in asked)
+    context = sum(
+        request.num_samples * (len(request.prompt.token_ids) + request.sampling.max_tokens / 2) for request in asked
+    )
+    often, with_guess = counts.steps_with_drafts / counts.steps, counts.tried_at[0] / counts.rows
+    gained = np.concatenate([np.zeros(1), np.cumsum(counts.accepted_at / counts.rows)])
+    lengths = np.arange(np.count_nonzero(counts.tried_at) + 1)
+    seconds = speculator.speculation.cost.seconds(running * (1 + with_guess * lengths), context)
+    speeds = (1 + often * gained[: len(lengths)]) / (1 - often + often * seconds / seconds[0])
+    return float(speeds.max()), int(speeds.argmax())
 
 
 def row(arm: str, engine: Engine, seconds: dict[str, list[float]], repeats: int) -> str:
@@ -127,6 +193,7 @@ def main() -> None:
     """Read the options and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--task", choices=tuple(TASKS), default="chat")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 8, 32], help="samples that run at a time")
     parser.add_argument("--lengths", type=int, nargs="*", default=[1, 2, 4], help="fixed numbers of guessed tokens")
@@ -144,7 +211,8 @@ def main() -> None:
         if options.tiny:
             options.draft_model = folder  # the policy itself: always right, and as slow
         name = "a tiny model" if options.tiny else options.model
-        print(f"{name}, {str(model.dtype).removeprefix('torch.')}, temperature {options.temperature:g}, 1 thread")
+        dtype = str(model.dtype).removeprefix("torch.")
+        print(f"{name}, {options.task}, {dtype}, temperature {options.temperature:g}, 1 thread")
         for running in options.running:
             compare(model, options, running)
 
