@@ -15,7 +15,8 @@ take what the curve says, and a move holds up both sides for `--move-steps`.
     even     at every step samples are spread evenly over the instances, and moves are free
 
 Real: SmolLM2-135M-Instruct (`--tiny`: a random model of two layers) on two workers of one thread, as in
-`stage_fusion.py`, without scoring; responses of all kinds are compared token for token. Seconds are of generation.
+`stage_fusion.py`, without scoring: each step is done `off` and `auto` (`on`), with the same responses, token for token.
+Seconds are of generation; `even` is computed from the decode steps of `off`.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ import json
 import random
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from placed.by_turns import Turn, turns_of
 from placed.recipes import grpo
-from placed.runs import Finished, RunFailed
+from placed.runs import RunFailed
 from sides import positive, row
-from stage_fusion import WARM_UP, distributions, one_run, samples_of
+from stage_fusion import distributions, tokens_of
+from stage_fusion import drawn as with_lengths
 
 from plait.engines import Traits
 from plait.observe.run_log import read_rows
+from plait.policy.fusion_gate import line_through
 from plait.policy.migration import AT_ONCE, HowToMove
 from plait.runtime.decisions import Experience
 from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
@@ -217,38 +220,63 @@ def _rollouts(count: int, options: argparse.Namespace) -> list[tuple[Lengths, Le
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """On two workers."""
     recipe = base_recipe(folder, options)
-    natural = distributions(Counter(), options)[0]
-    seen = one_run(recipe | {"rebalance": "off", "steps": 1}, folder / "free", natural)
-    counts = Counter(token for sample in samples_of(seen, first=1) for token in sample)
-    print(row("two workers", ["off", "on", "speed", "moved"], "seconds of generation, medians of steps"))
+    counts = tokens_of(recipe, folder / "free", options.tokens)
+    names = ["off", "on", "speed", "even", "of gain", "moved"]
+    print(row("two workers", names, "seconds of generation, medians of steps"))
     for number, distribution in enumerate(distributions(counts, options)):
-        runs: dict[str, list[Finished]] = {"off": [], "auto": []}
-        for repeat in range(options.repeats):
-            for kind, of in runs.items():
-                of.append(one_run(recipe | {"rebalance": kind}, folder / f"{number}-{kind}-{repeat}", distribution))
-        off, on = (median(_generation_s(run) for run in of) for of in runs.values())
-        rows = [rows for run in runs["auto"] for rows in read_rows(run.run_dir / "metrics.jsonl")[WARM_UP:]]
-        moved = median(rows["perf/samples_moved"] for rows in rows)
-        print(row(f"lengths {number + 1}", [f"{off:.3f}", f"{on:.3f}", f"{off / on:.3f}", f"{moved:.0f}"]), flush=True)
-        first = samples_of(runs["off"][0], first=1)
-        if any(samples_of(run, first=1) != first for of in runs.values() for run in of):
-            print("  (responses differ between kinds)")
+        ways = ("off", "auto")
+        steps = turns_of(with_lengths(recipe, distribution), folder / f"{number}", ways, steps=options.steps)
+        rows = []
+        for step in steps:
+            off, on = (step[way].seconds("generate") for way in ("off", "auto"))
+            rows.append((off, on, even_of(step["off"]), step["auto"].moved))
+        off, on, even, moved = (median(column) for column in zip(*rows, strict=True))
+        speeds = median(row[0] / row[1] for row in rows)
+        gained, most = (sum(row[0] - row[place] for row in rows) for place in (1, 2))
+        values = [
+            f"{off:.3f}",
+            f"{on:.3f}",
+            f"{speeds:.3f}",
+            f"{even:.3f}",
+            f"{gained / most:.0%}" if most > 0 else "",
+            f"{moved:.0f}",
+        ]
+        print(row(f"lengths {number + 1}", values), flush=True)
+        if any(step["off"].responses != step["auto"].responses for step in steps):
+            print("  (responses differ between ways)")
+
+
+def even_of(turn: Turn) -> float:
+    """Seconds of generation, had samples been spread evenly at every step by moves that are free: what was no decode
+    step takes what it took."""
+    steps = [span for span in turn.of("generate") if span.kind == "DECODE" and span.tokens]
+    if not steps:
+        return turn.seconds("generate")
+    curve = line_through(turn.decode_steps)
+    by_rank: dict[int, list[Span]] = {}
+    for span in steps:
+        by_rank.setdefault(span.rank, []).append(span)
+    behind = max(by_rank, key=lambda rank: max(span.end_s for span in by_rank[rank]))
+    other = turn.seconds("generate") - sum(span.duration_s for span in by_rank[behind])
+    lengths = {0: [len(response) for response in turn.responses]}
+    return other + even_s(lengths, len(by_rank), lambda running: curve[0] + curve[1] * running, len(lengths[0]))
 
 
 def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    steps = WARM_UP + options.steps
-    recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=options.group, steps=steps)
-    calls = {"actor.generate": "decode", "actor.train": "train", "ref.logprobs": "score"}
+    recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=options.group, steps=1)
+    calls = {"actor.generate": "decode", "actor.train": "train"}
     placements = [{"call": call, "mode": mode, "ranks": [0, 1], "dp": 2} for call, mode in calls.items()]
     plan = folder / "plan.json"
     record = {"format": "plait-plan", "version": 1, "name": "two", "num_ranks": 2, "placements": placements}
     plan.write_text(json.dumps(record))
-    return recipe | {"plan": str(plan), "fusion": "off", "optimizer": {"learning_rate": 1e-12}}
-
-
-def _generation_s(run: Finished) -> float:
-    steps = [[span for span in spans if span.action.startswith("actor.generate")] for spans in run.spans()]
-    return median(max(span.end_s for span in spans) - min(span.start_s for span in spans) for spans in steps)
+    flow = Path(__file__).parent / "placed" / "generation_flow.py"
+    return recipe | {
+        "plan": str(plan),
+        "fusion": "off",
+        "rebalance": "auto",
+        "algorithm": f"{flow}:generated",
+        "options": {},
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

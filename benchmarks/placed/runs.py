@@ -2,7 +2,7 @@
 
     python -m placed.runs JOB.json
 
-JOB: `recipe`, and `launched`: by the launcher also where the plan has one rank.
+JOB: `recipe`; `launched`: by the launcher also where the plan has one rank; `by_turns`: see there.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main(file: Path) -> None:
     from plait.runtime.api import run
     from plait.runtime.claim import claim
     from plait.runtime.prepare import prepare
-    from plait.runtime.processes.supervisor import supervise
+    from plait.runtime.processes import supervisor
 
     job = json.loads(file.read_text())
     recipe = Recipe.model_validate(job["recipe"])
@@ -156,10 +156,14 @@ def main(file: Path) -> None:
         begun = time.process_time()
         run(recipe)
     else:
+        if job.get("by_turns"):
+            from placed.by_turns import Worker
+
+            supervisor.Worker = Worker  # type: ignore[misc]
         with claim(recipe, resume=False) as directory:
             prepared = prepare(recipe)
             begun = time.process_time()
-            supervise(prepared, directory, resume=False)
+            supervisor.supervise(prepared, directory, resume=False)
     (file.parent / "cpu.json").write_text(json.dumps(time.process_time() - begun))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     (file.parent / "peak.json").write_text(json.dumps(peak))

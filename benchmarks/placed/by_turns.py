@@ -1,0 +1,155 @@
+"""A run of several ranks of which every step is done in several ways, one after the other, on the same prompts with the
+same noise: what tells them apart is then not what a machine does between one minute and the next.
+
+A way says what becomes of samples while they are generated; it changes no number. Nothing may be trained on, and the
+first step does not count: what decides has seen none before.
+
+    off       samples end where they begin, and models score when all have ended
+    auto      what the recipe says
+    0.25 …    samples are gathered when so large a share is unfinished
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+from placed.fusion_flow import NEVER
+from placed.runs import Finished, finish, start
+from plait.observe.run_log import read_rows
+from plait.policy.fusion_gate import RolloutSize
+from plait.policy.migration import AT_ONCE, HowToMove
+from plait.policy.step import Key
+from plait.runtime.batches import Batches
+from plait.runtime.controller import Outcome
+from plait.runtime.processes import worker
+from plait.runtime.roles import ModelRole
+from plait.runtime.session import Session
+from plait.runtime.step import StepState
+from plait.runtime.tail import FusionGate, Remaining
+from plait.schedule.timeline import Span
+
+JOB, TURNS = "PLAIT_BENCHMARK_TURNS", "turns.jsonl"
+WARM_UP = 1
+"""Steps that do not count."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step, done in one of the ways.
+
+    moved: samples that went on elsewhere; responses: their token ids; spans: of all ranks
+    """
+
+    step: int
+    way: str
+    moved: int
+    responses: list[list[int]]
+    spans: list[Span]
+
+    def seconds(self, *calls: str) -> float:
+        """From the beginning of the first of these calls to the end of the last; `generate` is that of any role."""
+        mine = self.of(*calls)
+        return max(span.end_s for span in mine) - min(span.start_s for span in mine)
+
+    @property
+    def decode_steps(self) -> list[tuple[int, float]]:
+        """(samples, seconds) of each, of all ranks; those that had a token behind their prompt."""
+        return [(span.tokens, span.duration_s) for span in self.spans if span.kind == "DECODE" and span.tokens]
+
+    def of(self, *calls: str) -> list[Span]:
+        return [span for span in self.spans if span.action.split("/")[0].rpartition(".")[2] in calls]
+
+
+def turns_of(recipe: Mapping[str, Any], place: Path, ways: Sequence[str], *, steps: int) -> list[dict[str, Turn]]:
+    """Run a recipe for so many steps that count; of each its ways. Raises RunFailed."""
+    os.environ[JOB] = json.dumps([WARM_UP + steps, *ways])
+    job = {"recipe": {**recipe, "steps": NEVER + 1}, "launched": True, "by_turns": True}
+    done: Finished = finish(start(job, place, threads=1), place, WARM_UP)
+    turns: dict[int, dict[str, Turn]] = {}
+    for row in read_rows(done.run_dir / TURNS):
+        spans = [Span(**span) for span in row.pop("spans")]
+        turn = Turn(**row, spans=spans)
+        turns.setdefault(turn.step, {})[turn.way] = turn
+    return [of_step for step, of_step in turns.items() if step > WARM_UP]
+
+
+class Worker(worker.Worker):
+    """Of a run by turns."""
+
+    def run(self) -> Outcome | None:
+        with patch.object(worker, "train", by_turns), patch.object(worker, "refine", lambda prepared, folder: None):
+            return super().run()
+
+
+def by_turns(session: Session) -> Outcome:
+    """The steps of a run, each in all ways; the next step begins with the way that came second."""
+    done = session.done
+    steps, *ways = json.loads(os.environ[JOB])
+    model = next(role for role in session.roles.values() if isinstance(role, ModelRole) and role.engine is not None)
+    rollout, engine = session.executor.calls.rollout, model.engine
+    assert engine is not None, "nothing generates"
+    assert engine.moves is not None, "samples cannot move"
+    gathers = engine.moves.gathers
+    with open(session.directory.path / TURNS, "w", encoding="utf-8") as file:
+        while done.step < steps:
+            batch = session.begin_step()
+            first = done.step % len(ways)
+            for way in ways[first:] + ways[:first]:
+                engine.moves.gathers = gathers and way != "off"
+                rollout.gate, rollout.rebalancer = session.moves.gate, session.moves.rebalancer
+                if way != "auto":
+                    rollout.rebalancer = None
+                    rollout.gate = None if way == "off" else cast(FusionGate, Forced(float(way)))
+                turn, state, timeline = _turn(session, batch, way)
+                file.write(json.dumps(asdict(turn)) + "\n")
+                if way == "auto":
+                    session.moves.learn(state, timeline, session.roles)
+                done.policy_version += 1
+                engine.update_weights(done.policy_version)  # nothing is known of prompts any more
+            session.batches.end(batch.step)
+            done.step += 1
+    return Outcome(True, done.step, {}, steps=done.step)
+
+
+def _turn(session: Session, batch: StepState, way: str) -> tuple[Turn, StepState, Any]:
+    state = StepState(batch.step, batch.prompts, batch.drawn, batch.given)
+    session.executor.run_step(state, Batches(session.feed, len(batch.prompts), [state]))
+    session.recorder.extend(session.workers.spans())
+    timeline = session.recorder.take()
+    responses = [list(sample.token_ids) for rows in state.generated.values() for sample in rows.samples]
+    moved = int(state.metrics.get("perf/samples_moved", 0))
+    return Turn(batch.step + 1, way, moved, responses, list(timeline.spans)), state, timeline
+
+
+class Forced:
+    """A gate that has samples gathered when a given share is unfinished; also what it says of one rollout."""
+
+    def __init__(self, share: float, most: int = 0) -> None:
+        self._share, self._most = share, most
+
+    def judge(self, step: int, call: str, size: RolloutSize) -> Forced:
+        return Forced(self._share, int(self._share * size.samples))
+
+    def clock(self) -> float:
+        return 0.0
+
+    def score_s(self) -> float:
+        return 0.0
+
+    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
+        return 0.0
+
+    def gathers(self, left: Remaining) -> bool:
+        return 0 < sum(map(len, left.unfinished)) <= self._most
+
+    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
+        return AT_ONCE
+
+    def end(self, num_moved: int, move_s: float | None) -> None:
+        """Nothing is kept of it."""
