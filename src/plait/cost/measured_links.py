@@ -18,7 +18,10 @@ SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 REPEATS = 9
 BETWEEN_SIZES = (1 << 12, 1 << 16, 1 << 20)
 """Bytes of sums between which both compute, as those of a model that is cut."""
-BETWEEN_REPEATS = 40
+BETWEEN_REPEATS = 80
+ROUNDS = 5
+"""Of what two processes that compute do to each other, of which the middle one counts: it differs by half from one
+moment to the next."""
 WORK_BYTES = 48 << 20
 """Weights that one turn of computing reads: more than caches hold."""
 WORK_ROWS, WORK_WIDTH = 32, 1024
@@ -41,9 +44,9 @@ def measure_links(dtype: str) -> Links:
     """Measure two processes of one thread each."""
     with LocalProcesses().start(Pair, 2) as group:
         measured = group.submit([0, 1], "measure", dtype).result(WAIT_S)[0]
-    sends, sums, between, alone_s, both_s = measured
+    sends, sums, between, contention = measured
     # A ring of two carries 2 (p - 1) / p = 1 times the bytes.
-    return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, both_s / alone_s))
+    return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, contention))
 
 
 def _fitted(points: list[tuple[int, float]]) -> LinkRecord:
@@ -69,8 +72,9 @@ class Pair:
         dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=2, timeout=wait)
         self._dist: Any = dist
 
-    def measure(self, dtype: str) -> tuple[Measured, Measured, Measured, float, float]:
-        """Sends one way, sums, sums between which both compute; seconds of computing alone, and of both."""
+    def measure(self, dtype: str) -> tuple[Measured, Measured, Measured, float]:
+        """Sends one way, sums, sums between which both compute; times as long as alone that computing takes where both
+        do."""
         import torch
 
         sends = [(n, self._timed(self._there_and_back, n) / 2) for n in SIZES]
@@ -80,12 +84,18 @@ class Pair:
         weights = [torch.ones(WORK_WIDTH, WORK_WIDTH, dtype=kind) for _ in range(count)]
         rows = torch.ones(WORK_ROWS, WORK_WIDTH, dtype=kind)
         with torch.inference_mode():
-            alone_s = self._computing(rows, weights) if self.rank == 0 else 0.0
-            self._dist.barrier()
-            both_s = self._computing(rows, weights)
-            self._dist.barrier()
-            between = [(n, self._between(rows, weights, n)) for n in BETWEEN_SIZES]
-        return sends, sums, between, alone_s, both_s
+            rounds = [self._round(rows, weights) for _ in range(ROUNDS)]
+        contention, *waits = (median(column) for column in zip(*rounds, strict=True))
+        return sends, sums, list(zip(BETWEEN_SIZES, waits, strict=True)), contention
+
+    def _round(self, rows: Any, weights: list[Any]) -> list[float]:
+        """Times as long as alone that computing takes where both do; seconds of a sum of each size between which both
+        compute."""
+        alone_s = self._computing(rows, weights) if self.rank == 0 else 1.0
+        self._dist.barrier()
+        both_s = self._computing(rows, weights)
+        self._dist.barrier()
+        return [both_s / alone_s, *(self._between(rows, weights, size) for size in BETWEEN_SIZES)]
 
     def _computing(self, rows: Any, weights: list[Any]) -> float:
         import torch
@@ -99,15 +109,19 @@ class Pair:
         return median(taken[1:])
 
     def _between(self, rows: Any, weights: list[Any], num_bytes: int) -> float:
+        """What a sum takes behind some work like a layer's, which two processes never end at the same time."""
         import torch
+        from torch.nn import functional
 
         tensor, taken = torch.zeros(num_bytes // rows.itemsize, dtype=rows.dtype), []
         for turn in range(BETWEEN_REPEATS):
-            torch.mm(rows, weights[turn % len(weights)])
+            gate, up, down = (weights[(3 * turn + number) % len(weights)] for number in range(3))
+            normed = functional.rms_norm(rows, rows.shape[-1:])
+            torch.mm(functional.silu(torch.mm(normed, gate)) * torch.mm(normed, up), down)
             started = time.perf_counter()
             self._dist.all_reduce(tensor, async_op=True).wait()
             taken.append(time.perf_counter() - started)
-        return fmean(sorted(taken[1:])[: -BETWEEN_REPEATS // 10])  # without what the machine did otherwise
+        return fmean(sorted(taken[1:])[: -BETWEEN_REPEATS // 50])  # without what the machine did otherwise
 
     def _timed(self, work: Callable[[Any], None], num_bytes: int) -> float:
         import torch
