@@ -25,6 +25,7 @@ class Cost:
     working_bytes: tuple[int, ...] = (0,)
     tails: tuple[Tail, ...] = ()
     first_s: float = 0.0
+    in_parts_s: float = 0.0
 
 
 @dataclass(frozen=True)

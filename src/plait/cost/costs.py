@@ -42,6 +42,7 @@ class CallCost:
     instance_seconds: of generation, the end of each instance (dp), in their order; else empty
     tails:            of generation by several instances, the ways in which it may end; `seconds` is of the first
     first_s:          of generation, when its first prompts have all their samples
+    in_parts_s:       more than `seconds`, where samples are scored in parts by ranks that have none left to generate
     """
 
     seconds: float
@@ -51,15 +52,21 @@ class CallCost:
     instance_seconds: tuple[float, ...] = ()
     tails: tuple[Tail, ...] = ()
     first_s: float = 0.0
+    in_parts_s: float = 0.0
 
     def times(self, factor: float) -> CallCost:
         """Taking so many times as long; bytes stay."""
         terms = {name: factor * seconds for name, seconds in self.terms.items()}
         by_instance = tuple(factor * seconds for seconds in self.instance_seconds)
         tails = tuple(tail.times(factor) for tail in self.tails)
-        first = factor * self.first_s
         return replace(
-            self, seconds=factor * self.seconds, terms=terms, instance_seconds=by_instance, tails=tails, first_s=first
+            self,
+            seconds=factor * self.seconds,
+            terms=terms,
+            instance_seconds=by_instance,
+            tails=tails,
+            first_s=factor * self.first_s,
+            in_parts_s=factor * self.in_parts_s,
         )
 
 

@@ -26,6 +26,7 @@ from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import held_elements, stage_bounds
 from plait.models.shape import ModelShape
+from plait.policy.fusion_gate import PARTS_OF_AN_INSTANCE
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES, parameter_bytes
@@ -122,10 +123,15 @@ class ModelCosts:
         share = ceil(samples.count / layout.parallelism.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
         terms = passes.scoring(micro, count)
+        whole_s = total(terms)
         sent = scored_bytes(self.workload.lengths, samples)
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
-        return CallCost(total(terms), terms, num_bytes, self._forward_bytes(node, layout, budget, train=False))
+        working = self._forward_bytes(node, layout, budget, train=False)
+        # A forward of few tokens takes longer for each.
+        parts = min(max(count, PARTS_OF_AN_INSTANCE), ceil(samples.prompts / layout.parallelism.dp))
+        more_s = total(passes.scoring(micro / (parts / count), parts)) - whole_s if parts > count else 0.0
+        return CallCost(total(terms), terms, num_bytes, working, in_parts_s=max(0.0, more_s))
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training

@@ -17,6 +17,8 @@ from statistics import median
 from plait.policy.threshold import Left, Rollout, Waiting, comings, drained, finish_times, merged, tune
 from plait.schedule.plan import FUSION, Plan
 
+PARTS_OF_AN_INSTANCE = 4
+"""That an instance scores its share in where devices are free, at least: so that all end at about the same time."""
 LEAST_SHARE = 0.02
 """What gathering must gain, of a step."""
 TIMES_MOVES = 3.0

@@ -27,7 +27,7 @@ from plait.planner.plan_baselines import MAKERS
 from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
-from plait.policy.fusion_gate import fuses
+from plait.policy.fusion_gate import LEAST_SHARE, fuses
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward, optimizer_of, unchanging
 from plait.runtime.plan_files import plan_file
@@ -231,14 +231,23 @@ class Planning:
         return search(self.problem, budget, seed=seed, given=given, warm=start, space=self.space)
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
-        """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
-        scoring may begin on ranks that generate, the plan lets it; samples are divided by predicted time."""
+        """A completed plan of what a search found; a call that is not on its own stands where its role does. Where it
+        is foretold to pay that scoring begins on ranks that generate, the plan lets it; samples are divided by
+        predicted time."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
         completed = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
-        names = [] if self.nothing_to_hide(completed) else [FUSION]
+        names = [FUSION] if self._gains_by_fusion(completed) else []
         if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
             names.append(SHARES)
         return self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
+
+    def _gains_by_fusion(self, plan: Plan) -> bool:
+        """Whether a step is foretold to be shorter, by what is worth it, where samples are scored in parts on ranks
+        that have none left to generate: parts take longer for each token, and do not end together."""
+        if self.nothing_to_hide(plan):
+            return False
+        plain, fused = (predict(plan, replace(self.graph, fuses=fuses), self.costs) for fuses in (False, True))
+        return fused.seconds_per_step <= (1 - LEAST_SHARE) * plain.seconds_per_step
 
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""

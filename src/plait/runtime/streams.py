@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
+from plait.policy.fusion_gate import PARTS_OF_AN_INSTANCE
 from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.ranks import LEADER
@@ -28,9 +29,6 @@ computes it; None: all copies do, each a share."""
 
 Spread = Callable[[Call, str], Work[list[Scored]]]
 """Scores all parts by a call of this name: (its rows, the result) of each, in their order."""
-
-PARTS_OF_AN_INSTANCE = 4
-"""That rows are scored in where devices are free, at least: so that they end at about the same time."""
 
 
 class PartialRollout:

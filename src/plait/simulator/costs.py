@@ -54,6 +54,11 @@ class CallCost(Protocol):
         ...
 
     @property
+    def in_parts_s(self) -> float:
+        """More than `seconds`, where samples are scored in parts by ranks that have none left to generate."""
+        ...
+
+    @property
     def tails(self) -> Sequence[Tail]:
         """The ways in which a generation by several instances may end; `seconds` is of the first."""
         ...

@@ -170,6 +170,7 @@ class StepProgram:
             assert call.source is not None
             end = _streamed(now, seconds, place.chunks, *self._generated[call.source])
         elif call.source in self._spare and not call.beside:
+            seconds += self._cost(number).in_parts_s
             seconds -= self._spare[call.source].hidden(place.mask, seconds)
         end = now + seconds if end is None else end
         kind, num_bytes = KIND[slot.mode], self._cost(number).bytes
