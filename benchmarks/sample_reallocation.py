@@ -37,8 +37,7 @@ from placed.by_turns import Turn, turns_of
 from placed.recipes import grpo
 from placed.runs import RunFailed
 from sides import positive, row
-from stage_fusion import distributions, tokens_of
-from stage_fusion import drawn as with_lengths
+from stage_fusion import distributions
 
 from plait.engines import Traits
 from plait.observe.run_log import read_rows
@@ -220,12 +219,10 @@ def _rollouts(count: int, options: argparse.Namespace) -> list[tuple[Lengths, Le
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """On two workers."""
     recipe = base_recipe(folder, options)
-    counts = tokens_of(recipe, folder / "free", options.tokens)
     names = ["off", "on", "speed", "even", "of gain", "moved"]
     print(row("two workers", names, "seconds of generation, medians of steps"))
-    for number, distribution in enumerate(distributions(counts, options)):
-        ways = ("off", "auto")
-        steps = turns_of(with_lengths(recipe, distribution), folder / f"{number}", ways, steps=options.steps)
+    for number, lengths in enumerate(distributions(options)):
+        steps = turns_of(recipe, folder / f"{number}", ("off", "auto"), lengths, steps=options.steps)
         rows = []
         for step in steps:
             off, on = (step[way].seconds("generate") for way in ("off", "auto"))
@@ -307,7 +304,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--move-steps", type=float, default=2.0, help="that a move holds up both sides, simulated")
     parser.add_argument("--steps", type=positive, default=3, help="of each real run, behind its first")
     parser.add_argument("--prompts", type=positive, default=8, help="of a real step")
-    parser.add_argument("--tokens", type=positive, default=64, help="limit of a real response")
+    parser.add_argument("--tokens", type=positive, default=256, help="limit of a real response")
     parser.add_argument("--distributions", type=positive, default=4, help="of real lengths")
     return parser
 

@@ -6,9 +6,9 @@
     python benchmarks/stage_fusion.py --distributions 3 --first 3 --picture fused-step.svg    # of one, a picture too
 
 The work: SmolLM2-135M-Instruct generates on two instances; a reference, a critic and a reward model of its size score
-on the same two workers; nothing is trained. Lengths: a response ends with each token by a chance that is the model's
-own, of a set of tokens that are drawn for each distribution; so lengths are about geometric, with the means that are
-printed, cut at a limit. Each step is done in all ways, one after the other, with the same responses, token for token.
+on the same two workers; nothing is trained. Lengths are given: log-normal, those of one prompt alike, cut at a limit,
+of several medians and spreads; instances do not know them. Each step is done in all ways, one after the other, with
+the same responses, token for token.
 
     off      samples end where they begin, and scoring begins when all have ended
     auto     the gate decides, from the second step on: the first, which shows it what things take, does not count
@@ -25,17 +25,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from placed.by_turns import Turn, turns_of
+from placed.lengths import LogNormal
 from placed.recipes import grpo, write_reward_model
 from placed.runs import RunFailed
 from sides import positive, row
@@ -45,16 +44,9 @@ from plait.schedule.gantt import svg_gantts
 from plait.schedule.timeline import Timeline
 
 STAGES = ("generate", "logprobs", "values", "score")
-MEANS = (0.08, 0.15, 0.25, 0.4, 0.6, 1.0)
-"""Of the lengths before they are cut, as shares of the limit."""
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """ends: tokens that end a response; limit: of its tokens"""
-
-    ends: tuple[int, ...]
-    limit: int
+MEDIANS, BETWEEN, LIMITS = (0.05, 0.15, 0.4), (0.3, 1.0), (1.0, 0.5)
+"""Of the lengths, as shares of the limit; spreads of the prompts' medians; limits, as shares of the option's."""
+WITHIN = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,13 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         recipe = base_recipe(folder, options)
         try:
-            counts = tokens_of(recipe, folder / "free", options.tokens)
-            for number, distribution in list(enumerate(distributions(counts, options)))[options.first - 1 :]:
+            for number, lengths in list(enumerate(distributions(options)))[options.first - 1 :]:
                 steps = []
                 for repeat in range(options.repeats):
                     ways = ("off", "auto", *options.shares)
                     place = folder / f"{number}-{repeat}"
-                    steps += turns_of(drawn(recipe, distribution), place, ways, steps=options.steps)
+                    steps += turns_of(recipe, place, ways, lengths, steps=options.steps)
                 report(number, steps)
                 if options.picture is not None and number == options.first - 1:
                     options.picture.write_text(picture(steps[-1]))
@@ -100,37 +91,12 @@ def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def distributions(counts: Counter[int], options: argparse.Namespace) -> list[Distribution]:
-    """Sets of tokens that are drawn so often together that lengths have the means."""
-    total = sum(counts.values())
-    drawn = []
-    for number in range(options.distributions):
-        draw = random.Random(number)
-        limit = options.tokens if number < len(MEANS) else options.tokens // 2
-        wanted, share = 1.0 / (MEANS[number % len(MEANS)] * limit), 0.0
-        ends: list[int] = []
-        tokens = sorted(counts)
-        draw.shuffle(tokens)
-        for token in tokens:
-            if share + counts[token] / total <= 1.2 * wanted:
-                ends.append(token)
-                share += counts[token] / total
-            if share >= wanted:
-                break
-        drawn.append(Distribution(tuple(ends), limit))
-    return drawn
-
-
-def tokens_of(recipe: Mapping[str, Any], place: Path, limit: int) -> Counter[int]:
-    """Tokens that the model says where nothing ends a response, and how often. Raises RunFailed."""
-    said = turns_of(drawn(recipe, Distribution((), limit)), place, ("off",), steps=1)
-    return Counter(token for step in said for response in step["off"].responses for token in response)
-
-
-def drawn(recipe: Mapping[str, Any], distribution: Distribution) -> dict[str, Any]:
-    """The recipe, its responses with such lengths."""
-    ends = {"max_response_tokens": distribution.limit, "stop_token_ids": list(distribution.ends)}
-    return {**recipe, "sampling": ends | {"max_running": 256}}
+def distributions(options: argparse.Namespace) -> list[LogNormal]:
+    kinds = [
+        LogNormal(median * share * options.tokens, between, WITHIN, int(share * options.tokens))
+        for share, median, between in product(LIMITS, MEDIANS, BETWEEN)
+    ]
+    return kinds[: options.distributions]
 
 
 def ceiling_of(turn: Turn) -> float:
@@ -182,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=positive, default=1)
     parser.add_argument("--prompts", type=positive, default=16)
     parser.add_argument("--samples", type=positive, default=4)
-    parser.add_argument("--tokens", type=positive, default=64, help="limit of a response; half of it for further ones")
+    parser.add_argument("--tokens", type=positive, default=160, help="limit of a response; half of it for further ones")
     parser.add_argument("--distributions", type=positive, default=12)
     parser.add_argument("--shares", nargs="*", default=[], help="of samples, that are forced")
     parser.add_argument("--micro-batch-tokens", type=positive, default=1024)

@@ -7,20 +7,26 @@ first step does not count: what decides has seen none before.
     off       samples end where they begin, and models score when all have ended
     auto      what the recipe says
     0.25 …    samples are gathered when so large a share is unfinished
+
+Responses have lengths that are given; who deals prompts to instances does not know them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 from placed.fusion_flow import NEVER
+from placed.lengths import LogNormal
 from placed.runs import Finished, finish, start
+from plait.engines import GenerationEngine
+from plait.generation.request import Request
 from plait.observe.run_log import read_rows
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import AT_ONCE, HowToMove
@@ -33,6 +39,8 @@ from plait.runtime.session import Session
 from plait.runtime.step import StepState
 from plait.runtime.tail import FusionGate, Remaining
 from plait.schedule.timeline import Span
+from plait.workers import dealing
+from plait.workers.dealing import expected_tokens
 
 JOB, TURNS = "PLAIT_BENCHMARK_TURNS", "turns.jsonl"
 WARM_UP = 1
@@ -66,10 +74,13 @@ class Turn:
         return [span for span in self.spans if span.action.split("/")[0].rpartition(".")[2] in calls]
 
 
-def turns_of(recipe: Mapping[str, Any], place: Path, ways: Sequence[str], *, steps: int) -> list[dict[str, Turn]]:
+def turns_of(
+    recipe: Mapping[str, Any], place: Path, ways: Sequence[str], lengths: LogNormal, *, steps: int
+) -> list[dict[str, Turn]]:
     """Run a recipe for so many steps that count; of each its ways. Raises RunFailed."""
-    os.environ[JOB] = json.dumps([WARM_UP + steps, *ways])
-    job = {"recipe": {**recipe, "steps": NEVER + 1}, "launched": True, "by_turns": True}
+    os.environ[JOB] = json.dumps({"steps": WARM_UP + steps, "ways": list(ways), "lengths": asdict(lengths)})
+    sampling = {"max_response_tokens": lengths.limit, "stop_token_ids": [], "max_running": 256}
+    job = {"recipe": {**recipe, "sampling": sampling, "steps": NEVER + 1}, "launched": True, "by_turns": True}
     done: Finished = finish(start(job, place, threads=1), place, WARM_UP)
     turns: dict[int, dict[str, Turn]] = {}
     for row in read_rows(done.run_dir / TURNS):
@@ -89,15 +100,15 @@ class Worker(worker.Worker):
 
 def by_turns(session: Session) -> Outcome:
     """The steps of a run, each in all ways; the next step begins with the way that came second."""
-    done = session.done
-    steps, *ways = json.loads(os.environ[JOB])
+    done, job = session.done, json.loads(os.environ[JOB])
+    ways, lengths = job["ways"], LogNormal(**job["lengths"])
     model = next(role for role in session.roles.values() if isinstance(role, ModelRole) and role.engine is not None)
     rollout, engine = session.executor.calls.rollout, model.engine
     assert engine is not None, "nothing generates"
     assert engine.moves is not None, "samples cannot move"
     gathers = engine.moves.gathers
-    with open(session.directory.path / TURNS, "w", encoding="utf-8") as file:
-        while done.step < steps:
+    with given(engine, lengths), open(session.directory.path / TURNS, "w", encoding="utf-8") as file:
+        while done.step < job["steps"]:
             batch = session.begin_step()
             first = done.step % len(ways)
             for way in ways[first:] + ways[:first]:
@@ -115,6 +126,21 @@ def by_turns(session: Session) -> Outcome:
             session.batches.end(batch.step)
             done.step += 1
     return Outcome(True, done.step, {}, steps=done.step)
+
+
+@contextmanager
+def given(engine: GenerationEngine, lengths: LogNormal) -> Iterator[None]:
+    """Requests get their lengths, of which those who deal them out know nothing."""
+    add = engine.add
+
+    def adds(request: Request) -> None:
+        add(replace(request, lengths=lengths.of(request.prompt.uid, request.num_samples)))
+
+    def expects(request: Request) -> int:
+        return expected_tokens(replace(request, lengths=None))
+
+    with patch.object(engine, "add", adds), patch.object(dealing, "expected_tokens", expects):
+        yield
 
 
 def _turn(session: Session, batch: StepState, way: str) -> tuple[Turn, StepState, Any]:
