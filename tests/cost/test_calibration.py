@@ -37,12 +37,16 @@ def test_a_profile_of_this_shape_dtype_and_threads_is_taken_as_it_is() -> None:
 
 def test_the_nearest_is_scaled_and_its_doubt_is_said() -> None:
     """Float32 has twice the bytes of bfloat16, four threads share what one did."""
-    far = PROFILE.model_copy(update={"dtype": "float32", "threads": 8})
+    far = PROFILE.model_copy(
+        update={"dtype": "float32", "threads": 8, "decode_by_layers": ((1, 10, 3.0),), "head_backward": ((10, 4.0),)}
+    )
     found = calibrated([far, PROFILE], SHAPE, "float32", 4)
     assert found.profile is not None
     assert not found.exact
     assert found.profile.threads == 4
     assert found.profile.forward == ((10, 2.0), (20, 4.0)), "those of 8 threads are nearer: half as many"
+    assert found.profile.decode_by_layers == ((1, 10, 6.0),)
+    assert found.profile.head_backward[0][1] / found.profile.head[0][1] == 4.0 / PROFILE.head[0][1]
     assert found.error == pytest.approx(PROFILE.error + OTHER_THREADS)
     alone = calibrated([PROFILE], SHAPE, "float32", 4)
     assert alone.profile is not None

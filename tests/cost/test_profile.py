@@ -80,7 +80,7 @@ def test_measured_times_take_the_place_of_tables() -> None:
 def test_scores_in_parts_are_more_forwards() -> None:
     """Four prompts: a layer takes as long for 48 tokens as for 4 times 12, the head 1.2 s for 8 rows, 0.6 s for 2."""
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
-    workload = Workload(4, 1, lengths, micro_batch_tokens=100)
+    workload = Workload(4, 1, lengths, micro_batch_tokens=100, gathers=True)
     made = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, PROFILE.cluster(2), profile=PROFILE)
     scored = made.call("ref.logprobs", "score", Layout.on(range(1)))
     assert scored.seconds == pytest.approx(4 * 4.8 + 1.2)

@@ -90,6 +90,7 @@ def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
     """As another dtype and other threads would take; other shapes are scaled where seconds are asked for."""
     factor = BYTES[dtype] / BYTES[profile.dtype] * profile.threads / threads
     points = lambda measured: tuple((size, factor * seconds) for size, seconds in measured)  # noqa: E731
+    steps = lambda measured: tuple((samples, context, factor * seconds) for samples, context, seconds in measured)  # noqa: E731
     rates: Points = tuple((rows, rate / factor) for rows, rate in profile.products)
     return profile.model_copy(
         update={
@@ -97,8 +98,10 @@ def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
             "threads": threads,
             "forward": points(profile.forward),
             "backward": points(profile.backward),
-            "decode": tuple((samples, context, factor * seconds) for samples, context, seconds in profile.decode),
+            "decode": steps(profile.decode),
+            "decode_by_layers": steps(profile.decode_by_layers),
             "head": points(profile.head),
+            "head_backward": points(profile.head_backward),
             "drawing": points(profile.drawing),
             "products": rates,
         }

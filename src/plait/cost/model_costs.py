@@ -128,10 +128,10 @@ class ModelCosts:
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
         working = self._forward_bytes(node, layout, budget, train=False)
-        # A forward of few tokens takes longer for each.
-        parts = min(max(count, PARTS_OF_AN_INSTANCE), ceil(samples.prompts / layout.parallelism.dp))
-        more_s = total(passes.scoring(micro / (parts / count), parts)) - whole_s if parts > count else 0.0
-        return CallCost(total(terms), terms, num_bytes, working, in_parts_s=max(0.0, more_s))
+        in_parts_s, parts = 0.0, min(PARTS_OF_AN_INSTANCE, ceil(samples.prompts / layout.parallelism.dp))
+        if self.workload.gathers and parts > count:  # a forward of few tokens takes longer for each
+            in_parts_s = max(0.0, total(passes.scoring(micro / (parts / count), parts)) - whole_s)
+        return CallCost(total(terms), terms, num_bytes, working, in_parts_s=in_parts_s)
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training
