@@ -51,6 +51,9 @@ WITHIN = 0.5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.first > options.distributions:
+        print(f"--first: expected at most {options.distributions}, found {options.first}", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="plait-fusion-") as name:
         folder = Path(name)
         recipe = base_recipe(folder, options)
@@ -141,6 +144,12 @@ def picture(step: Mapping[str, Turn]) -> str:
     return svg_gantts(panels)
 
 
+def _share(text: str) -> str:
+    if not 0.0 < float(text) < 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, found {text}")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="random models of two layers")
@@ -150,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=positive, default=4)
     parser.add_argument("--tokens", type=positive, default=160, help="limit of a response; half of it for further ones")
     parser.add_argument("--distributions", type=positive, default=12)
-    parser.add_argument("--shares", nargs="*", default=[], help="of samples, that are forced")
+    parser.add_argument("--shares", nargs="*", type=_share, default=[], help="of samples, that are forced")
     parser.add_argument("--micro-batch-tokens", type=positive, default=1024)
     parser.add_argument("--first", type=positive, default=1, help="of the distributions, from 1")
     parser.add_argument("--picture", type=Path, help="SVG of the last step of the first distribution")
