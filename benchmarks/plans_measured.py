@@ -9,9 +9,10 @@ A profile of this machine is measured first, in whole. One run of each algorithm
 then corrects it, as any run of a user does; it counts in no figure. All others are foretold before they run,
 and each is a run of its own, its first step left out.
 
-    plans      predicted and measured seconds of a step, Kendall's tau of each algorithm's plans (Kendall 1938: the
-               share of pairs in the right order less that of pairs in the wrong one), and how far from the best
-               measured plan the one is that the prediction puts first
+    plans      predicted and measured seconds of a step, how far repeats of a plan are apart, Kendall's tau of each
+               algorithm's plans (Kendall 1938: the share of pairs in the right order less that of pairs in the wrong
+               one), of those pairs, too, that differ by more than repeats do, and how far from the best measured plan
+               the one is that the prediction puts first
     settings   the error of step seconds and of the peak memory of a run on one device (`ru_maxrss`; predicted: the
                estimate of a dry run), and the mean of both errors' sizes
 """
@@ -24,7 +25,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -59,8 +60,11 @@ CORRECTING: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Beside:
+    """spread: how far medians of repeats are apart"""
+
     predicted: float
     measured: float
+    spread: float = 0.0
 
     @property
     def error(self) -> float:
@@ -125,12 +129,18 @@ def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[di
         planning = planning_of(recipe, 2, corrected=corrected)
         for name, file in files.items():
             predictions[name] = planning.predict(planning.given(str(file))).seconds_per_step
-    measured: dict[str, list[float]] = {name: [] for name in files}
+    measured: dict[str, list[Sequence[float]]] = {name: [] for name in files}
     for repeat in range(options.repeats):
         for name in list(files)[:: -1 if repeat % 2 else 1]:  # what drifts meets each plan early and late
             done = one_run(recipe | {"plan": str(files[name])}, folder / f"{repeat}-{files[name].stem}")
-            measured[name] += done.steps()
-    return {name: Beside(predicted[name], median(seconds)) for name, seconds in measured.items()}, plain
+            measured[name].append(done.steps())
+    return {name: Beside(predicted[name], *middle(repeats)) for name, repeats in measured.items()}, plain
+
+
+def middle(repeats: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Median of all steps, and how far medians of repeats are apart."""
+    medians = [median(steps) for steps in repeats]
+    return median(second for steps in repeats for second in steps), max(medians) - min(medians)
 
 
 def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Beside, Beside]]:
@@ -179,22 +189,31 @@ def one_run(recipe: Mapping[str, Any], place: Path, *, launched: bool = True) ->
     return finish(start({"recipe": dict(recipe), "launched": launched}, place, threads=1), place, WARM_UP)
 
 
-def kendall(pairs: Sequence[tuple[float, float]]) -> float:
+def kendall(pairs: Iterable[tuple[Beside, Beside]]) -> float:
     """tau-a: pairs of plans in the right order less those in the wrong one, of all."""
-    signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2)]
+    signs = [(a.predicted - b.predicted) * (a.measured - b.measured) for a, b in pairs]
     return sum((sign > 0) - (sign < 0) for sign in signs) / max(1, len(signs))
 
 
+def are_apart(a: Beside, b: Beside) -> bool:
+    """Whether two plans differ by more than repeats of either do."""
+    return abs(a.measured - b.measured) > max(a.spread, b.spread)
+
+
 def report_plans(algorithm: str, plans: Mapping[str, Beside], plain: Mapping[str, float]) -> None:
-    print(row(f"{algorithm}, two workers", ["profile", "predicted", "measured", "error"], ""))
+    print(row(f"{algorithm}, two workers", ["profile", "predicted", "measured", "spread", "error"], ""))
     for name, plan in sorted(plans.items(), key=lambda item: item[1].measured):
-        cells = [f"{plain[name]:.3f}", f"{plan.predicted:.3f}", f"{plan.measured:.3f}", f"{plan.error:+.0%}"]
-        print(row(name, cells, ""))
-    tau = kendall([(plan.predicted, plan.measured) for plan in plans.values()])
+        cells = [f"{plain[name]:.3f}", f"{plan.predicted:.3f}", f"{plan.measured:.3f}", f"{plan.spread:.3f}"]
+        print(row(name, [*cells, f"{plan.error:+.0%}"], ""))
+    pairs = list(combinations(plans.values(), 2))
+    apart = [pair for pair in pairs if are_apart(*pair)]
     picked = min(plans, key=lambda name: plans[name].predicted)
     best = min(plan.measured for plan in plans.values())
     mean = sum(abs(plan.error) for plan in plans.values()) / len(plans)
-    print(f"Kendall tau {tau:.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best measured; ")
+    print(f"Kendall tau {kendall(pairs):.2f}; of the {len(apart)} of {len(pairs)} pairs that are further apart than")
+    print(
+        f"repeats of a plan {kendall(apart):.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best measured; "
+    )
     print(f"mean of the errors' sizes {mean:.1%}\n", flush=True)
 
 

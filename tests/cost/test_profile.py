@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from plait.cost.measuring import by_layer, measure
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import LinkRecord, Profile, interpolated, load_profile, profile_path
+from plait.cost.stopwatch import in_rounds
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.errors import DataError
 from plait.layout.mesh import Layout
@@ -138,11 +140,50 @@ def test_a_part_decodes_as_its_layers_compute_otherwise() -> None:
     assert staged.terms["layers"] == pytest.approx(4 * 3.0)
 
 
+def test_prompts_of_a_whole_model_take_what_generation_compiles() -> None:
+    """Half of what other forwards take; a stage's layers are not compiled."""
+    quick = PROFILE.model_copy(update={"prompts": ((10, 0.5), (20, 1.0))})
+    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
+    workload = Workload(1, 1, lengths, micro_batch_tokens=100)
+    prompts_s = {}
+    for profile in (PROFILE, quick):
+        found = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
+        prompts_s[bool(profile.prompts)] = [
+            found.call("actor.generate", "decode", layout).terms["prompts"]
+            for layout in (Layout.on(range(1)), Layout.on(range(2), pp=2))
+        ]
+    assert prompts_s[False][0] - prompts_s[True][0] == pytest.approx(4 * 0.5)
+    assert prompts_s[False][1] == prompts_s[True][1]
+
+
 def test_a_layer_takes_at_least_the_reading_of_its_weights() -> None:
-    models = (object(), object())
-    seconds = {id(models[0]): 1.0, id(models[1]): 0.9}  # the larger was faster: something else ran meanwhile
-    found = by_layer(lambda model, size: seconds[id(model)], models, [(1,), (2,)], time.monotonic() + 9, 0.25)
-    assert found == [((1,), 0.25, 0.75), ((2,), 0.25, 0.75)]
+    faster_with_more = (-0.05, 1.0)  # something else ran meanwhile
+    assert by_layer({(1,): faster_with_more, (2,): (0.5, 1.0)}, 0.25) == {(1,): (0.25, 0.75), (2,): (0.5, 0.5)}
+
+
+def test_what_is_measured_is_measured_by_turns() -> None:
+    """A first round warms up; of the others the middle one counts, of each number for itself."""
+    order: list[str] = []
+
+    def work(name: str, *rounds: tuple[float, float]) -> Callable[[], tuple[float, float]]:
+        left = iter(rounds)
+        return lambda: (order.append(name), next(left))[1]
+
+    families = {
+        "a": {(1,): work("a1", (9, 9), (1, 6), (2, 5), (3, 4)), (2,): work("a2", *[(1, 1)] * 4)},
+        "b": {(1,): work("b1", *[(0, 0)] * 4)},
+    }
+    measured = in_rounds(families, time.monotonic() + 60)
+    assert measured == {"a": {(1,): (2, 5), (2,): (1, 1)}, "b": {(1,): (0, 0)}}
+    assert order == 4 * ["a1", "a2", "b1"]
+
+
+def test_no_round_and_no_further_size_begins_after_the_time() -> None:
+    calls: list[int] = []
+    sizes = {(size,): lambda size=size: (calls.append(size), (float(len(calls)),))[1] for size in (1, 2, 3)}
+    assert in_rounds({"a": sizes}, time.monotonic() - 1) == {"a": {(1,): (3,), (2,): (4,)}}, "two of each, once more"
+    assert calls == [1, 2, 1, 2]
+    assert in_rounds({"a": sizes}, time.monotonic() - 1, rounds=0) == {"a": {(1,): (5,), (2,): (6,)}}
 
 
 def on_two(profile: Profile, layout: Layout, call: str = "ref.logprobs"):

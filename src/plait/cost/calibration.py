@@ -98,6 +98,7 @@ def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
             "threads": threads,
             "forward": points(profile.forward),
             "backward": points(profile.backward),
+            "prompts": points(profile.prompts),
             "decode": steps(profile.decode),
             "decode_by_layers": steps(profile.decode_by_layers),
             "head": points(profile.head),

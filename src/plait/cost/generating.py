@@ -205,7 +205,7 @@ class Generating:
         tokens = prompts * lengths.mean
         chunks = max(ceil(tokens / most), min(groups, prompts))
         micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
-        return total(passes.scoring(micro, chunks, in_turn=groups == 1))
+        return total(passes.prompts(micro, chunks, in_turn=groups == 1))
 
     def _running(self, role: str, layout: Layout, share: int) -> int:
         """Samples that an instance decodes at a time."""

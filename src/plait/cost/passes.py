@@ -92,7 +92,7 @@ class Passes:
         """
         tp, share = self.layout.parallelism.tp, self.share
         if self.profile is not None:
-            return self._measured(self.profile.layer_s(tokens, backward=passes > 1), tokens)
+            return self._measured(self.profile.layer_s(tokens, "backward" if passes > 1 else "forward"), tokens, passes)
         products = passes * self.work.products(tokens) * share / self.flops_per_s
         attention = passes * self.work.attention(pairs) * share / self.flops_per_s
         reading = max(0.0, read_bytes / self.bytes_per_s - products - attention)
@@ -138,12 +138,12 @@ class Passes:
         way = sum(stages[1:], stages[0]) + len(stages) * (fixed + rows * (per_row - fixed) + software.hop_s)
         return np.maximum(way, groups * np.maximum.reduce(stages))
 
-    def _measured(self, seconds: float, tokens: float) -> Terms:
+    def _measured(self, seconds: float, tokens: float, passes: int = 1) -> Terms:
         """A measured layer's time, by the weights that a token passes in this model's. Over tp the part that goes with
-        weights is divided, and the rest is not."""
+        weights is divided, and the rest, of which a backward has as much as two forwards, is not."""
         assert self.profile is not None, "nothing was measured"
         tp, other = self.layout.parallelism.tp, ModelWork(self._profile_shape, self.work.dtype, 1)
-        fixed = min(seconds, self.profile.fixed_s) if tp > 1 else 0.0
+        fixed = min(seconds, passes * self.profile.fixed_s) if tp > 1 else 0.0
         seconds = fixed + (seconds - fixed) * self.share
         terms = {"layers": seconds * self.work.products(1) / other.products(1) * self.contention}
         if tp > 1:
@@ -204,6 +204,14 @@ class Passes:
         """
         stages = [self.forward(micro, stage) for stage in range(self.layout.parallelism.pp)]
         return self._piped(stages, count, self.hop(micro), in_turn=in_turn)
+
+    def prompts(self, micro: Micro, count: int, *, in_turn: bool) -> Terms:
+        """`scoring` of prompts before their samples are generated: a whole model's layers are compiled for that."""
+        profile, sizes = self.profile, self.layout.parallelism
+        if profile is None or sizes.tp * sizes.pp > 1:
+            return self.scoring(micro, count, in_turn=in_turn)
+        layers = scaled(self._measured(profile.layer_s(micro.tokens, "prompts"), micro.tokens), self.work.shape.layers)
+        return scaled(added(layers, {"head": self.head(micro.head_rows)}), count)
 
     def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str, backward: int = 2) -> Terms:
         """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
@@ -102,6 +103,7 @@ KEPT_RUNS = 20
 class Profile(Settings):
     """
     forward, backward: (tokens of a row, seconds of a layer); a backward adds its gradients up
+    prompts:           (tokens of a row, seconds of a layer) of prompts in generation; empty: as in other forwards
     decode:            (samples, tokens of context of each, seconds of a layer)
     decode_by_layers:  the same of layers that are not compiled, as those of a part of a model; empty: not measured
     head:              (rows, seconds of the head's forward)
@@ -122,6 +124,7 @@ class Profile(Settings):
     memory_gib: float = Field(gt=0)
     forward: Points = Field(min_length=2)
     backward: Points = Field(min_length=2)
+    prompts: Points = ()
     decode: Steps = Field(min_length=2)
     decode_by_layers: Steps = ()
     head: Points = Field(min_length=2)
@@ -138,9 +141,14 @@ class Profile(Settings):
     error: float = Field(ge=0)
     runs: tuple[RunRecord, ...] = ()
 
-    def layer_s(self, tokens: float, *, backward: bool) -> float:
-        """Seconds of a layer over a row of so many tokens."""
-        return interpolated(self.backward if backward else self.forward, tokens)
+    def layer_s(self, tokens: float, of: Literal["forward", "backward", "prompts"] = "forward") -> float:
+        """Seconds of a layer over a row of so many tokens.
+
+        Args:
+            of: "prompts": in generation, which compiles the layers of a whole model.
+        """
+        points = {"forward": self.forward, "backward": self.backward, "prompts": self.prompts or self.forward}
+        return interpolated(points[of], tokens)
 
     @property
     def fixed_s(self) -> float:
@@ -161,7 +169,7 @@ class Profile(Settings):
         if not is_part:
             return _interpolated_steps(self.decode, samples, context / samples)
         measured = _interpolated_steps(self.decode_by_layers or self.decode, samples, context / samples)
-        return max(measured, self.layer_s(samples, backward=False))
+        return max(measured, self.layer_s(samples))
 
     def head_s(self, rows: float, *, backward: bool = False) -> float:
         """Seconds of the head over so many rows; a backward that was not measured takes two forwards."""

@@ -1,15 +1,67 @@
-"""How long work takes on a device, however busy the machine is. Imports torch."""
+"""How long work takes on a device, however busy the machine is and however its speed drifts. Imports torch."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 
 import torch
 
+MOST_REPEATS = 12
+BRIEF_S = 0.1
+"""Work is repeated at once until so much has passed; what is longer is repeated by rounds alone."""
+ROUNDS = 3
+LONG_S = 4.0
+"""Larger sizes are not measured once one took so long."""
+LEAST_SIZES = 2
+
+Size = tuple[int, ...]
+Seconds = tuple[float, ...]
+Work = Callable[[], Seconds]
+"""Measures some seconds once; the same ones each time that it is called."""
+
+
+def in_rounds(
+    families: Mapping[str, Mapping[Size, Work]], until: float, *, rounds: int = ROUNDS
+) -> dict[str, dict[Size, Seconds]]:
+    """Medians of what works measure by turns: each round has all of them, so that where the machine is fast for half a
+    minute it is so for each.
+
+    Args:
+        families: sizes from the least to the largest. Two of each are measured at least, larger ones unless one took
+            `LONG_S` or the time is up.
+        until: of `time.monotonic()`; a second round, and further ones, do not begin after it.
+        rounds: beside a first one, which warms up and counts only where it stays the only one.
+    """
+    measured = {name: _first_round(works, until) for name, works in families.items()}
+    for number in range(rounds):
+        if number > 0 and time.monotonic() > until:
+            break
+        for name, sizes in measured.items():
+            for size, taken in sizes.items():
+                taken.append(families[name][size]())
+    return {name: {size: _medians(taken) for size, taken in sizes.items()} for name, sizes in measured.items()}
+
+
+def _first_round(works: Mapping[Size, Work], until: float) -> dict[Size, list[Seconds]]:
+    """Each size that is measured, once."""
+    taken: dict[Size, list[Seconds]] = {}
+    for size, work in works.items():
+        started = time.monotonic()
+        taken[size] = [work()]
+        ended = time.monotonic()
+        if len(taken) >= LEAST_SIZES and (ended - started > LONG_S or ended > until):
+            break
+    return taken
+
+
+def _medians(taken: Sequence[Seconds]) -> Seconds:
+    return tuple(median(column) for column in zip(*(taken[1:] or taken), strict=True))
+
 
 def seconds_of(work: Callable[[], object], device: str) -> float:
-    """Typical seconds of some work, which is repeated.
+    """Typical seconds of some work.
 
     Args:
         device: kind of the device that it keeps busy.
@@ -23,16 +75,16 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
 
 
 def repeats(taken: Sequence[float]) -> Iterator[int]:
-    """Three times at least, the first of which warms up; further ones as long as they are short."""
-    for number in range(12):
-        if number >= 3 and sum(taken) > 0.3:
+    """Once, and again as long as it is brief."""
+    for number in range(MOST_REPEATS):
+        if number > 0 and sum(taken) > BRIEF_S:
             return
         yield number
 
 
 def typical(taken: Sequence[float]) -> float:
-    """The shortest: what else the machine does only adds to it. The first warms up."""
-    return min(taken[1:])
+    """The shortest: what else the machine does only adds to it. The first of several warms up."""
+    return min(taken[1:] or taken)
 
 
 def now(device: str) -> float:

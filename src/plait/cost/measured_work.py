@@ -1,0 +1,172 @@
+"""Work of one model, and how long it takes: forwards, backwards, steps of decoding, optimizer steps. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.cost.stopwatch import now, repeats, seconds_of, typical
+from plait.data.packed import PackedBatch, pack
+from plait.data.records import Prompt
+from plait.generation.engine import Engine
+from plait.generation.forward import PACK_STEPS
+from plait.generation.request import Request
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
+from plait.models.files.pretrained import new_module
+from plait.models.language_loading import from_module
+from plait.models.language_model import LanguageModel
+from plait.training.optimizer import MasterOptimizer
+from plait.training.settings import OptimizerSettings
+
+SAMPLE_TOKENS = 64
+"""Tokens of prompt and response in the rows of forwards."""
+PACKED_TIMES = 3
+
+
+def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str) -> LanguageModel:
+    """With random weights, and so many layers in place of the configuration's."""
+    from transformers import CONFIG_MAPPING
+
+    read = {**config, "num_hidden_layers": layers}
+    for key in ("layer_types", "mlp_layer_types"):
+        if isinstance(kinds := read.get(key), list) and kinds:
+            read[key] = [kinds[layer % len(kinds)] for layer in range(layers)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = new_module(CONFIG_MAPPING[read["model_type"]].from_dict(read), decoder_only=False)
+    model = from_module(module, None, dtype, device, name=f"{layers} layers")
+    model.tokenizer = _NoTexts()
+    return model
+
+
+class _NoTexts:
+    """A tokenizer where only numbers of tokens matter."""
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        return ""
+
+
+def _row(tokens: int, model: LanguageModel) -> PackedBatch:
+    """Samples of SAMPLE_TOKENS, all but the first token responses."""
+    sample_tokens = min(tokens, response_tokens(model.max_positions))
+    groups = [([1], [[2] * (sample_tokens - 1)]) for _ in range(tokens // sample_tokens)]
+    return pack(groups, model.device)
+
+
+def _logprobs(model: LanguageModel, batch: PackedBatch) -> Tensor:
+    return model.logprobs(batch, 1.0)[0]
+
+
+def forward_s(
+    model: LanguageModel, tokens: int, run: Callable[[LanguageModel, PackedBatch], Tensor] = _logprobs
+) -> float:
+    """Seconds of a forward without gradients."""
+    batch = _row(tokens, model)
+    with torch.no_grad():
+        return seconds_of(lambda: run(model, batch), model.device.type)
+
+
+def backward_s(
+    model: LanguageModel, tokens: int, run: Callable[[LanguageModel, PackedBatch], Tensor] = _logprobs
+) -> float:
+    """Seconds of a backward whose gradients are added up as in training, after a forward that is not counted."""
+    batch, optimizer = _row(tokens, model), optimizer_of(model)
+    taken: list[float] = []
+    for _ in repeats(taken):
+        with optimizer.collecting_gradients():
+            total = run(model, batch).sum()
+            started = now(model.device.type)
+            total.backward()
+            taken.append(now(model.device.type) - started)
+    return typical(taken)
+
+
+def layers_alone(model: LanguageModel, batch: PackedBatch) -> Tensor:
+    """Hidden states, which the head does not read."""
+    return model.stage(batch)
+
+
+def decode_s(model: LanguageModel, samples: int, context: int) -> float:
+    """Seconds of a step in which each of `samples` draws a token, after prompts of so many tokens."""
+    return _steps_s(model, samples, context, response_tokens(model.max_positions))
+
+
+def decode_by_layers_s(model: LanguageModel, samples: int, context: int) -> float:
+    """As `decode_s`, by the model's own layers: responses are too short for weights to be packed."""
+    return _steps_s(model, samples, context, min(PACK_STEPS - 1, response_tokens(model.max_positions)))
+
+
+def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int) -> float:
+    engine = _begun(model, samples, context, tokens)
+    taken: list[float] = []
+    for _ in repeats(taken):
+        started = now(model.device.type)
+        engine.step()
+        taken.append(now(model.device.type) - started)
+    engine.abort(0)
+    return typical(taken)
+
+
+def response_tokens(positions: int) -> int:
+    """Tokens of a response, of which some are drawn: more than steps are measured, where the model has room."""
+    return min(SAMPLE_TOKENS, positions // 2)
+
+
+def _begun(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
+    """An engine that has computed the prompt, and packed the weights if responses are long enough for that."""
+    engine = _engine(model, samples, context, tokens)
+    _begin(engine, samples, context, tokens)
+    return engine
+
+
+def _engine(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
+    settings = {"max_running": samples, "max_response_tokens": tokens, "max_prefill_tokens": context + 1}
+    return Engine(model, SamplingSettings.model_validate(settings))
+
+
+def _begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int = 1) -> None:
+    prompt, sampling = Prompt(0, "", (token_id,) * context), Sampling(max_tokens=tokens, stop_token_ids=())
+    engine.add(Request(prompt, samples, sampling, NoiseKey(0), (tokens,) * samples))
+    engine.step()
+
+
+def prompt_s(model: LanguageModel, context: int) -> float:
+    """Seconds of a prompt of so many tokens in generation, and of drawing a token; not those of packing weights."""
+    tokens = response_tokens(model.max_positions)
+    engine = _engine(model, 1, context, tokens)
+    taken: list[float] = []
+    for number in repeats(taken):
+        started = now(model.device.type)
+        _begin(engine, 1, context, tokens, 1 + number)  # no prompt begins as one before
+        assert engine.last_step is not None
+        taken.append(now(model.device.type) - started - engine.last_step.packing_s)
+        engine.abort(0)
+    return typical(taken)
+
+
+def packing_s(model: LanguageModel) -> float:
+    """Seconds in which an engine packs the model's weights again for the next responses; about zero where it does
+    not."""
+    tokens = response_tokens(model.max_positions)
+    engine = _engine(model, 1, 8, tokens)
+    taken: list[float] = []
+    for _ in range(PACKED_TIMES):
+        _begin(engine, 1, 8, tokens)
+        assert engine.last_step is not None
+        taken.append(engine.last_step.packing_s)
+        engine.abort(0)  # nothing is in flight: the copy goes, its memory stays
+    return typical(taken)
+
+
+def optimizer_s(model: LanguageModel) -> float:
+    """Seconds of an optimizer step for each number that it updates."""
+    optimizer = optimizer_of(model)
+    return seconds_of(lambda: optimizer.step(True), model.device.type) / optimizer.masters.numel()
+
+
+def optimizer_of(model: LanguageModel) -> MasterOptimizer:
+    return MasterOptimizer(model, OptimizerSettings.model_validate({}), 100)
