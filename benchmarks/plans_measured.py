@@ -210,10 +210,8 @@ def report_plans(algorithm: str, plans: Mapping[str, Beside], plain: Mapping[str
     picked = min(plans, key=lambda name: plans[name].predicted)
     best = min(plan.measured for plan in plans.values())
     mean = sum(abs(plan.error) for plan in plans.values()) / len(plans)
-    print(f"Kendall tau {kendall(pairs):.2f}; of the {len(apart)} of {len(pairs)} pairs that are further apart than")
-    print(
-        f"repeats of a plan {kendall(apart):.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best measured; "
-    )
+    print(f"Kendall tau {kendall(pairs):.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best")
+    print(f"tau of the {len(apart)} of {len(pairs)} pairs that are further apart than repeats {kendall(apart):.2f}")
     print(f"mean of the errors' sizes {mean:.1%}\n", flush=True)
 
 

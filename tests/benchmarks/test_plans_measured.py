@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 
@@ -21,9 +22,21 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_kendalls_tau_by_hand(measured: ModuleType) -> None:
     """Three plans: two pairs in the right order and one in the wrong one."""
-    assert measured.kendall([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)
-    assert measured.kendall([(1, 1), (2, 2), (3, 3)]) == 1.0
-    assert measured.kendall([(1, 2), (2, 1)]) == -1.0
+
+    def tau(*plans: tuple[float, float]) -> float:
+        return measured.kendall(combinations([measured.Beside(*plan) for plan in plans], 2))
+
+    assert tau((1, 1), (2, 3), (3, 2)) == pytest.approx(1 / 3)
+    assert tau((1, 1), (2, 2), (3, 3)) == 1.0
+    assert tau((1, 2), (2, 1)) == -1.0
+
+
+def test_plans_are_apart_that_differ_by_more_than_their_repeats(measured: ModuleType) -> None:
+    seconds, spread = measured.middle([[1.0, 1.2, 1.1], [1.4, 1.3, 1.5]])
+    assert (seconds, spread) == pytest.approx((1.25, 0.3))
+    plan, near, far = (measured.Beside(1.0, value, spread) for value in (seconds, 1.5, 1.6))
+    assert not measured.are_apart(plan, near)
+    assert measured.are_apart(plan, far)
 
 
 def test_settings_are_factors_of_a_recipe(measured: ModuleType) -> None:
