@@ -38,6 +38,8 @@ class Traits:
     is trained."""
     shares_devices: bool
     """Other calls may compute on its ranks while it generates: nothing leaves the devices in between."""
+    tells_lengths: bool = True
+    """`said` names unfinished samples."""
     computes_elsewhere: bool = False
     """Another program computes its log-probs: they are compared with the trainer's before the first step."""
 
@@ -103,6 +105,11 @@ class GenerationEngine(Protocol):
     @property
     def running(self) -> tuple[int, ...]:
         """Unfinished samples of each instance."""
+        ...
+
+    @property
+    def said(self) -> Mapping[Key, int]:
+        """Tokens that unfinished samples have at least; nothing is known of those that are not named."""
         ...
 
     @property

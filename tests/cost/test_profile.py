@@ -79,17 +79,15 @@ def test_measured_times_take_the_place_of_tables() -> None:
     assert trained.terms["head"] == pytest.approx(3 * 0.6)
 
 
-def test_scores_in_parts_are_more_forwards() -> None:
-    """Four prompts: a layer takes as long for 48 tokens as for 4 times 12, the head 1.2 s for 8 rows, 0.6 s for 2."""
+def test_the_last_score_in_parts_is_a_forward_more() -> None:
+    """Four prompts: a layer takes as long for 48 tokens as for twice 24, the head 1.2 s for 8 rows, 0.8 s for 4."""
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     workload = Workload(4, 1, lengths, micro_batch_tokens=100, gathers=True)
     made = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, PROFILE.cluster(2), profile=PROFILE)
-    scored = made.call("ref.logprobs", "score", Layout.on(range(1)))
-    assert scored.seconds == pytest.approx(4 * 4.8 + 1.2)
-    assert scored.in_parts_s == pytest.approx(4 * 0.6 - 1.2)
-    assert scored.times(2.0).in_parts_s == pytest.approx(2.4)
-    halves = made.call("ref.logprobs", "score", Layout.on(range(2), dp=2))
-    assert halves.in_parts_s == pytest.approx(2 * 0.6 - 0.8), "a copy has two prompts, and no more parts"
+    assert made.call("ref.logprobs", "score", Layout.on(range(1))).in_parts_s == 0.0, "the critic scores behind it"
+    scored = made.call("critic.values", "score", Layout.on(range(1)))
+    assert scored.in_parts_s == pytest.approx((2 * 0.8 - 1.2) / SHAPE.vocabulary), "one output in place of a vocabulary"
+    assert scored.times(2.0).in_parts_s == pytest.approx(2 * scored.in_parts_s)
 
 
 def test_generation_packs_its_weights() -> None:

@@ -18,9 +18,10 @@ import torch
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import scalar_of
+from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.streams import PartialRollout, where_free
+from plait.runtime.streams import HEARD, PartialRollout, RolloutParts, where_free
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
 from plait.schedule.work import MOVED_ON
@@ -141,24 +142,53 @@ def test_functions_score_while_the_reference_does(
     assert run(make_recipe(steps=1)).finished
 
 
-def test_a_part_of_a_rollout_is_there_when_its_last_sample_is() -> None:
+def test_a_part_of_a_rollout_is_there_when_no_other_group_can_come_before_it() -> None:
+    """Three prompts of 4 tokens with two samples each, all at a time; parts have 17 tokens. Prompt 2 ends first, with
+    responses of 1 and 2 tokens; what others have said then decides. Prompt 1 has 3 and 4: its 11 tokens do not fit."""
     prompts = [Prompt(uid, "", (1,) * 4) for uid in (3, 1, 2)]
     growing = PartialRollout(prompts, 2)
-    first, second = growing.parts(max_response_tokens=5, tokens_of_a_part=30)  # 4 + 2 · 5 tokens are expected of each
-    finish = lambda uid, index: growing.take(  # noqa: E731
-        Sample(next(p for p in prompts if p.uid == uid), index, (7,), (-1.0,), "", FinishReason.STOP)
-    )
-    assert finish(2, 0) is None
-    assert [sample.index for sample in finish(2, 1) or ()] == [0, 1]
-    assert first() is None
-    rows = second()
-    assert rows is not None
-    assert [sample.uid for sample in rows.samples] == ["2.0", "2.1"]
-    for uid, index in ((1, 1), (3, 0), (3, 1), (1, 0)):
-        finish(uid, index)
-    rows = first()
-    assert rows is not None
-    assert [sample.uid for sample in rows.samples] == ["1.0", "1.1", "3.0", "3.1"]
+    parts = RolloutParts(growing, PartSize(17), at_once=6)
+
+    def finish(uid: int, index: int, tokens: int) -> list[Sample] | None:
+        prompt = next(prompt for prompt in prompts if prompt.uid == uid)
+        return growing.take(Sample(prompt, index, (7,) * tokens, (-1.0,) * tokens, "", FinishReason.STOP))
+
+    def taken() -> tuple[str, list[str]] | None:
+        part = parts.take()
+        return None if part is None else (part[0], [sample.uid for sample in part[1].samples])
+
+    assert finish(2, 0, 1) is None
+    assert [sample.index for sample in finish(2, 1, 2) or ()] == [0, 1]
+    assert taken() is None, "a part has more than one group of so few tokens"
+    finish(1, 1, 4)
+    finish(1, 0, 3)
+    assert taken() is None, "prompt 3 may end before prompt 1"
+    for _ in range(HEARD):
+        growing.hear({(3, 0): 1, (3, 1): 3})
+    assert taken() is None, "with 4 tokens, as prompt 1, it would come first: it was asked for before"
+    for _ in range(HEARD):
+        growing.hear({(3, 0): 1, (3, 1): 4})
+    assert taken() == ("/p0", ["2.0", "2.1"])
+    assert taken() == ("/p1", ["1.0", "1.1"]), "as many tokens more would not fit"
+    assert (taken(), parts.left) == (None, 1)
+    finish(3, 0, 2)
+    finish(3, 1, 5)
+    assert taken() == ("/p2", ["3.0", "3.1"])
+    assert (taken(), parts.left) == (None, 0)
+
+
+class Numbered:
+    """Parts that are all there, of a group each."""
+
+    def __init__(self, count: int) -> None:
+        self.left, self._count = count, count
+
+    def take(self) -> tuple[str, Any] | None:
+        if not self.left:
+            return None
+        self.left -= 1
+        number = self._count - self.left - 1
+        return f"/p{number}", number
 
 
 def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
@@ -177,8 +207,7 @@ def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
     task = Task(((0, 1),), "score", iter(()), frozenset())
     task.beside = [task]
     instances = (frozenset({0}), frozenset({1}))
-    parts: list[Any] = [lambda number=number: number for number in range(6)]
-    work = where_free(parts, instances, task, call, "score")
+    work = where_free(Numbered(6), instances, task, call, "score")
     kept: list[tuple[int, frozenset[int], frozenset[int]]] = []
     while True:
         try:

@@ -28,7 +28,6 @@ from plait.schedule.timeline import Span, Timeline
 from tests.cases import slow_but
 
 PROMPTS, SAMPLES, INSTANCES, MAX_BATCH, STEPS = 8, 4, 2, 256, 3
-PARTS_PER_PROMPT = 1
 CALLS = 3
 """Models that score."""
 LEAST = 0.98
@@ -114,13 +113,13 @@ class Instances:
             self.next_s[place] = self.now_s + self.truth.move_s + self.truth.decode_s(self.running[place])
         self.moves, self.moved_s = None, self.truth.move_s
 
-    def all_scored_s(self, parts: Mapping[int, int]) -> float:
-        """When the last part is scored, each by whichever instance is free first, as a run does."""
-        whole = {
-            part: max(end for (uid, _), end in self.ended.items() if parts[uid] == part) for part in parts.values()
-        }
-        sizes = Counter(parts[uid] for uid, _ in self.ended)
-        work = [(whole[part], part, call) for call, part in product(range(CALLS), whole)]
+    @property
+    def all_scored_s(self) -> float:
+        """When the last group is scored, each by whichever instance is free first, as a run does."""
+        whole: dict[int, float] = {}
+        for (uid, _), end in self.ended.items():
+            whole[uid] = max(end, whole.get(uid, end))
+        work = [(whole[uid], uid, call) for call, uid in product(range(CALLS), whole)]
         free = [(at + self.truth.load_s, place) for place, at in enumerate(self.free_s)]
         heapq.heapify(free)
         end_s = 0.0
@@ -132,7 +131,7 @@ class Instances:
                 continue
             chosen = min(ready, key=lambda one: (one[2], one[1]))
             work.remove(chosen)
-            end_s = at + sizes[chosen[1]] * self.truth.score_s / CALLS
+            end_s = at + SAMPLES * self.truth.score_s / CALLS
             heapq.heappush(free, (end_s, place))
         return max(at for at, _ in free)
 
@@ -148,17 +147,16 @@ def off_s(truth: Seen, lengths: Mapping[Key, int]) -> float:
 def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Judge) -> tuple[float, int]:
     """(seconds until all is scored, samples that moved)"""
     instances = Instances(truth, lengths)
-    parts = {uid: uid // PARTS_PER_PROMPT for uid, _ in lengths}
     nothing: Any = iter(())
     task = Task(((0, 0),), "generate", nothing, frozenset(range(INSTANCES)))
     recipe: Any = SimpleNamespace(fusion="auto", sampling=SimpleNamespace(max_running=MAX_BATCH))
     engine: Any = instances
     judge.clock = lambda: instances.now_s
-    tail = Tail(task, engine, engine, recipe, Batch(dict.fromkeys(lengths, 8), parts), judge)
+    tail = Tail(task, engine, engine, recipe, Batch(dict.fromkeys(lengths, 8), SAMPLES), judge)
     for finished in instances.played():
         tail.look(finished)
     tail.end()
-    return instances.all_scored_s(parts), tail.num_moved
+    return instances.all_scored_s, tail.num_moved
 
 
 def timeline_of(seen: Seen) -> Timeline:
@@ -227,7 +225,7 @@ def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: s
         gate = FusionGate(Experience(tmp_path / f"{number}.jsonl", [list(one.values()) for one in before]))
         gate.experience.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
         gate.learn(timeline_of(seen), [*before[-1].values()], INSTANCES)
-        size = RolloutSize(PROMPTS * SAMPLES, INSTANCES, MAX_BATCH, SAMPLES * PARTS_PER_PROMPT)
+        size = RolloutSize(PROMPTS * SAMPLES, INSTANCES, MAX_BATCH, SAMPLES)
         auto = [auto_s(truth, lengths, gate.judge(step, "actor.generate", size)) for step, lengths in enumerate(steps)]
         for without, (seconds, moved) in zip(off, auto, strict=True):
             assert without / seconds >= LEAST, f"{moved} moved, seen {fixed, each, score, move} of the truth"

@@ -40,6 +40,7 @@ from plait.workers.messages import (
     pack_samples,
     unpack_requests,
     unpack_rows,
+    unpack_said,
     unpack_samples,
 )
 from tests.runtime.placed_runs import where
@@ -78,8 +79,12 @@ def test_rows_travel_bit_by_bit() -> None:
 def test_samples_come_back_with_the_prompts_that_were_asked() -> None:
     samples = samples_of()
     asked = {sample.prompt.uid: sample.prompt for sample in samples}
-    body = pack_samples(samples).to_bytes()
-    assert unpack_samples(Message.from_bytes(np.frombuffer(body, dtype=np.uint8)), asked) == samples
+    said = {(7, 1): 3, (8, 0): 0}
+    message = Message.from_bytes(np.frombuffer(pack_samples(samples, said).to_bytes(), dtype=np.uint8))
+    assert unpack_samples(message, asked) == samples
+    assert unpack_said(message) == said
+    nothing = pack_samples([], {})
+    assert (unpack_samples(nothing, asked), unpack_said(nothing)) == ((), {})
 
 
 def test_requests_travel_whole() -> None:

@@ -106,7 +106,7 @@ def test_scores_on_ranks_of_their_own_are_computed_beside_generation_in_parts() 
 def test_ranks_without_samples_score_while_others_generate() -> None:
     """Four instances that have 2.4 s to spare each in the mean: scores of 4 s are begun in them, all but a quarter of
     each (1.5, 0.75 and 0.15 of the last). Gathering would end generation 0.5 s later, and have 3 s to spare. Ranks end
-    half a part of a score apart, of a score of 2 s in half of the cases, of one of 1 s in a quarter each: 0.1875 s."""
+    a sixteenth of a score apart, of a score of 2 s in half of the cases, of one of 1 s in a quarter each: 0.09375 s."""
     away = (Tail(10.4, 9.6), Tail(10.9, 12.0, 0.05))
     plan = complete(named_plan("colocated", PPO, MODELS, 4), PPO, MODELS, "plan")
     graph = replace(GRAPH, fuses=True)
@@ -115,8 +115,8 @@ def test_ranks_without_samples_score_while_others_generate() -> None:
         for one, tails in ((GRAPH, away), (graph, away[:1]), (graph, (away[0], Tail(9.9, 12.0, 0.05))))
     )
     assert plain.seconds_per_step == pytest.approx(23.4)
-    assert fused.seconds_per_step == pytest.approx(23.4 - 2.4 + 0.1875)
-    assert gathered.seconds_per_step == pytest.approx(23.4 - 0.5 - 3.0 + 0.1875)
+    assert fused.seconds_per_step == pytest.approx(23.4 - 2.4 + 0.09375)
+    assert gathered.seconds_per_step == pytest.approx(23.4 - 0.5 - 3.0 + 0.09375)
     assert predict(plan, graph, costs(4, tails=away)).seconds_per_step == fused.seconds_per_step
 
 

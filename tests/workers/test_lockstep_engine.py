@@ -37,15 +37,19 @@ class Tokens:
     def __init__(self, log: list[str] | None = None) -> None:
         self.log = [] if log is None else log
         self.left: dict[int, Request] = {}
-        self.said: dict[int, int] = {}
+        self.drawn: dict[int, int] = {}
         self.last_step, self.received_bytes = StepRecord(StepKind.DECODE, 1, 1, 1, 0, 0, 1, 0), 0
 
     @property
     def has_work(self) -> bool:
         return bool(self.left)
 
+    @property
+    def said(self) -> dict[tuple[int, int], int]:
+        return {(uid, 0): self.drawn[uid] for uid in self.left}
+
     def add(self, request: Request) -> None:
-        self.left[request.prompt.uid], self.said[request.prompt.uid] = request, 0
+        self.left[request.prompt.uid], self.drawn[request.prompt.uid] = request, 0
 
     def update_weights(self, version: int) -> None:
         assert not self.left
@@ -58,8 +62,8 @@ class Tokens:
         self.log.append(f"step with {sorted(self.left)}")
         ended = []
         for uid, asked in list(self.left.items()):
-            self.said[uid] += 1
-            if self.said[uid] == asked.sampling.max_tokens:
+            self.drawn[uid] += 1
+            if self.drawn[uid] == asked.sampling.max_tokens:
                 ended.append(Sample(self.left.pop(uid).prompt, 0, (), (), "", FinishReason.STOP))
         return ended
 

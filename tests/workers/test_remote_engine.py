@@ -56,7 +56,7 @@ class Ranks:
     def finish(self, rank: int, *asked: Request) -> None:
         """All samples of these requests are on their way from this rank."""
         samples = [Sample(r.prompt, i, (), (), "", FinishReason.STOP) for r in asked for i in range(r.num_samples)]
-        message = pack_samples(samples)
+        message = pack_samples(samples, {})
         self.coming.append((rank, Message({**message.header, "answers": 1}, message.arrays)))
 
 

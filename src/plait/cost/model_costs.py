@@ -21,12 +21,11 @@ from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.traffic import Traffic
 from plait.cost.working_memory import LargestBatch, activation_bytes, head_gradient_bytes, logits_bytes
 from plait.cost.workload import Samples, Workload
-from plait.dataflow import Dataflow, Node
+from plait.dataflow import CallKind, Dataflow, Node
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import held_elements, stage_bounds
 from plait.models.shape import ModelShape
-from plait.policy.fusion_gate import PARTS_OF_AN_INSTANCE
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES, parameter_bytes
@@ -128,10 +127,15 @@ class ModelCosts:
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
         working = self._forward_bytes(node, layout, budget, train=False)
-        in_parts_s, parts = 0.0, min(PARTS_OF_AN_INSTANCE, ceil(samples.prompts / layout.parallelism.dp))
-        if self.workload.gathers and parts > count:  # a forward of few tokens takes longer for each
-            in_parts_s = max(0.0, total(passes.scoring(micro / (parts / count), parts)) - whole_s)
+        in_parts_s = 0.0
+        if self.workload.gathers and self._scores_last(node):  # its last parts are small: about a forward more
+            in_parts_s = max(0.0, total(passes.scoring(micro / ((count + 1) / count), count + 1)) - whole_s)
         return CallCost(total(terms), terms, num_bytes, working, in_parts_s=in_parts_s)
+
+    def _scores_last(self, node: Node) -> bool:
+        """Whether no other model scores the same samples behind it."""
+        others = (other for other in self.flow.nodes if other.kind is CallKind.SCORE and other.rows == node.rows)
+        return not any(other.id > node.id and str(other.role) in self.shapes for other in others)
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training

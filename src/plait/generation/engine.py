@@ -34,7 +34,7 @@ from plait.generation.state import EngineState
 from plait.generation.turns import Landed, Turn, Turns
 from plait.models.language_model import LanguageModel
 from plait.policy.shares import has_room, next_share, num_wanted
-from plait.policy.step import Share, StepPlan
+from plait.policy.step import Key, Share, StepPlan
 from plait.speculation.counts import Counts
 
 
@@ -95,6 +95,11 @@ class Engine:
     def received_bytes(self) -> int:
         """Activations that came from other ranks of the instance, so far."""
         return self.model.team.received_bytes
+
+    @property
+    def said(self) -> dict[Key, int]:
+        """Tokens of each sample that has begun and not ended."""
+        return {key: len(response.token_ids) for key, response in self.state.flight.started.items()}
 
     @property
     def speculation(self) -> Counts | None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.planner.plan_problem import PlanProblem
-from plait.policy.fusion_gate import PARTS_OF_AN_INSTANCE
 from plait.simulator.places import Place
 from plait.simulator.step_program import IDLE
 from plait.simulator.step_simulator import StepSimulator
+from plait.simulator.tails import LAST_SHARE
 
 EXCESS_WEIGHT = 3.0
 """What too much memory weighs, as a share of a device's."""
@@ -71,7 +71,7 @@ class Objective:
             graph, seconds = self._problem.graph, sum(place.seconds)
             mode = graph.slots[place.slot].mode
             if mode == "score" and graph.fuses:
-                seconds /= PARTS_OF_AN_INSTANCE
+                seconds *= LAST_SHARE
             elif mode == "train":
                 seconds -= sum(cost.terms.get(IDLE, 0.0) for cost in place.costs)
             elif place.costs[0].tails:

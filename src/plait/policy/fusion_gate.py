@@ -17,8 +17,6 @@ from statistics import median
 from plait.policy.threshold import Left, Rollout, Waiting, comings, drained, finish_times, merged, tune
 from plait.schedule.plan import FUSION, Plan
 
-PARTS_OF_AN_INSTANCE = 4
-"""That an instance scores its share in where devices are free, at least: so that all end at about the same time."""
 LEAST_SHARE = 0.02
 """What gathering must gain, of a step."""
 TIMES_MOVES = 3.0
@@ -44,7 +42,7 @@ def fuses(fusion: float | str, plan: Plan) -> bool:
 @dataclass(frozen=True)
 class RolloutSize:
     """What a rollout is: samples in all, instances that generate them, how many an instance takes at once, and how many
-    are scored together (a part), when the last of them has ended."""
+    can be scored together (those of a prompt), when the last of them has ended."""
 
     samples: int
     instances: int
@@ -141,7 +139,7 @@ def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: i
 class Remaining:
     """What of a rollout is left.
 
-    unfinished: of each instance: the number of the part with which each unfinished sample is scored
+    unfinished: of each instance: the prompt of each unfinished sample, whose samples are scored when all have ended
     steps_done: of generation, about
     waiting_s:  instance seconds of scoring that wait
     """

@@ -29,7 +29,7 @@ class Rollout:
     migration_s:   seconds during which the samples that move stand still
     frees:         an instance whose samples have all ended scores, whether others move or not; else all score after the
                    last sample, but for instances that a migration frees
-    together:      samples of an instance, one behind the other, that are scored at once (a part), when the last of them
+    together:      samples of an instance, one behind the other, that can be scored (a prompt's), when the last of them
                    has ended; where `frees`
     load_s:        from when an instance is free until it scores: weights come back
     """

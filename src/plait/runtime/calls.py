@@ -13,12 +13,13 @@ from plait.dataflow import CallKind, Dataflow, Level, Node, Score
 from plait.engines import Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
+from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
-from plait.runtime.streams import Spread, in_parts, where_free
+from plait.runtime.streams import Parts, RolloutParts, Spread, Table, in_parts, where_free
 from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
@@ -39,7 +40,7 @@ class Calls:
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
         self.rewarding = RewardCalls(flow, roles, recorder, progress)
         self.rollout = Rollout(flow, self.rewarding, recipe, progress)
-        self._max_response_tokens = recipe.sampling.max_response_tokens
+        self._max_running = recipe.sampling.max_running
         self._groups = self._groups_of()
 
     def mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
@@ -121,15 +122,25 @@ class Calls:
 
     def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
         """What is scored together, and where: the rows of the call, or parts of them as they are there."""
-        trainer, limit = self.trainer(node), self._max_response_tokens
+        trainer = self.trainer(node)
         if trainer is not None and self.scores_where_free(node):
             rollout, instances = state.growing[node.rows], trainer.scoring_instances
-            parts = rollout.parts(limit, min(rollout.share(limit, len(instances)), trainer.tokens_of_a_part))
-            return partial(where_free, parts, instances, task)
-        parts = [lambda: state.born[node.rows]]
+            readers = [other for other in self._flow.nodes if other.rows == node.rows]
+            is_last = not any(self.scores_where_free(other) for other in readers if other.id > node.id)
+            size = PartSize(trainer.tokens_of_a_part // len(instances), len(instances) if is_last else None)
+            return partial(where_free, RolloutParts(rollout, size, self._running(node)), instances, task)
+        parts: Parts = Table(lambda: state.born[node.rows])
         if trainer is not None and self.streams(node):
-            parts = state.growing[node.rows].parts(limit, trainer.tokens_of_a_part)
+            rollout, size = state.growing[node.rows], PartSize(trainer.tokens_of_a_part)
+            parts = RolloutParts(rollout, size, self._running(node))
         return partial(in_parts, parts)
+
+    def _running(self, node: Node) -> int:
+        """Samples that run at a time in the rollout that a call scores. An engine that does not tell how long they are
+        by now is taken to end with each before it begins with the next."""
+        engine = self._model(self._flow.nodes[node.rows]).engine
+        assert engine is not None, f"{node.call}: nobody generates what it scores"
+        return engine.traits.num_instances * self._max_running if engine.traits.tells_lengths else 1
 
     def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
         self._progress.phase(node.call, 0, "actions")

@@ -120,15 +120,14 @@ class Planning:
                 owners[model.role] = ("base", model.name, model.has_head)
             elif not model.trained:
                 owners[model.role] = ("frozen", model.name, model.scalar)
-        longest = self.lengths.prompts.longest
-        group = longest + recipe.samples_per_prompt * recipe.sampling.max_response_tokens
+        group = self.lengths.prompts.mean + recipe.samples_per_prompt * self.lengths.responses.mean
         return StepGraph.of(
             self.flow,
             [model.role for model in self.models],
             [model.role for model in self.models if is_reward(model, self.flow)],
             functions=[role for role in self.flow.roles if role in self._function_s],
             owners=owners,  # type: ignore[arg-type]
-            rollouts=Rollouts(recipe.prompts_per_step, group, recipe.micro_batch_tokens),
+            rollouts=Rollouts(recipe.prompts_per_step, round(group), recipe.micro_batch_tokens),
             nested=recipe.dtype == "bfloat16" and not adapted,
             fuses=recipe.fusion != "off",
             ahead=recipe.max_staleness > 0,

@@ -17,7 +17,7 @@ from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.step import StepState
-from plait.runtime.streams import Spread, in_parts
+from plait.runtime.streams import Spread, Table, in_parts
 from plait.schedule.work import Work
 from plait.workers.recorder import Recorder
 
@@ -77,7 +77,7 @@ class RewardCalls:
             raise RunError(f"{rollout.call}: `resample` asks the role `{role}`, but the flow does not score by it")
         samples = tuple(sample for group in groups for sample in group)
         totals = yield from self._of_functions(samples, node, state)
-        yield from self._of_model(partial(in_parts, [lambda: Rows(samples)]), node, state)
+        yield from self._of_model(partial(in_parts, Table(lambda: Rows(samples))), node, state)
         by_sample = self._with_model(totals, node, state)
         return [np.array([by_sample[sample.uid] for sample in group]) for group in groups]
 

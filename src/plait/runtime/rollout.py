@@ -177,13 +177,14 @@ class Rollout:
         tail = None
         if fused is not None:
             assert engine.moves is not None, f"{node.call}: nothing can be gathered"
-            batch = self._batch(growing, engine)
+            batch = Batch({(p.uid, index): len(p.token_ids) for p in prompts for index in range(count)}, count)
             tail = Tail(fused, engine, engine.moves, self._recipe, batch, self._judge(node, engine, state, batch))
         balance = self._balance(node, engine, state, prompts)
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
             if self._rewarding.poll(node):
                 done = done or MOVED_ON
+            growing.hear(engine.said)
             for sample in finished:
                 if (group := growing.take(sample)) is not None:
                     self._rewarding.submit(node, group, state)
@@ -199,23 +200,15 @@ class Rollout:
         if tail is not None or balance is not None:
             counts = [moves.num_moved for moves in (tail, balance) if moves is not None]
             state.count("perf/samples_moved", sum(counts))
+        growing.hear({})
         return list(growing.groups.values())
-
-    def _batch(self, growing: PartialRollout, engine: GenerationEngine) -> Batch:
-        """What is generated, and what of it is scored together by models with as many copies as there are instances."""
-        limit, copies = self._recipe.sampling.max_response_tokens, engine.traits.num_instances
-        most = min(growing.share(limit, copies), copies * self._recipe.micro_batch_tokens)
-        samples = range(growing.count)
-        prompts = {(prompt.uid, index): len(prompt.token_ids) for prompt in growing.prompts for index in samples}
-        return Batch(prompts, growing.numbers(limit, most))
 
     def _judge(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Judge | None:
         """Who judges this rollout; None: the recipe says when samples are gathered."""
         if self._recipe.fusion != "auto" or self.gate is None:
             return None
-        most, samples = self._recipe.sampling.max_running, len(batch.prompts)
-        together = -(-samples // len({*batch.parts.values()}))
-        size = RolloutSize(samples, engine.traits.num_instances, most, together)
+        most = self._recipe.sampling.max_running
+        size = RolloutSize(len(batch.prompts), engine.traits.num_instances, most, batch.per_prompt)
         return self.gate.judge(state.step, node.call, size)
 
     def _balance(

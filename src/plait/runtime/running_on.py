@@ -121,11 +121,13 @@ class RunningOn:
             if not repeats:  # else its samples stop by themselves
                 beside.halt(engine, parks=self._keeps)
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
+            growing.hear(engine.said)
             if self._rewarding.poll(node):
                 done = done or MOVED_ON
             for sample in finished:
                 self._deliver(sample)
             yield done
+        growing.hear({})
         for key in mine:
             self._out.pop(key, None)
         return len(growing.whole) == len(state.prompts)

@@ -1,34 +1,36 @@
-"""Scoring that begins before all samples are there: rows in parts, each as soon as it is whole.
+"""Scoring that begins before all samples are there: rows in parts, each as soon as it is known and whole.
 
-Which samples make a part depends on what was asked for, never on who was finished first: packed together they are
-computed together, and a rounding must not depend on the clock.
+Which samples make a part depends on the samples, never on the clock (`policy.score_parts`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
-from plait.policy.fusion_gate import PARTS_OF_AN_INSTANCE
+from plait.policy.score_parts import PartSize, SampleLength, next_part, settled
+from plait.policy.step import Key
 from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
 from plait.workers.ranks import LEADER
-
-Part = Callable[[], Rows | None]
-"""Rows that are scored by one call; None: they are not there yet."""
 
 Scored = tuple[Rows, FloatArray]
 """Rows, and a number for each of them or of their tokens."""
 
 
 Call = Callable[[Rows, str, int | None], Work[FloatArray]]
-"""Scores a part, from its rows, its name (`ref.logprobs/p1` of several), and the number of the copy of the model that
+"""Scores a part, from its rows, its name (`ref.logprobs/p1` of a rollout), and the number of the copy of the model that
 computes it; None: all copies do, each a share."""
 
 Spread = Callable[[Call, str], Work[list[Scored]]]
 """Scores all parts by a call of this name: (its rows, the result) of each, in their order."""
+
+
+HEARD = 16
+"""Steps after which what unfinished samples have said may settle what is scored together, though none has ended."""
 
 
 class PartialRollout:
@@ -42,6 +44,12 @@ class PartialRollout:
         self.prompts = tuple(prompts)
         self.count = count
         self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
+        self.num_whole = 0
+        """Groups of which all samples are finished."""
+        self.news = 0
+        """Grows with each sample that is finished, and every few times that others were heard of."""
+        self._said: Mapping[Key, int] = {}
+        self._times_heard = 0
 
     @property
     def unfinished(self) -> Iterator[tuple[int, int]]:
@@ -66,57 +74,114 @@ class PartialRollout:
         """A finished sample; its group by index, if it was the last of it."""
         group = self.groups[sample.prompt.uid]
         group.append(sample)
+        self.news += 1
         if len(group) < self.count:
             return None
+        self.num_whole += 1
         group.sort(key=lambda member: member.index)
         return group
 
-    def rows_of(self, uids: Sequence[int]) -> Rows | None:
-        """The samples of some prompts; None while one of them is not finished."""
-        groups = [self.groups[uid] for uid in uids]
-        if any(len(group) < self.count for group in groups):
+    def hear(self, said: Mapping[Key, int]) -> None:
+        """Tokens that unfinished samples have by now, or will have; of those that are not named nothing is known."""
+        self._said = said
+        self._times_heard += 1
+        self.news += self._times_heard % HEARD == 0
+
+    def lengths_of(self, uid: int) -> list[SampleLength]:
+        """Of the samples of a prompt, by index."""
+        finished = {sample.index: len(sample.token_ids) for sample in self.groups[uid]}
+        return [
+            SampleLength(finished[index], ended=True)
+            if index in finished
+            else SampleLength(self._said.get((uid, index), 0), ended=False)
+            for index in range(self.count)
+        ]
+
+    def rows_of(self, uids: Sequence[int]) -> Rows:
+        """The samples of some prompts, all finished."""
+        return Rows(tuple(sample for uid in uids for sample in self.groups[uid])).ordered()
+
+    def tokens_of(self, uid: int) -> int:
+        """Of a prompt and its finished samples."""
+        group = self.groups[uid]
+        return len(group[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in group)
+
+
+class Parts(Protocol):
+    """What calls score of a table, a part at a time."""
+
+    @property
+    def left(self) -> int:
+        """Groups that no part has that was taken."""
+        ...
+
+    def take(self) -> tuple[str, Rows] | None:
+        """The next part: what stands behind the name of the call in the name of its actions, and its rows. None: it is
+        not known yet, or there is none."""
+        ...
+
+
+class Table:
+    """One part, which has all rows of a table."""
+
+    def __init__(self, rows: Callable[[], Rows]) -> None:
+        self._rows = rows
+        self.left = 1
+
+    def take(self) -> tuple[str, Rows] | None:
+        """See `Parts`."""
+        if not self.left:
             return None
-        return Rows(tuple(sample for group in groups for sample in group)).ordered()
-
-    def expected_tokens(self, max_response_tokens: int) -> int:
-        """Tokens of all groups, if all responses were as long as they may be."""
-        return sum(len(prompt.token_ids) + self.count * max_response_tokens for prompt in self.prompts)
-
-    def parts(self, max_response_tokens: int, tokens_of_a_part: int) -> list[Part]:
-        """Whole groups in the order of the prompts: as many in a part as would have at most `tokens_of_a_part` if all
-        responses were as long as they may be, or one."""
-        parts: defaultdict[int, list[int]] = defaultdict(list)
-        for uid, number in self.numbers(max_response_tokens, tokens_of_a_part).items():
-            parts[number].append(uid)
-        return [lambda uids=uids: self.rows_of(uids) for uids in parts.values()]
-
-    def numbers(self, max_response_tokens: int, tokens_of_a_part: int) -> dict[int, int]:
-        """Uid of a prompt → the number of the part of `parts` that its group is in."""
-        numbers: dict[int, int] = {}
-        number = tokens = 0
-        for prompt in self.prompts:
-            expected = len(prompt.token_ids) + self.count * max_response_tokens
-            if numbers and tokens + expected > tokens_of_a_part:
-                number, tokens = number + 1, 0
-            numbers[prompt.uid] = number
-            tokens += expected
-        return numbers
-
-    def share(self, max_response_tokens: int, copies: int) -> int:
-        """Tokens of a part, where each of so many copies of a model is to have some."""
-        return -(-self.expected_tokens(max_response_tokens) // (PARTS_OF_AN_INSTANCE * copies))
+        self.left = 0
+        return "", self._rows()
 
 
-def in_parts(parts: Sequence[Part], call: Call, name: str) -> Work[list[Scored]]:
+class RolloutParts:
+    """Parts of a rollout as its groups end.
+
+    Args:
+        at_once: of its samples, that are taken to run at a time.
+    """
+
+    def __init__(self, rollout: PartialRollout, size: PartSize, at_once: int) -> None:
+        self._rollout, self._size, self._at_once = rollout, size, at_once
+        self._taken = self._number = 0
+        self._order: list[int] = []
+        """Uids of prompts whose place in the order is known: in it."""
+        self._news = -1
+        """`PartialRollout.news` as that was known."""
+
+    @property
+    def left(self) -> int:
+        """See `Parts`."""
+        return len(self._rollout.prompts) - self._taken
+
+    def take(self) -> tuple[str, Rows] | None:
+        """See `Parts`."""
+        rollout = self._rollout
+        if self._news != rollout.news and len(self._order) < rollout.num_whole:
+            self._news = rollout.news
+            places = settled([rollout.lengths_of(prompt.uid) for prompt in rollout.prompts], self._at_once)
+            self._order = [rollout.prompts[place].uid for place in places]
+        uids = self._order[self._taken :]
+        count = next_part([rollout.tokens_of(uid) for uid in uids], self.left, self._size)
+        if count is None:
+            return None
+        name = f"/p{self._number}"
+        self._taken, self._number = self._taken + count, self._number + 1
+        return name, rollout.rows_of(uids[:count])
+
+
+def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:
     """Score parts by all copies of the model, each part as soon as it is there, in their order. Several calls may be on
     their way."""
-    names = [name] if len(parts) == 1 else [f"{name}/p{number}" for number in range(len(parts))]
-    waiting, going = deque(zip(parts, names, strict=True)), deque[tuple[Rows, Work[FloatArray]]]()
+    going = deque[tuple[Rows, Work[FloatArray]]]()
     scored: list[Scored] = []
-    while waiting or going:
+    while parts.left or going:
         done = None
-        while waiting and (rows := waiting[0][0]()) is not None:
-            going.append((rows, call(rows, waiting.popleft()[1], None)))
+        while (part := parts.take()) is not None:
+            suffix, rows = part
+            going.append((rows, call(rows, name + suffix, None)))
             done = next(going[-1][1])
         if done is None and going:
             rows, work = going[0]
@@ -131,12 +196,12 @@ def in_parts(parts: Sequence[Part], call: Call, name: str) -> Work[list[Scored]]
 
 
 def where_free(
-    parts: Sequence[Part], instances: Sequence[frozenset[int]], task: Task, call: Call, name: str
+    parts: Parts, instances: Sequence[frozenset[int]], task: Task, call: Call, name: str
 ) -> Work[list[Scored]]:
     """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
 
     Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
-    are told of a part more than they are at, while there is one for each copy: the leader may be in the middle of an
+    are told of a part more than they are at, while groups are left for each copy: the leader may be in the middle of an
     action when they have ended the first. For the same reason they are let go when all parts are given out, not when
     they have ended theirs, and before the leader computes its own: they are told of another call's part behind it.
 
@@ -144,25 +209,25 @@ def where_free(
         instances: the ranks of each.
         task: of this call; it keeps busy the ranks of the instances that are at work.
     """
-    waiting = dict(enumerate(parts))
     going: list[deque[tuple[int, Rows, Work[FloatArray]]]] = [deque() for _ in instances]
     leader_last = sorted(range(len(instances)), key=lambda place: LEADER in instances[place])
     scored: dict[int, Scored] = {}
-    while waiting or any(going):
+    given, part = 0, None
+    while part is not None or parts.left or any(going):
         moved = False
         for had in (0, 1):
             for place in leader_last:
                 ranks, leads = instances[place], LEADER in instances[place]
-                if len(going[place]) != had or (had and (leads or len(waiting) < len(instances))):
+                if len(going[place]) != had or (had and (leads or parts.left < len(instances))):
                     continue
-                number, rows = _next_part(waiting)
-                if rows is not None and (had or task.take(ranks)):
-                    del waiting[number]
-                    going[place].append((number, rows, call(rows, f"{name}/p{number}", place)))
-                    moved = True
+                part = part or parts.take()
+                if part is not None and (had or task.take(ranks)):
+                    (suffix, rows), part = part, None
+                    going[place].append((given, rows, call(rows, name + suffix, place)))
+                    given, moved = given + 1, True
                     if not leads:
                         yield next(going[place][-1][2]) or MOVED_ON
-        if not waiting:
+        if part is None and not parts.left:
             task.share([rank for ranks in instances if LEADER not in ranks for rank in ranks])
         for place in leader_last:
             queue = going[place]
@@ -185,11 +250,3 @@ def where_free(
                 moved = True
         yield MOVED_ON if moved else None
     return [scored[number] for number in sorted(scored)]
-
-
-def _next_part(waiting: Mapping[int, Part]) -> tuple[int, Rows | None]:
-    """The first part whose samples are all there, and its rows; None: there is none."""
-    for number, part in waiting.items():
-        if (rows := part()) is not None:
-            return number, rows
-    return 0, None

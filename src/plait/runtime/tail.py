@@ -6,7 +6,7 @@ kept in the run's folder, and a run that is resumed decides the same again.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -140,11 +140,10 @@ class Judge:
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of a rollout. prompts: sample → tokens of its prompt; parts: uid of a prompt → the number of the part
-    that its samples are scored with"""
+    """The samples of a rollout. prompts: sample → tokens of its prompt; per_prompt: samples of each"""
 
     prompts: Mapping[Key, int]
-    parts: Mapping[int, int]
+    per_prompt: int
 
 
 class Tail:
@@ -170,8 +169,8 @@ class Tail:
         self._most = int(recipe.fusion * len(batch.prompts)) if isinstance(recipe.fusion, float) else 0
         self._max_batch = recipe.sampling.max_running
         self._unfinished = len(batch.prompts)
-        self._sizes = Counter(batch.parts[uid] for uid, _ in batch.prompts)
-        """Samples of each part that nobody can have scored yet."""
+        self._open = {uid for uid, _ in batch.prompts}
+        """Prompts whose samples nobody can have scored yet."""
         self._steps = 0.0
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
@@ -195,9 +194,10 @@ class Tail:
     def _gathers(self) -> bool:
         if self._judge is None:
             return 0 < self._unfinished <= self._most
-        unfinished = [[self._batch.parts[uid] for uid, _ in keys] for keys in self._moves.unfinished]
-        for part in self._sizes.keys() - {part for parts in unfinished for part in parts}:
-            self._waiting_s += self._sizes.pop(part) * self._judge.score_s()
+        unfinished = [[uid for uid, _ in keys] for keys in self._moves.unfinished]
+        ended = self._open.difference(*unfinished)
+        self._open -= ended
+        self._waiting_s += len(ended) * self._batch.per_prompt * self._judge.score_s()
         return self._judge.gathers(Remaining(unfinished, int(self._steps), self._waiting_s))
 
     def _gather(self) -> None:

@@ -50,7 +50,7 @@ class Rollouts:
     """What parts samples are scored in beside generation, as `runtime.streams` cuts them.
 
     groups:       prompts of a step
-    group_tokens: of a prompt with its samples, were all responses as long as they may be
+    group_tokens: of a prompt with its samples, in the mean
     micro_batch_tokens: the recipe's
     """
 

@@ -1,6 +1,6 @@
 """How a generation ends where scoring may begin on ranks that have no samples left (stage fusion), as a fluid: what is
-idle until its end scores, all but the last part of each instance's share. Ranks that score parts do not end together:
-they are half a part of a call apart in the mean, of which each call has its share.
+idle until its end scores, all but the last parts of each call. Ranks that score parts do not end together: they are
+half a small part of the last call apart in the mean, of which each call has its share.
 
 The rules are those of a run's gate (`policy.fusion_gate`), with what is foretold in place of what was measured.
 """
@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from plait.policy.fusion_gate import LEAST_SHARE, PARTS_OF_AN_INSTANCE, TIMES_MOVES
+from plait.policy.fusion_gate import LEAST_SHARE, TIMES_MOVES
 from plait.simulator.costs import Tail
+
+LAST_SHARE = 1 / 4
+"""Of each call, that is scored behind the last sample at least: groups end late that have a long one."""
+APART = 1 / 16
+"""Of the last call, by which ranks end apart."""
 
 
 @dataclass
@@ -33,9 +38,9 @@ class Spare:
         """Seconds of a score on these ranks that are behind it when the generation has ended, less those by which its
         ranks end apart; what it takes of the spare is taken."""
         taken = sum(seconds_taken for ranks, seconds_taken in self.used if ranks & mask)
-        hidden_s = max(0.0, min(self.each_s - taken, seconds * (1 - 1 / PARTS_OF_AN_INSTANCE)))
+        hidden_s = max(0.0, min(self.each_s - taken, seconds * (1 - LAST_SHARE)))
         self.used.append((mask, hidden_s))
-        return hidden_s - seconds / (2 * PARTS_OF_AN_INSTANCE) * min(1.0, seconds / self.scores_s)
+        return hidden_s - APART * seconds * min(1.0, seconds / self.scores_s)
 
 
 def spare_of(tails: Sequence[Tail], instances: int, scores_s: float) -> Spare:
@@ -50,7 +55,7 @@ def spare_of(tails: Sequence[Tail], instances: int, scores_s: float) -> Spare:
 
     def done_s(tail: Tail) -> float:
         """Until all is scored."""
-        return tail.end_s + scores_s - min(tail.idle_s / instances, scores_s * (1 - 1 / PARTS_OF_AN_INSTANCE))
+        return tail.end_s + scores_s - min(tail.idle_s / instances, scores_s * (1 - LAST_SHARE))
 
     best = min(tails, key=done_s)
     needed = max(LEAST_SHARE * done_s(first), TIMES_MOVES * best.move_s)

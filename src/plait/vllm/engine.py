@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,7 +83,10 @@ class VllmEngine:
     moves = None
     not_compiled = None
     speculation = None
-    traits = Traits(num_instances=1, keeps_weights=False, shares_devices=False, computes_elsewhere=True)
+    traits = Traits(
+        num_instances=1, keeps_weights=False, shares_devices=False, tells_lengths=False, computes_elsewhere=True
+    )
+    said: Mapping[Key, int] = {}
 
     def __init__(
         self,

@@ -214,7 +214,7 @@ class FollowerLoop:
             finished = lockstep.step(self._read_one)
             if delivers:
                 for number, samples in finished.items():
-                    self._answer(number, pack_samples(samples, lockstep.speculation), "samples")
+                    self._answer(number, pack_samples(samples, lockstep.said, lockstep.speculation), "samples")
                 for number, answer in lockstep.told:
                     self._answer(number, answer, "word of samples that move")
             lockstep.told.clear()

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -20,6 +21,7 @@ from plait.generation.request import Request
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse
+from plait.policy.step import Key
 from plait.schedule.work import LINK, MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.gathering import Gathering, GathersSamples, Stage
@@ -38,6 +40,9 @@ class Halt:
 Word = Sequence[Request] | Gathering | Halt | None
 """What an instance is told: requests; samples that leave, or come; to halt; None: nobody waits for the samples asked
 for."""
+
+TELL_STEPS = 16
+"""Steps without a sample that ends, after which an instance tells what its samples have said."""
 
 
 class LockstepEngine:
@@ -73,6 +78,8 @@ class LockstepEngine:
         """Commands by which samples move, and what this instance has to say of them, since somebody last took it."""
         self._moved: int | None = None
         """The command by which samples came or left in the last step, which did nothing else; None: none did."""
+        self._quiet = 0
+        """Steps since a sample ended."""
         self._giving: int | None = None
         """The command by which samples' keys and values go ahead, until they are through."""
 
@@ -80,6 +87,11 @@ class LockstepEngine:
     def speculation(self) -> Counts | None:
         """See GenerationEngine.speculation; of this rank."""
         return self._engine.speculation
+
+    @property
+    def said(self) -> dict[Key, int]:
+        """See GenerationEngine.said; of this instance."""
+        return self._engine.said
 
     @property
     def is_joint(self) -> bool:
@@ -137,7 +149,8 @@ class LockstepEngine:
             read: waits for the next command, and has it heard if it is for this instance.
 
         Returns:
-            Number of a command → samples that it asked for and that are finished now.
+            Number of a command → samples that it asked for and that are finished now; after every TELL_STEPS steps
+            without any, a command alone, so that who waits for its samples can be told what they have said.
         """
         began, waited_s = time.perf_counter(), self._waited.seconds
         self.last_step, self._moved = None, None
@@ -157,6 +170,10 @@ class LockstepEngine:
         for sample in samples:
             if (number := self._asked.get(sample.prompt.uid)) is not None:  # else it was forgotten as it ended
                 finished[number].append(sample)
+        self._quiet = 0 if finished else self._quiet + 1
+        if self._quiet == TELL_STEPS:
+            self._quiet = 0
+            finished |= {self._asked[uid]: [] for uid, _ in islice(self._engine.said, 1) if uid in self._asked}
         if self.is_empty:
             self._asked.clear()
             self._words.rest()

@@ -22,6 +22,7 @@ from plait.dataflow import Column
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
+from plait.policy.step import Key
 from plait.speculation.counts import Counts
 
 _LENGTH = struct.Struct("<Q")
@@ -171,11 +172,12 @@ def _unpack_samples(
     return tuple(samples)
 
 
-def pack_samples(samples: Sequence[Sample], speculation: Counts | None = None) -> Message:
-    """What an engine finished, texts included, and how its speculation went so far."""
+def pack_samples(samples: Sequence[Sample], said: Mapping[Key, int], speculation: Counts | None = None) -> Message:
+    """What an engine finished, texts included, what others have said, and how its speculation went so far."""
     header: dict[str, Any] = {"texts": [sample.text for sample in samples]}
     if speculation is not None:
         header["speculation"] = speculation.numbers()
+    header["said"] = [[*key, tokens] for key, tokens in said.items()]
     return Message(header, _pack_samples(samples))
 
 
@@ -188,6 +190,11 @@ def unpack_speculation(message: Message) -> Counts | None:
 def unpack_samples(message: Message, prompts: Mapping[int, Prompt]) -> tuple[Sample, ...]:
     """prompts: by uid, as they were asked: the samples have these very ones."""
     return _unpack_samples(message.arrays, prompts, message.header["texts"])
+
+
+def unpack_said(message: Message) -> dict[Key, int]:
+    """Tokens that others have which a message of samples tells of."""
+    return {(uid, index): tokens for uid, index, tokens in message.header["said"]}
 
 
 def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:

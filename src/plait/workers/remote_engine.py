@@ -10,13 +10,14 @@ from plait.data.records import Sample
 from plait.engines import Traits
 from plait.generation.request import Request
 from plait.policy.decode_ring import StageUse
+from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Done
 from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
 from plait.workers.dealing import Dealer, Outstanding
 from plait.workers.gathering import Gathering
 from plait.workers.lockstep_engine import Halt, LockstepEngine
-from plait.workers.messages import Do, Message, pack_requests, unpack_samples, unpack_speculation
+from plait.workers.messages import Do, Message, pack_requests, unpack_said, unpack_samples, unpack_speculation
 from plait.workers.ranks import LEADER
 from plait.workers.remote_moves import RemoteMoves
 
@@ -51,6 +52,8 @@ class RemoteEngine:
         """Rank that delivers samples → its instance, of those that the leader has no part in."""
         self._dealer = Dealer(len(self._instances))
         self._outstanding = Outstanding()
+        self.said: dict[Key, int] = {}
+        """See GenerationEngine: as of each instance's last message, the leader's own as of now."""
         self._speculation: dict[int, Counts] = {}
         """By the rank that delivers samples, as of its last ones."""
         self.moves: RemoteMoves | None = None
@@ -142,10 +145,13 @@ class RemoteEngine:
             self._announcer.status.tick()
         finished += self._delivered(0.0 if works else POLL_S)
         for sample in finished:
-            self._dealer.delivered(sample, self._outstanding.where.pop((sample.prompt.uid, sample.index)))
+            key = sample.prompt.uid, sample.index
+            self.said.pop(key, None)
+            self._dealer.delivered(sample, self._outstanding.where.pop(key))
         if self.moves is not None:
             self.moves.go_on()
         if not self.has_work:
+            self.said.clear()
             self._outstanding.forget_prompts()
             if self.moves is not None:
                 self.moves.forget()
@@ -164,6 +170,7 @@ class RemoteEngine:
                 self.moves.heard(number, self._sources[source], answer)
             else:
                 finished += unpack_samples(answer, self._outstanding.prompts)
+                self.said |= {key: n for key, n in unpack_said(answer).items() if key in self._outstanding.where}
                 if (counts := unpack_speculation(answer)) is not None:
                     self._speculation[source] = counts
             wait_s = 0.0
@@ -182,6 +189,7 @@ class RemoteEngine:
             assert self.moves is not None, f"instance {place} has samples move, and none may"
             self.moves.heard(number, place, answer)
         lockstep.told.clear()
+        self.said |= lockstep.said
         return [sample for samples in finished.values() for sample in samples]
 
     def _deal(self) -> None:
@@ -217,6 +225,7 @@ class RemoteEngine:
             self._own_step()
         self._outstanding.where.clear()
         self._outstanding.forget_prompts()
+        self.said.clear()
         if self.moves is not None:
             self.moves.forget()
 
