@@ -82,10 +82,11 @@ def test_what_is_known_early_is_so_at_the_end(rollout: tuple[list[list[int]], in
 
 
 def test_parts_are_full_or_small_at_the_end() -> None:
-    """Of 10 groups of 30 tokens, three fit into 100. Two copies: no part has more than half of what is left."""
+    """Of 10 groups of 30 tokens, three fit into 100. Two copies: no part has more than a quarter of what is left."""
     sizes = [30] * 10
     assert parts_of(sizes, PartSize(100)) == [3, 3, 3, 1]
-    assert parts_of(sizes, PartSize(100, falls=2)) == [3, 3, 2, 1, 1]
+    assert parts_of(sizes, PartSize(100, falls=2)) == [3, 2, 2, 1, 1, 1]
+    assert parts_of(sizes, PartSize(100, rises=True)) == [1, 1, 3, 3, 2]
     assert parts_of([150, 20, 90, 10], PartSize(100)) == [1, 1, 1, 1], "a group of 90 is not waited behind"
     assert parts_of([150, 20, 80], PartSize(100)) == [1, 2]
 
@@ -93,7 +94,7 @@ def test_parts_are_full_or_small_at_the_end() -> None:
 def parts_of(sizes: list[int], size: PartSize) -> list[int]:
     parts: list[int] = []
     while (done := sum(parts)) < len(sizes):
-        count = next_part(sizes[done:], len(sizes) - done, size)
+        count = next_part(sizes[done:], len(sizes) - done, size, len(parts))
         assert count is not None
         parts.append(count)
     return parts
@@ -102,18 +103,19 @@ def parts_of(sizes: list[int], size: PartSize) -> list[int]:
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=20),
     st.integers(1, 100),
+    st.booleans(),
     st.none() | st.integers(1, 4),
     st.randoms(use_true_random=False),
 )
 def test_parts_do_not_depend_on_when_groups_are_settled(
-    sizes: list[int], tokens: int, falls: int | None, rng: random.Random
+    sizes: list[int], tokens: int, rises: bool, falls: int | None, rng: random.Random
 ) -> None:
-    size = PartSize(tokens, falls)
+    size = PartSize(tokens, rises, falls)
     final = parts_of(sizes, size)
     parts: list[int] = []
     known = 0
     while (done := sum(parts)) < len(sizes):
-        count = next_part(sizes[done:known], len(sizes) - done, size)
+        count = next_part(sizes[done:known], len(sizes) - done, size, len(parts))
         if count is None:
             known = min(len(sizes), known + rng.randint(1, 3))
         else:

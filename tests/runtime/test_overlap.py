@@ -207,7 +207,7 @@ def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
     task = Task(((0, 1),), "score", iter(()), frozenset())
     task.beside = [task]
     instances = (frozenset({0}), frozenset({1}))
-    work = where_free(Numbered(6), instances, task, call, "score")
+    work = where_free(Numbered(6), instances, task, 2, call, "score")
     kept: list[tuple[int, frozenset[int], frozenset[int]]] = []
     while True:
         try:

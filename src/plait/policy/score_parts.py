@@ -32,16 +32,23 @@ class PartSize:
     """How large parts are.
 
     tokens: of prompts and responses, at most, unless a group alone has more
-    falls:  None, or the number of copies that score parts: none has a larger share of the groups that are left than one
-            of so many, so that the last are small, and copies end at about the same time
+    rises:  the first part has a quarter of them, the second half: whoever leads begins with them while others generate,
+            and cannot tell them what to score before it has ended
+    falls:  None, or the number of copies that score parts: none has more than half of a copy's share of the groups that
+            are left, so that the last are small, and copies end at about the same time
     """
 
     tokens: int
+    rises: bool = False
     falls: int | None = None
 
     def most(self, left: int) -> int:
         """Groups of a part when so many are left."""
-        return left if self.falls is None else -(-left // self.falls)
+        return left if self.falls is None else -(-left // (2 * self.falls))
+
+    def tokens_of(self, number: int) -> int:
+        """Of the part of this number, from 0, at most."""
+        return max(1, self.tokens >> max(0, 2 - number)) if self.rises else self.tokens
 
 
 def settled(groups: Sequence[Sequence[SampleLength]], at_once: int) -> list[int]:
@@ -72,19 +79,20 @@ def _ends(lengths: Sequence[float], at_once: int) -> Iterator[float]:
         yield end
 
 
-def next_part(sizes: Sequence[int], left: int, size: PartSize) -> int | None:
+def next_part(sizes: Sequence[int], left: int, size: PartSize, number: int) -> int | None:
     """Groups of the next part; None: it is not known yet.
 
     Args:
         sizes: tokens of the groups that are settled and in no part yet, in their order.
         left: groups that are in no part yet, settled or not.
+        number: of the part, from 0.
     """
-    tokens, most = 0, size.most(left)
+    tokens, most, limit = 0, size.most(left), size.tokens_of(number)
     for count, group in enumerate(sizes):
-        if count and tokens + group > size.tokens:
+        if count and tokens + group > limit:
             return count
         tokens += group
         # Another one, of about as many tokens, would not fit: it need not be waited for.
-        if count + 1 == most or tokens + group > size.tokens:
+        if count + 1 == most or tokens + group > limit:
             return count + 1
     return None

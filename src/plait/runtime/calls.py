@@ -123,13 +123,16 @@ class Calls:
     def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
         """What is scored together, and where: the rows of the call, or parts of them as they are there."""
         trainer = self.trainer(node)
+        parts: Parts
         if trainer is not None and self.scores_where_free(node):
             rollout, instances = state.growing[node.rows], trainer.scoring_instances
             readers = [other for other in self._flow.nodes if other.rows == node.rows]
-            is_last = not any(self.scores_where_free(other) for other in readers if other.id > node.id)
-            size = PartSize(trainer.tokens_of_a_part // len(instances), len(instances) if is_last else None)
-            return partial(where_free, RolloutParts(rollout, size, self._running(node)), instances, task)
-        parts: Parts = Table(lambda: state.born[node.rows])
+            order = [other.id for other in readers if self.scores_where_free(other)]
+            is_last, copies = node.id == order[-1], len(instances)
+            size = PartSize(trainer.tokens_of_a_part // copies, node.id == order[0], copies if is_last else None)
+            parts = RolloutParts(rollout, size, self._running(node))
+            return partial(where_free, parts, instances, task, copies if is_last else 0)
+        parts = Table(lambda: state.born[node.rows])
         if trainer is not None and self.streams(node):
             rollout, size = state.growing[node.rows], PartSize(trainer.tokens_of_a_part)
             parts = RolloutParts(rollout, size, self._running(node))

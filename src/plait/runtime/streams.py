@@ -29,6 +29,8 @@ Spread = Callable[[Call, str], Work[list[Scored]]]
 """Scores all parts by a call of this name: (its rows, the result) of each, in their order."""
 
 
+MOST_TOLD = 2
+"""Parts of all calls that a copy without the leader is told of: one that it is at, and one more."""
 HEARD = 16
 """Steps after which what unfinished samples have said may settle what is scored together, though none has ended."""
 
@@ -164,7 +166,7 @@ class RolloutParts:
             places = settled([rollout.lengths_of(prompt.uid) for prompt in rollout.prompts], self._at_once)
             self._order = [rollout.prompts[place].uid for place in places]
         uids = self._order[self._taken :]
-        count = next_part([rollout.tokens_of(uid) for uid in uids], self.left, self._size)
+        count = next_part([rollout.tokens_of(uid) for uid in uids], self.left, self._size, self._number)
         if count is None:
             return None
         name = f"/p{self._number}"
@@ -196,18 +198,19 @@ def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:
 
 
 def where_free(
-    parts: Parts, instances: Sequence[frozenset[int]], task: Task, call: Call, name: str
+    parts: Parts, instances: Sequence[frozenset[int]], task: Task, keeps: int, call: Call, name: str
 ) -> Work[list[Scored]]:
     """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
 
     Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
-    are told of a part more than they are at, while groups are left for each copy: the leader may be in the middle of an
-    action when they have ended the first. For the same reason they are let go when all parts are given out, not when
-    they have ended theirs, and before the leader computes its own: they are told of another call's part behind it.
+    are told of a part more than they are at: the leader may be in the middle of an action when they have ended the
+    first. For the same reason they are let go when all parts are given out, not when they have ended theirs, and before
+    the leader computes its own: they are told of another call's part behind it.
 
     Args:
         instances: the ranks of each.
         task: of this call; it keeps busy the ranks of the instances that are at work.
+        keeps: groups that are left for whoever is free first, and of which nobody is told ahead.
     """
     going: list[deque[tuple[int, Rows, Work[FloatArray]]]] = [deque() for _ in instances]
     leader_last = sorted(range(len(instances)), key=lambda place: LEADER in instances[place])
@@ -218,12 +221,15 @@ def where_free(
         for had in (0, 1):
             for place in leader_last:
                 ranks, leads = instances[place], LEADER in instances[place]
-                if len(going[place]) != had or (had and (leads or parts.left < len(instances))):
+                if len(going[place]) != had or task.waits_for(ranks) >= (1 if leads else MOST_TOLD):
+                    continue
+                if had and (leads or (part is None and parts.left <= keeps)):
                     continue
                 part = part or parts.take()
                 if part is not None and (had or task.take(ranks)):
                     (suffix, rows), part = part, None
                     going[place].append((given, rows, call(rows, name + suffix, place)))
+                    task.told[ranks] += 1
                     given, moved = given + 1, True
                     if not leads:
                         yield next(going[place][-1][2]) or MOVED_ON
@@ -241,6 +247,7 @@ def where_free(
             except StopIteration as end:
                 queue.popleft()
                 scored[number] = rows, end.value
+                task.told[instances[place]] -= 1
                 if not queue:
                     task.release(instances[place])
                 moved = True

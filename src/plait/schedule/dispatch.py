@@ -7,6 +7,7 @@ with simulated seconds (`simulator.clock`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,6 +35,12 @@ class Task:
     """Ranks that compute for it beside others: it is waited for, but keeps nobody from them."""
     beside: Sequence[Task] = field(default=(), repr=False)
     """All that are under way, itself included."""
+    told: Counter[frozenset[int]] = field(default_factory=Counter, repr=False)
+    """Actions of it that these ranks together have been told of, and have not ended."""
+
+    def waits_for(self, ranks: frozenset[int]) -> int:
+        """Actions of all calls that these ranks together have been told of, and have not ended."""
+        return sum(task.told[ranks] for task in self.beside)
 
     def take(self, ranks: Collection[int]) -> bool:
         """Keep further ranks busy, if no other task does; whether it does now."""
