@@ -79,14 +79,17 @@ def test_measured_times_take_the_place_of_tables() -> None:
     assert trained.terms["head"] == pytest.approx(3 * 0.6)
 
 
-def test_the_last_score_in_parts_is_a_forward_more() -> None:
-    """Four prompts: a layer takes as long for 48 tokens as for twice 24, the head 1.2 s for 8 rows, 0.8 s for 4."""
+def test_the_first_score_in_parts_is_a_forward_more_and_the_last_two() -> None:
+    """Four prompts: a layer takes as long for 48 tokens as for twice 24 or 3 times 16, the head 1.2 s for 8 rows, 0.8 s
+    for 4, 2/3 s for 8/3."""
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     workload = Workload(4, 1, lengths, micro_batch_tokens=100, gathers=True)
     made = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, PROFILE.cluster(2), profile=PROFILE)
-    assert made.call("ref.logprobs", "score", Layout.on(range(1))).in_parts_s == 0.0, "the critic scores behind it"
+    assert made.call("ref.logprobs", "score", Layout.on(range(1))).in_parts_s == 0.0, "one scores before it, one behind"
+    first = made.call("reward.score", "score", Layout.on(range(1)))
+    assert first.in_parts_s == pytest.approx((2 * 0.8 - 1.2) / SHAPE.vocabulary), "one output in place of a vocabulary"
     scored = made.call("critic.values", "score", Layout.on(range(1)))
-    assert scored.in_parts_s == pytest.approx((2 * 0.8 - 1.2) / SHAPE.vocabulary), "one output in place of a vocabulary"
+    assert scored.in_parts_s == pytest.approx((3 * 2 / 3 - 1.2) / SHAPE.vocabulary)
     assert scored.times(2.0).in_parts_s == pytest.approx(2 * scored.in_parts_s)
 
 

@@ -40,7 +40,7 @@ def profile(
     threads
         CPU threads of one process.
     quick
-        Measure few sizes, in some ten seconds.
+        Measure few sizes, in some twenty seconds.
     out
         File for the profile; by default it is kept in plait's cache, by machine, model, dtype and threads.
     overwrite

@@ -40,10 +40,14 @@ class Links:
     contention: float
 
 
-def measure_links(dtype: str) -> Links:
-    """Measure two processes of one thread each."""
+def measure_links(dtype: str, *, rounds: int = ROUNDS) -> Links:
+    """Measure two processes of one thread each.
+
+    Args:
+        rounds: of what they do to each other.
+    """
     with LocalProcesses().start(Pair, 2) as group:
-        measured = group.submit([0, 1], "measure", dtype).result(WAIT_S)[0]
+        measured = group.submit([0, 1], "measure", dtype, rounds).result(WAIT_S)[0]
     sends, sums, between, contention = measured
     # A ring of two carries 2 (p - 1) / p = 1 times the bytes.
     return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, contention))
@@ -72,7 +76,7 @@ class Pair:
         dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=2, timeout=wait)
         self._dist: Any = dist
 
-    def measure(self, dtype: str) -> tuple[Measured, Measured, Measured, float]:
+    def measure(self, dtype: str, rounds: int) -> tuple[Measured, Measured, Measured, float]:
         """Sends one way, sums, sums between which both compute; times as long as alone that computing takes where both
         do."""
         import torch
@@ -84,8 +88,8 @@ class Pair:
         weights = [torch.ones(WORK_WIDTH, WORK_WIDTH, dtype=kind) for _ in range(count)]
         rows = torch.ones(WORK_ROWS, WORK_WIDTH, dtype=kind)
         with torch.inference_mode():
-            rounds = [self._round(rows, weights) for _ in range(ROUNDS)]
-        contention, *waits = (median(column) for column in zip(*rounds, strict=True))
+            measured = [self._round(rows, weights) for _ in range(rounds)]
+        contention, *waits = (median(column) for column in zip(*measured, strict=True))
         return sends, sums, list(zip(BETWEEN_SIZES, waits, strict=True)), contention
 
     def _round(self, rows: Any, weights: list[Any]) -> list[float]:

@@ -17,6 +17,7 @@ import torch
 
 from plait.cost.limit import COPIED_BYTES
 from plait.cost.machine import machine_name
+from plait.cost.measured_links import ROUNDS as LINK_ROUNDS
 from plait.cost.measured_links import measure_links
 from plait.cost.measured_work import (
     backward_s,
@@ -84,7 +85,7 @@ def measure(
         by_layer(measured[family], least_s)
         for family in ("forward", "backward", "prompts", "decode", "decode by layers")
     )
-    links = measure_links(dtype)
+    links = measure_links(dtype, rounds=1 if quick else LINK_ROUNDS)
     profile = Profile(
         machine=machine_name(device),
         device=device,

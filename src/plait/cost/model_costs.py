@@ -128,14 +128,16 @@ class ModelCosts:
         num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
         working = self._forward_bytes(node, layout, budget, train=False)
         in_parts_s = 0.0
-        if self.workload.gathers and self._scores_last(node):  # its last parts are small: about a forward more
-            in_parts_s = max(0.0, total(passes.scoring(micro / ((count + 1) / count), count + 1)) - whole_s)
+        if self.workload.gathers and (parts := count + self._small_parts(node)) > count:
+            in_parts_s = max(0.0, total(passes.scoring(micro / (parts / count), parts)) - whole_s)
         return CallCost(total(terms), terms, num_bytes, working, in_parts_s=in_parts_s)
 
-    def _scores_last(self, node: Node) -> bool:
-        """Whether no other model scores the same samples behind it."""
-        others = (other for other in self.flow.nodes if other.kind is CallKind.SCORE and other.rows == node.rows)
-        return not any(other.id > node.id and str(other.role) in self.shapes for other in others)
+    def _small_parts(self, node: Node) -> int:
+        """Forwards of a copy that a call in parts has more, about: the first parts of the first model that scores these
+        samples are small, and more of the last one's (`policy.score_parts`)."""
+        calls = (other for other in self.flow.nodes if other.kind is CallKind.SCORE and other.rows == node.rows)
+        order = [call.id for call in calls if str(call.role) in self.shapes]
+        return (node.id == order[0]) + 2 * (node.id == order[-1])
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training
