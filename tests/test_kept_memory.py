@@ -118,4 +118,4 @@ def test_nor_are_they_in_a_rank() -> None:
 
 @pytest.mark.slow
 def test_what_the_user_has_set_stays() -> None:
-    assert made_again("plait.runtime.api", [NUM_KERNELS], {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "500"}) == [False]
+    assert made_again("plait.runtime.api", [NUM_KERNELS], {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "2000"}) == [False]
