@@ -10,6 +10,8 @@ plain generation took in the same turn; the median of the turns.
     code    a function that is to be written again with type hints
     sums    of two numbers, explained
 
+`off again` is a second engine without guesses: what it differs by from the first is the machine's.
+
 The *ideal* is the fixed length, from none on, that would be fastest by the cost of a step that `auto` has fitted and by
 how often the guesses of the longest fixed length came true, place by place, if looking up took no time.
 
@@ -111,6 +113,7 @@ def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> 
     """Print a table of the arms for so many running samples."""
     hows: list[Any] = ["off", *options.lengths, "auto"]
     keys: dict[str, dict[str, Any]] = {str(how): {"speculation": how} for how in hows}
+    keys["off again"] = {"speculation": "off"}
     if options.draft_model is not None:
         for how in (*options.lengths[-1:], "auto"):
             keys[f"{how}, draft model"] = {"speculation": how, "draft_model": options.draft_model}
@@ -123,14 +126,14 @@ def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> 
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     for rollout in range(1 + options.repeats):
         asked = requests(model, options, running, rollout)
-        plain: dict[str, Sample] = {}
-        for arm in arms if rollout % 2 == 0 else [arms[0], *reversed(arms[1:])]:
+        said: dict[str, dict[str, tuple[int, ...]]] = {}
+        turn = rollout % len(arms)
+        for arm in (*arms[turn:], *arms[:turn]):
             taken, samples = timed(engines[arm], asked)
             seconds[arm].append(taken)
-            plain = plain or samples
-            said = [(sample.token_ids, samples[uid].token_ids) for uid, sample in plain.items()]
-            assert all(mine == theirs for mine, theirs in said), f"{arm} says something else"
-    tokens = sum(len(sample.token_ids) for sample in plain.values())
+            said[arm] = {uid: sample.token_ids for uid, sample in samples.items()}
+        assert all(mine == said["off"] for mine in said.values()), "an arm says something else"
+    tokens = sum(map(len, said["off"].values()))
     print(f"\n{running} running, {tokens} tokens in the last rollout; seconds (times as fast as plain)\n")
     print("| guessed | siblings alone | with history | tokens a step | came true | steps with guesses | looking up |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,8 @@ class Simulated:
         places = np.array([len(said) for said in self.said])
         asked = Asked(slots, slots.astype(np.uint64), places, slots < 0, np.full(len(slots), 15), ())
         before = self.clock_s
-        guesses = self.speculation.guess(asked, CONTEXT)
+        is_due = self.speculation.is_due(len(slots), CONTEXT)
+        guesses = self.speculation.guess(asked, CONTEXT) if is_due else [[] for _ in slots]
         taken = self.clock_s - before + self.forward_s(len(slots) + sum(map(len, guesses)))
         drawn = 0
         for slot, guess in enumerate(guesses):
@@ -147,6 +149,42 @@ def test_shadow_guesses_teach_what_computed_ones_would_have() -> None:
     assert shadow.speculation.counts.drafted <= 24, "to learn what they take"
     sources = [one.speculation.acceptance.of_source()[2] for one in (shadow, computed)]
     assert sources[0] == pytest.approx(sources[1], abs=0.05)
+
+
+def test_where_nothing_is_known_guesses_are_looked_for_in_few_steps() -> None:
+    """A look takes 0.1 ms of steps of 20 ms: half a percent, so in each step; of steps of 2 ms every tenth. All of them
+    are counted."""
+    for step_s, looks in ((0.0, 100), (-0.0176, 12)):
+        simulated = Simulated("auto", 1, 0.0)
+        simulated.forward_s = lambda rows, step_s=step_s: 0.0196 + step_s  # type: ignore[method-assign]
+        pool, count = simulated.speculation.drafter, 0
+        guess = pool.guess
+
+        def counted(*args: Any, guess: Any = guess) -> Guesses:
+            nonlocal count
+            count += 1
+            return guess(*args)
+
+        pool.guess = counted  # type: ignore[method-assign]
+        simulated.run(100)
+        assert count <= looks
+        assert count >= looks // 4
+        assert simulated.speculation.counts.steps == 100
+
+
+def test_steps_under_way_together_all_look() -> None:
+    """Where a step asks before the one before it is done, nobody is left unheard: who is told what a step drew, and by
+    whom it was guessed, would be another one's."""
+    simulated = Simulated("auto", 1, 0.0)
+    simulated.forward_s = lambda rows: 0.002  # type: ignore[method-assign]
+    simulated.run(50)
+    due = [simulated.speculation.is_due(1, CONTEXT)]
+    simulated.speculation.done(1, 0, CONTEXT, 1, 0.002)
+    assert due == [False], "a look was a few steps ago"
+    simulated.speculation.is_due(1, CONTEXT)
+    for _ in range(20):
+        assert simulated.speculation.is_due(1, CONTEXT)
+        simulated.speculation.done(1, 0, CONTEXT, 1, 0.002)
 
 
 def test_counts_add_up_and_travel_as_numbers() -> None:

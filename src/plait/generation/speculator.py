@@ -3,6 +3,7 @@ step."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,7 @@ from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, PoolDrafter
+from plait.speculation.pool import least_bytes
 from plait.speculation.speculation import How, Speculation
 
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
@@ -110,6 +112,7 @@ def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculate
     """
     if settings.speculation == "off":
         return NoSpeculation()
+    _load()
     drafts = None
     if settings.draft_model is not None:
         dtype = str(model.dtype).removeprefix("torch.")
@@ -120,6 +123,19 @@ def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculate
             most_tokens=settings.max_prefill_tokens,
         )
     return Speculator(settings.speculation, PoolDrafter(settings.draft_pool_bytes), drafts)
+
+
+@functools.cache
+def _load() -> None:
+    """Compiled look-ups, on a text of nobody: they would take some steps' time in the first step of all, from which
+    `auto` would conclude that looking up does not pay."""
+    speculation = Speculation("auto", PoolDrafter(least_bytes()))
+    slots, text = np.zeros(1, np.int64), np.arange(8, dtype=np.int64) % 4
+    speculation.begin(0, (0, 1, 2, 3))
+    for _ in range(2):
+        speculation.hear(slots, np.array([len(text)]), text, np.ones(len(text)))
+        speculation.is_due(1, len(text))
+        speculation.guess(Asked(slots, slots.astype(np.uint64), slots, slots > 0, slots + 8, ()), len(text))
 
 
 def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:
@@ -161,6 +177,8 @@ class Speculator:
         self._free: list[int] = []
         self._num_slots = 0
         self._context = 0
+        self._running: Sequence[Key] = ()
+        """Those that ran when that was looked at last."""
 
     @property
     def counts(self) -> Counts:
@@ -168,10 +186,14 @@ class Speculator:
 
     def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
         """See Speculates.drafts."""
-        self._hear(started, running)
+        if running != self._running:
+            self._running = list(running)
+            self._meet(started, running)
+        if not running or not self.speculation.is_due(len(running), self._context):
+            return NO_DRAFTS
+        self._hear()
+        self._part(started)
         samples = [started[key] for key in running]
-        if not samples:
-            return {}
         numbers = np.array(
             [
                 (
@@ -203,10 +225,13 @@ class Speculator:
 
     def rest(self) -> None:
         """See Speculates.rest."""
-        self._hear({}, ())
+        self._running = ()
+        self._hear()
+        self._part({})
 
     def new_policy(self) -> None:
         """See Speculates.new_policy."""
+        self._hear()
         self.speculation.grow_old()
 
     def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
@@ -222,11 +247,18 @@ class Speculator:
         """See Speculates.learn."""
         self.speculation.acceptance.take(learned)
 
-    def _hear(self, started: Mapping[Key, Response], running: Sequence[Key]) -> None:
-        """What was said since the last time; samples that are new, and those that have ended."""
+    def _meet(self, started: Mapping[Key, Response], running: Sequence[Key]) -> None:
+        """Samples that are new."""
         for key in running:
-            if key not in self._heard or self._heard[key].response is not started[key]:
+            if key not in self._heard:
                 self._begin(key, started[key])
+            elif self._heard[key].response is not started[key]:
+                self._hear()
+                self._end(key)
+                self._begin(key, started[key])
+
+    def _hear(self) -> None:
+        """What was said since the last time."""
         slots, counts, token_ids, logprobs = [], [], [], []
         for heard in self._heard.values():
             response_ids = heard.response.token_ids
@@ -239,12 +271,13 @@ class Speculator:
         if slots:
             arrays = (np.array(column, np.int64) for column in (slots, counts, token_ids))
             self.speculation.hear(*arrays, np.exp(np.array(logprobs)))
+
+    def _part(self, started: Mapping[Key, Response]) -> None:
+        """Samples that have ended."""
         for key in [key for key, heard in self._heard.items() if started.get(key) is not heard.response]:
             self._end(key)
 
     def _begin(self, key: Key, response: Response) -> None:
-        if key in self._heard:
-            self._end(key)
         if not self._free:
             self._free.append(self._num_slots)
             self._num_slots += 1

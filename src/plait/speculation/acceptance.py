@@ -42,14 +42,17 @@ class Acceptance:
         self.table_C, self.known_S = self._table(), np.zeros(NUM_SOURCES)
         """Chance that a guessed token of each cell comes true, if all before it have, flat; and how much of that is
         known of each source: 0 without trials, 1 after very many."""
-        self._fresh = 0
+        self._fresh, self._num_trials = 0, 0.0
 
     def learn(self, cells: IntArray, hits: IntArray) -> None:
         """Trials of these cells, and which of them came true."""
-        np.add.at(self.trials_C.reshape(-1), cells, 1.0)
-        np.add.at(self.hits_C.reshape(-1), cells, hits)
+        trials_C, hits_C = self.trials_C.reshape(-1), self.hits_C.reshape(-1)
+        for cell, hit in zip(cells.tolist(), hits.tolist(), strict=True):  # of so few, arrays would take longer
+            trials_C[cell] += 1.0
+            hits_C[cell] += hit
         self._fresh += len(cells)
-        if self._fresh >= REFRESH or self._fresh * 8 >= self.trials_C.sum():
+        self._num_trials += len(cells)
+        if self._fresh >= REFRESH or self._fresh * 8 >= self._num_trials:
             self._refresh()
 
     @property
@@ -63,12 +66,14 @@ class Acceptance:
         more_C = trials_C > self.trials_C
         self.trials_C = np.where(more_C, trials_C, self.trials_C)
         self.hits_C = np.where(more_C, hits_C, self.hits_C)
+        self._num_trials = float(self.trials_C.sum())
         self._refresh()
 
     def forget(self) -> None:
         """The policy has changed: what was learned counts less."""
         self.trials_C *= FORGET
         self.hits_C *= FORGET
+        self._num_trials *= FORGET
 
     def of_source(self) -> FloatArray:
         """Share of the trials of each source that came true; nan without trials."""

@@ -48,13 +48,11 @@ class Choice:
 
 def by_survival(survival_BK: FloatArray, lengths_B: IntArray) -> Ranked:
     """The tokens of guesses that are so long."""
-    num_samples, most = survival_BK.shape
-    places_KB = np.repeat(np.arange(most)[:, None], num_samples, axis=1)
-    there_KB = places_KB < lengths_B
-    samples_M = np.broadcast_to(np.arange(num_samples), there_KB.shape)[there_KB]
-    places_M, survival_M = places_KB[there_KB], survival_BK.T[there_KB]
-    order_M = np.argsort(-survival_M, kind="stable")
-    return Ranked(samples_M[order_M], places_M[order_M], survival_M[order_M])
+    num_samples, num_tokens = len(lengths_B), int(lengths_B.sum())
+    # Behind the end of a guess survival is 0, so the first of all are those that there are.
+    order_M = np.argsort(-survival_BK.T.ravel(), kind="stable")[:num_tokens]
+    places_M, samples_M = np.divmod(order_M, num_samples)
+    return Ranked(samples_M, places_M, survival_BK[samples_M, places_M])
 
 
 def sure_tokens(ranked: Ranked, known_BK: FloatArray, often: float = 1.0) -> FloatArray:

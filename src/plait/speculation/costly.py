@@ -26,7 +26,7 @@ from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.choice import LEAST_GAIN, by_survival, most_per_second, nothing, staked, sure_at
 from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
-from plait.speculation.margin import Margin
+from plait.speculation.ledger import Ledger
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import Typical
 
@@ -103,18 +103,21 @@ class Costly:
     Args:
         most: tokens of a guess.
         acceptance: what is learned of all guesses.
-        margin: what all may lose.
+        ledger: what steps take, and what all may lose.
     """
 
-    def __init__(self, drafter: CostlyDrafter, most: int, acceptance: Acceptance, margin: Margin) -> None:
+    def __init__(self, drafter: CostlyDrafter, most: int, acceptance: Acceptance, ledger: Ledger) -> None:
         self.drafter = drafter
-        self._most, self._acceptance, self._margin = most, acceptance, margin
+        self._most, self._acceptance, self._ledger = most, acceptance, ledger
         self._shares_GKC = np.full((2, most, NUM_CONFIDENCES), 1.0 / NUM_CONFIDENCES)
         """How often its guesses had each confidence."""
-        self._allowance_s, self._step, self._thinking = 0.0, Typical(), Typical()
-        self._since_thought, self._since_tried = 0, 0
+        self._thinking = Typical()
+        self._allowance_s, self._allowed_at_s = 0.0, 0.0
+        """What trials may take, as it was after so many seconds of steps."""
+        self._thought_at, self._tried_at = 0.0, 0.0
+        """Steps until then."""
         self._num_guessed = 0
-        self._is_sure = False
+        self.is_sure = False
         """Whether guesses were sure to gain when that was asked last."""
 
     def expected(self, asked: Asked) -> FloatArray:
@@ -133,11 +136,12 @@ class Costly:
             plain_s: of a step without guesses.
         """
         thinking_s = self._thinking.seconds
-        if self._is_sure:
+        if self.is_sure:
             return True
-        if self._since_thought * THINKING * self._step.seconds < thinking_s:
+        since = self._ledger.counts.steps - self._thought_at
+        if since * THINKING * self._ledger.step.seconds < thinking_s:
             return False
-        return bool(self._margin.covers(np.array([thinking_s]), plain_s, upkeep_s=None)[0])
+        return bool(self._ledger.margin.covers(np.array([thinking_s]), plain_s, kept=0.0)[0])
 
     def wanted(self, asked: Asked, looked_up: LookedUp, *, may_pay: bool) -> Wanted | None:
         """What it should guess; None: nothing.
@@ -145,7 +149,7 @@ class Costly:
         Args:
             may_pay: False: no guess is computed in this step, so that only a trial is of use.
         """
-        self._is_sure = self._is_sure and not may_pay
+        self.is_sure = self.is_sure and not may_pay
         expected_BK = self.expected(asked)
         rows_R = (expected_BK.sum(1) > looked_up.tokens_B).nonzero()[0]
         best = self._that_pays(asked, rows_R, expected_BK, looked_up) if may_pay and len(rows_R) else None
@@ -172,17 +176,18 @@ class Costly:
     def took(self, wanted: Wanted | None, thinking_s: float, drafting_s: float) -> None:
         """What finding out and guessing took in this step."""
         self._thinking.took(thinking_s)
-        self._since_thought = 0
+        self._thought_at = self._ledger.counts.steps
         if wanted is not None and wanted.is_trial:
-            self._allowance_s -= drafting_s
-            self._since_tried = 0
+            self._allowance_s = self._allowed_s() - drafting_s
+            self._tried_at = self._thought_at
 
-    def done(self, seconds: float) -> None:
-        """A step took so long."""
-        self._step.took(seconds)
-        self._allowance_s = min(self._allowance_s + SHARE * seconds, SHARE * SAVED_STEPS * self._step.seconds)
-        self._since_thought += 1
-        self._since_tried += 1
+    def _allowed_s(self) -> float:
+        """What trials may take by now."""
+        now_s = self._ledger.seconds
+        saved_s = self._allowance_s + SHARE * (now_s - self._allowed_at_s)
+        self._allowance_s = min(saved_s, SHARE * SAVED_STEPS * self._ledger.step.seconds)
+        self._allowed_at_s = now_s
+        return self._allowance_s
 
     def _that_pays(self, asked: Asked, rows_R: IntArray, expected_BK: FloatArray, looked_up: LookedUp) -> Wanted | None:
         """The depth with the most tokens per second, if these are enough more than without. Where the margin does not
@@ -204,17 +209,16 @@ class Costly:
         plain_s = looked_up.plain_s
         sure_K = plain_s / num * sure_at(mine_RK * self._acceptance.known_S[MODEL])
         prices_K = staked(looked_up.seconds(num + rows_K) - plain_s + token_s * places_K, sure_K)
-        self._is_sure = bool(prices_K.min() < -looked_up.spent_s)
+        self.is_sure = bool(prices_K.min() < -looked_up.spent_s)
         once_s = catch_up_s + looked_up.spent_s
-        upkeep_s = looked_up.spent_s + self._thinking.seconds
-        covered_K = self._margin.covers(prices_K, plain_s, once_s=once_s, again=again, upkeep_s=upkeep_s)
+        covered_K = self._ledger.margin.covers(prices_K, plain_s, once_s=once_s, again=again)
         covered_K |= prices_K + once_s <= 0
         allowed_K = np.where(covered_K, per_second_K, 0.0)
         best = int(allowed_K.argmax())
         if allowed_K[best] < LEAST_GAIN * others:
             fewer = len(rows_R) // 2
             found = self._that_pays(asked, rows_R[:fewer], expected_BK, looked_up) if fewer else None
-            if found is None and self._margin.covers(np.array([token_s]), plain_s, once_s=once_s, upkeep_s=upkeep_s)[0]:
+            if found is None and self._ledger.margin.covers(np.array([token_s]), plain_s, once_s=once_s)[0]:
                 return Wanted(rows_R, 1, 0.0, 0.0, is_trial=True)  # to know more of it takes no rows
             return found
         least = 0.5 * min(1.0, float(per_second_K[best]) * token_s / len(rows_R))
@@ -223,13 +227,14 @@ class Costly:
     def _trial(self, asked: Asked, looked_up: LookedUp) -> Wanted | None:
         """Of all samples, or of the first or the last, which have least to catch up with: they were guessed for before,
         or have said least."""
-        if self._since_tried < BETWEEN or self._allowance_s <= 0:
+        allowed_s = self._allowed_s()
+        if self._ledger.counts.steps - self._tried_at < BETWEEN or allowed_s <= 0:
             return None
         all_rows = np.arange(len(asked.slots_B))
         for rows_R in (all_rows, all_rows[:1], all_rows[-1:]):
             catch_up_s, token_s = self.drafter.seconds_of(asked.slots_B[rows_R])
             prices_K = catch_up_s + looked_up.spent_s + token_s * np.arange(1, TRIED + 1)
-            covered_K = self._margin.covers(prices_K, looked_up.plain_s) & (prices_K <= self._allowance_s)
+            covered_K = self._ledger.margin.covers(prices_K, looked_up.plain_s) & (prices_K <= allowed_s)
             if covered_K.any():
                 return Wanted(rows_R, int(covered_K.nonzero()[0][-1]) + 1, 0.0, 0.0, is_trial=True)
         return None

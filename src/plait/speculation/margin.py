@@ -10,6 +10,9 @@ Shapes: W windows, by the steps that they reach back: 0 … WINDOW − 1; X pric
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import chain
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,43 +23,44 @@ WINDOW = 32
 MOST_LOST = 0.019
 """Share of their time that they may lose: a little less than the two percent that are promised, as prices are
 estimates."""
-LAST = 0.1
-"""Weight of the last step in what steps take by themselves."""
+KEPT = 0.005
+"""Share of the steps to come that is set aside for looking up and finding out, which go on."""
 
 
 class Margin:
     """What the last steps took and lost."""
 
     def __init__(self) -> None:
-        self._taken_W, self._lost_W = np.zeros(WINDOW), np.zeros(WINDOW)
-        """Sums of the last 0 … WINDOW − 1 steps."""
-        self._upkeep_s = 0.0
+        self._steps: deque[tuple[float, float]] = deque([(0.0, 0.0)] * (WINDOW - 1), maxlen=WINDOW - 1)
+        """What each took and lost, the newest first."""
 
-    def done(self, seconds: float, lost_s: float, upkeep_s: float = 0.0) -> None:
-        """A step took so long, and lost so much of it.
-
-        Args:
-            upkeep_s: of that, what the next steps are expected to lose as well.
-        """
-        self._upkeep_s += LAST * (upkeep_s - self._upkeep_s)
-        for sums_W, value in ((self._taken_W, seconds), (self._lost_W, lost_s)):
-            sums_W[1:] = sums_W[:-1] + value
+    def done(self, seconds: float, lost_s: float) -> None:
+        """A step took so long, and lost so much of it."""
+        self._steps.appendleft((seconds, lost_s))
 
     def covers(
-        self, prices_X: FloatArray, plain_s: float, *, once_s: float = 0.0, again: int = 1, upkeep_s: float | None = 0.0
+        self, prices_X: FloatArray, plain_s: float, *, once_s: float = 0.0, again: int = 1, kept: float = KEPT
     ) -> NDArray[np.bool_]:
-        """[X]: whether a step may lose so much, beside the upkeep of the steps after it.
+        """[X]: whether a step may lose so much.
 
         Args:
             prices_X: seconds that may be lost; less than nothing is what is sure to be gained.
             plain_s: of a plain step, now and after it.
             once_s: that is lost beside.
             again: as many steps after it, itself included, are sure to gain as much, where it does.
-            upkeep_s: what the steps after it will lose as well, at least; None: it is upkeep that is asked about.
+            kept: share of the steps to come that is set aside; 0.0: it is about what that is for.
         """
-        steps_W = WINDOW - np.arange(WINDOW)
-        room_W = MOST_LOST * (self._taken_W + steps_W * plain_s) - self._lost_W - once_s
-        if upkeep_s is not None:
-            room_W = room_W - (steps_W - 1) * max(upkeep_s, self._upkeep_s)
-        times_W = np.minimum(steps_W, again)
-        return (prices_X[:, None] * np.where(prices_X[:, None] < 0, times_W, 1) <= room_W).all(1)
+        room_s, room_again_s = self._room(plain_s, once_s, again, kept)
+        return np.asarray(prices_X <= np.where(prices_X < 0, room_again_s, room_s))
+
+    def _room(self, plain_s: float, once_s: float, again: int, kept: float) -> tuple[float, float]:
+        """The largest price that all windows have room for; and the largest, if it is paid `again` times in those that
+        have as many steps to come. Numbers one by one: of so few, arrays take longer."""
+        room_s = room_again_s = float("inf")
+        taken_s, lost_s, steps = 0.0, once_s, WINDOW
+        for step_s, step_lost_s in chain(((0.0, 0.0),), self._steps):
+            taken_s, lost_s = taken_s + step_s, lost_s + step_lost_s
+            left_s = MOST_LOST * (taken_s + steps * plain_s) - lost_s - (steps - 1) * kept * plain_s
+            room_s, room_again_s = min(room_s, left_s), min(room_again_s, left_s / min(steps, again))
+            steps -= 1
+        return room_s, room_again_s

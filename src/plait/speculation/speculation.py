@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -26,9 +27,10 @@ from plait.speculation.choice import Choice, Ranked
 from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
-from plait.speculation.margin import WINDOW, Margin
+from plait.speculation.ledger import SELDOM, Ledger, Spent
+from plait.speculation.margin import MOST_LOST, WINDOW
 from plait.speculation.pool import FloatArray, IntArray
-from plait.speculation.step_cost import StepCost, Typical
+from plait.speculation.step_cost import Typical
 
 How = int | Literal["auto"]
 """Tokens of a guess, or as many as pay."""
@@ -41,17 +43,12 @@ PROBED = (1.25, 2.0)
 """Rows of steps that are computed to learn what they take, in rows without guesses."""
 PROBES = 2
 """Trials of each, for every power of two of running samples."""
-OVERHEAD = 0.01
+OVERHEAD = 0.005
 """Share of the time that looking up may take while guesses do not pay."""
-SELDOM = 32
-"""Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
-those take is known."""
-PAID = 1.0
-"""Tokens per second of WINDOW steps with guesses, against what they would have been without, below which guesses
-rest."""
-REST = 64
-"""Steps without guesses then."""
-
+REFUSED = 4
+"""Steps after which it is asked again whether looking up is covered, where it was not."""
+DOUBTED = 256
+"""Where it takes more than all that may be lost."""
 LEAST_OFTEN = 0.05
 """Share of the steps in which guesses are taken to be found, at least."""
 
@@ -76,25 +73,39 @@ class Speculation:
         *,
         model: CostlyDrafter | None = None,
     ) -> None:
-        self.drafter, self.acceptance, self.cost, self.counts = drafter, Acceptance(), StepCost(), Counts()
+        self.drafter, self.acceptance, self.ledger = drafter, Acceptance(), Ledger()
+        self.cost, self.margin = self.ledger.cost, self.ledger.margin
         self._how, self._clock = how, clock
         self._most = AUTO_MOST if how == "auto" else how
         self._drafters: list[Drafter] = [drafter] if model is None else [drafter, model]
-        self.margin = Margin()
-        self._costly = None if model is None else Costly(model, self._most, self.acceptance, self.margin)
-        self._drafted_s, self._wanted = 0.0, None
-        """What the model took in this step, and what it was asked for."""
+        self._costly = None if model is None else Costly(model, self._most, self.acceptance, self.ledger)
+        self._wanted: Wanted | None = None
+        self._drafted_s, self._heard_from = 0.0, 0.0
+        """What the model was asked for in this step, and took; when samples began to be heard in it."""
+        self._began, self._looks, self._thinks, self._is_open = 0.0, False, False, False
+        """When this step asked whether guesses are due; whether they are looked up, and the model is thought of;
+        whether guesses were computed of which nothing was heard."""
+        self._is_counted = False
+        """Whether the last step that asked was one in which they might be due."""
+        self._in_flight, self._overlaps = 0, False
+        """Steps that have asked and are not done; whether these were ever several, as where stages pass steps on."""
         self._probes: dict[tuple[int, int], int] = {}
-        self._since_guess, self._since_plain, self._resting = 0, 0, 0
-        self._window: list[tuple[float, float]] = []
-        """Seconds that the last steps with guesses saved, and took."""
-        self._looking, self._step = Typical(), Typical()
-        self._gain, self._sure_s, self._often, self._last_s, self._spent_s = 0.0, 0.0, LEAST_OFTEN, 0.0, 0.0
+        self._asks, self._due_at, self._pool_due_at, self._looked_at = 0, 0, 0, 0
+        """Steps that have asked; those in which guesses are due again, of any kind and of what is looked up; the last
+        one in which they were."""
+        self._looking, self._last_s = Typical(), 0.0
+        """Of looking up, at each step; of the last step in which guesses were due, all of it."""
+        self._gain, self._sure_s, self._often, self._spent = 0.0, 0.0, LEAST_OFTEN, Spent()
         """`_sure_s`: what guesses are sure to gain beyond their rows; `_often`: share of the steps in which something
-        was guessed; `_spent_s`: of looking up and guessing, since a step was done."""
+        was guessed; `_spent`: on guesses, since a step was accounted for."""
         self._guesses_SK = np.zeros((0, self._most), np.int32)
         self._cells_SK = np.zeros((0, self._most), np.int64)
         self._lengths_S, self._computed_S, self._at_S = (np.zeros(0, np.int64) for _ in range(3))
+
+    @property
+    def counts(self) -> Counts:
+        """How it went, all steps so far included."""
+        return self.ledger.counts
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
         """A sample of a prompt begins in a slot."""
@@ -147,33 +158,73 @@ class Speculation:
         for drafter in self._drafters:
             drafter.grow_old()
 
+    def is_due(self, num_samples: int, num_context: int) -> bool:
+        """Whether guesses are looked for in this step. If so, what the samples have said must be heard, and `guess`
+        called; if not, neither need be: what is heard later is heard at once.
+
+        Args:
+            num_samples: that run.
+            num_context: tokens that they hold.
+        """
+        self._asks += 1
+        self._in_flight += 1
+        self._overlaps |= self._in_flight > 1
+        self._is_counted = self._overlaps or self._asks >= self._due_at
+        return self._is_counted and self._looks_for(num_samples, num_context)
+
+    def _looks_for(self, num_samples: int, num_context: int) -> bool:
+        began = self._clock()
+        self.ledger.account()
+        self._began = self._clock()
+        self._spent = replace(self._spent, before_s=self._spent.before_s + self._began - began)
+        self.counts.drafting_s += self._began - began
+        self._drafted_s, self._wanted = 0.0, None
+        self._looks = self._pool_is_due(num_samples, num_context)
+        self._thinks = self._costly is not None and (
+            self._how != "auto" or self._costly.is_due(self.ledger.plain_s(num_samples, num_context))
+        )
+        if self._looks or self._thinks or self._is_open or self._overlaps:
+            self._heard_from = self._clock()
+            return True
+        self._looked()
+        return False
+
     def guess(self, asked: Asked, num_context: int) -> list[list[int]]:
-        """Guesses that are to be computed, one for each sample that was asked for; empty ones, where none pays.
+        """Guesses that are to be computed, one for each sample that was asked for; empty ones, where none pays. Only in
+        a step in which `is_due` has said so.
 
         Args:
             num_context: tokens that the samples hold.
         """
-        began = self._clock()
+        heard_s = self._clock() - self._heard_from
         count, guesses = len(asked.slots_B), None
         drafts: list[list[int]] = [[] for _ in range(count)]
-        plain_s = self._plain_s(count, num_context)
-        if is_due := self._is_due(plain_s):
-            self._since_guess = 0
+        if self._looks:
             guesses = self.drafter.guess(asked, self._most, self.acceptance.table_C, self._least(count, num_context))
-        self._drafted_s, self._wanted = 0.0, None
-        if self._costly is not None and (self._how != "auto" or self._costly.is_due(plain_s)):
-            guesses = self._drafted(self._costly, asked, guesses, num_context, began)
+        if self._costly is not None and self._thinks:
+            guesses = self._drafted(self._costly, asked, guesses, num_context)
+        self._is_open = False
         if guesses is not None:
             lengths_B = self._chosen(guesses, num_context).lengths_B
-            self._remember(asked.slots_B, guesses, lengths_B)
+            if guesses.num_tokens:
+                self._remember(asked.slots_B, guesses, lengths_B)
             for row in lengths_B.nonzero()[0].tolist():
                 drafts[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
-        self._last_s = self._clock() - began
-        self._spent_s += self._last_s
-        if is_due:
-            self._looking.took(self._last_s - self._drafted_s)
-        self.counts.drafting_s += self._last_s
+                self._is_open = True
+        self._looked()
+        # What was said in steps between is heard at once: of that each step has its share.
+        more_s = heard_s * (1 - 1 / max(1, self._asks - self._looked_at))
+        self._looked_at = self._asks
+        if self._looks:
+            self._looking.took(max(0.0, self._last_s - self._drafted_s - more_s))
         return drafts
+
+    def _looked(self) -> None:
+        """What it took counts, from the question whether guesses are due to their choice."""
+        self._last_s = self._clock() - self._began
+        spent, looking_s = self._spent, self._last_s - self._drafted_s
+        self._spent = replace(spent, looking_s=spent.looking_s + looking_s, drafted_s=spent.drafted_s + self._drafted_s)
+        self.counts.drafting_s += self._last_s
 
     def not_computed(self) -> None:
         """There was no room for the guesses of this step."""
@@ -190,59 +241,61 @@ class Speculation:
         """
         if num_rows == 0:
             return
-        self.cost.observe(num_rows + num_drafted, num_context, max(seconds - self._last_s, 1e-9))
-        self._step.took(seconds)
-        self._since_guess += 1
-        self.counts.steps += 1
-        if self._costly is not None:
-            self._costly.done(seconds)
-        plain_s = self._plain_s(num_rows, num_context) * num_drawn / num_rows
-        upkeep_s = self._spent_s - self._drafted_s
-        self.margin.done(seconds, seconds - plain_s if num_drafted else self._spent_s, upkeep_s)
-        self._spent_s = 0.0
-        if num_drafted == 0:
-            self._since_plain, self._resting = 0, max(0, self._resting - 1)
-            if self._drafted_s == 0.0 or (self._wanted is not None and self._wanted.is_trial):
-                self.counts.saved_s -= self._drafted_s
-                return
-        else:
-            self._since_plain += 1
-            self.counts.steps_with_drafts += 1
-            self.counts.rows += num_rows
-            self.counts.drafted += num_drafted
-        self.counts.saved_s += plain_s - seconds
-        self._window.append((plain_s, seconds))
-        if len(self._window) == WINDOW:
-            plain, taken = (sum(column) for column in zip(*self._window, strict=True))
-            self._resting = REST if plain < PAID * taken else 0
-            self._window.clear()
+        if self._is_quiet(num_drafted):
+            self.ledger.quiet(num_rows, num_context, seconds)
+            return
+        began = self._clock()
+        is_paid = self._wanted is not None and not self._wanted.is_trial
+        alone_s = max(seconds - self._last_s, 1e-9)
+        self.ledger.done(num_rows, num_drafted, num_context, num_drawn, seconds, alone_s, self._spent, is_paid=is_paid)
+        self._settled(began)
 
     def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float) -> None:
         """A step that computed prompts beside running samples took so long; see `done`. What its guesses gained is not
         told from what the prompts took, and does not count."""
-        more_s = 0.0
-        if num_drafted:
-            rows = np.array([num_rows, num_rows + num_drafted])
-            plain_s, with_s = self.cost.seconds(rows, num_context).tolist()
-            more_s = with_s - plain_s
-        self.margin.done(seconds, self._spent_s + more_s, self._spent_s - self._drafted_s)
-        self._spent_s = 0.0
+        if self._is_quiet(num_drafted):
+            self.ledger.quiet(0, 0, seconds)
+            return
+        began = self._clock()
+        self.ledger.mixed(num_rows, num_drafted, num_context, seconds, self._spent)
+        self._settled(began)
 
-    def _plain_s(self, num_samples: int, num_context: int) -> float:
-        """A step without guesses."""
-        return float(self.cost.seconds(np.array([num_samples]), num_context)[0])
+    def _is_quiet(self, num_drafted: int) -> bool:
+        """Whether a step that was computed had nothing to do with guesses."""
+        self._in_flight = max(0, self._in_flight - 1)
+        is_counted, self._is_counted = self._is_counted, self._overlaps
+        return not is_counted and num_drafted == 0
 
-    def _is_due(self, plain_s: float) -> bool:
-        """Whether guesses are looked up in this step: they gain more than that takes, or were not for long enough."""
+    def _settled(self, began: float) -> None:
+        """A step is accounted for, which took from then on; that counts with the next one. When guesses are due again:
+        at once where they gain more than that takes."""
+        looking_s, step_s = self._looking.seconds, self.ledger.step.seconds
+        if self._looks:
+            pays = self._gain * step_s > looking_s and not self.ledger.rests
+            is_new = self._how != "auto" or self.cost.num_steps < PROBES
+            seldom = int(np.clip(looking_s / max(OVERHEAD * step_s, 1e-12), 1, SELDOM))
+            self._pool_due_at = self._asks + (1 if pays or is_new else seldom)
+        is_sure = self._costly is not None and self._costly.is_sure
+        self._due_at = self._asks + 1 if self._is_open or is_sure else self._pool_due_at
+        self._spent = Spent(before_s=self._clock() - began)
+        self.counts.drafting_s += self._spent.before_s
+
+    def _pool_is_due(self, num_samples: int, num_context: int) -> bool:
+        """Whether guesses are looked up: it is time, and what that takes is covered."""
+        looking_s = self._looking.seconds
         if self._how != "auto":
             return True
-        looking_s, step_s = self._looking.seconds, self._step.seconds
-        most_since = min(float(SELDOM), looking_s / max(OVERHEAD * step_s, 1e-12))
-        if self._gain * step_s <= looking_s and self._since_guess < most_since:
+        if self._asks < self._pool_due_at:
             return False
-        if self._sure_s > looking_s:
+        plain_s = self.ledger.plain_s(num_samples, num_context)
+        if self._sure_s > looking_s or self.margin.covers(np.array([looking_s]), plain_s, kept=0.0)[0]:
             return True
-        return bool(self.margin.covers(np.array([looking_s]), plain_s, upkeep_s=None)[0])
+        if looking_s > MOST_LOST * WINDOW * plain_s:  # it never will be, unless that was a chance
+            self._looking.doubt()
+            self._pool_due_at = self._asks + DOUBTED
+        else:
+            self._pool_due_at = self._asks + REFUSED
+        return False
 
     def _least(self, num_samples: int, num_context: int) -> float:
         """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
@@ -252,18 +305,16 @@ class Speculation:
         plain, more = self.cost.seconds(rows, num_context).tolist()
         return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - plain) * num_samples / max(plain, 1e-12)))
 
-    def _drafted(
-        self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int, began: float
-    ) -> Guesses | None:
+    def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:
         """What was looked up, with what the model guesses, where that is asked."""
         count = len(asked.slots_B)
         if self._how == "auto" and self.cost.num_steps < PROBES:
             return guesses
         looked_up = Guesses.none(count, self._most) if guesses is None else guesses
         looked_at = self._clock()
-        alone = LookedUp.of(looked_up, lambda rows_X: self.cost.seconds(rows_X, num_context), looked_at - began)
+        alone = LookedUp.of(looked_up, lambda rows_X: self.cost.seconds(rows_X, num_context), looked_at - self._began)
         if self._how == "auto":
-            may_pay = not self._resting and self._since_plain < SELDOM
+            may_pay = self.ledger.may_guess
             wanted = costly.wanted(asked, alone, may_pay=may_pay)
         else:
             wanted = Wanted(np.arange(count), self._most, 0.0, 0.0)
@@ -282,11 +333,11 @@ class Speculation:
         num_samples = len(guesses.lengths_B)
         if self._how != "auto":
             return Choice(guesses.lengths_B, 1.0)
-        ranked = choice.by_survival(guesses.survival_BK, guesses.lengths_B)
         self._often = max(LEAST_OFTEN, 0.95 * self._often + 0.05 * bool(guesses.num_tokens))
         if self.cost.num_steps < PROBES or guesses.num_tokens == 0:
             self._gain, self._sure_s = _smoothed(self._gain, 0.0), 0.9 * self._sure_s
             return choice.nothing(num_samples)
+        ranked = choice.by_survival(guesses.survival_BK, guesses.lengths_B)
         seconds_M1 = self.cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
         allowed_M1 = self._covered(guesses, ranked, seconds_M1)
         if probed := self._probed(num_samples, allowed_M1):
@@ -296,7 +347,7 @@ class Speculation:
         best = choice.most_per_second(ranked, seconds_M1 + again_s, num_samples, allowed_M1)
         if self._wanted is None:
             self._gain = _smoothed(self._gain, best.gain - 1.0)
-        if self._resting or self._since_plain >= SELDOM:
+        if not self.ledger.may_guess:
             return choice.nothing(num_samples)
         return best
 
@@ -312,7 +363,7 @@ class Speculation:
         if self._wanted is None:
             self._sure_s = 0.9 * self._sure_s - 0.1 * float(prices_M1.min())
         once_s = self._drafted_s + looking_s
-        covered_M1 = self.margin.covers(prices_M1, plain_s, once_s=once_s, again=again, upkeep_s=looking_s)
+        covered_M1 = self.margin.covers(prices_M1, plain_s, once_s=once_s, again=again)
         return (prices_M1 <= 0) | covered_M1
 
     def _probed(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:

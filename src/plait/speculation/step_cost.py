@@ -13,6 +13,7 @@ Shapes: P points, F features, X row counts asked for.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,13 @@ LAST = 15
 """Steps of a bucket, or other times, that are remembered."""
 MOST_BUCKETS = 96
 REFIT = 16
-"""Steps after which the fit is made anew."""
+"""Steps after which the fit is made anew; of the first ones each power of two."""
+REFIT_LATER = 64
+"""Once so many buckets' worth of steps are known that few more move it."""
+MANY = 256
+"""Steps from which on that is so."""
+FAR = 1e9
+"""Rows beyond all that are asked for: behind the last knot the fit goes on in a line."""
 
 
 class Typical:
@@ -36,10 +43,19 @@ class Typical:
         self.seconds = 0.0
         """0 before the first time."""
 
+    def doubt(self) -> None:
+        """The longest of the last times may have been a chance: forget it."""
+        if self._last:
+            self._last.remove(max(self._last))
+            self._settle()
+
     def took(self, seconds: float) -> None:
         """It took so long this time."""
         self._last.append(seconds)
-        self.seconds = sorted(self._last)[len(self._last) // 2]
+        self._settle()
+
+    def _settle(self) -> None:
+        self.seconds = sorted(self._last)[(len(self._last) - 1) // 2] if self._last else 0.0
 
 
 class StepCost:
@@ -48,7 +64,11 @@ class StepCost:
     def __init__(self) -> None:
         self._buckets: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
         """The one that was added to last stands last."""
-        self._weights_F = np.zeros(3 + len(KNOTS))
+        self._medians: dict[tuple[int, int], tuple[float, float, float]] = {}
+        """Of the buckets that nothing was added to since."""
+        self._lines: tuple[FloatArray, FloatArray] = (np.array([0.0, FAR]), np.zeros(2))
+        """Row counts between which the fit without context is a line, and its seconds there."""
+        self._token_s = 0.0
         self._scales: tuple[FloatArray, FloatArray] = (np.zeros(1), np.ones(1))
         """Logarithms of measured row counts, and what the fit is multiplied by there."""
         self._fresh = 0
@@ -60,31 +80,47 @@ class StepCost:
         bucket = self._buckets.pop(key, None)
         self._buckets[key] = bucket = deque(maxlen=LAST) if bucket is None else bucket
         bucket.append((num_rows, num_context, seconds))
+        self._medians.pop(key, None)
         if len(self._buckets) > MOST_BUCKETS:
-            del self._buckets[next(iter(self._buckets))]
+            oldest = next(iter(self._buckets))
+            del self._buckets[oldest]
+            self._medians.pop(oldest, None)
         self._fresh += 1
         self.num_steps += 1
-        if self._fresh >= REFIT or self.num_steps <= REFIT:
+        is_power = self.num_steps & (self.num_steps - 1) == 0
+        if self._fresh >= (REFIT if self.num_steps < MANY else REFIT_LATER) or (self.num_steps <= REFIT and is_power):
             self._fit()
             self._fresh = 0
 
     def seconds(self, num_rows_X: NDArray, num_context: float) -> FloatArray:
         """[X]; zeros before the first step."""
-        fitted_X = _features(num_rows_X, np.full(len(num_rows_X), num_context)) @ self._weights_F
+        fitted_X = np.interp(num_rows_X, *self._lines) + self._token_s * num_context
         return fitted_X * np.interp(np.log(num_rows_X), *self._scales)
 
     def _fit(self) -> None:
-        medians_P3 = np.array([np.median(bucket, axis=0) for bucket in self._buckets.values()])
+        for key in self._buckets.keys() - self._medians.keys():
+            rows, context, seconds = (_median(column) for column in zip(*self._buckets[key], strict=True))
+            self._medians[key] = rows, context, seconds
+        medians_P3 = np.array([self._medians[key] for key in self._buckets])
         rows_P, context_P, seconds_P = medians_P3.T
         features_PF = _features(rows_P, context_P)
         # Buckets of few steps count less: their medians may be those of a busy moment.
         trust_P = np.sqrt([min(len(bucket), 5) for bucket in self._buckets.values()])
-        self._weights_F = non_negative_fit(features_PF * (trust_P / seconds_P)[:, None], trust_P)
-        ratio_P = seconds_P / np.maximum(features_PF @ self._weights_F, 1e-12)
+        weights_F = non_negative_fit(features_PF * (trust_P / seconds_P)[:, None], trust_P)
+        ends_E = np.array([0.0, *KNOTS, FAR])
+        self._lines = ends_E, _features(ends_E, np.zeros(len(ends_E))) @ weights_F
+        self._token_s = float(weights_F[2])
+        ratio_P = seconds_P / np.maximum(features_PF @ weights_F, 1e-12)
         near = rows_P.round().astype(int)
         counts = sorted(set(near.tolist()))
         scales = [float(np.clip(np.median(ratio_P[near == count]), 0.7, 1.4)) for count in counts]
         self._scales = np.log(np.array(counts, float)), np.array(scales)
+
+
+def _median(values: Sequence[float]) -> float:
+    """As statistics.median, for few numbers."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
 
 
 def _bucket(num_rows: int) -> int:

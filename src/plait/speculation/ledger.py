@@ -1,0 +1,157 @@
+"""What steps took, and what guesses gained and lost in them. Steps in which nobody looked for guesses are accounted for
+later, many at once: at each of them it would take a percent of a short step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.speculation.counts import Counts
+from plait.speculation.margin import WINDOW, Margin
+from plait.speculation.step_cost import StepCost, Typical
+
+SELDOM = 32
+"""Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
+those take is known."""
+PAID = 1.0
+"""Tokens per second of WINDOW steps with guesses, against what they would have been without, below which guesses
+rest."""
+REST = 64
+"""Steps without guesses then."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a step, beside its rows."""
+
+    before_s: float = 0.0
+    """Of accounting, before it began: the step's own seconds are without."""
+    looking_s: float = 0.0
+    """Of looking guesses up, and of choosing."""
+    drafted_s: float = 0.0
+    """Of a draft model."""
+
+    @property
+    def seconds(self) -> float:
+        return self.before_s + self.looking_s + self.drafted_s
+
+
+class Ledger:
+    """Of one engine's steps."""
+
+    def __init__(self) -> None:
+        self.cost, self.step, self.margin = StepCost(), Typical(), Margin()
+        self.seconds = 0.0
+        """Of all steps of nothing but running samples."""
+        self._counts = Counts()
+        self._quiet: list[tuple[int, int, float]] = []
+        """Rows (0, if there were prompts), context, seconds of steps that are not accounted for."""
+        self._since_plain, self._resting = 0, 0
+        self._window: list[tuple[float, float]] = []
+        """Seconds that the last steps with guesses would have taken without, and took."""
+
+    @property
+    def counts(self) -> Counts:
+        """Of all steps so far."""
+        self.account()
+        return self._counts
+
+    @property
+    def rests(self) -> bool:
+        """Whether guesses have not paid and are not computed for a while."""
+        return self._resting > 0
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether guesses may be computed in the next step: they do not rest, and it is not one that shows what steps
+        without take."""
+        return not self.rests and self._since_plain < SELDOM
+
+    def plain_s(self, num_samples: int, num_context: int) -> float:
+        """A step without guesses."""
+        return float(self.cost.seconds(np.array([num_samples]), num_context)[0])
+
+    def quiet(self, num_rows: int, num_context: int, seconds: float) -> None:
+        """A step in which guesses were not looked for.
+
+        Args:
+            num_rows: samples; 0: it computed prompts as well.
+        """
+        self._quiet.append((num_rows, num_context, seconds))
+
+    def account(self) -> None:
+        """For the quiet steps so far."""
+        for num_rows, num_context, seconds in self._quiet:
+            self.margin.done(seconds, 0.0)
+            if num_rows:
+                self._since_plain, self._resting = 0, max(0, self._resting - 1)
+                self.cost.observe(num_rows, num_context, seconds)
+                self._took(seconds)
+        self._quiet.clear()
+
+    def done(
+        self,
+        num_rows: int,
+        num_drafted: int,
+        num_context: int,
+        num_drawn: int,
+        seconds: float,
+        alone_s: float,
+        spent: Spent,
+        *,
+        is_paid: bool,
+    ) -> None:
+        """A step of nothing but running samples; see `Speculation.done`.
+
+        Args:
+            alone_s: of `seconds`, what the forward and the drawing took.
+            spent: on guesses, since the step before.
+            is_paid: a draft model guessed so as to gain by it: the step is judged even if no guess was computed.
+        """
+        self.account()
+        is_first = num_drafted > 0 and self._counts.steps_with_drafts == 0  # it loads kernels, and says little
+        if not is_first:
+            self.cost.observe(num_rows + num_drafted, num_context, alone_s)
+        self._took(seconds)
+        counts = self._counts
+        if num_drafted:
+            self._since_plain += 1
+            counts.steps_with_drafts += 1
+            counts.rows += num_rows
+            counts.drafted += num_drafted
+        else:
+            self._since_plain, self._resting = 0, max(0, self._resting - 1)
+        lost_s = spent.seconds
+        if num_drafted or is_paid:
+            plain_s = self.plain_s(num_rows, num_context) * num_drawn / num_rows
+            if not is_first:
+                counts.saved_s += plain_s - seconds
+                self._judge(plain_s, seconds)
+            lost_s = spent.before_s + seconds - plain_s if num_drafted else lost_s
+        else:
+            counts.saved_s -= spent.drafted_s
+        self.margin.done(seconds, lost_s)
+
+    def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float, spent: Spent) -> None:
+        """A step that computed prompts beside running samples; see `Speculation.mixed`."""
+        self.account()
+        more_s = 0.0
+        if num_drafted:
+            rows = np.array([num_rows, num_rows + num_drafted])
+            plain_s, with_s = self.cost.seconds(rows, num_context).tolist()
+            more_s = with_s - plain_s
+        self.margin.done(seconds, spent.seconds + more_s)
+
+    def _took(self, seconds: float) -> None:
+        self._counts.steps += 1
+        self.step.took(seconds)
+        self.seconds += seconds
+
+    def _judge(self, plain_s: float, seconds: float) -> None:
+        """A step with guesses took so long, and without would have: guesses rest where they do not pay."""
+        self._window.append((plain_s, seconds))
+        if len(self._window) == WINDOW:
+            plain, taken = (sum(column) for column in zip(*self._window, strict=True))
+            self._resting = REST if plain < PAID * taken else 0
+            self._window.clear()
