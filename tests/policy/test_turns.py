@@ -30,6 +30,13 @@ def test_what_must_be_alone_waits_for_all_before_it_and_holds_up_all_behind() ->
     assert next_turn([replace(change, last=9), Turn(3)]) == 2
 
 
+def test_what_is_behind_waits_for_all_before_it_and_holds_up_nothing() -> None:
+    score = Turn(2, is_behind=True)
+    assert next_turn([Turn(1, last=9), score]) == 1
+    assert next_turn([Turn(1, last=9), score, Turn(3, last=4)]) == 3
+    assert next_turn([score, Turn(3, last=4)]) == 2
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_rank_waits_for_ever(seed: int) -> None:
     """Up to 5 ranks, up to 12 works of up to 4 actions on any of them, alone on some. Each rank is sent its works in
@@ -40,7 +47,9 @@ def test_no_rank_waits_for_ever(seed: int) -> None:
         works = []
         for number in range(draw.randint(1, 12)):
             ranks = draw.sample(range(num_ranks), draw.randint(1, num_ranks))
-            works.append((Turn(number, len(ranks) > 1), ranks, draw.randint(1, 4)))
+            is_joint = len(ranks) > 1
+            is_behind = not is_joint and draw.random() < 0.3
+            works.append((Turn(number, is_joint, is_behind=is_behind), ranks, draw.randint(1, 4)))
         left = {work.number: count for work, _, count in works}
         members = {work.number: set(ranks) for work, ranks, _ in works}
         coming = {rank: [work for work, ranks, _ in works if rank in ranks] for rank in range(num_ranks)}

@@ -21,7 +21,8 @@ from plait.models.scalar_loading import scalar_of
 from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.streams import HEARD, PartialRollout, RolloutParts, where_free
+from plait.runtime.free_copies import Copies, where_free
+from plait.runtime.streams import HEARD, PartialRollout, RolloutParts
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
 from plait.schedule.work import MOVED_ON
@@ -191,38 +192,83 @@ class Numbered:
         return f"/p{number}", number
 
 
+class Parting:
+    """Parts of a call `score` of two copies, that of the leader and another, who need three rounds and four for each;
+    and what happens."""
+
+    def __init__(self, count: int, keeps: int, busy: Task | None = None) -> None:
+        self.log: list[str] = []
+        self.task = Task(((0, 1),), "score", iter(()), frozenset())
+        self.task.beside = [self.task] if busy is None else [self.task, busy]
+        copies = Copies((frozenset({0}), frozenset({1})), (0, 0), keeps)
+        self.work = where_free(Numbered(count), copies, self.task, self._call, "score")
+        self.found: list[Any] = []
+
+    def _call(self, rows: Any, name: str, place: int | None) -> Any:
+        self.log.append(f"begins {name} on {place}")
+        yield MOVED_ON
+        yield MOVED_ON if place == 0 else None
+        if place == 1 and len(self.task.beside) > 1:
+            while any(other.mesh for other in self.task.beside if other is not self.task):
+                yield None
+        self.log.append(f"ends {name}")
+        return np.array([float(name[-1])])
+
+    def round(self) -> bool:
+        """Whether there are more."""
+        try:
+            next(self.work)
+        except StopIteration as end:
+            self.found = [float(values[0]) for _, values in end.value]
+            return False
+        return True
+
+
 def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
     """Six parts, two copies: the leader's takes one at a time, the other has a second one while it is at its first, as
     long as two are left. The leader computes when the other has been told. Results come in the order of the parts, and
     ranks are free at the end."""
-    log: list[str] = []
-
-    def call(rows: Any, name: str, place: int | None) -> Any:
-        log.append(f"begins {name} on {place}")
-        yield MOVED_ON
-        yield MOVED_ON if place == 0 else None
-        log.append(f"ends {name}")
-        return np.array([float(name[-1])])
-
-    task = Task(((0, 1),), "score", iter(()), frozenset())
-    task.beside = [task]
-    instances = (frozenset({0}), frozenset({1}))
-    work = where_free(Numbered(6), instances, task, 2, call, "score")
+    parting = Parting(6, keeps=2)
     kept: list[tuple[int, frozenset[int], frozenset[int]]] = []
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            found = end.value
-            break
-        if sum(line.startswith("begins") for line in log) == 6:
-            kept.append((6 - sum(line.startswith("ends") for line in log), task.mesh, task.shares))
+    while parting.round():
+        if sum(line.startswith("begins") for line in parting.log) == 6:
+            under_way = 6 - sum(line.startswith("ends") for line in parting.log)
+            kept.append((under_way, parting.task.mesh, parting.task.shares))
     under_way, mesh, shares = kept[1]
     assert under_way > 0, "a part is still computed"
     assert 1 not in mesh, "all parts are given out: another call may tell it of one"
     assert 1 in shares, "and it is still waited for"
-    assert [float(values[0]) for _, values in found] == [0, 1, 2, 3, 4, 5]
-    assert log[:2] == ["begins score/p0 on 1", "begins score/p2 on 1"]
-    assert "begins score/p1 on 0" in log
-    assert len({line.split()[1] for line in log if line.startswith("begins")}) == 6
-    assert task.mesh == task.shares == frozenset()
+    assert parting.found == [0, 1, 2, 3, 4, 5]
+    assert parting.log[:2] == ["begins score/p0 on 1", "begins score/p2 on 1"]
+    assert "begins score/p1 on 0" in parting.log
+    assert len({line.split()[1] for line in parting.log if line.startswith("begins")}) == 6
+    assert parting.task.mesh == parting.task.shares == frozenset()
+
+
+def test_who_still_generates_is_told_of_one_part_behind_that() -> None:
+    """The leader is free first and begins; the other has one part before its samples have ended, and no second one; it
+    goes on with that and gets further ones when they have."""
+    rollout = Task(((0, 0),), "generate", iter(()), frozenset({1}))
+    parting = Parting(8, keeps=0, busy=rollout)
+    while len([line for line in parting.log if line.endswith("on 0")]) < 3:
+        assert parting.round()
+    assert parting.log[:2] == ["begins score/p0 on 0", "begins score/p1 on 1"]
+    assert [line for line in parting.log if line.endswith("on 1")] == ["begins score/p1 on 1"]
+    assert (1 in parting.task.shares, 1 in parting.task.mesh) == (True, False)
+    rollout.release()
+    while parting.round():
+        pass
+    assert parting.found == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert len([line for line in parting.log if line.endswith("on 1")]) > 1
+    assert parting.task.mesh == parting.task.shares == frozenset()
+
+
+@pytest.mark.parametrize(("node", "keeps", "count"), [(5, 0, 8), (0, 2, 5)])
+def test_nobody_is_told_behind_other_calls_or_where_little_is_left(node: int, keeps: int, count: int) -> None:
+    """Ranks that another call than the rollout keeps busy; a last call of which, when the leader has one of five groups
+    and the next would be taken, no more than two for each copy are left."""
+    other = Task(((0, node),), "other", iter(()), frozenset({1}))
+    parting = Parting(count, keeps=keeps, busy=other)
+    for _ in range(12):
+        parting.round()
+    assert not [line for line in parting.log if line.endswith("on 1")]

@@ -19,6 +19,8 @@ class Turn:
     """Its actions wait for other ranks that have a part in it."""
     is_alone: bool = False
     """It changes weights, or needs memory that others hold: nothing else is under way on this rank meanwhile."""
+    is_behind: bool = False
+    """It begins when all before it have ended; what is behind it does not wait for it."""
     last: int = 0
     """The turn in which this rank last went on; 0: never."""
 
@@ -27,6 +29,7 @@ def next_turn(works: Sequence[Turn]) -> int:
     """The number of the work that goes on.
 
     * A work that must be alone begins when all before it have ended, and none behind it begins before it has.
+    * A work that is behind begins when all before it have ended.
     * Of the joint works only the first goes on. So on any two ranks that share two of them the same one is first, and
       no rank waits in one for a rank that waits in the other.
     * Of those that may go on, the one that has waited the longest does.
@@ -39,7 +42,7 @@ def next_turn(works: Sequence[Turn]) -> int:
     for place, work in enumerate(sorted(works, key=lambda work: work.number)):
         if work.is_alone and place > 0:
             break
-        if not (work.is_joint and is_joined):
+        if not (work.is_joint and is_joined) and not (work.is_behind and place > 0):
             may.append(work)
         is_joined |= work.is_joint
         if work.is_alone:

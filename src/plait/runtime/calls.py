@@ -15,11 +15,12 @@ from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
+from plait.runtime.free_copies import Copies, where_free
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.rollout import Draw, Rollout
 from plait.runtime.step import StepState
-from plait.runtime.streams import Parts, RolloutParts, Spread, Table, in_parts, where_free
+from plait.runtime.streams import Parts, RolloutParts, Spread, Table, in_parts
 from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
@@ -72,7 +73,7 @@ class Calls:
 
     def scores_where_free(self, node: Node) -> bool:
         """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate.
-        Which parts there are does not depend on that (`streams.where_free`)."""
+        Which parts there are does not depend on that (`free_copies.where_free`)."""
         trainer, source = self.trainer(node), self._flow.nodes[node.rows]
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
             return False
@@ -131,7 +132,8 @@ class Calls:
             is_last, copies = node.id == order[-1], len(instances)
             size = PartSize(trainer.tokens_of_a_part // copies, node.id == order[0], copies if is_last else None)
             parts = RolloutParts(rollout, size, self._running(node))
-            return partial(where_free, parts, instances, task, copies if is_last else 0)
+            behind = state.step, node.rows
+            return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
         parts = Table(lambda: state.born[node.rows])
         if trainer is not None and self.streams(node):
             rollout, size = state.growing[node.rows], PartSize(trainer.tokens_of_a_part)

@@ -13,9 +13,7 @@ from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.policy.score_parts import PartSize, SampleLength, next_part, settled
 from plait.policy.step import Key
-from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Work
-from plait.workers.ranks import LEADER
 
 Scored = tuple[Rows, FloatArray]
 """Rows, and a number for each of them or of their tokens."""
@@ -29,8 +27,6 @@ Spread = Callable[[Call, str], Work[list[Scored]]]
 """Scores all parts by a call of this name: (its rows, the result) of each, in their order."""
 
 
-MOST_TOLD = 2
-"""Parts of all calls that a copy without the leader is told of: one that it is at, and one more."""
 HEARD = 16
 """Steps after which what unfinished samples have said may settle what is scored together, though none has ended."""
 
@@ -195,65 +191,3 @@ def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:
                 done = MOVED_ON
         yield done
     return scored
-
-
-def where_free(
-    parts: Parts, instances: Sequence[frozenset[int]], task: Task, keeps: int, call: Call, name: str
-) -> Work[list[Scored]]:
-    """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
-
-    Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
-    are told of a part more than they are at: the leader may be in the middle of an action when they have ended the
-    first. For the same reason they are let go when all parts are given out, not when they have ended theirs, and before
-    the leader computes its own: they are told of another call's part behind it.
-
-    Args:
-        instances: the ranks of each.
-        task: of this call; it keeps busy the ranks of the instances that are at work.
-        keeps: groups that are left for whoever is free first, and of which nobody is told ahead.
-    """
-    going: list[deque[tuple[int, Rows, Work[FloatArray]]]] = [deque() for _ in instances]
-    leader_last = sorted(range(len(instances)), key=lambda place: LEADER in instances[place])
-    scored: dict[int, Scored] = {}
-    given, part = 0, None
-    while part is not None or parts.left or any(going):
-        moved = False
-        for had in (0, 1):
-            for place in leader_last:
-                ranks, leads = instances[place], LEADER in instances[place]
-                if len(going[place]) != had or task.waits_for(ranks) >= (1 if leads else MOST_TOLD):
-                    continue
-                if had and (leads or (part is None and parts.left <= keeps)):
-                    continue
-                part = part or parts.take()
-                if part is not None and (had or task.take(ranks)):
-                    (suffix, rows), part = part, None
-                    going[place].append((given, rows, call(rows, name + suffix, place)))
-                    task.told[ranks] += 1
-                    given, moved = given + 1, True
-                    if not leads:
-                        yield next(going[place][-1][2]) or MOVED_ON
-        if part is None and not parts.left:
-            task.share([rank for ranks in instances if LEADER not in ranks for rank in ranks])
-        for place in leader_last:
-            queue = going[place]
-            if moved and LEADER in instances[place]:
-                break  # others may have to be told of more, before this one computes
-            if not queue:
-                continue
-            number, rows, work = queue[0]
-            try:
-                done = next(work)
-            except StopIteration as end:
-                queue.popleft()
-                scored[number] = rows, end.value
-                task.told[instances[place]] -= 1
-                if not queue:
-                    task.release(instances[place])
-                moved = True
-                continue
-            if done is not None:
-                yield done
-                moved = True
-        yield MOVED_ON if moved else None
-    return [scored[number] for number in sorted(scored)]

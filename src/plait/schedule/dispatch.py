@@ -46,7 +46,16 @@ class Task:
         """Keep further ranks busy, if no other task does; whether it does now."""
         if any(not other.mesh.isdisjoint(ranks) for other in self.beside if other is not self):
             return False
-        self.mesh |= frozenset(ranks)
+        self.mesh, self.shares = self.mesh | frozenset(ranks), self.shares - frozenset(ranks)
+        return True
+
+    def follows(self, key: Key, ranks: frozenset[int]) -> bool:
+        """Whether that call alone keeps these ranks busy, so that they may be told what comes behind it. They compute
+        for this one, then, too, and nobody else is kept from them."""
+        busy = [other for other in self.beside if not other.mesh.isdisjoint(ranks)]
+        if len(busy) != 1 or busy[0].keys != (key,):
+            return False
+        self.shares |= ranks
         return True
 
     def release(self, ranks: Collection[int] | None = None) -> None:

@@ -127,18 +127,22 @@ class FollowerLoop:
         role: str = "",
         is_joint: bool = False,
         is_alone: bool = False,
+        is_behind: bool = False,
     ) -> None:
         number, step = header["number"], header["at"]
         # What the plan lets leave the device makes room for what others need: no two of them at once.
         is_alone |= bool(self._rank_state.offloads.units)
-        self._works[number] = _Ongoing(Turn(number, is_joint, is_alone), name, step, actions, role)
+        self._works[number] = _Ongoing(Turn(number, is_joint, is_alone, is_behind), name, step, actions, role)
 
     def _take_call(self, call: Call, command: Message) -> None:
         ranks = call.layout(self._rank_state).mesh.ranks
         trains = isinstance(call, (TrainCall, TrainTogetherCall))
         actions = self._calling(call, ranks, command)
         is_joint = len(ranks) > 1
-        self._begin(command.header, call.call, actions, role=call.role, is_joint=is_joint, is_alone=trains)
+        # A part that this rank scores by itself: it may be told of it while it still generates, or is at another one.
+        is_behind = not is_joint and isinstance(call, ScoreCall) and call.instance is not None
+        turn = {"is_joint": is_joint, "is_alone": trains, "is_behind": is_behind}
+        self._begin(command.header, call.call, actions, role=call.role, **turn)
 
     def _ask(self, role: str, command: Message, word: Word) -> None:
         """An instance at work begins a later step with it; one that is not has a work more."""

@@ -1,0 +1,140 @@
+"""Scoring by copies of a model whose ranks have nothing left to generate: who is told of which part, and when."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from plait.data.rows import FloatArray, Rows
+from plait.runtime.streams import Call, Parts, Scored
+from plait.schedule.dispatch import Key as CallKey
+from plait.schedule.dispatch import Task
+from plait.schedule.work import MOVED_ON, Done, Work
+from plait.workers.ranks import LEADER
+
+MOST_TOLD = 2
+"""Parts of all calls that a copy without the leader is told of: one that it is at, and one more."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of a model that score, each by itself.
+
+    ranks:  of each
+    behind: the call whose samples they score; who is busy with nothing else may be told what comes behind it
+    keeps:  groups that are left for whoever is free first, and of which nobody is told ahead
+    """
+
+    ranks: Sequence[frozenset[int]]
+    behind: CallKey
+    keeps: int = 0
+
+
+class _WhereFree:
+    """See `where_free`. One object for each call."""
+
+    def __init__(self, parts: Parts, copies: Copies, task: Task, call: Call, name: str) -> None:
+        self._parts, self._copies, self._task, self._call, self._name = parts, copies, task, call, name
+        self._going: list[deque[tuple[int, Rows, Work[FloatArray]]]] = [deque() for _ in copies.ranks]
+        self._order = sorted(range(len(copies.ranks)), key=self._leads)
+        """Copies, that with the leader last."""
+        self._part: tuple[str, Rows] | None = None
+        """That was taken and not given out."""
+        self._given = 0
+        self.scored: dict[int, Scored] = {}
+
+    def _leads(self, place: int) -> bool:
+        return LEADER in self._copies.ranks[place]
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is something to score, or it is on its way."""
+        return self._part is not None or bool(self._parts.left) or any(self._going)
+
+    def give(self) -> Iterator[Done]:
+        """Give out what is there; what the copies without the leader say when they are told."""
+        for had in (0, 1):
+            for place in self._order:
+                if len(self._going[place]) == had and self._may_have(place, had):
+                    yield from self._give(place)
+        if self._part is None and not self._parts.left:
+            self._task.share([rank for ranks in self._copies.ranks if LEADER not in ranks for rank in ranks])
+
+    def _may_have(self, place: int, had: int) -> bool:
+        """Whether a copy that is at so many parts of this call gets one more; it is taken then."""
+        ranks, leads, task = self._copies.ranks[place], self._leads(place), self._task
+        is_scarce = self._part is None and self._parts.left <= self._copies.keeps
+        if task.waits_for(ranks) >= (1 if leads else MOST_TOLD) or (had and (leads or is_scarce)):
+            return False
+        self._part = self._part or self._parts.take()
+        return self._part is not None and (task.take(ranks) or (not had and self._may_follow(place)))
+
+    def _may_follow(self, place: int) -> bool:
+        """Whether a copy that still generates is told of a part behind that: the leader is at one, which may take
+        longer than the other's last samples. Several ranks would have to agree on what comes before it."""
+        ranks = self._copies.ranks[place]
+        others = [bool(self._going[other]) for other in self._order if self._leads(other)]
+        is_much_left = self._parts.left > 2 * self._copies.keeps
+        if self._leads(place) or len(ranks) > 1 or not all(others) or not is_much_left:
+            return False
+        return not self._task.waits_for(ranks) and self._task.follows(self._copies.behind, ranks)
+
+    def _give(self, place: int) -> Iterator[Done]:
+        assert self._part is not None, "it was taken"
+        (suffix, rows), self._part = self._part, None
+        work = self._call(rows, self._name + suffix, place)
+        self._going[place].append((self._given, rows, work))
+        self._task.told[self._copies.ranks[place]] += 1
+        self._given += 1
+        if not self._leads(place):
+            yield next(work) or MOVED_ON
+
+    def go_on(self, *, leader: bool) -> Iterator[Done]:
+        """An action of each copy, or word of it, if there is one.
+
+        Args:
+            leader: its own copy computes, too.
+        """
+        for place in self._order:
+            queue = self._going[place]
+            if not queue or (self._leads(place) and not leader):
+                continue
+            number, rows, work = queue[0]
+            try:
+                done = next(work)
+            except StopIteration as end:
+                queue.popleft()
+                self.scored[number] = rows, end.value
+                self._task.told[self._copies.ranks[place]] -= 1
+                if not queue:
+                    self._task.release(self._copies.ranks[place])
+                done = MOVED_ON
+            if done is not None:
+                yield done
+
+
+def where_free(parts: Parts, copies: Copies, task: Task, call: Call, name: str) -> Work[list[Scored]]:
+    """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
+
+    Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
+    are told of a part more than they are at: the leader may be in the middle of an action when they have ended the
+    first. For the same reason they are told of one behind the samples that they still generate, and let go when all
+    parts are given out, not when they have ended theirs, and before the leader computes its own: they are told of
+    another call's part behind it.
+
+    Args:
+        task: of this call; it keeps busy the ranks of the copies that are at work.
+    """
+    scoring = _WhereFree(parts, copies, task, call, name)
+    while scoring.is_left:
+        moved = False
+        for done in scoring.give():
+            moved = True
+            yield done
+        # Where somebody was told of a part, another call may have one for others before the leader computes.
+        for done in scoring.go_on(leader=not moved):
+            moved = True
+            yield done
+        yield MOVED_ON if moved else None
+    return [scoring.scored[number] for number in sorted(scoring.scored)]
