@@ -152,6 +152,15 @@ class Training:
     batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ScoredBy:
+    """Who scores rows alone: an instance of the scoring layout, of `TrainingEngine.scoring_instances`."""
+
+    instance: int
+    is_behind: bool = False
+    """Its rank is busy with what it was told before, and begins when that has ended."""
+
+
 class TrainingEngine(Protocol):
     """Scores rows and trains on them: log-probs, values and scores in float64, a work of micro-batches each."""
 
@@ -183,21 +192,20 @@ class TrainingEngine(Protocol):
         ...
 
     def logprobs(
-        self, rows: Rows, *, temperature: float | None = None, call: str | None = None, instance: int | None = None
+        self, rows: Rows, *, temperature: float | None = None, call: str | None = None, by: ScoredBy | None = None
     ) -> Work[FloatArray]:
         """[rows.num_tokens], nats.
 
         Args:
-            instance: of `scoring_instances`, which computes all of it; None: all do, each a share. So of `values` and
-                `scores`.
+            by: who computes all of it; None: all instances that score do, each a share. So of `values` and `scores`.
         """
         ...
 
-    def values(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
+    def values(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
         """[rows.num_tokens]."""
         ...
 
-    def scores(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
+    def scores(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
         """[len(rows)]."""
         ...
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.engines import ScoredBy
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import scalar_of
 from plait.policy.score_parts import PartSize
@@ -198,13 +199,17 @@ class Parting:
 
     def __init__(self, count: int, keeps: int, busy: Task | None = None) -> None:
         self.log: list[str] = []
+        self.behind: list[str] = []
         self.task = Task(((0, 1),), "score", iter(()), frozenset())
         self.task.beside = [self.task] if busy is None else [self.task, busy]
         copies = Copies((frozenset({0}), frozenset({1})), (0, 0), keeps)
         self.work = where_free(Numbered(count), copies, self.task, self._call, "score")
         self.found: list[Any] = []
 
-    def _call(self, rows: Any, name: str, place: int | None) -> Any:
+    def _call(self, rows: Any, name: str, by: ScoredBy | None) -> Any:
+        assert by is not None
+        place = by.instance
+        self.behind += [name] if by.is_behind else []
         self.log.append(f"begins {name} on {place}")
         yield MOVED_ON
         yield MOVED_ON if place == 0 else None
@@ -249,12 +254,13 @@ def test_who_still_generates_is_told_of_one_part_behind_that() -> None:
     """The leader is free first and begins; the other has one part before its samples have ended, and no second one; it
     goes on with that and gets further ones when they have."""
     rollout = Task(((0, 0),), "generate", iter(()), frozenset({1}))
-    parting = Parting(8, keeps=0, busy=rollout)
+    parting = Parting(8, keeps=2, busy=rollout)
     while len([line for line in parting.log if line.endswith("on 0")]) < 3:
         assert parting.round()
     assert parting.log[:2] == ["begins score/p0 on 0", "begins score/p1 on 1"]
     assert [line for line in parting.log if line.endswith("on 1")] == ["begins score/p1 on 1"]
     assert (1 in parting.task.shares, 1 in parting.task.mesh) == (True, False)
+    assert parting.behind == ["score/p1"]
     rollout.release()
     while parting.round():
         pass
@@ -263,12 +269,12 @@ def test_who_still_generates_is_told_of_one_part_behind_that() -> None:
     assert parting.task.mesh == parting.task.shares == frozenset()
 
 
-@pytest.mark.parametrize(("node", "keeps", "count"), [(5, 0, 8), (0, 2, 5)])
-def test_nobody_is_told_behind_other_calls_or_where_little_is_left(node: int, keeps: int, count: int) -> None:
-    """Ranks that another call than the rollout keeps busy; a last call of which, when the leader has one of five groups
-    and the next would be taken, no more than two for each copy are left."""
+@pytest.mark.parametrize(("node", "count"), [(5, 8), (0, 6)])
+def test_nobody_is_told_behind_other_calls_or_where_little_is_left(node: int, count: int) -> None:
+    """Ranks that another call than the rollout keeps busy; a call of which, when the leader has one of six groups and
+    the next is taken, no more than two for each copy are left."""
     other = Task(((0, node),), "other", iter(()), frozenset({1}))
-    parting = Parting(count, keeps=keeps, busy=other)
+    parting = Parting(count, keeps=0, busy=other)
     for _ in range(12):
         parting.round()
     assert not [line for line in parting.log if line.endswith("on 1")]

@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node, Score
-from plait.engines import Training, TrainingEngine
+from plait.engines import ScoredBy, Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.policy.score_parts import PartSize
@@ -156,16 +156,16 @@ class Calls:
         state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in scored]))
         state.scored.add(node.id)
 
-    def _score(self, node: Node, rows: Rows, name: str, instance: int | None) -> Work[FloatArray]:
+    def _score(self, node: Node, rows: Rows, name: str, by: ScoredBy | None) -> Work[FloatArray]:
         """A SCORE call of a model; its result is the column."""
         trainer = self._model(node).trainer
         match node.scoring:
             case Score.LOGPROBS:
-                return trainer.logprobs(rows, call=name, temperature=self._temperature(node), instance=instance)
+                return trainer.logprobs(rows, call=name, temperature=self._temperature(node), by=by)
             case Score.VALUES:
-                return trainer.values(rows, call=name, instance=instance)
+                return trainer.values(rows, call=name, by=by)
             case Score.SCORE:
-                return trainer.scores(rows, call=name, instance=instance)
+                return trainer.scores(rows, call=name, by=by)
 
     # -- train
 

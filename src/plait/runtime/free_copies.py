@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.data.rows import FloatArray, Rows
+from plait.engines import ScoredBy
 from plait.runtime.streams import Call, Parts, Scored
 from plait.schedule.dispatch import Key as CallKey
 from plait.schedule.dispatch import Task
@@ -56,34 +57,38 @@ class _WhereFree:
         """Give out what is there; what the copies without the leader say when they are told."""
         for had in (0, 1):
             for place in self._order:
-                if len(self._going[place]) == had and self._may_have(place, had):
-                    yield from self._give(place)
+                if len(self._going[place]) == had and self._has_one_for(place, had):
+                    if self._task.take(self._copies.ranks[place]):
+                        yield from self._give(ScoredBy(place))
+                    elif not had and self._may_follow(place):
+                        yield from self._give(ScoredBy(place, is_behind=True))
         if self._part is None and not self._parts.left:
             self._task.share([rank for ranks in self._copies.ranks if LEADER not in ranks for rank in ranks])
 
-    def _may_have(self, place: int, had: int) -> bool:
-        """Whether a copy that is at so many parts of this call gets one more; it is taken then."""
+    def _has_one_for(self, place: int, had: int) -> bool:
+        """Whether there is a part for a copy that is at so many of this call; it is taken then, whoever gets it."""
         ranks, leads, task = self._copies.ranks[place], self._leads(place), self._task
         is_scarce = self._part is None and self._parts.left <= self._copies.keeps
         if task.waits_for(ranks) >= (1 if leads else MOST_TOLD) or (had and (leads or is_scarce)):
             return False
         self._part = self._part or self._parts.take()
-        return self._part is not None and (task.take(ranks) or (not had and self._may_follow(place)))
+        return self._part is not None
 
     def _may_follow(self, place: int) -> bool:
         """Whether a copy that still generates is told of a part behind that: the leader is at one, which may take
-        longer than the other's last samples. Several ranks would have to agree on what comes before it."""
+        longer than the other's last samples, and more is left than both would begin with at once. Several ranks would
+        have to agree on what comes before it."""
         ranks = self._copies.ranks[place]
-        others = [bool(self._going[other]) for other in self._order if self._leads(other)]
-        is_much_left = self._parts.left > 2 * self._copies.keeps
-        if self._leads(place) or len(ranks) > 1 or not all(others) or not is_much_left:
+        is_busy = any(self._going[other] for other in self._order if self._leads(other))
+        is_much_left = self._parts.left > 2 * len(self._order)
+        if self._leads(place) or len(ranks) > 1 or not is_busy or not is_much_left or self._task.waits_for(ranks):
             return False
-        return not self._task.waits_for(ranks) and self._task.follows(self._copies.behind, ranks)
+        return self._task.follows(self._copies.behind, ranks)
 
-    def _give(self, place: int) -> Iterator[Done]:
+    def _give(self, by: ScoredBy) -> Iterator[Done]:
         assert self._part is not None, "it was taken"
         (suffix, rows), self._part = self._part, None
-        work = self._call(rows, self._name + suffix, place)
+        place, work = by.instance, self._call(rows, self._name + suffix, by)
         self._going[place].append((self._given, rows, work))
         self._task.told[self._copies.ranks[place]] += 1
         self._given += 1

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
+from plait.engines import ScoredBy
 from plait.policy.score_parts import PartSize, SampleLength, next_part, settled
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Work
@@ -19,9 +20,9 @@ Scored = tuple[Rows, FloatArray]
 """Rows, and a number for each of them or of their tokens."""
 
 
-Call = Callable[[Rows, str, int | None], Work[FloatArray]]
-"""Scores a part, from its rows, its name (`ref.logprobs/p1` of a rollout), and the number of the copy of the model that
-computes it; None: all copies do, each a share."""
+Call = Callable[[Rows, str, ScoredBy | None], Work[FloatArray]]
+"""Scores a part, from its rows, its name (`ref.logprobs/p1` of a rollout), and the copy of the model that computes it;
+None: all copies do, each a share."""
 
 Spread = Callable[[Call, str], Work[list[Scored]]]
 """Scores all parts by a call of this name: (its rows, the result) of each, in their order."""

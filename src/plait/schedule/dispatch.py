@@ -52,7 +52,7 @@ class Task:
     def follows(self, key: Key, ranks: frozenset[int]) -> bool:
         """Whether that call alone keeps these ranks busy, so that they may be told what comes behind it. They compute
         for this one, then, too, and nobody else is kept from them."""
-        busy = [other for other in self.beside if not other.mesh.isdisjoint(ranks)]
+        busy = [other for other in self.beside if not (other.mesh | other.shares).isdisjoint(ranks)]
         if len(busy) != 1 or busy[0].keys != (key,):
             return False
         self.shares |= ranks

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Column, Dataflow, Level, Node, Score
+from plait.engines import ScoredBy
 from plait.layout.mesh import Layout
 from plait.schedule.fused import FusedOrder
 from plait.schedule.plan import Mode
@@ -34,8 +35,8 @@ class ScoreCall:
     call: str
     rows: Rows
     temperature: float | None = None
-    instance: int | None = None
-    """The instance of the scoring layout that computes all rows; None: all do."""
+    by: ScoredBy | None = None
+    """Who computes all rows; None: all instances of the scoring layout do, each a share."""
 
     copied: ClassVar[Mode | None] = "score"
     trained: ClassVar[tuple[str, ...]] = ()
@@ -46,11 +47,11 @@ class ScoreCall:
 
     def layout(self, rank_state: RankState) -> Layout:
         scoring = rank_state.places[self.role].scoring
-        return scoring if self.instance is None else scoring.instances()[self.instance]
+        return scoring if self.by is None else scoring.instances()[self.by.instance]
 
     def run(self, rank_state: RankState) -> Work[FloatArray]:
         part = rank_state.roles[self.role]
-        trainer: Trainer = _there(part.alone if self.instance is not None else part.scorer or part.trainer)
+        trainer: Trainer = _there(part.alone if self.by is not None else part.scorer or part.trainer)
         match self.what:
             case Score.LOGPROBS:
                 return (yield from trainer.logprobs(self.rows, call=self.call, temperature=self.temperature))
@@ -62,7 +63,7 @@ class ScoreCall:
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share and without what nobody scores by."""
         header = {"do": Do.SCORE, "role": self.role, "what": self.what.value, "call": self.call}
-        header |= {"temperature": self.temperature, "instance": self.instance}
+        header |= {"temperature": self.temperature, "by": self.by and astuple(self.by)}
         rows = Rows(tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples))
 
         def arrays_of(ways: int) -> list[Arrays]:
@@ -76,7 +77,8 @@ class ScoreCall:
     def of(cls, message: Message) -> ScoreCall:
         h = message.header
         rows = unpack_share(message.arrays)
-        return cls(h["role"], Score(h["what"]), h["call"], rows, h["temperature"], h["instance"])
+        by = h["by"] and ScoredBy(*h["by"])
+        return cls(h["role"], Score(h["what"]), h["call"], rows, h["temperature"], by)
 
     @staticmethod
     def answer(result: FloatArray) -> Message:

@@ -139,8 +139,7 @@ class FollowerLoop:
         trains = isinstance(call, (TrainCall, TrainTogetherCall))
         actions = self._calling(call, ranks, command)
         is_joint = len(ranks) > 1
-        # A part that this rank scores by itself: it may be told of it while it still generates, or is at another one.
-        is_behind = not is_joint and isinstance(call, ScoreCall) and call.instance is not None
+        is_behind = isinstance(call, ScoreCall) and call.by is not None and call.by.is_behind
         turn = {"is_joint": is_joint, "is_alone": trains, "is_behind": is_behind}
         self._begin(command.header, call.call, actions, role=call.role, **turn)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node, Score
-from plait.engines import Training
+from plait.engines import ScoredBy, Training
 from plait.schedule.fused import FusedOrder
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Result, Work
@@ -76,18 +76,18 @@ class RemoteTrainer:
         *,
         temperature: float | None = None,
         call: str | None = None,
-        instance: int | None = None,
+        by: ScoredBy | None = None,
     ) -> Work[FloatArray]:
         """[rows.num_tokens]; see `Trainer.logprobs`."""
-        return self._score(Score.LOGPROBS, rows, call, temperature, instance=instance)
+        return self._score(Score.LOGPROBS, rows, call, temperature, by=by)
 
-    def values(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
+    def values(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
         """[rows.num_tokens]; see `Trainer.values`."""
-        return self._score(Score.VALUES, rows, call, instance=instance)
+        return self._score(Score.VALUES, rows, call, by=by)
 
-    def scores(self, rows: Rows, *, call: str | None = None, instance: int | None = None) -> Work[FloatArray]:
+    def scores(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
         """[len(rows)]; see `Trainer.scores`."""
-        return self._score(Score.SCORE, rows, call, instance=instance)
+        return self._score(Score.SCORE, rows, call, by=by)
 
     @property
     def trains_with(self) -> tuple[str, ...]:
@@ -121,10 +121,10 @@ class RemoteTrainer:
         call: str | None,
         temperature: float | None = None,
         *,
-        instance: int | None = None,
+        by: ScoredBy | None = None,
     ) -> Work[FloatArray]:
         name = call or f"{self.role}.{what}"
-        return self._announcer.calling(ScoreCall(self.role, what, name, rows, temperature, instance))
+        return self._announcer.calling(ScoreCall(self.role, what, name, rows, temperature, by))
 
 
 def _call(training: Training) -> TrainCall:
