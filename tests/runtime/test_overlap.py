@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows
 from plait.engines import ScoredBy
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import scalar_of
@@ -23,7 +24,7 @@ from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.free_copies import Copies, where_free
-from plait.runtime.streams import HEARD, PartialRollout, RolloutParts
+from plait.runtime.streams import HEARD, Part, PartialRollout, RolloutParts
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
 from plait.schedule.work import MOVED_ON
@@ -157,7 +158,7 @@ def test_a_part_of_a_rollout_is_there_when_no_other_group_can_come_before_it() -
 
     def taken() -> tuple[str, list[str]] | None:
         part = parts.take()
-        return None if part is None else (part[0], [sample.uid for sample in part[1].samples])
+        return None if part is None else (part.name, [sample.uid for sample in part.rows.samples])
 
     assert finish(2, 0, 1) is None
     assert [sample.index for sample in finish(2, 1, 2) or ()] == [0, 1]
@@ -182,28 +183,28 @@ def test_a_part_of_a_rollout_is_there_when_no_other_group_can_come_before_it() -
 class Numbered:
     """Parts that are all there, of a group each."""
 
-    def __init__(self, count: int) -> None:
-        self.left, self._count = count, count
+    def __init__(self, count: int, share: float) -> None:
+        self.left, self._count, self._share = count, count, share
 
-    def take(self) -> tuple[str, Any] | None:
+    def take(self) -> Part | None:
         if not self.left:
             return None
         self.left -= 1
         number = self._count - self.left - 1
-        return f"/p{number}", number
+        return Part(f"/p{number}", Rows(()), self._share)
 
 
 class Parting:
     """Parts of a call `score` of two copies, that of the leader and another, who need three rounds and four for each;
     and what happens."""
 
-    def __init__(self, count: int, keeps: int, busy: Task | None = None) -> None:
+    def __init__(self, count: int, keeps: int, busy: Task | None = None, share: float = 1.0) -> None:
         self.log: list[str] = []
         self.behind: list[str] = []
         self.task = Task(((0, 1),), "score", iter(()), frozenset())
         self.task.beside = [self.task] if busy is None else [self.task, busy]
         copies = Copies((frozenset({0}), frozenset({1})), (0, 0), keeps)
-        self.work = where_free(Numbered(count), copies, self.task, self._call, "score")
+        self.work = where_free(Numbered(count, share), copies, self.task, self._call, "score")
         self.found: list[Any] = []
 
     def _call(self, rows: Any, name: str, by: ScoredBy | None) -> Any:
@@ -248,6 +249,17 @@ def test_copies_without_the_leader_are_told_of_a_part_more() -> None:
     assert "begins score/p1 on 0" in parting.log
     assert len({line.split()[1] for line in parting.log if line.startswith("begins")}) == 6
     assert parting.task.mesh == parting.task.shares == frozenset()
+
+
+def test_of_small_parts_they_are_told_of_more() -> None:
+    """Of 0.4 of a full one each: a third while what they have is no more than a full one, 0.8, and not a fourth."""
+    parting = Parting(12, keeps=2, share=0.4)
+    for _ in range(3):
+        assert parting.round()
+    assert parting.log == [f"begins score/p{number} on 1" for number in (0, 2, 3)]
+    while parting.round():
+        pass
+    assert parting.found == [float(str(number)[-1]) for number in range(12)]
 
 
 def test_who_still_generates_is_told_of_one_part_behind_that() -> None:

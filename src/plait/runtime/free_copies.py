@@ -6,16 +6,19 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plait.data.rows import FloatArray, Rows
+from plait.data.rows import FloatArray
 from plait.engines import ScoredBy
-from plait.runtime.streams import Call, Parts, Scored
+from plait.runtime.streams import Call, Part, Parts, Scored
 from plait.schedule.dispatch import Key as CallKey
 from plait.schedule.dispatch import Task
 from plait.schedule.work import MOVED_ON, Done, Work
 from plait.workers.ranks import LEADER
 
-MOST_TOLD = 2
-"""Parts of all calls that a copy without the leader is told of: one that it is at, and one more."""
+TOLD = 1.0
+"""Full parts, of all calls, up to which a copy without the leader is told of one more: so it has enough to do while the
+leader computes a full one."""
+MOST_TOLD = 4
+"""Parts of a call that it is told of at most."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class _WhereFree:
 
     def __init__(self, parts: Parts, copies: Copies, task: Task, call: Call, name: str) -> None:
         self._parts, self._copies, self._task, self._call, self._name = parts, copies, task, call, name
-        self._going: list[deque[tuple[int, Rows, Work[FloatArray]]]] = [deque() for _ in copies.ranks]
+        self._going: list[deque[tuple[int, Part, Work[FloatArray]]]] = [deque() for _ in copies.ranks]
         self._order = sorted(range(len(copies.ranks)), key=self._leads)
         """Copies, that with the leader last."""
-        self._part: tuple[str, Rows] | None = None
+        self._part: Part | None = None
         """That was taken and not given out."""
         self._given = 0
         self.scored: dict[int, Scored] = {}
@@ -55,7 +58,7 @@ class _WhereFree:
 
     def give(self) -> Iterator[Done]:
         """Give out what is there; what the copies without the leader say when they are told."""
-        for had in (0, 1):
+        for had in range(MOST_TOLD):
             for place in self._order:
                 if len(self._going[place]) == had and self._has_one_for(place, had):
                     if self._task.take(self._copies.ranks[place]):
@@ -69,7 +72,7 @@ class _WhereFree:
         """Whether there is a part for a copy that is at so many of this call; it is taken then, whoever gets it."""
         ranks, leads, task = self._copies.ranks[place], self._leads(place), self._task
         is_scarce = self._part is None and self._parts.left <= self._copies.keeps
-        if task.waits_for(ranks) >= (1 if leads else MOST_TOLD) or (had and (leads or is_scarce)):
+        if task.waits_for(ranks) > (0.0 if leads else TOLD) or (had and (leads or is_scarce)):
             return False
         self._part = self._part or self._parts.take()
         return self._part is not None
@@ -87,10 +90,10 @@ class _WhereFree:
 
     def _give(self, by: ScoredBy) -> Iterator[Done]:
         assert self._part is not None, "it was taken"
-        (suffix, rows), self._part = self._part, None
-        place, work = by.instance, self._call(rows, self._name + suffix, by)
-        self._going[place].append((self._given, rows, work))
-        self._task.told[self._copies.ranks[place]] += 1
+        part, self._part = self._part, None
+        place, work = by.instance, self._call(part.rows, self._name + part.name, by)
+        self._going[place].append((self._given, part, work))
+        self._task.tell(self._copies.ranks[place], part.share)
         self._given += 1
         if not self._leads(place):
             yield next(work) or MOVED_ON
@@ -105,13 +108,13 @@ class _WhereFree:
             queue = self._going[place]
             if not queue or (self._leads(place) and not leader):
                 continue
-            number, rows, work = queue[0]
+            number, part, work = queue[0]
             try:
                 done = next(work)
             except StopIteration as end:
                 queue.popleft()
-                self.scored[number] = rows, end.value
-                self._task.told[self._copies.ranks[place]] -= 1
+                self.scored[number] = part.rows, end.value
+                self._task.tell(self._copies.ranks[place], -part.share)
                 if not queue:
                     self._task.release(self._copies.ranks[place])
                 done = MOVED_ON

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from plait.data.records import Prompt, Sample
@@ -106,6 +107,17 @@ class PartialRollout:
         return len(group[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in group)
 
 
+@dataclass(frozen=True)
+class Part:
+    """What is scored together."""
+
+    name: str
+    """What stands behind the name of the call in the name of its actions."""
+    rows: Rows
+    share: float = 1.0
+    """Of the tokens that a part may have."""
+
+
 class Parts(Protocol):
     """What calls score of a table, a part at a time."""
 
@@ -114,9 +126,8 @@ class Parts(Protocol):
         """Groups that no part has that was taken."""
         ...
 
-    def take(self) -> tuple[str, Rows] | None:
-        """The next part: what stands behind the name of the call in the name of its actions, and its rows. None: it is
-        not known yet, or there is none."""
+    def take(self) -> Part | None:
+        """The next part; None: it is not known yet, or there is none."""
         ...
 
 
@@ -127,12 +138,12 @@ class Table:
         self._rows = rows
         self.left = 1
 
-    def take(self) -> tuple[str, Rows] | None:
+    def take(self) -> Part | None:
         """See `Parts`."""
         if not self.left:
             return None
         self.left = 0
-        return "", self._rows()
+        return Part("", self._rows())
 
 
 class RolloutParts:
@@ -155,7 +166,7 @@ class RolloutParts:
         """See `Parts`."""
         return len(self._rollout.prompts) - self._taken
 
-    def take(self) -> tuple[str, Rows] | None:
+    def take(self) -> Part | None:
         """See `Parts`."""
         rollout = self._rollout
         if self._news != rollout.news and len(self._order) < rollout.num_whole:
@@ -166,9 +177,9 @@ class RolloutParts:
         count = next_part([rollout.tokens_of(uid) for uid in uids], self.left, self._size, self._number)
         if count is None:
             return None
-        name = f"/p{self._number}"
+        name, tokens = f"/p{self._number}", sum(map(rollout.tokens_of, uids[:count]))
         self._taken, self._number = self._taken + count, self._number + 1
-        return name, rollout.rows_of(uids[:count])
+        return Part(name, rollout.rows_of(uids[:count]), min(1.0, tokens / self._size.tokens))
 
 
 def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:
@@ -179,8 +190,7 @@ def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:
     while parts.left or going:
         done = None
         while (part := parts.take()) is not None:
-            suffix, rows = part
-            going.append((rows, call(rows, name + suffix, None)))
+            going.append((part.rows, call(part.rows, name + part.name, None)))
             done = next(going[-1][1])
         if done is None and going:
             rows, work = going[0]

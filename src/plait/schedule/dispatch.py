@@ -7,7 +7,6 @@ with simulated seconds (`simulator.clock`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,12 +34,18 @@ class Task:
     """Ranks that compute for it beside others: it is waited for, but keeps nobody from them."""
     beside: Sequence[Task] = field(default=(), repr=False)
     """All that are under way, itself included."""
-    told: Counter[frozenset[int]] = field(default_factory=Counter, repr=False)
-    """Actions of it that these ranks together have been told of, and have not ended."""
+    told: dict[frozenset[int], float] = field(default_factory=dict, repr=False)
+    """Work of it that these ranks together have been told of, and have not ended."""
 
-    def waits_for(self, ranks: frozenset[int]) -> int:
-        """Actions of all calls that these ranks together have been told of, and have not ended."""
-        return sum(task.told[ranks] for task in self.beside)
+    def waits_for(self, ranks: frozenset[int]) -> float:
+        """Work of all calls that these ranks together have been told of, and have not ended."""
+        return sum(task.told.get(ranks, 0.0) for task in self.beside)
+
+    def tell(self, ranks: frozenset[int], work: float) -> None:
+        """They have been told of so much more, or, below 0, have ended it."""
+        left = self.told.pop(ranks, 0.0) + work
+        if left > 1e-9:
+            self.told[ranks] = left
 
     def take(self, ranks: Collection[int]) -> bool:
         """Keep further ranks busy, if no other task does; whether it does now."""
