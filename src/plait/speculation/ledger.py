@@ -37,6 +37,19 @@ class Spent:
         return self.before_s + self.looking_s + self.drafted_s
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A step of nothing but running samples; see `Speculation.done`."""
+
+    num_rows: int
+    num_drafted: int
+    num_context: int
+    num_drawn: int
+    seconds: float
+    alone_s: float
+    """Of these, what the forward and the drawing took."""
+
+
 class Ledger:
     """Of one engine's steps."""
 
@@ -90,48 +103,36 @@ class Ledger:
                 self._took(seconds)
         self._quiet.clear()
 
-    def done(
-        self,
-        num_rows: int,
-        num_drafted: int,
-        num_context: int,
-        num_drawn: int,
-        seconds: float,
-        alone_s: float,
-        spent: Spent,
-        *,
-        is_paid: bool,
-    ) -> None:
-        """A step of nothing but running samples; see `Speculation.done`.
+    def done(self, step: Counted, spent: Spent, *, is_paid: bool) -> None:
+        """A step of nothing but running samples.
 
         Args:
-            alone_s: of `seconds`, what the forward and the drawing took.
             spent: on guesses, since the step before.
             is_paid: a draft model guessed so as to gain by it: the step is judged even if no guess was computed.
         """
         self.account()
-        is_first = num_drafted > 0 and self._counts.steps_with_drafts == 0  # it loads kernels, and says little
-        if not is_first:
-            self.cost.observe(num_rows + num_drafted, num_context, alone_s)
-        self._took(seconds)
         counts = self._counts
-        if num_drafted:
+        is_first = step.num_drafted > 0 and counts.steps_with_drafts == 0  # it loads kernels, and says little
+        if not is_first:
+            self.cost.observe(step.num_rows + step.num_drafted, step.num_context, step.alone_s)
+        self._took(step.seconds)
+        if step.num_drafted:
             self._since_plain += 1
             counts.steps_with_drafts += 1
-            counts.rows += num_rows
-            counts.drafted += num_drafted
+            counts.rows += step.num_rows
+            counts.drafted += step.num_drafted
         else:
             self._since_plain, self._resting = 0, max(0, self._resting - 1)
         lost_s = spent.seconds
-        if num_drafted or is_paid:
-            plain_s = self.plain_s(num_rows, num_context) * num_drawn / num_rows
+        if step.num_drafted or is_paid:
+            plain_s = self.plain_s(step.num_rows, step.num_context) * step.num_drawn / step.num_rows
             if not is_first:
-                counts.saved_s += plain_s - seconds
-                self._judge(plain_s, seconds)
-            lost_s = spent.before_s + seconds - plain_s if num_drafted else lost_s
+                counts.saved_s += plain_s - step.seconds
+                self._judge(plain_s, step.seconds)
+            lost_s = spent.before_s + step.seconds - plain_s if step.num_drafted else lost_s
         else:
             counts.saved_s -= spent.drafted_s
-        self.margin.done(seconds, lost_s)
+        self.margin.done(step.seconds, lost_s)
 
     def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float, spent: Spent) -> None:
         """A step that computed prompts beside running samples; see `Speculation.mixed`."""

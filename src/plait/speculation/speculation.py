@@ -27,7 +27,7 @@ from plait.speculation.choice import Choice, Ranked
 from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
-from plait.speculation.ledger import SELDOM, Ledger, Spent
+from plait.speculation.ledger import SELDOM, Counted, Ledger, Spent
 from plait.speculation.margin import MOST_LOST, WINDOW
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import Typical
@@ -246,8 +246,10 @@ class Speculation:
             return
         began = self._clock()
         is_paid = self._wanted is not None and not self._wanted.is_trial
-        alone_s = max(seconds - self._last_s, 1e-9)
-        self.ledger.done(num_rows, num_drafted, num_context, num_drawn, seconds, alone_s, self._spent, is_paid=is_paid)
+        step = Counted(
+            num_rows, num_drafted, num_context, num_drawn, seconds, alone_s=max(seconds - self._last_s, 1e-9)
+        )
+        self.ledger.done(step, self._spent, is_paid=is_paid)
         self._settled(began)
 
     def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float) -> None:
