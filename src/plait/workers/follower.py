@@ -27,6 +27,8 @@ from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
 
+ALONE = Turn(0, is_alone=True)
+"""As all works that are begun, it gets the number of its command."""
 REPORT_S = 0.25
 """Between two reports of a call in which the leader has no part."""
 
@@ -116,23 +118,14 @@ class FollowerLoop:
                 self._leave(command)
             case do:
                 name = f"{header['role']}.weights ({do})" if "role" in header else str(do)
-                self._begin(header, name, self._upkeep(do, command), role=header.get("role", ""), is_alone=True)
+                self._begin(header, name, self._upkeep(do, command), ALONE, role=header.get("role", ""))
 
-    def _begin(
-        self,
-        header: Mapping[str, Any],
-        name: str,
-        actions: Work[None],
-        *,
-        role: str = "",
-        is_joint: bool = False,
-        is_alone: bool = False,
-        is_behind: bool = False,
-    ) -> None:
+    def _begin(self, header: Mapping[str, Any], name: str, actions: Work[None], turn: Turn, *, role: str = "") -> None:
         number, step = header["number"], header["at"]
         # What the plan lets leave the device makes room for what others need: no two of them at once.
-        is_alone |= bool(self._rank_state.offloads.units)
-        self._works[number] = _Ongoing(Turn(number, is_joint, is_alone, is_behind), name, step, actions, role)
+        is_alone = turn.is_alone or bool(self._rank_state.offloads.units)
+        turn = replace(turn, number=number, is_alone=is_alone)
+        self._works[number] = _Ongoing(turn, name, step, actions, role)
 
     def _take_call(self, call: Call, command: Message) -> None:
         ranks = call.layout(self._rank_state).mesh.ranks
@@ -140,8 +133,8 @@ class FollowerLoop:
         actions = self._calling(call, ranks, command)
         is_joint = len(ranks) > 1
         is_behind = isinstance(call, ScoreCall) and call.by is not None and call.by.is_behind
-        turn = {"is_joint": is_joint, "is_alone": trains, "is_behind": is_behind}
-        self._begin(command.header, call.call, actions, role=call.role, **turn)
+        turn = Turn(0, is_joint=is_joint, is_alone=trains, is_behind=is_behind)
+        self._begin(command.header, call.call, actions, turn, role=call.role)
 
     def _ask(self, role: str, command: Message, word: Word) -> None:
         """An instance at work begins a later step with it; one that is not has a work more."""
@@ -154,7 +147,7 @@ class FollowerLoop:
         lockstep = self._lockstep(role)
         self._generating.add(role)
         actions = self._generated(role, lockstep, header["at"])
-        self._begin(header, f"{role}.generate", actions, role=role, is_joint=lockstep.is_joint)
+        self._begin(header, f"{role}.generate", actions, Turn(0, is_joint=lockstep.is_joint), role=role)
 
     def _forget(self, number: int, role: str | None, call: int | None) -> None:
         """Requests for a role, or a call that this rank has to itself: others are in the middle of theirs together."""
@@ -170,7 +163,7 @@ class FollowerLoop:
             lockstep.hear(command.header["number"], None)
         for number in [number for number, work in self._works.items() if not work.turn.is_joint]:
             del self._works[number]
-        self._begin(command.header, str(Do.END), nothing(), is_alone=True)
+        self._begin(command.header, str(Do.END), nothing(), ALONE)
 
     def _lockstep(self, role: str) -> LockstepEngine:
         if role not in self._engines:
