@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Self
 
 import numpy as np
@@ -27,6 +28,7 @@ from plait.speculation.acceptance import Acceptance
 from plait.speculation.choice import LEAST_GAIN, by_survival, most_per_second, nothing, staked, sure_at
 from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
 from plait.speculation.ledger import Ledger
+from plait.speculation.margin import KEPT
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import Typical
 
@@ -143,6 +145,11 @@ class Costly:
             return False
         return bool(self._ledger.margin.covers(np.array([thinking_s]), plain_s, kept=0.0)[0])
 
+    def steps_to_wait(self) -> int:
+        """Steps after which it may be worth the time again to find out whether guesses pay."""
+        step_s = self._ledger.step.seconds
+        return 1 if self.is_sure or step_s == 0 else max(1, ceil(self._thinking.seconds / (THINKING * step_s)))
+
     def wanted(self, asked: Asked, looked_up: LookedUp, *, may_pay: bool) -> Wanted | None:
         """What it should guess; None: nothing.
 
@@ -211,14 +218,15 @@ class Costly:
         prices_K = staked(looked_up.seconds(num + rows_K) - plain_s + token_s * places_K, sure_K)
         self.is_sure = bool(prices_K.min() < -looked_up.spent_s)
         once_s = catch_up_s + looked_up.spent_s
-        covered_K = self._ledger.margin.covers(prices_K, plain_s, once_s=once_s, again=again)
+        kept = max(KEPT, (looked_up.spent_s + self._thinking.seconds) / max(plain_s, 1e-12))
+        covered_K = self._ledger.margin.covers(prices_K, plain_s, once_s=once_s, again=again, kept=kept)
         covered_K |= prices_K + once_s <= 0
         allowed_K = np.where(covered_K, per_second_K, 0.0)
         best = int(allowed_K.argmax())
         if allowed_K[best] < LEAST_GAIN * others:
             fewer = len(rows_R) // 2
             found = self._that_pays(asked, rows_R[:fewer], expected_BK, looked_up) if fewer else None
-            if found is None and self._ledger.margin.covers(np.array([token_s]), plain_s, once_s=once_s)[0]:
+            if found is None and self._ledger.margin.covers(np.array([token_s]), plain_s, once_s=once_s, kept=kept)[0]:
                 return Wanted(rows_R, 1, 0.0, 0.0, is_trial=True)  # to know more of it takes no rows
             return found
         least = 0.5 * min(1.0, float(per_second_K[best]) * token_s / len(rows_R))

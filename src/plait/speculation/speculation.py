@@ -277,8 +277,8 @@ class Speculation:
             is_new = self._how != "auto" or self.cost.num_steps < PROBES
             seldom = int(np.clip(looking_s / max(OVERHEAD * step_s, 1e-12), 1, SELDOM))
             self._pool_due_at = self._asks + (1 if pays or is_new else seldom)
-        is_sure = self._costly is not None and self._costly.is_sure
-        self._due_at = self._asks + 1 if self._is_open or is_sure else self._pool_due_at
+        least = SELDOM if self._costly is None else self._costly.steps_to_wait()
+        self._due_at = min(self._pool_due_at, self._asks + (1 if self._is_open else least))
         self._spent = Spent(before_s=self._clock() - began)
         self.counts.drafting_s += self._spent.before_s
 
