@@ -126,10 +126,10 @@ def where_free(parts: Parts, copies: Copies, task: Task, call: Call, name: str) 
     """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
 
     Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
-    are told of a part more than they are at: the leader may be in the middle of an action when they have ended the
-    first. For the same reason they are told of one behind the samples that they still generate, and let go when all
-    parts are given out, not when they have ended theirs, and before the leader computes its own: they are told of
-    another call's part behind it.
+    are told ahead (TOLD): the leader may be in the middle of an action when they have ended what they are at. For the
+    same reason they are told of one part behind the samples that they still generate, and let go when all parts are
+    given out, not when they have ended theirs, and before the leader computes its own: they are told of another call's
+    part behind it.
 
     Args:
         task: of this call; it keeps busy the ranks of the copies that are at work.

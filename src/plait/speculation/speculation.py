@@ -239,9 +239,10 @@ class Speculation:
             num_context: tokens that they held.
             num_drawn: tokens that they got.
         """
+        is_quiet = self._is_quiet(num_drafted)
         if num_rows == 0:
             return
-        if self._is_quiet(num_drafted):
+        if is_quiet:
             self.ledger.quiet(num_rows, num_context, seconds)
             return
         began = self._clock()

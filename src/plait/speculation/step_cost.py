@@ -13,7 +13,7 @@ Shapes: P points, F features, X row counts asked for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class StepCost:
 
     def _fit(self) -> None:
         for key in self._buckets.keys() - self._medians.keys():
-            rows, context, seconds = (_median(column) for column in zip(*self._buckets[key], strict=True))
+            rows, context, seconds = (median(column) for column in zip(*self._buckets[key], strict=True))
             self._medians[key] = rows, context, seconds
         medians_P3 = np.array([self._medians[key] for key in self._buckets])
         rows_P, context_P, seconds_P = medians_P3.T
@@ -115,12 +115,6 @@ class StepCost:
         counts = sorted(set(near.tolist()))
         scales = [float(np.clip(np.median(ratio_P[near == count]), 0.7, 1.4)) for count in counts]
         self._scales = np.log(np.array(counts, float)), np.array(scales)
-
-
-def _median(values: Sequence[float]) -> float:
-    """As statistics.median, for few numbers."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
 
 
 def _bucket(num_rows: int) -> int:
