@@ -9,10 +9,12 @@ A profile of this machine is measured first, in whole. One run of each algorithm
 then corrects it, as any run of a user does; it counts in no figure. All others are foretold before they run,
 and each is a run of its own, its first step left out.
 
-    plans      predicted and measured seconds of a step, how far repeats of a plan are apart, Kendall's tau of each
-               algorithm's plans (Kendall 1938: the share of pairs in the right order less that of pairs in the wrong
-               one), of those pairs, too, that differ by more than repeats do, and how far from the best measured plan
-               the one is that the prediction puts first
+    plans      predicted and measured seconds of a step, Kendall's tau of each algorithm's plans (Kendall 1938: the
+               share of pairs in the right order less that of pairs in the wrong one), of those pairs, too, that differ
+               by more than what was measured of them varies, and how far from the best measured plan the one is that
+               the prediction puts first. Each plan steps in turns with the first: its seconds are the median of the
+               steps' ratios times the median of all steps of the first, so that minutes in which the machine was
+               faster favour no plan
     settings   the error of step seconds and of the peak memory of a run on one device (`ru_maxrss`; predicted: the
                estimate of a dry run), and the mean of both errors' sizes
 """
@@ -29,12 +31,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from placed.plans import planning_of, write_plans
 from placed.recipes import grpo, write_reward_model
 from placed.runs import Finished, RunFailed, finish, start
+from placed.step_by_step import in_turns
 from sides import positive, row
 
 from plait.cost.estimate import memory_table
@@ -60,7 +63,7 @@ CORRECTING: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Beside:
-    """spread: how far medians of repeats are apart"""
+    """spread: how far the middle half of what was measured lies apart, over the square root of how many there were"""
 
     predicted: float
     measured: float
@@ -129,18 +132,27 @@ def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[di
         planning = planning_of(recipe, 2, corrected=corrected)
         for name, file in files.items():
             predictions[name] = planning.predict(planning.given(str(file))).seconds_per_step
-    measured: dict[str, list[Sequence[float]]] = {name: [] for name in files}
+    ratios: dict[str, list[float]] = {name: [] for name in files}
+    base: list[float] = []
     for repeat in range(options.repeats):
-        for name in list(files)[:: -1 if repeat % 2 else 1]:  # what drifts meets each plan early and late
-            done = one_run(recipe | {"plan": str(files[name])}, folder / f"{repeat}-{files[name].stem}")
-            measured[name].append(done.steps())
-    return {name: Beside(predicted[name], *middle(repeats)) for name, repeats in measured.items()}, plain
+        for name in list(files)[1:][:: -1 if repeat % 2 else 1]:
+            places = [folder / f"{repeat}-{files[name].stem}-{which}" for which in ("first", "other")]
+            pair = [recipe | {"plan": str(files[which])} for which in (first, name)]
+            steps = [run.steps() for run in in_turns(pair, places, WARM_UP)]
+            base += steps[0]
+            ratios[name] += [other / one for one, other in zip(*steps, strict=True)]
+    measured = {first: (median(base), 0.0)} | {
+        name: (median(base) * median(of_plan), median(base) * spread(of_plan))
+        for name, of_plan in ratios.items()
+        if of_plan
+    }
+    return {name: Beside(predicted[name], *measured[name]) for name in files}, plain
 
 
-def middle(repeats: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Median of all steps, and how far medians of repeats are apart."""
-    medians = [median(steps) for steps in repeats]
-    return median(second for steps in repeats for second in steps), max(medians) - min(medians)
+def spread(ratios: Sequence[float]) -> float:
+    """The distance of the quartiles over the square root of their number: about what a median of them may be off."""
+    lower, _, upper = quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return (upper - lower) / len(ratios) ** 0.5
 
 
 def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Beside, Beside]]:
@@ -196,7 +208,7 @@ def kendall(pairs: Iterable[tuple[Beside, Beside]]) -> float:
 
 
 def are_apart(a: Beside, b: Beside) -> bool:
-    """Whether two plans differ by more than repeats of either do."""
+    """Whether two plans differ by more than what was measured of either varies."""
     return abs(a.measured - b.measured) > max(a.spread, b.spread)
 
 
@@ -211,7 +223,7 @@ def report_plans(algorithm: str, plans: Mapping[str, Beside], plain: Mapping[str
     best = min(plan.measured for plan in plans.values())
     mean = sum(abs(plan.error) for plan in plans.values()) / len(plans)
     print(f"Kendall tau {kendall(pairs):.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best")
-    print(f"tau of the {len(apart)} of {len(pairs)} pairs that are further apart than repeats {kendall(apart):.2f}")
+    print(f"tau of the {len(apart)} of {len(pairs)} pairs further apart than measurements vary {kendall(apart):.2f}")
     print(f"mean of the errors' sizes {mean:.1%}\n", flush=True)
 
 

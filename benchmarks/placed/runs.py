@@ -2,7 +2,7 @@
 
     python -m placed.runs JOB.json
 
-JOB: `recipe`; `launched`: by the launcher also where the plan has one rank; `by_turns`: see there.
+JOB: `recipe`; `launched`: by the launcher also where the plan has one rank; `by_turns`, `step_by_step`: see there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -156,10 +157,9 @@ def main(file: Path) -> None:
         begun = time.process_time()
         run(recipe)
     else:
-        if job.get("by_turns"):
-            from placed.by_turns import Worker
-
-            supervisor.Worker = Worker  # type: ignore[misc]
+        for way in ("by_turns", "step_by_step"):
+            if job.get(way):
+                supervisor.Worker = import_module(f"placed.{way}").Worker  # type: ignore[misc]
         with claim(recipe, resume=False) as directory:
             prepared = prepare(recipe)
             begun = time.process_time()

@@ -31,10 +31,11 @@ def test_kendalls_tau_by_hand(measured: ModuleType) -> None:
     assert tau((1, 2), (2, 1)) == -1.0
 
 
-def test_plans_are_apart_that_differ_by_more_than_their_repeats(measured: ModuleType) -> None:
-    seconds, spread = measured.middle([[1.0, 1.2, 1.1], [1.4, 1.3, 1.5]])
-    assert (seconds, spread) == pytest.approx((1.25, 0.3))
-    plan, near, far = (measured.Beside(1.0, value, spread) for value in (seconds, 1.5, 1.6))
+def test_plans_are_apart_that_differ_by_more_than_what_was_measured_varies(measured: ModuleType) -> None:
+    """Quartiles of 1, 1.1, 1.2, 1.3 (exclusive): 1.025 and 1.275, over the root of four."""
+    assert measured.spread([1.1, 1.0, 1.3, 1.2]) == pytest.approx(0.125)
+    assert measured.spread([1.1]) == 0.0
+    plan, near, far = (measured.Beside(1.0, value, 0.3) for value in (1.25, 1.5, 1.6))
     assert not measured.are_apart(plan, near)
     assert measured.are_apart(plan, far)
 

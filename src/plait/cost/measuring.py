@@ -73,12 +73,13 @@ def measure(
     Args:
         name: of the model.
         config: its configuration, as `config.json` has it; its layers are left away but for a few.
-        quick: few sizes, once, and none to tell the error by, which is then taken as `QUICK_ERROR`.
+        quick: few sizes, once beside what warms up, and none to tell the error by, which is then taken as
+            `QUICK_ERROR`.
     """
     torch.set_num_threads(threads)
     models = Models.of(name, config, dtype, device)
     until = time.monotonic() + BUDGET_S
-    measured = in_rounds(_works(models, quick=quick), until, rounds=0 if quick else ROUNDS)
+    measured = in_rounds(_works(models, quick=quick), until, rounds=1 if quick else ROUNDS)
     copy_rate = 2 * COPIED_BYTES / measured["copying"][ALONE][0]
     least_s = ModelWork(models.shape, dtype, 1).read(1) / copy_rate
     forward, backward, prompts, decode, by_layers = (

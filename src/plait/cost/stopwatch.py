@@ -32,7 +32,7 @@ def in_rounds(
         families: sizes from the least to the largest. Two of each are measured at least, larger ones unless one took
             `LONG_S` or the time is up.
         until: of `time.monotonic()`; a second round, and further ones, do not begin after it.
-        rounds: beside a first one, which warms up and counts only where it stays the only one.
+        rounds: 1 or more, beside a first one, which warms up: what it calls may be compiled there.
     """
     measured = {name: _first_round(works, until) for name, works in families.items()}
     for number in range(rounds):
@@ -57,7 +57,7 @@ def _first_round(works: Mapping[Size, Work], until: float) -> dict[Size, list[Se
 
 
 def _medians(taken: Sequence[Seconds]) -> Seconds:
-    return tuple(median(column) for column in zip(*(taken[1:] or taken), strict=True))
+    return tuple(median(column) for column in zip(*taken[1:], strict=True))
 
 
 def seconds_of(work: Callable[[], object], device: str) -> float:
