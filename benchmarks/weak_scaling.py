@@ -24,7 +24,7 @@ from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import Budget
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.planning import Planning, tokens_of
+from plait.runtime.planning import Planning
 from plait.runtime.prepare import outline
 
 PROMPTS_PER_DEVICE = 32
@@ -77,7 +77,12 @@ def scaled(devices: int, model: str, seconds: float) -> Scaled:
         raise PlaitError(f"no plan of {model} fits on {devices} devices")
     heuristic = next(baseline for baseline in outcome.baselines if baseline.name == "ReaL heuristic").judged
     step_s = planning.predict(planning.plan_of(outcome.best.places, "found")).seconds_per_step
-    return Scaled(devices, step_s, heuristic.seconds if heuristic.usable else None, tokens_of(planning))
+    return Scaled(
+        devices,
+        step_s,
+        heuristic.seconds if heuristic.usable else None,
+        planning.workload.tokens_of_step(planning.flow),
+    )
 
 
 def planning_of(devices: int, model: str) -> Planning:

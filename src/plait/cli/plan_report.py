@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.planner.plan_search import Candidate, SearchResult
-from plait.runtime.planning import Planning, tokens_of
+from plait.runtime.planning import Planning
 from plait.schedule.plan import Plan
 from plait.simulator.steps import Prediction
 
@@ -25,7 +25,7 @@ class Report:
 
     @property
     def tokens_per_s(self) -> float:
-        return tokens_of(self.planning) / self.prediction.seconds_per_step
+        return self.planning.workload.tokens_of_step(self.planning.flow) / self.prediction.seconds_per_step
 
     @property
     def price_of_1000_steps(self) -> float | None:

@@ -24,7 +24,7 @@ from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import held_elements, stage_bounds
+from plait.layout.shards import elements_by_stage, held_elements, stage_bounds
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
@@ -277,14 +277,7 @@ class ModelCosts:
 
     def _elements_of(self, role: str, tp: int, pp: int, stages: tuple[int, ...]) -> tuple[set[tuple[int, int]], ...]:
         """What the devices of each stage hold: elements of weights, and of those that are trained there."""
-        parameters, sizes = self._parameters(role), Parallelism(1, tp, pp, stages)
-        return tuple(
-            {
-                (held_elements(parameters, sizes, i, stage), held_elements(parameters, sizes, i, stage, once=True))
-                for i in range(tp)
-            }
-            for stage in range(pp)
-        )
+        return elements_by_stage(self._parameters(role), Parallelism(1, tp, pp, stages))
 
     def _trained_elements(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
         """Trained elements of a device of each stage, before dp divides them."""

@@ -182,6 +182,14 @@ class Workload:
             return Samples(self.prompts_per_step, rows.generation.num_samples(self.samples_per_prompt))
         return Samples(self.prompts_per_step, 2 if rows.call == "pairs" else 1)
 
+    def tokens_of_step(self, flow: Dataflow) -> float:
+        """Prompt and response tokens of a step."""
+        rows = [node for node in flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)]
+        samples, lengths = [self.samples_of(flow, node) for node in rows], self.lengths
+        return math.fsum(
+            drawn.prompts * lengths.prompts.mean + drawn.count * lengths.responses.mean for drawn in samples
+        )
+
     @cached_property
     def drained(self) -> tuple[int, ...]:
         """Responses longer than 0, 1, 2, … tokens, of all in `lengths`: the survival function, times their number."""

@@ -171,6 +171,18 @@ def held_elements(parameters: Parameters, parallelism: Parallelism, tp: int, pp:
     return num_elements + both * (is_first or (is_last and not once))
 
 
+def elements_by_stage(parameters: Parameters, parallelism: Parallelism) -> tuple[set[tuple[int, int]], ...]:
+    """Of each stage what its devices hold: (elements, those that are trained there), of all ways to be cut."""
+    held = held_elements
+    return tuple(
+        {
+            (held(parameters, parallelism, tp, pp), held(parameters, parallelism, tp, pp, once=True))
+            for tp in range(parallelism.tp)
+        }
+        for pp in range(parallelism.pp)
+    )
+
+
 @lru_cache(maxsize=1024)
 def _elements(same: _Same, ways: int, index: int) -> tuple[tuple[int, ...], int, int, int]:
     """Elements of one of `ways` parts, gaps included: of all layers before each, and what is on the first stage, on the

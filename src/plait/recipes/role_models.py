@@ -122,3 +122,9 @@ def optimizer_of(role: str, recipe: Recipe) -> OptimizerSettings:
 def is_reward(model: RoleModel, flow: Dataflow) -> bool:
     """Whether a model's role is to score samples, without being trained."""
     return model.role in REWARD_ROLES and "train" not in flow.call_kinds(model.role)
+
+
+def function_names(recipe: Recipe, role: str) -> str:
+    """The functions that score for a reward role, as profiles name them; empty: there are none."""
+    settings = recipe.reward if role == "reward" else recipe.cost
+    return " ".join(settings.functions) or (recipe.data.task or "" if role == "reward" else "")

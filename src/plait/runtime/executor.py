@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.engines import Workers
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models, unchanging
@@ -17,6 +16,7 @@ from plait.runtime.graph_order import GraphOrder
 from plait.runtime.roles import RewardRole, RoleRuntime
 from plait.runtime.running_on import Beside
 from plait.runtime.step import StepState
+from plait.runtime.workers import Workers
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.needs import early_scores, needs_of
 from plait.schedule.open_steps import OpenSteps

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.engines import Workers
 from plait.recipes.role_models import is_reward
 from plait.rewards.pool import RewardPool
 from plait.runtime.prepared import Prepared
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.scorer import ModelScorer, translator_for
 from plait.runtime.tokenizers import load_tokenizer
+from plait.runtime.workers import Workers
 
 
 def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, RewardPool]) -> dict[str, RoleRuntime]:

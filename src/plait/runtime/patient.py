@@ -9,11 +9,11 @@ from typing import Any
 
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.engines import Workers
 from plait.models.backbone_model import BackboneModel
 from plait.recipes.recipe import Recipe
 from plait.runtime.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.step import StepState
+from plait.runtime.workers import Workers
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, check_sharded, parameters_of, planned_models
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import SampleLengths, Workload
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
 from plait.layout.shards import most_tp
@@ -29,7 +28,7 @@ from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE, fuses
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import REWARD_ROLES, RoleModel, is_reward, optimizer_of, unchanging
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
 from plait.runtime.plan_files import plan_file
 from plait.runtime.remedies import gib, remedies
 from plait.schedule.completion import complete
@@ -253,12 +252,6 @@ class Planning:
         return nothing_to_hide(plan, self.flow, [model.role for model in self.models])
 
 
-def function_names(recipe: Recipe, role: str) -> str:
-    """The functions that score for a reward role, as profiles name them; empty: there are none."""
-    settings = recipe.reward if role == "reward" else recipe.cost
-    return " ".join(settings.functions) or (recipe.data.task or "" if role == "reward" else "")
-
-
 AUTO_EVALUATIONS = 3000
 """Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
 
@@ -296,12 +289,3 @@ def misfit(planning: Planning, result: SearchResult) -> str:
         f"no plan on {devices} devices of {gib(limit)} was found that fits: what comes nearest needs "
         f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what)}"
     )
-
-
-def tokens_of(planning: Planning) -> float:
-    """Prompt and response tokens of a step."""
-    workload = planning.workload
-    rows = [node for node in planning.flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)]
-    samples = [workload.samples_of(planning.flow, node) for node in rows]
-    lengths = workload.lengths
-    return math.fsum(drawn.prompts * lengths.prompts.mean + drawn.count * lengths.responses.mean for drawn in samples)

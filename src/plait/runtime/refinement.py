@@ -23,10 +23,11 @@ from plait.cost.profile import (
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
 from plait.observe.run_log import read_steps
+from plait.recipes.role_models import function_names
 from plait.runtime.forecast import STEP, WARM_UP, predicted_seconds
 from plait.runtime.lengths import lengths_of
 from plait.runtime.machine import machine_of
-from plait.runtime.planning import Planning, function_names
+from plait.runtime.planning import Planning
 from plait.runtime.prepared import Prepared
 from plait.runtime.run_files import RunFiles
 from plait.schedule.named_plans import MODE_OF

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
-from plait.engines import Workers
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.observe.run_log import writing
@@ -40,6 +39,7 @@ from plait.runtime.rollout_moves import RolloutMoves
 from plait.runtime.step import StepState
 from plait.runtime.stored_recipe import changed_keys, recipe_text
 from plait.runtime.weights_folder import write_weights
+from plait.runtime.workers import Workers
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
 

@@ -16,7 +16,7 @@ from plait.workers.ranks import LEADER
 
 
 class CheckpointParts:
-    """`engines.CheckpointParts`: all ranks, as the leader asks them.
+    """`runtime.workers.CheckpointParts`: all ranks, as the leader asks them.
 
     Args:
         num_ranks: of the run, the leader included.

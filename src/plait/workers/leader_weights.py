@@ -13,7 +13,7 @@ from plait.workers.ranks import LEADER
 
 
 class LeaderWeights:
-    """`engines.LeaderWeights`."""
+    """`runtime.workers.LeaderWeights`."""
 
     def __init__(self, announcer: Announcer) -> None:
         self._announcer = announcer
