@@ -125,26 +125,24 @@ def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[di
     recipe = recipe_of(algorithm, folder, options)
     have_profile(recipe, quick=options.tiny)
     files = write_plans(folder / "plans", algorithm)
-    first = next(iter(files))
+    first, *others = files
     one_run(recipe | {"plan": str(files[first])}, folder / "correcting")
     predicted, plain = ({}, {})
     for corrected, predictions in ((True, predicted), (False, plain)):
         planning = planning_of(recipe, 2, corrected=corrected)
         for name, file in files.items():
             predictions[name] = planning.predict(planning.given(str(file))).seconds_per_step
-    ratios: dict[str, list[float]] = {name: [] for name in files}
+    ratios: dict[str, list[float]] = {name: [] for name in others}
     base: list[float] = []
     for repeat in range(options.repeats):
-        for name in list(files)[1:][:: -1 if repeat % 2 else 1]:
+        for name in others[:: -1 if repeat % 2 else 1]:
             places = [folder / f"{repeat}-{files[name].stem}-{which}" for which in ("first", "other")]
             pair = [recipe | {"plan": str(files[which])} for which in (first, name)]
             steps = [run.steps() for run in in_turns(pair, places, WARM_UP)]
             base += steps[0]
             ratios[name] += [other / one for one, other in zip(*steps, strict=True)]
     measured = {first: (median(base), 0.0)} | {
-        name: (median(base) * median(of_plan), median(base) * spread(of_plan))
-        for name, of_plan in ratios.items()
-        if of_plan
+        name: (median(base) * median(of_plan), median(base) * spread(of_plan)) for name, of_plan in ratios.items()
     }
     return {name: Beside(predicted[name], *measured[name]) for name in files}, plain
 

@@ -18,6 +18,8 @@ from plait.runtime.processes import worker
 from plait.runtime.session import Session
 
 POLL_S = 0.005
+OVER = "over"
+"""A file in the folder of a job of which no step is asked any more."""
 
 
 class Worker(worker.Worker):
@@ -29,9 +31,12 @@ class Worker(worker.Worker):
 
 
 def when_asked(session: Session, step: Any = controller.run_step) -> dict[str, float]:
-    folder, number = session.directory.path.parent, session.done.step + 1
+    """Take a step once it is asked for. Raises RunFailed where it never is."""
+    folder, number, deadline = session.directory.path.parent, session.done.step + 1, time.monotonic() + DEADLINE_S
     (folder / f"ready-{number}").touch()
     while not (folder / f"go-{number}").exists():
+        if (folder / OVER).exists() or time.monotonic() > deadline:
+            raise RunFailed(f"step {number} was never asked for")
         session.workers.tick()
         time.sleep(POLL_S)
     metrics: dict[str, float] = step(session)
@@ -80,4 +85,5 @@ def in_turns(recipes: Sequence[Mapping[str, Any]], places: Sequence[Path], warm_
     finally:
         for run in runs:
             if run.process.poll() is None:
+                (run.folder / OVER).touch()
                 run.process.terminate()
