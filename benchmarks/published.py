@@ -71,13 +71,13 @@ def hybridflow_points() -> Iterator[Point]:
         yield Point(f"7B on {devices}", seconds, devices, ())
 
 
-def costs_of(recipe_name: str, point: Point, cluster: ClusterSpec, prompt_tokens: int, reserved: int = 0) -> ModelCosts:
+def costs_of(recipe_name: str, point: Point, cluster: ClusterSpec, prompt_tokens: int) -> ModelCosts:
     run = _outline(recipe_name, point.keys)
     response = run.recipe.sampling.max_response_tokens
     lengths = SampleLengths(Lengths.fixed(prompt_tokens), Lengths.fixed(response))
     shapes = {model.role: run.shapes[model.name] for model in run.models}
     workload = Workload.of(run.recipe, run.flow, lengths)
-    return ModelCosts(workload, shapes, run.flow, cluster, reserved_bytes=reserved)
+    return ModelCosts(workload, shapes, run.flow, cluster)
 
 
 @cache
@@ -120,7 +120,8 @@ def hybridflow_seconds(point: Point, layer_s: float | None = None) -> float:
     alone = costs_of("hybridflow", point, cluster, 1024)
     trained = {node.role for node in alone.flow.of_kind(CallKind.TRAIN)}
     held = sum(max(alone.held_bytes(role, training, trained=role in trained)) for role in alone.shapes)
-    return step_seconds(costs_of("hybridflow", point, cluster, 1024, held), training, generation)
+    cluster = replace(cluster, software=replace(cluster.software, pool_taken_bytes=held))
+    return step_seconds(costs_of("hybridflow", point, cluster, 1024), training, generation)
 
 
 def transition_seconds(size: str, devices: int) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cost.calibration import CONSERVATIVE, OTHER_DTYPE, OTHER_LAYERS, OTHER_THREADS, calibrated
+from plait.cost.calibration import CONSERVATIVE, OTHER_DTYPE, OTHER_LAYERS, OTHER_THREADS, calibrated, uncorrected
 from plait.cost.model_costs import ModelCosts
 from plait.cost.profile import KEPT_RUNS, KindRecord, RunRecord, keep_profile, kept_profiles, load_profile
 from plait.cost.workload import Lengths, SampleLengths, Workload
@@ -91,8 +91,8 @@ def test_predictions_take_as_long_as_runs_did() -> None:
     workload = Workload(1, 1, lengths, micro_batch_tokens=100)
     profile = PROFILE.with_run(a_run(9.0, 6.0))
     corrected, plain = (
-        ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(1), profile=profile, corrected=c)
-        for c in (True, False)
+        ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(1), profile=known)
+        for known in (profile, uncorrected(profile))
     )
     place = Layout.on(range(1))
     more, less = (one.call("actor.generate", "decode", place) for one in (corrected, plain))

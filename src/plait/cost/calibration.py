@@ -44,6 +44,11 @@ VENDORS = Calibration("vendors' numbers and default shares of them")
 CONSERVATIVE = Calibration("conservative numbers of this machine")
 
 
+def uncorrected(profile: Profile) -> Profile:
+    """As it was measured, before any run."""
+    return profile.model_copy(update={"runs": ()})
+
+
 def calibrated(
     profiles: Sequence[Profile], shape: ModelShape, dtype: str, threads: int, devices: int = 1
 ) -> Calibration:

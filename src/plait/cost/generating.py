@@ -37,7 +37,7 @@ class Generating:
         shapes: role → the shape of its model.
         passes: of a role over the layout of an instance, and that of all instances.
         held_bytes: of a role's weights on a device of each stage.
-        reserved_bytes, profile: as of `ModelCosts`.
+        profile: as of `ModelCosts`.
     """
 
     def __init__(
@@ -47,13 +47,11 @@ class Generating:
         shapes: Mapping[str, ModelShape],
         passes: Callable[[str, Layout, Layout], Passes],
         held_bytes: Callable[[str, Parallelism], tuple[int, ...]],
-        *,
-        reserved_bytes: int = 0,
-        profile: Profile | None = None,
+        profile: Profile | None,
     ) -> None:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
         self._passes, self._held = passes, held_bytes
-        self._reserved_bytes, self._profile = reserved_bytes, profile
+        self._profile = profile
         self._measured_groups = cache(self._measured_groups_of)
         self._shares = cache(self._shares_of)
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._shares(samples, count), running))
@@ -214,9 +212,10 @@ class Generating:
         running = min(share, workload.max_running)
         if workload.kv_tokens is not None:
             running = min(running, workload.kv_tokens // sample_tokens)
-        if pool := self._cluster.software.pool_share:
+        software = self._cluster.software
+        if pool := software.pool_share:
             held = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
-            room = pool * self._cluster.device.memory_bytes - held - self._reserved_bytes
+            room = pool * self._cluster.device.memory_bytes - held - software.pool_taken_bytes
             running = min(running, int(room / (sample_tokens * max(self._token_bytes(role, layout)))))
         return max(1, running)
 

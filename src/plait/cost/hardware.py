@@ -57,6 +57,7 @@ class Software:
                              samples are one group, and one stage in pp is busy; None: as many as plait's own rule says
     pool_share:              of a device's memory that weights and the pool of keys and values take while tokens are
                              drawn, so that no more samples run than the pool has room for; 0: as many as may run
+    pool_taken_bytes:        of that share, what others on the device hold while tokens are drawn
     """
 
     products: float = 0.5
@@ -67,6 +68,7 @@ class Software:
     micro_batches_per_stage: int = 4
     decode_groups_per_stage: int | None = None
     pool_share: float = 0.0
+    pool_taken_bytes: int = 0
 
 
 DEFAULT = Software()

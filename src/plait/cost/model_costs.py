@@ -37,12 +37,9 @@ class ModelCosts:
     Args:
         shapes: role → the shape of its model; of a role that is none (reward functions), nothing.
         parameters: role → its parameters, where a model's own are known; else those of a decoder of its shape.
-        reserved_bytes: of every device, that others hold while tokens are drawn; counts where the software's pool of
-            keys and values takes a share of the device.
         profile: what a machine was measured to do, in place of the device's numbers; the cluster is then
             `profile.cluster(devices)`. Calls on so many ranks and moves take as many times as long as in the runs that
             it knows; of what none had, as long as it says itself.
-        corrected: False: as the profile alone says it.
     """
 
     def __init__(
@@ -53,15 +50,13 @@ class ModelCosts:
         cluster: ClusterSpec,
         *,
         parameters: Mapping[str, Parameters] | None = None,
-        reserved_bytes: int = 0,
         profile: Profile | None = None,
-        corrected: bool = True,
     ) -> None:
         self.cluster = cluster
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
         self._profile = profile
-        ratios = profile.ratios(cluster.num_devices) if profile is not None and corrected else {}
+        ratios = profile.ratios(cluster.num_devices) if profile is not None else {}
         self._ratios = {kind: ratio.value for kind, ratio in ratios.items()}
         self._given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
@@ -78,8 +73,7 @@ class ModelCosts:
             self.shapes,
             self._passes,
             lambda role, sizes: self._held(role, sizes, False),
-            reserved_bytes=reserved_bytes,
-            profile=profile,
+            profile,
         )
 
     def _call(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
-from plait.cost.calibration import VENDORS, Calibration
+from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.model_costs import ModelCosts
@@ -100,15 +100,10 @@ class Planning:
     @cached_property
     def costs(self) -> ModelCosts:
         shapes = {model.role: self.shapes[model.name] for model in self.models}
-        return ModelCosts(
-            self.workload,
-            shapes,
-            self.flow,
-            self.cluster,
-            parameters=self.parameters,
-            profile=self.calibration.profile,
-            corrected=self.corrected,
-        )
+        profile = self.calibration.profile
+        if profile is not None and not self.corrected:
+            profile = uncorrected(profile)
+        return ModelCosts(self.workload, shapes, self.flow, self.cluster, parameters=self.parameters, profile=profile)
 
     @cached_property
     def graph(self) -> StepGraph:
