@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from plait.cost.calibration import CONSERVATIVE, OTHER_DTYPE, OTHER_LAYERS, OTHER_THREADS, calibrated, uncorrected
+from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile
 from plait.cost.model_costs import ModelCosts
-from plait.cost.profile import KEPT_RUNS, KindRecord, RunRecord, keep_profile, kept_profiles, load_profile
+from plait.cost.profile import KEPT_RUNS, KindRecord, RunRecord
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.layout.mesh import Layout
 from tests.cost.test_model_costs import SHAPE, a_flow

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plait.cli import main
+from plait.cost.kept_profiles import load_profile, profile_path, save_profile
+from plait.cost.measured_links import Pair
 from plait.cost.measuring import by_layer, measure
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import LinkRecord, Profile, interpolated, load_profile, profile_path
+from plait.cost.profile import LinkRecord, Profile, interpolated
 from plait.cost.stopwatch import in_rounds
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.errors import DataError
+from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.files.known_shapes import KNOWN
+from plait.schedule.plan import Mode
 from tests.cost.test_model_costs import HEAD, SHAPE, a_flow, elements
 
 PROFILE = Profile(
@@ -91,6 +95,41 @@ def test_the_first_score_in_parts_is_a_forward_more_and_the_last_two() -> None:
     scored = made.call("critic.values", "score", Layout.on(range(1)))
     assert scored.in_parts_s == pytest.approx((3 * 2 / 3 - 1.2) / SHAPE.vocabulary)
     assert scored.times(2.0).in_parts_s == pytest.approx(2 * scored.in_parts_s)
+
+
+def test_what_two_halves_of_a_layer_take_beyond_their_share_is_as_measured() -> None:
+    """Half a second beyond what halves and sums are foretold to take, in each of four layers; nothing where they were
+    measured to take less. On four devices the same comes on top."""
+    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
+    workload = Workload(1, 1, lengths, micro_batch_tokens=100)
+
+    def terms(call: str, mode: Mode, devices: int = 2, **cut: float) -> Mapping[str, float]:
+        profile = PROFILE.model_copy(update={f"cut_{which}": ((12, seconds),) for which, seconds in cut.items()})
+        cluster = profile.cluster(4)
+        costs = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, cluster, profile=profile)
+        return costs.call(call, mode, Layout.on(range(devices), tp=devices)).terms
+
+    scored, trained = terms("ref.logprobs", "score"), terms("actor.train", "train")
+    forward, both = ((seconds["layers"] + seconds["tensor parallel"]) / 4 for seconds in (scored, trained))
+    measured = terms("ref.logprobs", "score", forward=forward + 0.5)
+    assert measured == pytest.approx({**scored, "tensor parallel": scored["tensor parallel"] + 4 * 0.5})
+    assert terms("ref.logprobs", "score", forward=forward - 0.5) == pytest.approx(scored)
+    measured = terms("actor.train", "train", forward=forward + 0.5, backward=both - forward + 0.75)
+    assert measured["tensor parallel"] == pytest.approx(trained["tensor parallel"] + 4 * (0.5 + 0.75))
+    on_four = terms("ref.logprobs", "score", 4)["tensor parallel"]
+    assert terms("ref.logprobs", "score", 4, forward=forward + 0.5)["tensor parallel"] == pytest.approx(on_four + 2.0)
+
+
+def test_two_processes_measure_layers_that_they_share() -> None:
+    """And nothing of a model whose heads cannot be parted."""
+    config = {**KNOWN["smollm2-135m"], "hidden_size": 32, "intermediate_size": 64}
+    with LocalProcesses().start(Pair, 2) as group:
+        for heads, sizes in ((4, [8, 32]), (1, [])):
+            given = config | {"num_attention_heads": heads, "num_key_value_heads": heads}
+            for cut in group.submit([0, 1], "cut", given, "float32", (8, 32), 1).result(60.0):
+                for points in (cut.forward, cut.backward):
+                    assert [tokens for tokens, _ in points] == sizes
+                    assert all(seconds > 0 for _, seconds in points)
 
 
 def test_generation_packs_its_weights() -> None:
@@ -235,7 +274,7 @@ def test_processes_share_the_machine() -> None:
 
 
 def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
-    PROFILE.save(tmp_path / "p.json")
+    save_profile(PROFILE, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == PROFILE
 
 
@@ -249,7 +288,7 @@ def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    PROFILE.save(tmp_path / "p.json")
+    save_profile(PROFILE, tmp_path / "p.json")
     record = json.loads((tmp_path / "p.json").read_text())
     (tmp_path / "p.json").write_text(json.dumps(record | change))
     with pytest.raises(DataError, match=message):
@@ -292,8 +331,9 @@ def test_this_machine(tmp_path: Path) -> None:
     config = {**KNOWN["smollm2-135m"], "hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     found = measure("tiny", config, "float32", "cpu", 1)
-    found.save(tmp_path / "p.json")
+    save_profile(found, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == found
     assert [tokens for tokens, _ in found.forward][:2] == [16, 64]
+    assert [tokens for tokens, _ in found.cut_forward] == [tokens for tokens, _ in found.cut_backward] == [64, 512]
     assert found.send.bytes_per_s > 1e6
     assert found.packing_bytes_per_s is None or found.packing_bytes_per_s > 1e6

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from plait.cost.kept_profiles import keep_profile
 from plait.cost.machine import machine_name
-from plait.cost.profile import LinkRecord, Profile, keep_profile
+from plait.cost.profile import LinkRecord, Profile
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from plait.cost.calibration import calibrated
-from plait.cost.profile import DraftRecord, KindRecord, kept_profiles
+from plait.cost.kept_profiles import kept_profiles
+from plait.cost.profile import DraftRecord, KindRecord
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.refinement import drafts_of, run_record

@@ -40,7 +40,7 @@ def profile(
     threads
         CPU threads of one process.
     quick
-        Measure few sizes, in some twenty seconds.
+        Measure few sizes, in half a minute.
     out
         File for the profile; by default it is kept in plait's cache, by machine, model, dtype and threads.
     overwrite
@@ -56,15 +56,15 @@ def profile(
     config = read_config(model)
     model_shape(model)
     _check_device(device, dtype)
+    from plait.cost.kept_profiles import keep_profile, save_profile
     from plait.cost.measuring import measure
-    from plait.cost.profile import keep_profile
 
     measured = measure(model, config, dtype, device, threads, quick=quick)
     if out is None:
         path = keep_profile(measured)
     else:
         path = out
-        measured.save(path)
+        save_profile(measured, path)
     _describe(measured, model)
     say(f"written to {path}")
     return 0

@@ -1,16 +1,18 @@
-"""What two processes of this machine send each other, and sum, over gloo, in bytes per second, and how much they slow
-each other down. Imports torch late."""
+"""What two processes of this machine send each other, and sum, over gloo, in bytes per second, how much they slow each
+other down, and what a layer takes that they share. Imports torch late."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from statistics import fmean, median
 from typing import Any
 
+from plait.cost.measured_cut import CutLayer, CutLayers
 from plait.cost.profile import LinkRecord
+from plait.errors import LayoutError, ModelError
 from plait.launch.interface import WorkerContext
 from plait.launch.local import LocalProcesses
 
@@ -27,6 +29,7 @@ WORK_BYTES = 48 << 20
 WORK_ROWS, WORK_WIDTH = 32, 1024
 TURNS = 6
 WAIT_S = 60.0
+CUT_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,23 @@ class Links:
     all_reduce: LinkRecord
     between: LinkRecord
     contention: float
+    cut: CutLayer
 
 
-def measure_links(dtype: str, *, rounds: int = ROUNDS) -> Links:
+def measure_links(config: Mapping[str, Any], dtype: str, tokens: Sequence[int], *, rounds: int = ROUNDS) -> Links:
     """Measure two processes of one thread each.
 
     Args:
+        config: of the model whose layers they share, as `config.json` has it.
+        tokens: of rows that pass layers that they share.
         rounds: of what they do to each other.
     """
     with LocalProcesses().start(Pair, 2) as group:
         measured = group.submit([0, 1], "measure", dtype, rounds).result(WAIT_S)[0]
+        cut = group.submit([0, 1], "cut", config, dtype, tokens, rounds).result(CUT_WAIT_S)[0] if tokens else CutLayer()
     sends, sums, between, contention = measured
     # A ring of two carries 2 (p - 1) / p = 1 times the bytes.
-    return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, contention))
+    return Links(_fitted(sends), _fitted(sums), _fitted(between), max(1.0, contention), cut)
 
 
 def _fitted(points: list[tuple[int, float]]) -> LinkRecord:
@@ -91,6 +98,13 @@ class Pair:
             measured = [self._round(rows, weights) for _ in range(rounds)]
         contention, *waits = (median(column) for column in zip(*measured, strict=True))
         return sends, sums, list(zip(BETWEEN_SIZES, waits, strict=True)), contention
+
+    def cut(self, config: Mapping[str, Any], dtype: str, tokens: Sequence[int], rounds: int) -> CutLayer:
+        """What a layer takes whose halves they have; nothing where it cannot be cut in two."""
+        try:
+            return CutLayers(self.rank, config, dtype).measure(tokens, rounds)
+        except (LayoutError, ModelError):
+            return CutLayer()
 
     def _round(self, rows: Any, weights: list[Any]) -> list[float]:
         """Times as long as alone that computing takes where both do; seconds of a sum of each size between which both

@@ -50,7 +50,7 @@ class _NoTexts:
         return ""
 
 
-def _row(tokens: int, model: LanguageModel) -> PackedBatch:
+def row(tokens: int, model: LanguageModel) -> PackedBatch:
     """Samples of SAMPLE_TOKENS, all but the first token responses."""
     sample_tokens = min(tokens, response_tokens(model.max_positions))
     groups = [([1], [[2] * (sample_tokens - 1)]) for _ in range(tokens // sample_tokens)]
@@ -65,7 +65,7 @@ def forward_s(
     model: LanguageModel, tokens: int, run: Callable[[LanguageModel, PackedBatch], Tensor] = _logprobs
 ) -> float:
     """Seconds of a forward without gradients."""
-    batch = _row(tokens, model)
+    batch = row(tokens, model)
     with torch.no_grad():
         return seconds_of(lambda: run(model, batch), model.device.type)
 
@@ -74,14 +74,19 @@ def backward_s(
     model: LanguageModel, tokens: int, run: Callable[[LanguageModel, PackedBatch], Tensor] = _logprobs
 ) -> float:
     """Seconds of a backward whose gradients are added up as in training, after a forward that is not counted."""
-    batch, optimizer = _row(tokens, model), optimizer_of(model)
-    taken: list[float] = []
-    for _ in repeats(taken):
+    batch, optimizer = row(tokens, model), optimizer_of(model)
+
+    def once() -> float:
         with optimizer.collecting_gradients():
             total = run(model, batch).sum()
             started = now(model.device.type)
             total.backward()
-            taken.append(now(model.device.type) - started)
+            return now(model.device.type) - started
+
+    once()  # the first gradients go into memory that nobody has touched: many times as long
+    taken: list[float] = []
+    for _ in repeats(taken):
+        taken.append(once())
     return typical(taken)
 
 

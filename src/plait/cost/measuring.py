@@ -17,6 +17,9 @@ import torch
 
 from plait.cost.limit import COPIED_BYTES
 from plait.cost.machine import machine_name
+from plait.cost.measured_cut import FEW as CUT_FEW
+from plait.cost.measured_cut import MANY as CUT_MANY
+from plait.cost.measured_cut import REPEATS as CUT_REPEATS
 from plait.cost.measured_links import ROUNDS as LINK_ROUNDS
 from plait.cost.measured_links import measure_links
 from plait.cost.measured_work import (
@@ -56,6 +59,8 @@ QUICK_ERROR = 0.2
 """The error of a profile of few sizes, as nothing was measured to tell it."""
 BUDGET_S = 60.0
 """Further sizes and rounds are not begun once so much has passed; what must be measured comes on top."""
+SHARED_S = 15.0
+"""Rows are not measured whose layers, shared by two processes, would take longer in all rounds."""
 MOST_PACKED = 1e12
 """Bytes per second that nothing packs: what takes less did not."""
 ALONE: Size = (0,)
@@ -86,7 +91,9 @@ def measure(
         by_layer(measured[family], least_s)
         for family in ("forward", "backward", "prompts", "decode", "decode by layers")
     )
-    links = measure_links(dtype, rounds=1 if quick else LINK_ROUNDS)
+    rounds = 1 if quick else LINK_ROUNDS
+    shared = _shared_tokens(forward, backward, rounds) if device == "cpu" else ()
+    links = measure_links(config, dtype, shared, rounds=rounds)
     profile = Profile(
         machine=machine_name(device),
         device=device,
@@ -97,6 +104,8 @@ def measure(
         memory_gib=_memory_gib(device),
         forward=_layers(forward),
         backward=_no_faster(backward, forward),
+        cut_forward=links.cut.forward,
+        cut_backward=links.cut.backward,
         prompts=_layers(prompts),
         decode=_steps(decode),
         decode_by_layers=_steps(by_layers),
@@ -181,6 +190,13 @@ def by_layer(measured: Mapping[Size, Seconds], least_s: float) -> Layers:
     """
     layers = {size: (max(least_s, layer), whole) for size, (layer, whole) in measured.items()}
     return {size: (layer, max(0.0, whole - FEW * layer)) for size, (layer, whole) in layers.items()}
+
+
+def _shared_tokens(forward: Layers, backward: Layers, rounds: int) -> list[int]:
+    """Tokens of rows that pass layers which two processes share: as many as `SHARED_S` has room for."""
+    seconds = {tokens: forward[(tokens,)][0] + layer for (tokens,), (layer, _) in backward.items()}
+    repeats = rounds * CUT_REPEATS * (CUT_FEW + CUT_MANY)
+    return [tokens for tokens in seconds if repeats * seconds[tokens] < SHARED_S]
 
 
 def _layers(measured: Layers) -> Points:

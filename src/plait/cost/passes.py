@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.cost.model_work import ModelWork
+from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
 from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
@@ -18,7 +20,6 @@ from plait.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from plait.cost.cluster import ClusterSpec
-    from plait.cost.profile import Profile
 
 Terms = dict[str, float]
 Floats = NDArray[np.float64]
@@ -92,7 +93,11 @@ class Passes:
         """
         tp, share = self.layout.parallelism.tp, self.share
         if self.profile is not None:
-            return self._measured(self.profile.layer_s(tokens, "backward" if passes > 1 else "forward"), tokens, passes)
+            which: Literal["forward", "backward"] = "backward" if passes > 1 else "forward"
+            terms = self._measured(self.profile.layer_s(tokens, which), tokens, passes)
+            if tp > 1:
+                terms["tensor parallel"] += self._waits_s(tokens, which)
+            return terms
         products = passes * self.work.products(tokens) * share / self.flops_per_s
         attention = passes * self.work.attention(pairs) * share / self.flops_per_s
         reading = max(0.0, read_bytes / self.bytes_per_s - products - attention)
@@ -150,6 +155,25 @@ class Passes:
             row = tokens * self.work.shape.hidden * self.work.width
             terms["tensor parallel"] = 2 * self._sum_s(row)
         return terms
+
+    def _waits_s(self, tokens: float, which: Literal["forward", "backward"]) -> float:
+        """What a layer that two processes share was measured to take beyond its halves and its sums: smaller products,
+        heads that are no even number, and that each waits for the other where it is in its layer."""
+        assert self.profile is not None, "nothing was measured"
+        measured = self.profile.cut_forward if which == "forward" else self.profile.cut_backward
+        if not measured:
+            return 0.0
+        two = self._measured_pair
+        halves = total(two._measured(self.profile.layer_s(tokens, which), tokens, 1 + (which == "backward")))
+        share = self.work.products(1) / two.work.products(1)
+        return max(0.0, interpolated(measured, tokens) - halves) * share
+
+    @cached_property
+    def _measured_pair(self) -> Passes:
+        """The measured model over two processes."""
+        assert self.profile is not None, "nothing was measured"
+        work = ModelWork(self._profile_shape, self.work.dtype, 1)
+        return Passes(self.profile.cluster(2), work, Layout.on(range(2), tp=2), self.profile)
 
     def _sum_s(self, num_bytes: float) -> float:
         """A sum of activations over tp, as processes that compute between sums were measured to take."""

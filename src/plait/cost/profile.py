@@ -6,30 +6,20 @@ lines; below the least they are that one's, above the largest they go on as stee
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import Drafts
 from plait.cost.hardware import GIB, Device, Link, Software
 from plait.cost.model_work import ModelWork
-from plait.data.package_file import cache_folder
-from plait.errors import DataError
-from plait.file_form import FileForm
 from plait.models.shape import ModelShape
-from plait.output import write_file
 from plait.settings import Settings
-
-FORM = FileForm("profile")
 
 Points = tuple[tuple[int, float], ...]
 """(size, seconds), sizes ascending."""
@@ -103,6 +93,8 @@ KEPT_RUNS = 20
 class Profile(Settings):
     """
     forward, backward: (tokens of a row, seconds of a layer); a backward adds its gradients up
+    cut_forward:       (tokens of a row, seconds of a layer) that two processes have a half of each, with their sums and
+                       waits for each other; cut_backward as well; empty: not measured
     prompts:           (tokens of a row, seconds of a layer) of prompts in generation; empty: as in other forwards
     decode:            (samples, tokens of context of each, seconds of a layer)
     decode_by_layers:  the same of layers that are not compiled, as those of a part of a model; empty: not measured
@@ -124,6 +116,8 @@ class Profile(Settings):
     memory_gib: float = Field(gt=0)
     forward: Points = Field(min_length=2)
     backward: Points = Field(min_length=2)
+    cut_forward: Points = ()
+    cut_backward: Points = ()
     prompts: Points = ()
     decode: Steps = Field(min_length=2)
     decode_by_layers: Steps = ()
@@ -216,10 +210,6 @@ class Profile(Settings):
         exact = Software(1.0, 1.0, 1.0, 0.0, 0.0)
         return ClusterSpec(1, devices, device, link, send, send, None, f"{devices}x{self.machine}", exact)
 
-    def save(self, path: Path) -> None:
-        record = {"format": FORM.format, "version": FORM.version, **self.model_dump(mode="json")}
-        write_file(path, json.dumps(record, indent=1) + "\n")
-
 
 def kind_on(mode: str, ranks: int) -> str:
     """The kind of a call that keeps so many ranks busy: they wait for each other, and share what a machine has."""
@@ -238,47 +228,6 @@ def _by_kind(runs: Sequence[RunRecord]) -> Iterable[tuple[str, list[float]]]:
 def _ratio(values: Sequence[float]) -> Ratio:
     middle = median(values)
     return Ratio(middle, sum(abs(value / middle - 1.0) for value in values) / len(values), len(values))
-
-
-def load_profile(path: Path) -> Profile:
-    """
-    Raises:
-        DataError: it cannot be read, or a key is missing, unknown or does not fit.
-    """
-    record = FORM.parse(FORM.text_of(path), str(path))
-    try:
-        return Profile.model_validate({key: value for key, value in record.items() if key not in ("format", "version")})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}: `{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
-
-
-def profile_path(machine: str, model: str, dtype: str, threads: int) -> Path:
-    """Where a profile is kept: by the machine, the model's shape, the dtype and the threads."""
-    name = re.sub(r"[^a-z0-9.]+", "-", f"{machine} {model} {dtype} {threads}".lower()).strip("-")
-    return cache_folder() / "profiles" / f"{name}.json"
-
-
-def kept_profiles(machine: str, device: str) -> list[Profile]:
-    """Those of this machine that are kept; a file that cannot be read is none."""
-    profiles = []
-    for path in sorted((cache_folder() / "profiles").glob("*.json")):
-        with contextlib.suppress(DataError):
-            profiles.append(load_profile(path))
-    return [profile for profile in profiles if (profile.machine, profile.device) == (machine, device)]
-
-
-def keep_profile(profile: Profile) -> Path:
-    """Write it to where it is kept; returns the file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path = profile_path(profile.machine, profile.model, profile.dtype, profile.threads)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    profile.save(path)
-    return path
 
 
 def interpolated(points: Sequence[tuple[int, float]], at: float) -> float:

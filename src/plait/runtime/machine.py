@@ -9,8 +9,8 @@ import sys
 
 from plait.cost.calibration import Calibration, calibrated
 from plait.cost.cluster import ClusterSpec
+from plait.cost.kept_profiles import kept_profiles
 from plait.cost.machine import conservative_cluster, machine_name
-from plait.cost.profile import kept_profiles
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say

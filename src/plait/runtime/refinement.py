@@ -9,17 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from plait.cost.kept_profiles import keep_profile, kept_profiles, profile_path
 from plait.cost.machine import machine_name
-from plait.cost.profile import (
-    DraftRecord,
-    KindRecord,
-    Profile,
-    RunRecord,
-    keep_profile,
-    kept_profiles,
-    kind_on,
-    profile_path,
-)
+from plait.cost.profile import DraftRecord, KindRecord, Profile, RunRecord, kind_on
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
 from plait.observe.run_log import read_steps

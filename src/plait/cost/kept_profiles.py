@@ -1,0 +1,68 @@
+"""Files of profiles: where they are kept, by machine, model, dtype and threads, how they are written. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from plait.cost.profile import Profile
+from plait.data.package_file import cache_folder
+from plait.errors import DataError
+from plait.file_form import FileForm
+from plait.output import write_file
+
+FORM = FileForm("profile")
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """
+    Raises:
+        OSError: it cannot be written.
+    """
+    record = {"format": FORM.format, "version": FORM.version, **profile.model_dump(mode="json")}
+    write_file(path, json.dumps(record, indent=1) + "\n")
+
+
+def load_profile(path: Path) -> Profile:
+    """
+    Raises:
+        DataError: it cannot be read, or a key is missing, unknown or does not fit.
+    """
+    record = FORM.parse(FORM.text_of(path), str(path))
+    try:
+        return Profile.model_validate({key: value for key, value in record.items() if key not in ("format", "version")})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: `{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+
+
+def profile_path(machine: str, model: str, dtype: str, threads: int) -> Path:
+    """Where a profile is kept: by the machine, the model's shape, the dtype and the threads."""
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{machine} {model} {dtype} {threads}".lower()).strip("-")
+    return cache_folder() / "profiles" / f"{name}.json"
+
+
+def kept_profiles(machine: str, device: str) -> list[Profile]:
+    """Those of this machine that are kept; a file that cannot be read is none."""
+    profiles = []
+    for path in sorted((cache_folder() / "profiles").glob("*.json")):
+        with contextlib.suppress(DataError):
+            profiles.append(load_profile(path))
+    return [profile for profile in profiles if (profile.machine, profile.device) == (machine, device)]
+
+
+def keep_profile(profile: Profile) -> Path:
+    """Write it to where it is kept; returns the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = profile_path(profile.machine, profile.model, profile.dtype, profile.threads)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_profile(profile, path)
+    return path

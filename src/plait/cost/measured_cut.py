@@ -1,0 +1,94 @@
+"""What a layer takes of which two processes have a half each, with its sums and their waits. Imports torch late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait.cost.profile import Points
+    from plait.models.language_model import LanguageModel
+
+FEW, MANY = 1, 3
+"""Layers of the two models whose difference is measured."""
+VOCABULARY = 512
+"""Of these models: their layers are those of any vocabulary."""
+REPEATS = 5
+"""Of each size in a round, the first of which warms up."""
+
+
+@dataclass(frozen=True)
+class CutLayer:
+    """(tokens of a row, seconds of a layer); empty: the model cannot be cut in two."""
+
+    forward: Points = ()
+    backward: Points = ()
+
+
+class CutLayers:
+    """One of two ranks, over whose process group a model of random weights is cut.
+
+    Args:
+        rank: 0 or 1.
+        config: of the model, as `config.json` has it; its layers are left away but for a few.
+
+    Raises:
+        LayoutError, ModelError: the model cannot be cut in two.
+    """
+
+    def __init__(self, rank: int, config: Mapping[str, Any], dtype: str) -> None:
+        from plait.cost.measured_work import optimizer_of, random_model
+        from plait.layout.mesh import Layout
+        from plait.models.parallel.partial import part_of
+        from plait.models.parallel.team import make_teams
+
+        layout = Layout.on(range(2), tp=2)
+        team = make_teams([layout], rank)[layout]
+        assert team is not None, "a rank is of its own team"
+        self._team = team
+        small = {**config, "vocab_size": VOCABULARY, "pad_token_id": None}
+        models = [part_of(random_model(small, layers, dtype, "cpu"), team) for layers in (FEW, MANY)]
+        self._models = [(model, optimizer_of(model)) for model in models]
+
+    def measure(self, tokens: Sequence[int], rounds: int) -> CutLayer:
+        """
+        Args:
+            tokens: of the rows.
+            rounds: of all sizes in turn.
+        """
+        taken: dict[int, list[tuple[float, float]]] = {count: [] for count in tokens}
+        for _ in range(rounds):
+            for count, times in taken.items():
+                repeats = [self._layer_s(count) for _ in range(REPEATS)]
+                times += repeats[1:]
+        middle = {count: tuple(map(median, zip(*times, strict=True))) for count, times in taken.items()}
+        return CutLayer(*(tuple((count, max(1e-9, both[which])) for count, both in middle.items()) for which in (0, 1)))
+
+    def _layer_s(self, tokens: int) -> tuple[float, float]:
+        """Seconds of a layer's forward and backward, once."""
+        few, many = (self._passes_s(model, optimizer, tokens) for model, optimizer in self._models)
+        forward, backward = ((long - short) / (MANY - FEW) for short, long in zip(few, many, strict=True))
+        return forward, backward
+
+    def _passes_s(self, model: LanguageModel, optimizer: Any, tokens: int) -> tuple[float, float]:
+        """Seconds of the forward without gradients and of the backward, as the clock on the wall has them: a rank waits
+        for the other in every layer."""
+        import torch
+
+        from plait.cost.measured_work import layers_alone, row
+
+        batch = row(tokens, model)
+        with torch.no_grad():
+            forward = self._timed(lambda: layers_alone(model, batch))
+        with optimizer.collecting_gradients():
+            total = layers_alone(model, batch).sum()
+            return forward, self._timed(total.backward)
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        self._team.all.barrier()
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
