@@ -12,7 +12,7 @@ from grpo.workload import KL_COEF, LEARNING_RATE, MAX_GRAD_NORM, Workload, rewar
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.data.records import Prompt
 from plait.data.rows import FloatArray, Rows, evaluate
-from plait.dataflow import CallKind, Node, trace
+from plait.dataflow import CallKind, Node, Score, trace
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
@@ -96,7 +96,7 @@ class Side:
         return Rows(tuple(drain(self.engine))).ordered()
 
     def _score(self, rows: Rows) -> FloatArray:
-        actions = self.ref.logprobs(rows)
+        actions = self.ref.score(rows, Score.LOGPROBS)
         while True:
             try:
                 self.scored_tokens += next(actions).tokens

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from plait.data.records import Sample
 from plait.data.rows import NO_VALUES, FloatArray, Rows
-from plait.dataflow import CallKind, Column, Node
+from plait.dataflow import CallKind, Column, Node, Score
 from plait.generation.request import Request
 from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.step import Key
@@ -183,22 +183,21 @@ class TrainingEngine(Protocol):
         """Do all of a work of calls; its result."""
         ...
 
-    def logprobs(
-        self, rows: Rows, *, temperature: float | None = None, call: str | None = None, by: ScoredBy | None = None
+    def score(
+        self,
+        rows: Rows,
+        what: Score,
+        *,
+        temperature: float | None = None,
+        call: str | None = None,
+        by: ScoredBy | None = None,
     ) -> Work[FloatArray]:
-        """[rows.num_tokens], nats.
+        """Log-probs in nats or values, [rows.num_tokens], or scores, [len(rows)].
 
         Args:
-            by: who computes all of it; None: all instances that score do, each a share. So of `values` and `scores`.
+            temperature: that log-probs are taken at; None: that of the sampling.
+            by: who computes all of it; None: all instances that score do, each a share.
         """
-        ...
-
-    def values(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
-        """[rows.num_tokens]."""
-        ...
-
-    def scores(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
-        """[len(rows)]."""
         ...
 
     @property

@@ -16,7 +16,7 @@ from plait.algorithms.reward_model import RewardModelOptions, reward_model
 from plait.algorithms.sft import SFTOptions, sft
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level
+from plait.dataflow import Column, Level, Score
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_loading import scalar_of
@@ -107,7 +107,7 @@ def test_dpo_equals_trl(trl_dpo, loss_type, smoothing, beta):
     with ExactFloat64():
         expected = trl_dpo._compute_loss(trl_dpo.model, DataCollatorForPreference(pad_token_id=0)(examples), False)
         expected.backward()
-        rows = rows.with_column(REF, run_all(reference.logprobs(rows))[1])
+        rows = rows.with_column(REF, run_all(reference.score(rows, Score.LOGPROBS))[1])
         columns = {"ref_logprobs": REF}
         _, metrics = run_all(train(trainer, rows, columns, loss, whole_groups=True))
     # TRL's head works in float32 even for a float64 model.
@@ -131,8 +131,8 @@ def test_smoothed_labels_are_not_trls(trl_dpo):
     trainer, reference = (trainer_of(tiny_model(FAMILY, seed=seed)) for seed in (0, REF_SEED))
     with ExactFloat64():
         theirs = trl_dpo._compute_loss(trl_dpo.model, DataCollatorForPreference(pad_token_id=0)(examples), False).item()
-        rows = rows.with_column(REF, run_all(reference.logprobs(rows))[1])
-        policy = run_all(trainer.logprobs(rows))[1]
+        rows = rows.with_column(REF, run_all(reference.score(rows, Score.LOGPROBS))[1])
+        policy = run_all(trainer.score(rows, Score.LOGPROBS))[1]
         found = {
             smoothing: run_all(
                 evaluate(

@@ -8,6 +8,7 @@ import torch
 from plait.algorithms.losses import Aggregation
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
+from plait.dataflow import Score
 from tests.models.tiny import tiny_llama
 from tests.training.batches import make_trainer, run_all, train
 
@@ -25,7 +26,7 @@ def test_the_end_token_is_learnt(pad: int) -> None:
     model.tokenizer.pad_token_id = pad
     trainer = make_trainer(model)
     rows = Rows((Sample(Prompt(0, "", (5, 6, 7)), 0, (EOS,), (-5.0,), "", FinishReason.STOP),))
-    before = run_all(trainer.logprobs(rows))[1]
+    before = run_all(trainer.score(rows, Score.LOGPROBS))[1]
     _, metrics = run_all(train(trainer, rows, {}, minus_logprob))
     assert metrics["actor/loss"] == pytest.approx(-before[0])
-    assert run_all(trainer.logprobs(rows))[1][0] > before[0] + 1e-3
+    assert run_all(trainer.score(rows, Score.LOGPROBS))[1][0] > before[0] + 1e-3

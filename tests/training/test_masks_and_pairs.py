@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level
+from plait.dataflow import Column, Level, Score
 from plait.errors import RunError
 from plait.models.scalar_loading import scalar_of
 from plait.training.trainer import Trainer
@@ -276,10 +276,10 @@ def test_a_scalar_model_scores_in_any_order():
         trainer = scalar(micro_batch_tokens=budget)
         order = random.Random(budget).sample(range(len(rows)), len(rows))
         given = rows.select(order)
-        done, found = run_all(trainer.values(given))
+        done, found = run_all(trainer.score(given, Score.VALUES))
         np.testing.assert_allclose(found, values[rows.token_places(order)], rtol=1e-9, atol=1e-10)
         assert {record.kind for record in done} == {"SCORE"}
-        done, found = run_all(trainer.scores(given, call="reward.score"))
+        done, found = run_all(trainer.score(given, Score.SCORE, call="reward.score"))
         np.testing.assert_allclose(found, scores[order], rtol=1e-9, atol=1e-10)
         assert [record.action for record in done] == [f"reward.score/mb{i}" for i in range(len(done))]
 
@@ -289,7 +289,7 @@ def test_a_role_is_asked_for_what_its_model_has():
     with pytest.raises(
         RunError, match=r"critic.logprobs: role `critic` is a scalar model, which has values and scores"
     ):
-        run_all(scalar().logprobs(rows))
+        run_all(scalar().score(rows, Score.LOGPROBS))
     for call in ("values", "scores"):
         with pytest.raises(RunError, match=rf"actor.{call}: role `actor` is a language model, which has logprobs"):
             run_all(getattr(language(), call)(rows))
@@ -364,9 +364,9 @@ def test_pairs_stay_together():
 def test_given_samples_are_scored_at_their_own_temperature():
     rows = random_rows()
     trainer = language()
-    _, sampled = run_all(trainer.logprobs(rows))
-    _, given = run_all(trainer.logprobs(rows, temperature=1.0))
-    _, expected = run_all(language(temperature=1.0).logprobs(rows))
+    _, sampled = run_all(trainer.score(rows, Score.LOGPROBS))
+    _, given = run_all(trainer.score(rows, Score.LOGPROBS, temperature=1.0))
+    _, expected = run_all(language(temperature=1.0).score(rows, Score.LOGPROBS))
     assert given.tolist() == expected.tolist()
     assert np.abs(given - sampled).max() > 0.1
     works = [by(trainer, rows, {}, masked_mean, temperature=1.0) for by in (evaluate, train)]

@@ -7,6 +7,7 @@ import torch
 
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.data.records import Prompt
+from plait.dataflow import Score
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
@@ -49,7 +50,7 @@ def trained(model: LanguageModel, steps: int) -> tuple[Trainer, list[dict[str, f
     metrics = []
     for step in range(steps):
         rows = random_rows(seed=step)
-        rows = with_policy_columns(rows, run_all(trainer.logprobs(rows))[1])
+        rows = with_policy_columns(rows, run_all(trainer.score(rows, Score.LOGPROBS))[1])
         loss = loss_of(grpo, GRPOOptions.model_validate({}))
         metrics.append(run_all(train(trainer, rows, COLUMNS, loss, mini_batches=2, epochs=1, step=step))[1])
     return trainer, metrics

@@ -15,6 +15,7 @@ from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo
 from plait.algorithms.losses import Aggregation
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
+from plait.dataflow import Score
 from plait.errors import RunError
 from plait.training.trainer import Trainer
 from tests.algorithms import oracle
@@ -156,7 +157,7 @@ def test_nothing_depends_on_the_order_of_arrival():
         trainer = make_trainer(tiny_llama(torch.float32))
         loss = loss_of(grpo, OPTIONS)
         _, metrics = run_all(train(trainer, given, COLUMNS, loss, mini_batches=3, epochs=2, step=5))
-        _, logprobs = run_all(trainer.logprobs(given))
+        _, logprobs = run_all(trainer.score(given, Score.LOGPROBS))
         order = [(s.prompt.uid, s.index) for s in given.samples]
         by_sample = dict(zip(order, np.split(logprobs, given.offsets[1:-1]), strict=True))
         states.append((trainer.optimizer.state()["masters"], metrics, {k: v.tolist() for k, v in by_sample.items()}))
@@ -171,7 +172,7 @@ def test_scoring_equals_the_eager_model(exact_float64):
     for budget in (1, 40, 1000):
         model = tiny_llama(torch.float64)
         trainer = scorer(model, budget, TEMPERATURE)
-        done, logprobs = run_all(trainer.logprobs(rows))
+        done, logprobs = run_all(trainer.score(rows, Score.LOGPROBS))
         np.testing.assert_allclose(logprobs, expected, rtol=1e-10, atol=1e-10)
         assert {record.kind for record in done} == {"SCORE"}
         assert [record.action for record in done] == [f"ref.logprobs/mb{i}" for i in range(len(done))]
@@ -183,7 +184,7 @@ def test_scoring_and_training_share_one_forward():
     """The first ratio is exactly 1 (at a temperature other than 1), also in float32."""
     rows = random_rows()
     trainer = make_trainer(tiny_llama(torch.float32))
-    _, logprobs = run_all(trainer.logprobs(rows))
+    _, logprobs = run_all(trainer.score(rows, Score.LOGPROBS))
     ratios = []
 
     def loss(batch, old_logprobs):
@@ -263,7 +264,7 @@ def test_the_comparison_is_made_before_the_first_step():
     """Log-probs recorded at the initial weights agree with the first forward, though the weights move a lot later."""
     rows = random_rows()
     trainer = make_trainer(tiny_llama(torch.float64), learning_rate=0.1)
-    _, logprobs = run_all(trainer.logprobs(rows))
+    _, logprobs = run_all(trainer.score(rows, Score.LOGPROBS))
     flat = iter(logprobs.tolist())
     samples = [
         Sample(s.prompt, s.index, s.token_ids, tuple(next(flat) for _ in s.token_ids), "", s.finish_reason)
@@ -348,7 +349,7 @@ def test_no_rows_is_no_step():
     )
     assert done == []
     assert metrics["training/optimizer_steps"] == 0
-    assert run_all(trainer.logprobs(Rows(())))[1].shape == (0,)
+    assert run_all(trainer.score(Rows(()), Score.LOGPROBS))[1].shape == (0,)
 
 
 def test_grpo_finds_the_rewarded_arm():
@@ -362,7 +363,7 @@ def test_grpo_finds_the_rewarded_arm():
         return Rows(tuple(Sample(prompt, i, (arm,), (0.0,), "", FinishReason.STOP) for i, arm in enumerate(chosen)))
 
     def probabilities() -> np.ndarray:
-        return np.exp(run_all(trainer.logprobs(pulls(0)))[1])
+        return np.exp(run_all(trainer.score(pulls(0), Score.LOGPROBS))[1])
 
     start = probabilities()
     rewarded = int(np.argmin(start))

@@ -8,6 +8,7 @@ import torch
 
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.data.rows import Rows
+from plait.dataflow import Score
 from tests.algorithms.flows import loss_of
 from tests.cases import slow_but
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
@@ -98,7 +99,7 @@ def trl_inputs(rows: Rows, dtype: torch.dtype, *, old: bool, ref: bool) -> dict[
 def batch() -> Rows:
     """Old and reference log-probs near the model's own, so that some tokens of either sign are clipped."""
     rows = random_rows(seed=3)
-    _, logprobs = run_all(make_trainer(tiny_model(FAMILY)).logprobs(rows))
+    _, logprobs = run_all(make_trainer(tiny_model(FAMILY)).score(rows, Score.LOGPROBS))
     return with_policy_columns(rows, logprobs)
 
 

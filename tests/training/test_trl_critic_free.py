@@ -14,6 +14,7 @@ from plait.algorithms.kl import subtract_kl
 from plait.algorithms.losses import KLEstimator
 from plait.algorithms.rloo import RLOOOptions, leave_one_out_advantages, rloo
 from plait.data.rows import Rows
+from plait.dataflow import Score
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
@@ -86,7 +87,7 @@ def test_rloo_advantages_equal_trl(make_rloo, beta, normalize):
     with ExactFloat64():
         expected = trl._generate_and_score_completions([{"prompt": "a"}] * len(rows))["advantages"]
         policy, ref = (
-            run_all(make_trainer(tiny_model(FAMILY, seed=seed), temperature=TEMPERATURE).logprobs(rows))[1]
+            run_all(make_trainer(tiny_model(FAMILY, seed=seed), temperature=TEMPERATURE).score(rows, Score.LOGPROBS))[1]
             for seed in (0, REF_SEED)
         )
     shaped = [

@@ -19,7 +19,7 @@ from torch import Tensor
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level
+from plait.dataflow import Column, Level, Score
 from plait.errors import RunError
 from plait.launch.interface import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
@@ -147,11 +147,11 @@ def run(
     for step in steps:
         rows = rows_of(case, step)
         if CASES[case][0] == "actor":
-            scored.append(run_all(trainer.logprobs(rows))[1])
+            scored.append(run_all(trainer.score(rows, Score.LOGPROBS))[1])
             rows = with_policy_columns(rows, scored[-1])
         else:
-            scored.append(run_all(trainer.values(rows))[1])
-            scored.append(run_all(trainer.scores(rows))[1])
+            scored.append(run_all(trainer.score(rows, Score.VALUES))[1])
+            scored.append(run_all(trainer.score(rows, Score.SCORE))[1])
         call = {"mini_batches": 2, "epochs": 2, "step": step, **asked}
         metrics.append(run_all(train(trainer, rows, columns, loss(), **call))[1])
         metrics.append(run_all(evaluate(trainer, rows, columns, loss(), **asked))[1])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
-from plait.dataflow import CallKind, Dataflow, Level, Node, Score
+from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.engines import ScoredBy, Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
@@ -158,14 +158,8 @@ class Calls:
 
     def _score(self, node: Node, rows: Rows, name: str, by: ScoredBy | None) -> Work[FloatArray]:
         """A SCORE call of a model; its result is the column."""
-        trainer = self._model(node).trainer
-        match node.scoring:
-            case Score.LOGPROBS:
-                return trainer.logprobs(rows, call=name, temperature=self._temperature(node), by=by)
-            case Score.VALUES:
-                return trainer.values(rows, call=name, by=by)
-            case Score.SCORE:
-                return trainer.scores(rows, call=name, by=by)
+        temperature = self._temperature(node)
+        return self._model(node).trainer.score(rows, node.scoring, temperature=temperature, call=name, by=by)
 
     # -- train
 

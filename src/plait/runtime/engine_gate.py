@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.data.records import Sample
 from plait.data.rows import Rows
-from plait.dataflow import CallKind
+from plait.dataflow import CallKind, Score
 from plait.engines import GenerationEngine
 from plait.errors import ConfigError
 from plait.generation.request import Request
@@ -46,7 +46,8 @@ def _check(prepared: Prepared, name: str, role: ModelRole, engine: GenerationEng
     recipe = prepared.recipe
     rows = Rows(tuple(_drawn(prepared, engine))).ordered()
     trainer = role.trainer
-    expected = trainer.finish(trainer.logprobs(rows, temperature=recipe.sampling.temperature, call="gate"))
+    temperature = recipe.sampling.temperature
+    expected = trainer.finish(trainer.score(rows, Score.LOGPROBS, temperature=temperature, call="gate"))
     apart = float(np.abs(np.exp(rows.sampling_logprobs) - np.exp(expected)).mean())
     limit = recipe.doctor.rollout_probs_diff or LIMITS[recipe.dtype.value].probs_diff
     found = (

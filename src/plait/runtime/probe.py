@@ -19,6 +19,7 @@ import torch
 
 from plait.data.packed import pack
 from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Score
 from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor_reading import Diagnosis
@@ -61,7 +62,7 @@ def diagnose(suspects: Suspects, rows: Rows) -> Diagnosis | None:
     plain = _Plain(model, few)
     engine, trainer = (
         few.sampling_logprobs,
-        suspects.role.trainer.finish(suspects.role.trainer.logprobs(few, call="doctor")),
+        suspects.role.trainer.finish(suspects.role.trainer.score(few, Score.LOGPROBS, call="doctor")),
     )
     tolerance = _AGREE[model.dtype]
     expected = plain.logprobs(suspects.temperature)

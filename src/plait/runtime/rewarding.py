@@ -144,10 +144,7 @@ class RewardCalls:
         if scorer is None:
             return
         self._progress.phase(node.call, 0, "actions")
-        call = lambda rows, name, by: scorer.trainer.scores(  # noqa: E731
-            scorer.read(rows.samples), call=name, by=by
-        )
-        scored_parts = yield from spread(call, node.call)
+        scored_parts = yield from spread(scorer.call, node.call)
         scored = state.model_scores.setdefault(node.id, {})
         for rows, values in scored_parts:
             values = scorer.checked(rows.samples, values)

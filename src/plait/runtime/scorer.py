@@ -10,7 +10,8 @@ import numpy as np
 
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
-from plait.engines import TrainingEngine
+from plait.dataflow import Score
+from plait.engines import ScoredBy, TrainingEngine
 from plait.errors import ModelError, RunError
 from plait.rewards.settings import OnError
 from plait.schedule.work import Work
@@ -35,8 +36,16 @@ class ModelScorer:
             ModelError: a sample is longer than the reward model's positions.
             RunError: a score is not finite, and `on_error` is to stop.
         """
-        scores = yield from self.trainer.scores(self.read(samples), call=call)
+        scores = yield from self.call(Rows(tuple(samples)), call)
         return self.checked(samples, scores)
+
+    def call(self, rows: Rows, name: str, by: ScoredBy | None = None) -> Work[FloatArray]:
+        """The model's scores of these samples as they are, [len(rows)] float64.
+
+        Raises:
+            ModelError: a sample is longer than the reward model's positions.
+        """
+        return self.trainer.score(self.read(rows.samples), Score.SCORE, call=name, by=by)
 
     def read(self, samples: Sequence[Sample]) -> Rows:
         """The samples in the reward model's tokens.

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from plait.data.rows import Rows
-from plait.dataflow import Level
+from plait.dataflow import Level, Score
 from plait.errors import RunError
 from plait.models.language_model import LanguageModel
 from plait.policy.packing import MicroBatch
@@ -37,9 +37,11 @@ class ScoredOutput:
             raise RunError(f"{call}: role `{role}` is {kind}, which has {outputs}")
 
 
-LOGPROBS = ScoredOutput("logprobs", Level.TOKEN, lambda outputs: outputs.logprobs_R, of_language_model=True)
-VALUES = ScoredOutput("values", Level.TOKEN, lambda outputs: outputs.values_R, of_language_model=False)
-SCORES = ScoredOutput("scores", Level.SAMPLE, lambda outputs: outputs.scores_N, of_language_model=False)
+OUTPUTS = {
+    Score.LOGPROBS: ScoredOutput("logprobs", Level.TOKEN, lambda outputs: outputs.logprobs_R, of_language_model=True),
+    Score.VALUES: ScoredOutput("values", Level.TOKEN, lambda outputs: outputs.values_R, of_language_model=False),
+    Score.SCORE: ScoredOutput("scores", Level.SAMPLE, lambda outputs: outputs.scores_N, of_language_model=False),
+}
 
 
 class ScoredRows:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Score
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
@@ -27,7 +28,7 @@ from plait.training.passes import OpenMiniBatch, forwards
 from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.row_shares import drawn_batches
-from plait.training.scored_rows import LOGPROBS, SCORES, VALUES, ScoredOutput, ScoredRows
+from plait.training.scored_rows import OUTPUTS, ScoredRows
 from plait.training.stages import ModelPart, ScoringStage, TrainingStage
 from plait.training.tally import Tally, summed
 from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
@@ -92,42 +93,27 @@ class Trainer:
 
     # -- score
 
-    def logprobs(self, rows: Rows, *, temperature: float | None = None, call: str | None = None) -> Work[FloatArray]:
-        """Score: log-probs of the response tokens under the current weights; one micro-batch per `next()`.
+    def score(
+        self, rows: Rows, what: Score, *, temperature: float | None = None, call: str | None = None
+    ) -> Work[FloatArray]:
+        """What the model says of the rows under its current weights; one micro-batch per `next()`.
 
         The result does not depend on the order of `rows`: micro-batches are made in the order of `Rows.ordered`.
 
         Args:
-            temperature: 1 for samples that were given; the trainer's unless told.
-            call: name of the call in the flow, prefix of the action ids; `{role}.logprobs` unless told.
+            what: of a language model log-probs of response tokens; of a scalar one the value of the state before each
+                response token, or its head at the last token of each sample.
+            temperature: of log-probs, 1 for samples that were given; the trainer's unless told.
+            call: name of the call in the flow, prefix of the action ids; the role's and the output's unless told.
 
         Returns:
-            [rows.num_tokens] float64 (exact values of the float32 computed), in the order of `rows`.
+            [rows.num_tokens], of Score.SCORE [len(rows)]; float64 (exact values of the float32 computed), in the order
+            of `rows`.
 
         Raises:
-            RunError: the role is a scalar model.
+            RunError: the role's model is of the other kind.
         """
-        return self._score(rows, LOGPROBS, call, temperature)
-
-    def values(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
-        """Score by a scalar model: the value of the state before each response token. As `logprobs` otherwise.
-
-        Raises:
-            RunError: the role is a language model.
-        """
-        return self._score(rows, VALUES, call)
-
-    def scores(self, rows: Rows, *, call: str | None = None) -> Work[FloatArray]:
-        """Score by a scalar model: its head at the last token of each sample, [len(rows)]. As `logprobs` otherwise.
-
-        Raises:
-            RunError: the role is a language model.
-        """
-        return self._score(rows, SCORES, call)
-
-    def _score(
-        self, rows: Rows, output: ScoredOutput, call: str | None, temperature: float | None = None
-    ) -> Work[FloatArray]:
+        output = OUTPUTS[what]
         name = call or f"{self.role}.{output.name}"
         output.require(self.model, self.role, name)
         scored = ScoredRows(rows, output)

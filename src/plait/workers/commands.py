@@ -28,7 +28,7 @@ from plait.workers.row_stubs import Arrays, pack_shares, unpack_share
 
 @dataclass(frozen=True)
 class ScoreCall:
-    """`Trainer.logprobs`, `values` or `scores` over rows; the result is an array."""
+    """`Trainer.score` over rows; the result is an array."""
 
     role: str
     what: Score
@@ -52,13 +52,8 @@ class ScoreCall:
     def run(self, rank_state: RankState) -> Work[FloatArray]:
         part = rank_state.roles[self.role]
         trainer: Trainer = _there(part.alone if self.by is not None else part.scorer or part.trainer)
-        match self.what:
-            case Score.LOGPROBS:
-                return (yield from trainer.logprobs(self.rows, call=self.call, temperature=self.temperature))
-            case Score.VALUES:
-                return (yield from trainer.values(self.rows, call=self.call))
-            case Score.SCORE:
-                return (yield from trainer.scores(self.rows, call=self.call))
+        scored = trainer.score(self.rows, self.what, temperature=self.temperature, call=self.call)
+        return (yield from scored)
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share and without what nobody scores by."""

@@ -70,24 +70,18 @@ class RemoteTrainer:
         """Do all of a work of calls, where other ranks must be waited for too; its result."""
         return self._announcer.finish(work)
 
-    def logprobs(
+    def score(
         self,
         rows: Rows,
+        what: Score,
         *,
         temperature: float | None = None,
         call: str | None = None,
         by: ScoredBy | None = None,
     ) -> Work[FloatArray]:
-        """[rows.num_tokens]; see `Trainer.logprobs`."""
-        return self._score(Score.LOGPROBS, rows, call, temperature, by=by)
-
-    def values(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
-        """[rows.num_tokens]; see `Trainer.values`."""
-        return self._score(Score.VALUES, rows, call, by=by)
-
-    def scores(self, rows: Rows, *, call: str | None = None, by: ScoredBy | None = None) -> Work[FloatArray]:
-        """[len(rows)]; see `Trainer.scores`."""
-        return self._score(Score.SCORE, rows, call, by=by)
+        """See `Trainer.score`, and `TrainingEngine.score` for who computes."""
+        name = call or f"{self.role}.{what}"
+        return self._announcer.calling(ScoreCall(self.role, what, name, rows, temperature, by))
 
     @property
     def trains_with(self) -> tuple[str, ...]:
@@ -113,18 +107,6 @@ class RemoteTrainer:
     ) -> Work[dict[str, float]]:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
         return self._announcer.calling(TrainCall(node, rows, None, temperature, batch_values))
-
-    def _score(
-        self,
-        what: Score,
-        rows: Rows,
-        call: str | None,
-        temperature: float | None = None,
-        *,
-        by: ScoredBy | None = None,
-    ) -> Work[FloatArray]:
-        name = call or f"{self.role}.{what}"
-        return self._announcer.calling(ScoreCall(self.role, what, name, rows, temperature, by))
 
 
 def _call(training: Training) -> TrainCall:
