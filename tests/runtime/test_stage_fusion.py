@@ -26,6 +26,8 @@ KEYS: dict[str, Any] = {
     "sampling.stop_token_ids": [*range(3, 300, 12)],  # responses of many lengths
     "micro_batch_tokens": 128,
 }
+PARTS_PAY = {"step_s": 1.0, "more_s": 0.5, "token_s": 0.05, "parts_s": 0.0, "prompt_tokens": 8.0}
+"""Settings of a plan by which an instance that ends sooner should score."""
 DP2 = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
 PLANS = {
     "dp2": DP2,
@@ -57,13 +59,14 @@ def test_fusion_is_a_share_or_off(make_recipe: Callable[..., Recipe]) -> None:
 
 @pytest.mark.slow
 def test_auto_decides_by_what_steps_took_and_repeats_it(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    """The decisions of the steps stand in the run's folder. Without the plan's word nothing is gathered. A run that
-    finds decisions of its steps does what they say: here samples of the third step are gathered when five are left."""
+    """The decisions of the steps stand in the run's folder: the first has no parts, as no lengths are known, the others
+    do by what the plan says that things take. Without the plan's word nothing is gathered. A run that finds decisions
+    of its steps does what they say: here samples of the third step are gathered when five are left."""
     keys = KEYS | {"steps": 4, "checkpoint.every": 2}
     one = make_recipe(**keys, run_dir=str(tmp_path / "one"))
     run(one)
     plan = write_plan(tmp_path, "plan", DP2)
-    record = json.loads(plan.read_text()) | {"policies": [{"name": "fusion", "settings": {}}]}
+    record = json.loads(plan.read_text()) | {"policies": [{"name": "fusion", "settings": PARTS_PAY}]}
     lets = tmp_path / "lets.json"
     lets.write_text(json.dumps(record))
     auto = make_recipe(**keys, run_dir=str(tmp_path / "auto"), plan=str(lets))
@@ -71,7 +74,7 @@ def test_auto_decides_by_what_steps_took_and_repeats_it(make_recipe: Callable[..
     assert_equal_runs(auto.run_dir, one.run_dir)
     decided = read_rows(auto.run_dir / "fusion.jsonl")
     assert [row["step"] for row in decided] == [1, 2, 3, 4]
-    assert decided[0]["why"] == "no step was measured yet"
+    assert decided[0]["why"] == "no step was done yet"
     assert all(row["seen"]["score_s"] > 0 and row["seen"]["fixed_s"] >= 0 for row in decided[1:])
     assert all((row["moved"] > 0) <= (row["gain_s"] >= row["needed_s"] > 0) for row in decided)
     again = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "again"), plan=str(lets))

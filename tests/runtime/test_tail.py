@@ -24,6 +24,7 @@ from plait.policy.step import Key
 from plait.runtime.decisions import Experience
 from plait.runtime.tail import Batch, FusionGate, Judge, Tail
 from plait.schedule.dispatch import Task
+from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.timeline import Span, Timeline
 from tests.cases import slow_but
 
@@ -222,7 +223,8 @@ def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: s
             load_s=score * truth.load_s,
             step_s=1.5 * max(off),
         )
-        gate = FusionGate(Experience(tmp_path / f"{number}.jsonl", [list(one.values()) for one in before]))
+        times = FusionTimes(truth.fixed_s + truth.each_s, truth.each_s, 0.0, 0.0, 0.0)
+        gate = FusionGate(Experience(tmp_path / f"{number}.jsonl", [list(one.values()) for one in before]), times)
         gate.experience.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
         gate.learn(timeline_of(seen), [*before[-1].values()], INSTANCES)
         size = RolloutSize(PROMPTS * SAMPLES, INSTANCES, MAX_BATCH, SAMPLES)

@@ -21,13 +21,12 @@ from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, num_groups
+from plait.policy.migration import STEPS_OF_A_MOVE
 from plait.policy.threshold import Rollout, outcome
 from plait.training.memory import BYTES
 
 SHARES = (16, 4)
 """Parts of a rollout's samples that are unfinished when the last are gathered, as far as it is foretold."""
-STEPS_OF_A_MOVE = 2
-"""Decode steps in which samples that move stand still."""
 
 
 class Generating:
@@ -135,10 +134,7 @@ class Generating:
         spare = Tail(end, sum(end - instance_s for instance_s in seconds))
         if not self._workload.gathers:
             return (spare,)
-        most = min(running, max(map(len, shares)))
-        response_tokens = self._workload.lengths.responses.longest / 2
-        low, high = (total(decoding.step(count, count * response_tokens)) for count in (1, most))
-        slope = (high - low) / max(1, most - 1)
+        low, slope = self._line(decoding, min(running, max(map(len, shares))))
         step_s = lambda count: low + slope * (count - 1)  # noqa: E731
         rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, STEPS_OF_A_MOVE * low)
         # Of an instance with more samples than run at once, as many as are among the last.
@@ -152,6 +148,20 @@ class Generating:
                 later, more = gathered.generation_s - serial.generation_s, gathered.free_s - serial.free_s
                 tails.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))
         return tuple(tails)
+
+    def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float]:
+        """Seconds of a decode step of an instance with one sample, and more for each further one, about."""
+        count = min(layout.parallelism.dp, samples.prompts)
+        running = self._running(role, layout, max(map(len, self._shares(samples, count))))
+        passes = self._passes(role, _instance(layout), layout)
+        groups, prompt_tokens = self._groups(role, layout, running), self._workload.lengths.prompts.mean
+        return self._line(Decoding(passes, prompt_tokens, groups, self._guessing(layout)), running)
+
+    def _line(self, decoding: Decoding, most: int) -> tuple[float, float]:
+        """As `step_line`, by steps of one sample and of so many that have said half of what they may."""
+        response_tokens = self._workload.lengths.responses.longest / 2
+        low, high = (total(decoding.step(count, count * response_tokens)) for count in (1, most))
+        return low, (high - low) / max(1, most - 1)
 
     def groups(self, role: str, layout: Layout, share: int) -> int:
         """Groups of samples that go round the stages of an instance which has so many samples, while as many of them

@@ -96,6 +96,11 @@ class ModelCosts:
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._held(role, layout.parallelism, trained)
 
+    def step_line(self, call: str, layout: Layout) -> tuple[float, float]:
+        """See `Generating.step_line`."""
+        node = self._nodes[call]
+        return self._generating.step_line(str(node.role), self.workload.samples_of(self.flow, node), layout)
+
     def decode_groups(self, call: str, layout: Layout, instances: int = 1) -> int:
         """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
         node = self._nodes[call]

@@ -13,6 +13,7 @@ from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.engines import ScoredBy, Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
+from plait.policy.fusion_gate import RolloutSize
 from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.free_copies import Copies, where_free
@@ -41,13 +42,13 @@ class Calls:
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
         self.rewarding = RewardCalls(flow, roles, recorder, progress)
         self.rollout = Rollout(flow, self.rewarding, recipe, progress)
-        self._max_running = recipe.sampling.max_running
+        self._recipe = recipe
         self._groups = self._groups_of()
 
-    def mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
-        """The ranks that a call keeps busy; to begin, with those that bring it weights. None of a call that takes ranks
-        as they are free."""
-        return frozenset() if self.scores_where_free(node) else self._mesh(node, begins=begins)
+    def mesh(self, node: Node, step: int, *, begins: bool = False) -> frozenset[int]:
+        """The ranks that a call of a step keeps busy; to begin, with those that bring it weights. None of a call that
+        takes ranks as they are free."""
+        return frozenset() if self.scores_where_free(node, step) else self._mesh(node, begins=begins)
 
     def _mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
         trainer = self.trainer(node)
@@ -71,15 +72,22 @@ class Calls:
         generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
         return may_stream(node, self._flow) and not self._mesh(node) & self._mesh(self._flow.nodes[node.rows])
 
-    def scores_where_free(self, node: Node) -> bool:
-        """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate.
-        Which parts there are does not depend on that (`free_copies.where_free`)."""
+    def scores_where_free(self, node: Node, step: int) -> bool:
+        """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate:
+        where the recipe says so, or the gate of the run for this step. Which parts there are does not depend on that
+        (`free_copies.where_free`)."""
         trainer, source = self.trainer(node), self._flow.nodes[node.rows]
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
             return False
         engine = self._model(source).engine
-        moves = None if engine is None else engine.moves
-        return moves is not None and moves.gathers and bool(trainer.scoring_instances)
+        if engine is None or engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:
+            return False
+        gate, recipe = self.rollout.gate, self._recipe
+        if gate is None or recipe.fusion != "auto":
+            return True
+        count = source.generation.num_samples(recipe.samples_per_prompt)
+        samples, most = count * recipe.prompts_per_step, recipe.sampling.max_running
+        return gate.scores_early(step, source.call, RolloutSize(samples, engine.traits.num_instances, most, count))
 
     def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
         """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
@@ -93,7 +101,7 @@ class Calls:
                 engine = self._model(node).engine
                 assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
-                is_fused = any(self.scores_where_free(other) for other in readers)
+                is_fused = any(self.scores_where_free(other, state.step) for other in readers)
                 return self.rollout.work(node, engine, state, draw, task if is_fused else None)
             case CallKind.SCORE if isinstance(self._roles[str(node.role)], RewardRole):
                 return self.rewarding.work(node, state, self._spread(node, state, task), task.release)
@@ -125,10 +133,10 @@ class Calls:
         """What is scored together, and where: the rows of the call, or parts of them as they are there."""
         trainer = self.trainer(node)
         parts: Parts
-        if trainer is not None and self.scores_where_free(node):
+        if trainer is not None and self.scores_where_free(node, state.step):
             rollout, instances = state.growing[node.rows], trainer.scoring_instances
             readers = [other for other in self._flow.nodes if other.rows == node.rows]
-            order = [other.id for other in readers if self.scores_where_free(other)]
+            order = [other.id for other in readers if self.scores_where_free(other, state.step)]
             is_last, copies = node.id == order[-1], len(instances)
             size = PartSize(trainer.tokens_of_a_part // copies, node.id == order[0], copies if is_last else None)
             parts = RolloutParts(rollout, size, self._running(node))
@@ -145,7 +153,7 @@ class Calls:
         by now is taken to end with each before it begins with the next."""
         engine = self._model(self._flow.nodes[node.rows]).engine
         assert engine is not None, f"{node.call}: nobody generates what it scores"
-        return engine.traits.num_instances * self._max_running if engine.traits.tells_lengths else 1
+        return engine.traits.num_instances * self._recipe.sampling.max_running if engine.traits.tells_lengths else 1
 
     def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
         self._progress.phase(node.call, 0, "actions")

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from plait.observe.run_log import cut_torn_line, read_rows
-from plait.policy.migration import MoveTimes
+from plait.policy.migration import STEPS_OF_A_MOVE, MoveTimes
 
 LENGTHS_OF_STEPS = 4
 """Steps whose responses say how long those of the next will be."""
-STEPS_OF_A_MOVE = 2
-"""Decode steps that a move counts as before there was one."""
 CallOfStep = tuple[int, str]
 """A step, counted from 1, and a call of it."""
 
@@ -58,7 +56,9 @@ class Experience:
 
     Args:
         path: the file of its decisions; what is there was decided before, by the run that is resumed.
-        lengths: of responses of its last steps.
+        lengths: of responses of its last steps, up to `step`.
+        step: steps that the run has done.
+        lag: steps by which decisions may be ahead of what they are made for; lengths are kept for as many more.
         times: what moves take; None: they go at once.
         clock: seconds.
     """
@@ -69,9 +69,13 @@ class Experience:
         lengths: Sequence[Sequence[int]] = (),
         times: MoveTimes | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        step: int = 0,
+        lag: int = 0,
     ) -> None:
         self.decisions, self.times, self.clock = Decisions(path), times, clock
-        self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS)
+        self._lengths: deque[tuple[int, ...]] = deque(map(tuple, lengths), maxlen=LENGTHS_OF_STEPS + lag)
+        self._step, self._lag = step, lag
         self._move_s: float | None = None
         for row in self.decisions.rows:
             self._move_s = row["move_s"] or self._move_s
@@ -79,11 +83,18 @@ class Experience:
     @property
     def lengths(self) -> list[int]:
         """Lengths of the responses of the last steps, in their order."""
-        return [length for of_step in self._lengths for length in of_step]
+        return [length for of_step in [*self._lengths][-LENGTHS_OF_STEPS:] for length in of_step]
+
+    def lengths_before(self, step: int) -> list[tuple[int, ...]]:
+        """Lengths of the responses of each of the last steps that are done in every run when something is decided for
+        a step, counted from 0."""
+        first, until = self._step - len(self._lengths), step - self._lag
+        return [*self._lengths][max(0, until - LENGTHS_OF_STEPS - first) : max(0, until - first)]
 
     def heard(self, lengths: Sequence[int]) -> None:
         """The responses of a step have these lengths."""
         self._lengths.append(tuple(lengths))
+        self._step += 1
 
     def move_s(self, step_s: float) -> float:
         """Seconds in which samples that move stand still, where a decode step takes so long."""

@@ -113,7 +113,7 @@ class _Steps:
     def needs(self, key: Key) -> Collection[Key]:
         node, needs = self.flow.nodes[key[1]], self.open.needs(self.step, key)
         rollout = (key[0], node.rows)
-        if rollout in needs and self._grows(rollout) and self._begins_early(node):
+        if rollout in needs and self._grows(rollout) and self._begins_early(node, key[0]):
             needs -= {rollout}  # it scores the rollout's samples as they end
         return needs
 
@@ -121,8 +121,8 @@ class _Steps:
         batch = self._begun.get(rollout[0])
         return batch is not None and rollout[1] in batch.growing
 
-    def _begins_early(self, node: Node) -> bool:
-        return self.calls.streams(node) or self.calls.scores_where_free(node)
+    def _begins_early(self, node: Node, step: int) -> bool:
+        return self.calls.streams(node) or self.calls.scores_where_free(node, step)
 
     def partners(self, key: Key) -> tuple[Key, ...]:
         step, node = key[0], self.flow.nodes[key[1]]
@@ -131,13 +131,13 @@ class _Steps:
     def mesh(self, key: Key) -> frozenset[int]:
         if self.open.halts(self.step, key):
             return frozenset()  # it is asked for at once, and goes on where the rollout of the step does
-        return self.calls.mesh(self.flow.nodes[key[1]], begins=True)
+        return self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=True)
 
     def _busy(self, key: Key) -> frozenset[int]:
         """The ranks that a call keeps busy when it has begun."""
         node = self.flow.nodes[key[1]]
         beside = self.open.beside if self.open.halts(self.step, key) else None
-        return frozenset() if beside is not None and beside(node) else self.calls.mesh(node)
+        return frozenset() if beside is not None and beside(node) else self.calls.mesh(node, key[0])
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
         """Have weights brought to where they are not as they are; then the call, or the calls together."""
@@ -155,7 +155,7 @@ class _Steps:
         for move in moves:
             yield from move
         task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))  # those that brought are free
-        task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node)) - task.mesh
+        task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node, state.step)) - task.mesh
         self.is_training |= any(node.kind is CallKind.TRAIN and state.step >= node.training.after for node in nodes)
         order = self.order(state)
         if len(nodes) > 1:

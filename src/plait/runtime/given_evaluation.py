@@ -40,7 +40,7 @@ class _Evaluation:
         return (key,)
 
     def mesh(self, key: Key) -> frozenset[int]:
-        return self.calls.mesh(self.flow.nodes[key[1]], begins=True)
+        return self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=True)
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
         node = self.flow.nodes[keys[0][1]]
@@ -53,7 +53,7 @@ class _Evaluation:
         assert node.kind is not CallKind.GENERATE, "a flow that generates is evaluated by what it says"
         if move is not None:
             yield from move
-        task.mesh = self.calls.mesh(node)  # those that brought weights are free
+        task.mesh = self.calls.mesh(node, self.state.step)  # those that brought weights are free
         if node.kind is CallKind.TRAIN:
             self.metrics |= yield from self.calls.evaluated(node, self.state)
         else:

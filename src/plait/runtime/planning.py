@@ -11,6 +11,7 @@ from itertools import combinations
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
+from plait.cost.fusion_times import with_fusion_times
 from plait.cost.model_costs import ModelCosts
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.placement import check_layouts, check_sharded, parameters_of, planned_models
@@ -27,6 +28,7 @@ from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE, fuses
+from plait.recipes.engine_checks import ABILITIES
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
 from plait.runtime.plan_files import plan_file
@@ -214,8 +216,10 @@ class Planning:
         return chosen
 
     def predict(self, plan: Plan) -> Prediction:
-        """Play a completed plan."""
-        return predict(plan, replace(self.graph, fuses=fuses(self.recipe.fusion, plan)), self.costs)
+        """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
+        foretold says so."""
+        fused = fuses(self.recipe.fusion, plan) and (self.recipe.fusion != "auto" or self._gains_by_fusion(plan))
+        return predict(plan, replace(self.graph, fuses=fused), self.costs)
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
         """Baselines are the named plans, and those that others would make."""
@@ -224,15 +228,22 @@ class Planning:
         return search(self.problem, budget, seed=seed, given=given, warm=start, space=self.space)
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
-        """A completed plan of what a search found; a call that is not on its own stands where its role does. Where it
-        is foretold to pay that scoring begins on ranks that generate, the plan lets it; samples are divided by
-        predicted time."""
+        """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
+        scoring could begin on ranks that generate, the plan lets it, and the run decides in each step; samples are
+        divided by predicted time."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
         completed = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
-        names = [FUSION] if self._gains_by_fusion(completed) else []
+        names = [FUSION] if self._may_fuse(completed) else []
         if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
             names.append(SHARES)
-        return self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
+        completed = self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
+        return with_fusion_times(completed, self.costs)
+
+    def _may_fuse(self, plan: Plan) -> bool:
+        """Whether a run of the plan may score in parts on ranks that generate."""
+        recipe = self.recipe
+        moves = ABILITIES[recipe.sampling.engine].moves and recipe.max_staleness == 0
+        return recipe.fusion == "auto" and moves and not self.nothing_to_hide(plan)
 
     def _gains_by_fusion(self, plan: Plan) -> bool:
         """Whether a step is foretold to be shorter, by what is worth it, where samples are scored in parts on ranks

@@ -44,7 +44,7 @@ from plait.runtime.fusing import with_order
 from plait.runtime.network import THIS_ONE, Machines
 from plait.runtime.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
 from plait.runtime.reading import RunData, read_data
-from plait.runtime.run_planning import found_for_run, with_groups
+from plait.runtime.run_planning import found_for_run, settled_by_costs
 from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
 from plait.schedule.named_plans import AUTO, NAMES
@@ -87,8 +87,8 @@ def prepare(
     if plan is None:
         plan, source = found_for_run(outlined, _lengths_in(data), machines)
         loading(f"the plan was found by numbers {source.source}")
-    recipe = with_groups(outlined, plan, partial(_lengths_in, data), machines)
     check_engine_plan(recipe, plan)
+    plan, recipe = settled_by_costs(outlined, plan, partial(_lengths_in, data), machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})

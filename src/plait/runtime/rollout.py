@@ -197,7 +197,7 @@ class Rollout:
             tail.end()
         if balance is not None:
             balance.end()
-        if tail is not None or balance is not None:
+        if tail is not None or balance is not None or self.gate is not None:
             counts = [moves.num_moved for moves in (tail, balance) if moves is not None]
             state.count("perf/samples_moved", sum(counts))
         growing.hear({})

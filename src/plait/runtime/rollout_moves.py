@@ -19,7 +19,9 @@ from plait.runtime.roles import ModelRole, RoleRuntime
 from plait.runtime.run_files import RunFiles
 from plait.runtime.step import StepState
 from plait.runtime.tail import FusionGate
+from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.placements import placements_of
+from plait.schedule.plan import FUSION
 from plait.schedule.timeline import Timeline
 
 
@@ -39,11 +41,13 @@ class RolloutMoves:
         gathers, rebalances = recipe.fusion == "auto" and fuses("auto", prepared.plan), recipe.rebalance == "auto"
         if not (gathers or rebalances) or not rollouts:
             return cls()
-        samples = [files.samples(number) for number in range(max(1, step + 1 - LENGTHS_OF_STEPS), step + 1)]
+        lag = recipe.max_staleness
+        samples = [files.samples(number) for number in range(max(1, step + 1 - LENGTHS_OF_STEPS - lag), step + 1)]
         lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in samples if file.is_file()]
-        experience = partial(Experience, lengths=lengths, times=_move_times(prepared, rollouts[0]))
+        times = _move_times(prepared, rollouts[0])
+        experience = partial(Experience, lengths=lengths, times=times, step=step, lag=lag)
         return cls(
-            FusionGate(experience(files.fusion)) if gathers else None,
+            FusionGate(experience(files.fusion), _fusion_times(prepared)) if gathers else None,
             Rebalancer(experience(files.rebalancing)) if rebalances else None,
             rollouts[0],
         )
@@ -64,6 +68,12 @@ class RolloutMoves:
             self.gate.learn(timeline, lengths, role.engine.traits.num_instances)
         if self.rebalancer is not None:
             self.rebalancer.learn(timeline, lengths)
+
+
+def _fusion_times(prepared: Prepared) -> FusionTimes:
+    """Settings of the plan's policy, which are there when a run is prepared."""
+    settings = next(policy.settings for policy in prepared.plan.policies if policy.name == FUSION)
+    return FusionTimes.of(settings, f"plan {prepared.plan.name}: settings of `{FUSION}`")
 
 
 def _move_times(prepared: Prepared, rollout: Node) -> MoveTimes:

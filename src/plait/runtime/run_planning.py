@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from plait.cost.calibration import Calibration
+from plait.cost.fusion_times import with_fusion_times
 from plait.cost.placement import num_devices
 from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
@@ -20,7 +21,7 @@ from plait.runtime.network import THIS_ONE, Machines
 from plait.runtime.planning import Planning, auto_plan
 from plait.runtime.stored_recipe import with_sampling
 from plait.schedule.placements import placements_of
-from plait.schedule.plan import Plan
+from plait.schedule.plan import FUSION, Plan
 
 
 def found_for_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> tuple[Plan, Calibration]:
@@ -53,9 +54,12 @@ def planning_for_run(run: Foretellable, prompts: Lengths, machines: Machines = T
     return Planning(recipe, run.flow, run.models, run.shapes, cluster, lengths, calibration)
 
 
-def with_groups(run: Foretellable, plan: Plan, prompts: Callable[[], Lengths], machines: Machines = THIS_ONE) -> Recipe:
-    """The recipe with the number of groups of samples that go round the stages which generate, where it leaves that
-    open and there are such: by what this machine was measured to take, else by the rule for its kind of device.
+def settled_by_costs(
+    run: Foretellable, plan: Plan, prompts: Callable[[], Lengths], machines: Machines = THIS_ONE
+) -> tuple[Plan, Recipe]:
+    """Plan and recipe with what follows from what things take on this machine, as far as that was measured, where they
+    leave it open: settings of the policy `fusion`, and the number of groups of samples that go round the stages which
+    generate.
 
     Args:
         plan: completed.
@@ -65,11 +69,15 @@ def with_groups(run: Foretellable, plan: Plan, prompts: Callable[[], Lengths], m
     rings = [
         (call, instance, len(some)) for call, some in calls.items() for instance in some if instance.parallelism.pp > 1
     ]
-    if recipe.sampling.decode_groups != "auto" or not rings:
-        return recipe
+    has_groups = recipe.sampling.decode_groups == "auto" and bool(rings)
+    is_told = recipe.fusion == "auto" and any(p.name == FUSION and not p.settings for p in plan.policies)
+    if not has_groups and not is_told:
+        return plan, recipe
     costs = planning_for_run(run, prompts(), replace(machines, measures=False)).costs
-    groups = max(costs.decode_groups(*ring) for ring in rings)
-    return with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
+    if has_groups:
+        groups = max(costs.decode_groups(*ring) for ring in rings)
+        recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
+    return with_fusion_times(plan, costs) if is_told else plan, recipe
 
 
 class Foretellable(Protocol):

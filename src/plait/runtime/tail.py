@@ -13,27 +13,46 @@ from statistics import median
 from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
-from plait.policy.fusion_gate import Choice, Remaining, RolloutSize, Seen, choose, decode_line, pays
+from plait.policy.early_scores import EarlyScores, foretold
+from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, decode_line, pays
 from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.step import Key
 from plait.recipes.recipe import Recipe
 from plait.runtime.decisions import Experience
 from plait.schedule.dispatch import Task
+from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.timeline import Span, Timeline
 from plait.schedule.work import COMPUTE
 
 
 class FusionGate:
-    """Decides in each rollout whether its end is gathered, and when.
+    """Decides in each rollout whether its samples are scored in parts, whether its end is gathered, and when.
 
     Args:
         experience: what the run decides by.
+        times: settings of the plan's policy.
     """
 
-    def __init__(self, experience: Experience) -> None:
+    def __init__(self, experience: Experience, times: FusionTimes) -> None:
         self.experience = experience
+        self._times = times
+        self._early: dict[tuple[int, str], EarlyScores] = {}
         seen = [row["seen"] for row in experience.decisions.rows if row["seen"]]
         self._seen = Seen(**seen[-1]) if seen else None
+
+    def scores_early(self, step: int, call: str, size: RolloutSize) -> bool:
+        """Whether the samples of a rollout are scored in parts; `step` counts from 0. It follows from the plan and from
+        the lengths that are known in every run when this may be asked first."""
+        key, count = (step, call), size.together
+        if key not in self._early:
+            rows = self.experience.lengths_before(step)
+            groups = [row[at : at + count] for row in rows for at in range(0, len(row), count)]
+            self._early[key] = early = foretold(self._times, groups, size, seed=step)
+            if not early.pays:
+                why = "scoring in parts would gain too little" if rows else "no step was done yet"
+                choice = Choice(0, early.gain_s, LEAST_SHARE * early.of_s, why)
+                self.experience.keep((step + 1, call), _row(choice, None), None)
+        return self._early[key].pays
 
     def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
         """What decides in a rollout; `step` counts from 0."""
@@ -131,11 +150,23 @@ class Judge:
         return self._how
 
     def end(self, num_moved: int, move_s: float | None) -> None:
-        seen = None if self._seen is None else asdict(self._seen)
-        row = asdict(self._choice) | {"seen": seen}
-        row |= {"moved_at": self._moved_at if num_moved else 0, "moved": num_moved, "move_s": move_s}
-        row |= {"recompute": [list(key) for key in sorted(self._how.recompute)], "ahead": self._how.ahead}
+        moved_at = self._moved_at if num_moved else 0
+        row = _row(self._choice, self._seen, moved_at, num_moved, move_s, self._how)
         self._gate.experience.keep(self._key, row, move_s if num_moved else None)
+
+
+def _row(
+    choice: Choice,
+    seen: Seen | None,
+    moved_at: int = 0,
+    moved: int = 0,
+    move_s: float | None = None,
+    how: HowToMove = AT_ONCE,
+) -> dict[str, Any]:
+    """Of the decisions: what was decided in a rollout, by what, and what came of it."""
+    row = asdict(choice) | {"seen": None if seen is None else asdict(seen)}
+    row |= {"moved_at": moved_at, "moved": moved, "move_s": move_s}
+    return row | {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}
 
 
 @dataclass(frozen=True)

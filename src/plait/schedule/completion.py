@@ -15,6 +15,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, DataError
 from plait.layout.shards import balanced_stages
 from plait.schedule.fused import FUSED, FusedOrder, shared_rows
+from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import is_fused, order_of, parts_of, to_be_found
@@ -75,13 +76,12 @@ def complete(plan: Plan, flow: Dataflow, models: Mapping[str, PlannedModel], lab
 
 def _completed_policy(policy: PolicyChoice, models: Mapping[str, PlannedModel], label: str) -> PolicyChoice:
     """With settings for all models. Raises ConfigError."""
-    if policy.name == FUSION and not policy.settings:
+    if policy.name == FUSION:
+        if policy.settings:
+            FusionTimes.of(policy.settings, f"{label}: settings of `{FUSION}`")
         return policy
     if policy.name != SHARES:
-        settings = " with settings" if policy.name == FUSION else ""
-        raise ConfigError(
-            f"{label}: expected `{FUSION}` without settings, `{SHARES}`, or none, found `{policy.name}`{settings}"
-        )
+        raise ConfigError(f"{label}: expected `{FUSION}`, `{SHARES}`, or none, found `{policy.name}`")
     stated = dict(policy.settings)
     for role, value in stated.items():
         if role not in models:

@@ -30,7 +30,8 @@ Mode = Literal["prefill", "decode", "score", "train"]
 After = Literal["keep", "drop", "offload"]
 
 FUSION = "fusion"
-"""Policy of a plan: models score in parts on ranks that generate, as these have no samples left (`fusion: auto`)."""
+"""Policy of a plan: models may score in parts on ranks that generate, as these have no samples left (`fusion: auto`).
+Its settings are what things take (`fusion_times.FusionTimes`), by which each step has parts or has none."""
 SHARES = "shares"
 """Policy of a plan: samples are divided over dp by predicted time. Its settings are roles, and what a pair of a query
 and a key takes in their models, in tokens; without it samples are divided by their tokens."""

@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from plait.policy.early_scores import APART, LAST_SHARE
 from plait.policy.fusion_gate import LEAST_SHARE, TIMES_MOVES
 from plait.simulator.costs import Tail
-
-LAST_SHARE = 1 / 4
-"""Of each call, that is scored behind the last sample at least: groups end late that have a long one."""
-APART = 1 / 16
-"""Of the last call, by which ranks end apart."""
 
 
 @dataclass

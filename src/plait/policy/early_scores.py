@@ -1,0 +1,112 @@
+"""Whether samples of a rollout are scored in parts, on ranks that have none left to generate (`fusion: auto`).
+
+Parts take longer than whole calls, and ranks that score them do not end together; so there are parts only in steps
+where they are foretold to gain more. What is packed together decides roundings: nothing here is measured in the run.
+The same plan and the same lengths of earlier responses decide the same, on every machine and in a run that is resumed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from plait.policy.fusion_gate import DRAWS, LEAST_SHARE, THRESHOLDS, WRONG, RolloutSize
+from plait.policy.migration import STEPS_OF_A_MOVE
+from plait.policy.threshold import Outcome, Rollout, outcome
+from plait.schedule.fusion_times import FusionTimes
+
+LAST_SHARE = 1 / 4
+"""Of all scoring, that is behind the last sample at least: groups end late that have a long one."""
+APART = 1 / 16
+"""Of the last call that scores, by which ranks that score parts end apart."""
+
+
+@dataclass(frozen=True)
+class EarlyScores:
+    """gain_s: seconds that scoring in parts is foretold to gain; of_s: of generation and scoring without"""
+
+    gain_s: float
+    of_s: float
+
+    @property
+    def pays(self) -> bool:
+        return self.gain_s >= LEAST_SHARE * self.of_s and self.gain_s > 0
+
+
+def foretold(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutSize, *, seed: int = 0) -> EarlyScores:
+    """What scoring in parts would gain in a rollout, in the mean of some that are drawn.
+
+    Args:
+        groups: lengths of the responses of each prompt of earlier steps; without any, nothing is foretold to be gained.
+        seed: of the draws.
+    """
+    groups = [group for group in groups if group]
+    if not groups or size.instances < 2:
+        return EarlyScores(0.0, 0.0)
+    rng = random.Random(seed)
+    count = max(1, size.samples // max(1, size.together))
+    draws = [[rng.choices(group, k=size.together) for group in rng.choices(groups, k=count)] for _ in range(DRAWS)]
+    # Steps of each sample of each instance; the first token of a response comes with its prompt.
+    dealt = [
+        [[length - 1 for group in draw[i :: size.instances] for length in group] for i in range(size.instances)]
+        for draw in draws
+    ]
+    tokens = [sum(map(sum, draw)) / (count * size.together) + times.prompt_tokens / size.together for draw in draws]
+    return _least_gain(times, [*zip(dealt, tokens, strict=True)], size)
+
+
+def _least_gain(
+    times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], float]], size: RolloutSize
+) -> EarlyScores:
+    """As foretold; nothing, where that could lose if times are wrong."""
+    believed = _gain(times, draws, size)
+    if believed.pays and any(_gain(doubted, draws, size).gain_s < 0 for doubted in _doubted(times)):
+        return EarlyScores(0.0, believed.of_s)
+    return believed
+
+
+def _gain(times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], float]], size: RolloutSize) -> EarlyScores:
+    most = size.samples
+    tried = range(0, most // 2 + 1, max(1, most // 2 // THRESHOLDS))
+    plain_s, early_s = 0.0, dict.fromkeys(tried, 0.0)
+    for steps, tokens in draws:
+        rollout = _rollout(times, tokens, size)
+        scores_s = most * rollout.score_s / size.instances
+        plain_s += outcome(replace(rollout, frees=False), steps, 0).total_s / len(draws)
+        for threshold in tried:
+            early_s[threshold] += _ended(outcome(rollout, steps, threshold), scores_s) / len(draws)
+    return EarlyScores(plain_s - min(early_s.values()) - times.parts_s / size.instances, plain_s)
+
+
+def _ended(end: Outcome, scores_s: float) -> float:
+    """When all is scored."""
+    return max(end.total_s, end.generation_s + LAST_SHARE * scores_s)
+
+
+def _rollout(times: FusionTimes, tokens: float, size: RolloutSize) -> Rollout:
+    return Rollout(
+        size.instances,
+        lambda running: times.step_s + times.more_s * max(0, running - 1),
+        times.token_s * tokens,
+        size.max_batch,
+        STEPS_OF_A_MOVE * times.step_s,
+        frees=True,
+        together=size.together,
+    )
+
+
+def _doubted(times: FusionTimes) -> list[FusionTimes]:
+    """What things may take in truth, where a gain is least."""
+    more, less = 1 + WRONG, 1 - WRONG
+    return [
+        replace(
+            times,
+            step_s=step * times.step_s,
+            more_s=more * times.more_s,
+            token_s=score * times.token_s,
+            parts_s=more * times.parts_s,
+        )
+        for step, score in product((less, more), repeat=2)
+    ]

@@ -1,0 +1,47 @@
+"""Settings of a plan's policy `fusion`: what things take, by which each step of a run is scored in parts or is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import inf
+
+from plait.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FusionTimes:
+    """Seconds, foretold once for a run.
+
+    step_s, more_s: of a decode step of an instance with one sample, and more for each further one
+    token_s:        of an instance to score a token, by all models that score where samples are generated
+    parts_s:        instance seconds of scoring in parts more than in whole calls, ends that are apart included
+    prompt_tokens:  of a prompt, in the mean
+    """
+
+    step_s: float
+    more_s: float
+    token_s: float
+    parts_s: float
+    prompt_tokens: float
+
+    @classmethod
+    def of(cls, settings: Sequence[tuple[str, object]], label: str) -> FusionTimes:
+        """From those of a plan.
+
+        Raises:
+            ConfigError: a setting is missing, unknown, or no number from 0 on; it begins with the label.
+        """
+        stated, names = dict(settings), [field.name for field in fields(cls)]
+        if set(stated) != set(names):
+            raise ConfigError(f"{label}: expected none, or all of {', '.join(names)}, found {', '.join(stated)}")
+        numbers = {}
+        for name, value in stated.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+                raise ConfigError(f"{label}: `{name}`: expected a number from 0 on, found {value!r}")
+            numbers[name] = float(value)
+        return cls(**numbers)
+
+    def settings(self) -> tuple[tuple[str, float], ...]:
+        """As a plan has them."""
+        return tuple((field.name, getattr(self, field.name)) for field in fields(self))
