@@ -14,7 +14,7 @@ from plait.data.records import Sample
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node, Score
 from plait.generation.request import Request
-from plait.policy.migration import AT_ONCE, HowToMove
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
 from plait.schedule.work import Done, Result, Work
 
@@ -54,9 +54,9 @@ class InstanceMoves(Protocol):
         """Whether samples are on their way to other instances."""
         ...
 
-    def gathering(self, max_batch: int) -> Mapping[tuple[int, int], Sequence[Key]]:
-        """What would have to `move` so that all unfinished samples go on in as few instances as take them, each at most
-        `max_batch`; nothing, where that is no fewer."""
+    def gathering(self, bounds: Bounds) -> Mapping[tuple[int, int], Sequence[Key]]:
+        """What would have to `move` so that all unfinished samples go on in as few instances as take them, each within
+        its bounds whatever they still say; nothing, where that is no fewer."""
         ...
 
     def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:

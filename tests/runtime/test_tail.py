@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from plait.policy.fusion_gate import WRONG, RolloutSize, Seen
-from plait.policy.migration import AT_ONCE, HowToMove, InstanceLoad, Unfinished, decide
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.runtime.decisions import Experience
 from plait.runtime.tail import Batch, FusionGate, Judge, Tail
@@ -45,7 +44,7 @@ class Instances:
         self.ended: dict[Key, float] = {}
         self.next_s = [truth.decode_s(n) for n in self.running]
         self.free_s = [0.0] * INSTANCES
-        self.moves: tuple[float, frozenset[int], dict[Key, int]] | None = None
+        self.moving: tuple[float, frozenset[int], dict[Key, int]] | None = None
         self.moved_s: float | None = None
 
     @property
@@ -61,13 +60,17 @@ class Instances:
     def at_work(self) -> frozenset[int]:
         return frozenset(place for place, number in enumerate(self.running) if number)
 
-    def gathering(self, max_batch: int) -> dict[tuple[int, int], list[Key]]:
+    @property
+    def moves(self) -> Instances:
+        return self
+
+    def gathering(self, bounds: Bounds) -> dict[tuple[int, int], list[Key]]:
         loads = [
             InstanceLoad(place, tuple(Unfinished(place * 1000 + k, 0, 0) for k in range(len(keys))), 1 << 40)
             for place, keys in enumerate(self.unfinished)
             if keys
         ]
-        found = decide(loads, len(self.left), max_batch) if len(loads) > 1 else None
+        found = decide(loads, len(self.left), bounds.slots) if len(loads) > 1 else None
         pairs: dict[tuple[int, int], list[Key]] = {}
         for move in () if found is None else found.moves:
             pairs.setdefault((move.source, move.target), []).append(self.unfinished[move.source][move.sample % 1000])
@@ -77,20 +80,20 @@ class Instances:
         """When all of both sides have ended the step that they are at."""
         places = frozenset(place for pair in pairs for place in pair)
         targets = {key: target for (_, target), keys in pairs.items() for key in keys}
-        self.moves = max(self.next_s[place] for place in places), places, targets
+        self.moving = max(self.next_s[place] for place in places), places, targets
         return len(targets)
 
     def played(self) -> Iterator[int]:
         """Events, one after the other: how many samples have ended in each."""
         while self.left:
             due = [(self.next_s[place], (place,)) for place, number in enumerate(self.running) if number]
-            if self.moves is not None:
-                at, places, _ = self.moves
+            if self.moving is not None:
+                at, places, _ = self.moving
                 due = [(at, tuple(places)), *(one for one in due if one[1][0] not in places)]
             self.now_s, places = min(due)
             finished = self._step(places)
-            if self.moves is not None and set(places) == self.moves[1]:
-                self._go_over(self.moves[2])
+            if self.moving is not None and set(places) == self.moving[1]:
+                self._go_over(self.moving[2])
             yield finished
 
     def _step(self, places: Sequence[int]) -> int:
@@ -107,12 +110,12 @@ class Instances:
         return finished
 
     def _go_over(self, targets: Mapping[Key, int]) -> None:
-        assert self.moves is not None
+        assert self.moving is not None
         self.where |= {key: place for key, place in targets.items() if key in self.left}
-        for place in self.moves[1]:
+        for place in self.moving[1]:
             self.free_s[place] = self.now_s + self.truth.move_s
             self.next_s[place] = self.now_s + self.truth.move_s + self.truth.decode_s(self.running[place])
-        self.moves, self.moved_s = None, self.truth.move_s
+        self.moving, self.moved_s = None, self.truth.move_s
 
     @property
     def all_scored_s(self) -> float:
@@ -150,10 +153,9 @@ def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Judge) -> tuple[float
     instances = Instances(truth, lengths)
     nothing: Any = iter(())
     task = Task(((0, 0),), "generate", nothing, frozenset(range(INSTANCES)))
-    recipe: Any = SimpleNamespace(fusion="auto", sampling=SimpleNamespace(max_running=MAX_BATCH))
     engine: Any = instances
     judge.clock = lambda: instances.now_s
-    tail = Tail(task, engine, engine, recipe, Batch(dict.fromkeys(lengths, 8), SAMPLES), judge)
+    tail = Tail(task, engine, Batch(dict.fromkeys(lengths, 8), SAMPLES), Bounds(MAX_BATCH, 200), judge)
     for finished in instances.played():
         tail.look(finished)
     tail.end()

@@ -6,6 +6,7 @@ from plait.data.records import Prompt
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
+from plait.policy.migration import Bounds
 from plait.workers.dealing import Outstanding
 from plait.workers.gathering import Gathering, Stage
 from plait.workers.messages import Message
@@ -61,7 +62,7 @@ def test_one_move_at_a_time_and_none_of_what_is_elsewhere() -> None:
 def test_none_moves_while_requests_wait_to_be_dealt() -> None:
     moves, outstanding, told = dealt(1, 1)
     outstanding.pending.append(Request(Prompt(9, "", (1,)), 1, Sampling(max_tokens=9), NoiseKey(0)))
-    assert moves.gathering(max_batch=8) == {}
+    assert moves.gathering(Bounds(8, 9)) == {}
     assert moves.move({(0, 1): [(0, 0)]}) == 0
     assert told == []
 
@@ -70,15 +71,23 @@ def test_what_is_left_is_gathered_where_it_has_room_and_goes_back_nowhere() -> N
     """Two samples and one: the one goes to the two. When these have ended and one of its prompt has begun there, it
     stays, though the first instance has none."""
     moves, outstanding, _ = dealt(2, 1)
-    pairs = moves.gathering(max_batch=8)
+    pairs = moves.gathering(Bounds(8, 9))
     assert pairs == {(1, 0): [(1, 0)]}
-    assert moves.gathering(max_batch=2) == {}, "no instance takes all three"
+    assert moves.gathering(Bounds(2, 9)) == {}, "no instance takes all three"
     moves.move(pairs)
     moves.heard(COMMAND, 1, Message({"left": [[1, 0]]}))
-    assert moves.gathering(max_batch=8) == {}, "one instance has all"
+    assert moves.gathering(Bounds(8, 9)) == {}, "one instance has all"
     outstanding.where[8, 0] = outstanding.where[8, 1] = 1
     outstanding.prompts[8] = Prompt(8, "", (1,))
     del outstanding.where[0, 0], outstanding.where[0, 1]
-    assert moves.gathering(max_batch=8) == {}, "it would come back to where it began"
+    assert moves.gathering(Bounds(8, 9)) == {}, "it would come back to where it began"
     moves.forget()
-    assert moves.gathering(max_batch=8) == {(0, 1): [(1, 0)]}
+    assert moves.gathering(Bounds(8, 9)) == {(0, 1): [(1, 0)]}
+
+
+def test_nothing_is_gathered_where_keys_and_values_have_no_room() -> None:
+    """Three samples whose prompts have one token each and whose responses may have nine take thirty tokens."""
+    moves, outstanding, _ = dealt(2, 1)
+    most = sum(len(outstanding.prompts[uid].token_ids) + 9 for uid, _ in outstanding.where)
+    assert moves.gathering(Bounds(8, 9, most - 1)) == {}
+    assert moves.gathering(Bounds(8, 9, most)) == {(1, 0): [(1, 0)]}

@@ -142,11 +142,13 @@ class Remaining:
     unfinished: of each instance: the prompt of each unfinished sample, whose samples are scored when all have ended
     steps_done: of generation, about
     waiting_s:  instance seconds of scoring that wait
+    kept:       instances in which all that is unfinished would go on
     """
 
     unfinished: Sequence[Sequence[int]]
     steps_done: int
     waiting_s: float
+    kept: int = 1
 
 
 def pays(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSize) -> bool:
@@ -168,7 +170,7 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
     """
     rows = _expected(lengths, left)
     count = sum(map(len, rows))
-    kept = max(1, ceil(count / size.max_batch))
+    kept = max(left.kept, ceil(count / size.max_batch))
     if kept >= sum(1 for row in rows if row):
         return 0.0
     rollout = seen.rollout(size)

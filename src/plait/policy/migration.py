@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
+from math import ceil, inf
 
 from plait.policy.step import Key
 
@@ -25,12 +25,12 @@ class Transfer(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """A sample that is still growing: `tokens` of context so far (prompt and response), and the bytes of KV cache that
-    it needs at its present length with the growth that is expected of it.
+    it needs at its present length with the growth that is expected of it (or tokens, where rooms are counted in them).
     """
 
     sample: int
     tokens: int
-    kv_bytes: int
+    kv_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,16 @@ class InstanceLoad:
 
     instance: int
     unfinished: tuple[Unfinished, ...]
-    kv_bytes_free: int
+    kv_bytes_free: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What of an instance is bounded: samples at once, tokens of a response, tokens of keys and values."""
+
+    slots: int
+    response: int
+    kv_tokens: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +169,7 @@ def kv_bytes(tokens: int, num_layers: int, num_kv_heads: int, head_dim: int, byt
     return 2 * num_layers * num_kv_heads * head_dim * bytes_per_element * tokens
 
 
-def _kv_bytes(load: InstanceLoad) -> int:
+def _kv_bytes(load: InstanceLoad) -> float:
     return sum(sample.kv_bytes for sample in load.unfinished)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.fusion_gate import decode_line
-from plait.policy.migration import AT_ONCE, HowToMove
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.rebalance import InstanceWork, MoveCost, UnfinishedSample, rebalance
 from plait.policy.step import Key
 from plait.runtime.decisions import CallOfStep, Experience
@@ -40,15 +40,6 @@ class Curve:
     def step_s(self, running: int, context: float) -> float:
         """See policy.rebalance.StepSeconds; what contexts add is part of the fit."""
         return self.fixed_s + self.each_s * running
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What of an instance is bounded: samples at once, tokens of a response, tokens of keys and values."""
-
-    slots: int
-    response: int
-    kv_tokens: float
 
 
 class Rebalancer:

@@ -22,10 +22,11 @@ from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.policy.fusion_gate import RolloutSize
+from plait.policy.migration import Bounds
 from plait.recipes.recipe import Recipe
 from plait.runtime.drawn import DrawnBatch
 from plait.runtime.moments import Moments
-from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
+from plait.runtime.rebalancing import Balance, Rebalancer
 from plait.runtime.rewarding import RewardCalls
 from plait.runtime.running_on import Asked, Beside, RunningOn
 from plait.runtime.step import StepState
@@ -56,6 +57,13 @@ class Rollout:
         self.beside: Beside | None = None
         """The rollouts of the step under way, where those of later batches halt with it; None: all end in it."""
         self._running_on = RunningOn(rewarding)
+
+    @property
+    def _bounds(self) -> Bounds:
+        """Of an instance."""
+        sampling = self._recipe.sampling
+        kv_tokens = inf if sampling.kv_tokens is None else sampling.kv_tokens
+        return Bounds(sampling.max_running, sampling.max_response_tokens, kv_tokens)
 
     def run_on(self, moments: Moments) -> None:
         """Have samples go on with later weights."""
@@ -178,7 +186,9 @@ class Rollout:
         if fused is not None:
             assert engine.moves is not None, f"{node.call}: nothing can be gathered"
             batch = Batch({(p.uid, index): len(p.token_ids) for p in prompts for index in range(count)}, count)
-            tail = Tail(fused, engine, engine.moves, self._recipe, batch, self._judge(node, engine, state, batch))
+            judge, fusion = self._judge(node, engine, state, batch), self._recipe.fusion
+            when = judge or (int(fusion * len(batch.prompts)) if isinstance(fusion, float) else 0)
+            tail = Tail(fused, engine, batch, self._bounds, when)
         balance = self._balance(node, engine, state, prompts)
         while engine.has_work:
             done, finished = engine.advance(node.call) if engine.ready else (None, [])
@@ -218,11 +228,8 @@ class Rollout:
         is left alone: what was decided is known by its step."""
         if self.rebalancer is None or node.generation.resample is not None:
             return None
-        sampling = self._recipe.sampling
-        kv_tokens = inf if sampling.kv_tokens is None else sampling.kv_tokens
-        bounds = Bounds(sampling.max_running, sampling.max_response_tokens, kv_tokens)
         tokens = {prompt.uid: len(prompt.token_ids) for prompt in prompts}
-        return self.rebalancer.balance((state.step + 1, node.call), engine, tokens, bounds)
+        return self.rebalancer.balance((state.step + 1, node.call), engine, tokens, self._bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine, fused: Task | None) -> None:
         """A person should know, once, that a run generates the slower way, and why; and where fusion hides nothing."""

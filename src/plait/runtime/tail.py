@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from plait.engines import GenerationEngine, InstanceMoves
+from plait.engines import GenerationEngine
 from plait.policy.early_scores import EarlyScores, foretold
 from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, decode_line, pays
-from plait.policy.migration import AT_ONCE, HowToMove
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
-from plait.recipes.recipe import Recipe
 from plait.runtime.decisions import Experience
 from plait.schedule.dispatch import Task
 from plait.schedule.fusion_times import FusionTimes
@@ -115,11 +114,14 @@ class Judge:
         self._moved_at = 0
         self._how = AT_ONCE
 
+    @property
+    def threshold(self) -> int:
+        """Unfinished samples from which on gathering is judged; 0: it is not."""
+        return self._choice.threshold
+
     def gathers(self, left: Remaining) -> bool:
-        """Whether what is left is gathered now."""
+        """Whether what is left is gathered now, where no more than the threshold is."""
         count = sum(map(len, left.unfinished))
-        if not 0 < count <= self._choice.threshold:
-            return False
         if self._before is None:
             assert self._seen is not None, "a threshold of nothing"
             if not pays(self._seen, self._known.lengths, left, self._known.size):
@@ -181,31 +183,24 @@ class Tail:
     """
     Args:
         task: of the rollout, which keeps the ranks busy that still generate.
-        moves: of the engine.
-        judge: says when samples are gathered, and how; None: the recipe's share says when, and they go at once.
+        engine: whose samples may move.
+        bounds: of an instance.
+        when: who says when samples are gathered, and how; or how many are unfinished at most, and then they go at once.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        engine: GenerationEngine,
-        moves: InstanceMoves,
-        recipe: Recipe,
-        batch: Batch,
-        judge: Judge | None,
-    ) -> None:
-        self._task, self._batch = task, batch
-        self._engine, self._moves = engine, moves
-        self._judge = judge
-        self._most = int(recipe.fusion * len(batch.prompts)) if isinstance(recipe.fusion, float) else 0
-        self._max_batch = recipe.sampling.max_running
+    def __init__(self, task: Task, engine: GenerationEngine, batch: Batch, bounds: Bounds, when: Judge | int) -> None:
+        assert engine.moves is not None, "nothing can be gathered"
+        self._task, self._batch, self._bounds = task, batch, bounds
+        self._engine, self._moves = engine, engine.moves
+        self._judge = None if isinstance(when, int) else when
+        self._most = when if isinstance(when, int) else when.threshold
         self._unfinished = len(batch.prompts)
         self._open = {uid for uid, _ in batch.prompts}
         """Prompts whose samples nobody can have scored yet."""
         self._steps = 0.0
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
-        self._looked_at_s = 0.0 if judge is None else judge.clock()
+        self._looked_at_s = 0.0 if self._judge is None else self._judge.clock()
         self.num_moved = 0
 
     def look(self, finished: int) -> None:
@@ -218,24 +213,24 @@ class Tail:
             free = sum(1 for count in running if count == 0)
             self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
             self._looked_at_s = now
-        if finished and not self.num_moved and self._gathers():
+        if finished and not self.num_moved:
             self._gather()
         self._task.release(self._task.mesh - self._engine.at_work)
 
-    def _gathers(self) -> bool:
-        if self._judge is None:
-            return 0 < self._unfinished <= self._most
-        unfinished = [[uid for uid, _ in keys] for keys in self._moves.unfinished]
-        ended = self._open.difference(*unfinished)
-        self._open -= ended
-        self._waiting_s += len(ended) * self._batch.per_prompt * self._judge.score_s()
-        return self._judge.gathers(Remaining(unfinished, int(self._steps), self._waiting_s))
-
     def _gather(self) -> None:
-        pairs = self._moves.gathering(self._max_batch)
-        keys = [key for moved in pairs.values() for key in moved]
-        how = AT_ONCE
-        if keys and self._judge is not None:
+        unfinished = [[uid for uid, _ in keys] for keys in self._moves.unfinished]
+        if self._judge is not None:
+            ended = self._open.difference(*unfinished)
+            self._open -= ended
+            self._waiting_s += len(ended) * self._batch.per_prompt * self._judge.score_s()
+        if not 0 < self._unfinished <= self._most:
+            return
+        pairs, how = self._moves.gathering(self._bounds), AT_ONCE
+        if pairs and self._judge is not None:
+            kept = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
+            if not self._judge.gathers(Remaining(unfinished, int(self._steps), self._waiting_s, kept)):
+                return
+            keys = [key for moved in pairs.values() for key in moved]
             how = self._judge.how({key: self._batch.prompts[key] + int(self._steps) for key in keys})
         self.num_moved = self._moves.move(pairs, how) if pairs else 0
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from plait.policy.migration import AT_ONCE, HowToMove, InstanceLoad, Unfinished, decide
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.workers.dealing import Outstanding
 from plait.workers.gathering import Gathering, Stage
 from plait.workers.messages import Message
 from plait.workers.staged_move import StagedMove
-
-_ROOM = 1 << 62
-"""What does not fit into the keys and values of an instance waits there: it need not be known here."""
 
 
 class RemoteMoves:
@@ -63,14 +60,14 @@ class RemoteMoves:
         """Commands that instances are still to answer."""
         return frozenset() if self._under_way is None else frozenset(self._under_way.numbers)
 
-    def gathering(self, max_batch: int) -> dict[tuple[int, int], list[Key]]:
+    def gathering(self, bounds: Bounds) -> dict[tuple[int, int], list[Key]]:
         """See InstanceMoves. It is decided by what the leader knows: it counts samples, and the tokens of their
-        prompts. None moves where one would come back to where it began."""
-        where, places = self._outstanding.where, range(self._num_instances)
-        loads = [InstanceLoad(place, tuple(self._unfinished_of(place)), _ROOM) for place in places]
+        prompts with those of the longest response. None moves where one would come back to where it began."""
+        where = self._outstanding.where
+        loads = [self._load(place, bounds) for place in range(self._num_instances)]
         loads = [load for load in loads if load.unfinished]
         dealt = not self._outstanding.pending and len(loads) > 1
-        migration = decide(loads, len(where), max_batch) if dealt else None
+        migration = decide(loads, len(where), bounds.slots) if dealt else None
         if migration is None or self.is_moving:
             return {}
         keys = list(where)
@@ -81,10 +78,15 @@ class RemoteMoves:
             return {}
         return dict(pairs)
 
-    def _unfinished_of(self, place: int) -> Iterator[Unfinished]:
+    def _load(self, place: int, bounds: Bounds) -> InstanceLoad:
+        """Rooms are counted in tokens; samples of a prompt, which share its keys and values, as if they did not."""
+        unfinished = []
         for number, ((uid, _), where) in enumerate(self._outstanding.where.items()):
             if where == place:
-                yield Unfinished(number, len(self._outstanding.prompts[uid].token_ids), 0)
+                tokens = len(self._outstanding.prompts[uid].token_ids)
+                unfinished.append(Unfinished(number, tokens, tokens + bounds.response))
+        free = bounds.kv_tokens - sum(sample.kv_bytes for sample in unfinished)
+        return InstanceLoad(place, tuple(unfinished), free)
 
     def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
         """See InstanceMoves."""
