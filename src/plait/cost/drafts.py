@@ -24,7 +24,7 @@ class Drafts:
 
     @classmethod
     def fixed(cls, length: int) -> Self:
-        """Of a draft model that guesses so many tokens in every step."""
+        """What a draft model brings that guesses so many tokens in every step."""
         tokens = sum(TRUST**place for place in range(length + 1))
         return cls(tokens, 1.0 + length, float(length))
 

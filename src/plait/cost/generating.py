@@ -113,10 +113,10 @@ class Generating:
     ) -> Terms:
         """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
         count = size // samples.per_prompt
-        found = added(self._packing(role, passes.layout), {"prompts": self._prompts_s(passes, count, groups(size))})
+        terms = added(self._packing(role, passes.layout), {"prompts": self._prompts_s(passes, count, groups(size))})
         if guessing.model is not None and guessing.drafts.passes:
-            found = added(found, {DRAFT_MODEL: self._prompts_s(guessing.model, count, 1)})
-        return found
+            terms = added(terms, {DRAFT_MODEL: self._prompts_s(guessing.model, count, 1)})
+        return terms
 
     def _first_s(self, terms: Terms, samples: Samples, shares: Sequence[Sequence[int]], running: int) -> float:
         """When prompts that began first have all their samples: the longest of one prompt's."""

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 FEW, MANY = 1, 3
 """Layers of the two models whose difference is measured."""
 VOCABULARY = 512
-"""Of these models: their layers are those of any vocabulary."""
+"""Tokens that these models know: their layers are those of any vocabulary."""
 REPEATS = 5
-"""Of each size in a round, the first of which warms up."""
+"""Measurements of each size in a round, the first of which warms up."""
 
 
 @dataclass(frozen=True)

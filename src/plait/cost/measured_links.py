@@ -22,8 +22,8 @@ BETWEEN_SIZES = (1 << 12, 1 << 16, 1 << 20)
 """Bytes of sums between which both compute, as those of a model that is cut."""
 BETWEEN_REPEATS = 80
 ROUNDS = 5
-"""Of what two processes that compute do to each other, of which the middle one counts: it differs by half from one
-moment to the next."""
+"""Measurements of what two processes that compute do to each other, of which the middle one counts: it differs by half
+from one moment to the next."""
 WORK_BYTES = 48 << 20
 """Weights that one turn of computing reads: more than caches hold."""
 WORK_ROWS, WORK_WIDTH = 32, 1024

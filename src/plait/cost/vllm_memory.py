@@ -8,9 +8,9 @@ from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
 
 PROMPT_TOKENS = 512
-"""Expected of a prompt, where the recipe sets no limit. Longer ones fit, too."""
+"""The length that is expected of prompts where the recipe sets no limit. Longer ones fit, too."""
 VLLM_BLOCK_TOKENS = 128
-"""Of a block of vLLM on a CPU; the last one of a sample is half empty."""
+"""Tokens of a block of vLLM on a CPU; the last one of a sample is half empty."""
 
 
 def longest_sample(recipe: Recipe, shape: ModelShape) -> int:

@@ -102,8 +102,8 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
 
 
 def _layer_parts(shape: ModelShape, width: int, *, fused: bool) -> tuple[int, int]:
-    """Of `layer_bytes`, what is between the products that ranks of tp divide (inputs, norms, residuals, and what is
-    added to these), and what is within them."""
+    """The two parts of `layer_bytes`: what is between the products that ranks of tp divide (inputs, norms, residuals,
+    and what is added to these), and what is within them."""
     attention = 2 * shape.heads * shape.head_dim + 2 * shape.kv_heads * shape.head_dim
     if fused:
         return width * 5 * shape.hidden, width * (attention + 3 * shape.active_intermediate)

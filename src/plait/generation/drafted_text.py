@@ -13,7 +13,7 @@ class DraftedText:
 
     prompt_ids: tuple[int, ...]
     token_ids: list[int]
-    """Of prompt and response."""
+    """Those of the prompt, then those of the response."""
     num_held: int = 0
     ahead: list[int] = field(default_factory=list)
     """Guessed tokens whose keys and values stand behind those; only where all that was said is held."""

@@ -78,14 +78,14 @@ def _top(row_V, most_N, count, ids_V, values_V):
             ids_V[token], values_V[token] = token, ordered(row_V[token])
         return len(row_V)
     least = _nth_largest(most_N, count) if count <= len(most_N) else np.int32(-(2**31))
-    found = 0
+    num_likely = 0
     for column in range(len(most_N)):
         if most_N[column] >= least:
             for token in range(column, len(row_V), len(most_N)):
                 value = ordered(row_V[token])
-                ids_V[found], values_V[found] = token, value
-                found += value >= least
-    return found
+                ids_V[num_likely], values_V[num_likely] = token, value
+                num_likely += value >= least
+    return num_likely
 
 
 @njit(nogil=True, error_model="numpy")
@@ -207,12 +207,13 @@ def _chosen(row_V, most_N, highest, count, top_k, top_p, ids_V, values_V, weight
         How many candidates; the sum of the weights of all tokens, kept or not; that of `weights_V`.
     """
     vocab_size, top = len(row_V), of_ordered(highest)
-    found = _top(row_V, most_N, count if top_k == vocab_size else max(count, top_k), ids_V, values_V)
-    low = _nth_largest(values_V[:found], top_k) if top_k < vocab_size else ordered(_LOWEST)
-    kept, left_out = found, _NONE
+    num_likely = _top(row_V, most_N, count if top_k == vocab_size else max(count, top_k), ids_V, values_V)
+    low = _nth_largest(values_V[:num_likely], top_k) if top_k < vocab_size else ordered(_LOWEST)
+    kept, left_out = num_likely, _NONE
     if count < vocab_size:
-        first_out = _nth_largest(values_V[:found], count)
-        kept, left_out = _keep(ids_V[:found], values_V[:found], np.int64(first_out) + 1), of_ordered(first_out)
+        first_out = _nth_largest(values_V[:num_likely], count)
+        kept = _keep(ids_V[:num_likely], values_V[:num_likely], np.int64(first_out) + 1)
+        left_out = of_ordered(first_out)
     total, tail = _weigh(row_V, top, left_out, weights_V)
     if top_k == vocab_size and top_p == 1.0:
         return kept, total, tail

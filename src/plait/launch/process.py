@@ -27,7 +27,8 @@ _BOOT_ELSEWHERE = (
     "sys.modules['plait'] = plait = util.module_from_spec(spec); spec.loader.exec_module(plait); "
     "from plait.launch.worker import main; main(*map(int, sys.argv[2:]))"
 )
-"""Of another environment's Python: plait's own files, and nothing else of what is installed beside them."""
+"""The program for another environment's Python: it loads plait's own files, and nothing of what is installed beside
+them."""
 _DUMP_WAIT_S = 0.5
 _TAIL_LINES = 20
 _TAIL_BYTES = 4000

@@ -172,7 +172,7 @@ def held_elements(parameters: Parameters, parallelism: Parallelism, tp: int, pp:
 
 
 def elements_by_stage(parameters: Parameters, parallelism: Parallelism) -> tuple[set[tuple[int, int]], ...]:
-    """Of each stage what its devices hold: (elements, those that are trained there), of all ways to be cut."""
+    """What the devices of each stage hold: the distinct pairs (elements, those of them that are trained there)."""
     held = held_elements
     return tuple(
         {

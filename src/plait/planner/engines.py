@@ -191,7 +191,7 @@ def evolve(
     state: Ints,
     pool: Floats,
     pool_score: Floats,
-    found: Floats,
+    scores: Floats,
     best: Ints,
 ) -> int:
     """Evolve dispatch weights; return the number of candidates tried.
@@ -202,7 +202,7 @@ def evolve(
 
     pool:       [L, E, 5 G + 2] weights of `dispatch` flattened, the cap as a multiple of memory_unit, the delay
     pool_score: [L, E] inf where empty
-    found:      [2] makespan and peak of `best`; both and `best` change when a candidate is better in this order
+    scores:     [2] makespan and peak of `best`; both and `best` change when a candidate is better in this order
     Stops when the makespan is at `bound` and the peak at `memory_unit`.
     """
     n = t.rank.shape[0]
@@ -215,7 +215,7 @@ def evolve(
     weights = np.zeros((num_groups, 5))
     genes = np.zeros(pool.shape[2])
     for tried in range(candidates):
-        if found[0] <= bound * (1 + TOLERANCE) and found[1] <= memory_unit * (1 + TOLERANCE):
+        if scores[0] <= bound * (1 + TOLERANCE) and scores[1] <= memory_unit * (1 + TOLERANCE):
             return tried
         family = int(uniform(state) * pool.shape[0])
         _vary(t, pool, pool_score, family, bound, state, genes)
@@ -224,14 +224,14 @@ def evolve(
                 weights[g, k] = genes[5 * g + k]
         for rank in range(cap.shape[0]):
             room[rank] = min(cap[rank], genes[5 * num_groups] * memory_unit)
-        makespan = dispatch(t, weights, bias, genes[5 * num_groups + 1], room, 1.2 * found[0], order, end)
+        makespan = dispatch(t, weights, bias, genes[5 * num_groups + 1], room, 1.2 * scores[0], order, end)
         if makespan == np.inf:
             continue
         worst = peaks(t, order, peak)
-        shorter = makespan < found[0] * (1 - TOLERANCE)
-        if shorter or (makespan <= found[0] * (1 + TOLERANCE) and worst < found[1] * (1 - TOLERANCE)):
-            found[0] = makespan
-            found[1] = worst
+        shorter = makespan < scores[0] * (1 - TOLERANCE)
+        if shorter or (makespan <= scores[0] * (1 + TOLERANCE) and worst < scores[1] * (1 - TOLERANCE)):
+            scores[0] = makespan
+            scores[1] = worst
             best[:] = order
         for f in range(pool.shape[0]):
             value = makespan / bound + LEANNESS[f] * worst / memory_unit

@@ -89,7 +89,7 @@ class Hunt:
         for order in start_orders(workload, self.t):
             self.offer(order)
         self.evolved = self.best.copy()
-        self.evolved_found = np.asarray([self.makespan, self.peak])
+        self.evolved_scores = np.asarray([self.makespan, self.peak])
 
     @property
     def at_bound(self) -> bool:
@@ -118,8 +118,8 @@ class Hunt:
         engines.anneal(t, order, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
         engines.squeeze(t, order, 0.0, 0.0, 0, 1.0, 0.5, state, order.copy())
         engines.wander(t, keys, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
-        found = self.evolved_found.copy()
-        engines.evolve(t, t.cap, self.bound, self.lean, 0, state, self.pool, self.pool_score, found, order)
+        scores = self.evolved_scores.copy()
+        engines.evolve(t, t.cap, self.bound, self.lean, 0, state, self.pool, self.pool_score, scores, order)
         if self.capped:
             Sweep(t, 0.0, 1, MEAN_WEIGHT, state).leg(1)
 
@@ -160,10 +160,10 @@ class Hunt:
 
     def breed(self) -> None:
         """Evolve dispatch rules."""
-        found = self.evolved_found
+        scores = self.evolved_scores
         self.moves += engines.evolve(
             self.t, self.t.cap, self.bound, self.lean, max(20, 1_000_000 // self.n), self.state,
-            self.pool, self.pool_score, found, self.evolved,
+            self.pool, self.pool_score, scores, self.evolved,
         )  # fmt: skip
         if self.offer(self.evolved):
             self.descents.pop("squeeze", None)
@@ -202,7 +202,7 @@ class Hunt:
         """A leg of annealing of the memory above a goal somewhat below the best peak, at the best makespan."""
         round = self.rounds["squeeze"]
         if (descent := self._open("squeeze")) is None:
-            as_short = self.evolved_found[0] <= self.makespan * (1 + TOLERANCE)
+            as_short = self.evolved_scores[0] <= self.makespan * (1 + TOLERANCE)
             start = self.evolved if round % 3 == 2 and as_short else self.best
             hot = self.grain * (1.0, 3.0, 8.0)[round % 3]
             descent = self._begin("squeeze", start.copy(), max(200_000, 800 * self.n), hot, 25_000_000 // self.n)

@@ -35,7 +35,7 @@ MOST_EXHAUSTIVE = 4000
 SHARE_OF_WARM = 10
 """A plan to start from is improved with a budget that is smaller by this."""
 LEAST_FUSED_GAIN = 0.03
-"""Of a step, that training two roles together must gain over the best plan that trains one after the other."""
+"""The share of a step that training two roles together must gain over the best plan that trains one after the other."""
 
 Stop = Literal["exhaustive", "evaluations", "seconds", "asked"]
 

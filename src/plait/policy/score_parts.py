@@ -47,7 +47,7 @@ class PartSize:
         return left if self.falls is None else -(-left // (2 * self.falls))
 
     def tokens_of(self, number: int) -> int:
-        """Of the part of this number, from 0, at most."""
+        """The most tokens that the part of this number, from 0, may have."""
         return max(1, self.tokens >> max(0, 2 - number)) if self.rises else self.tokens
 
 

@@ -11,7 +11,7 @@ from plait.schedule.plan import Plan
 
 @dataclass(frozen=True)
 class Abilities:
-    """Of a generation engine, whatever the run."""
+    """What a generation engine can do, whatever the run."""
 
     exact: bool
     """Its logits can be had to the bit, whatever is computed beside them."""

@@ -38,8 +38,8 @@ class _Retry:
     message: str
     traceback: str
     left: int
-    found: bool = False
-    """A culprit."""
+    has_culprit: bool = False
+    """Whether the function has failed on one sample alone."""
 
 
 class Group:
@@ -82,7 +82,7 @@ class Group:
         for index, message in reply["faults"].items():
             self._blame(call.function, call.places[int(index)], FailureKind.NO_SCORE, message, "")
             if call.alone:
-                self._retries[call.function].found = True
+                self._retries[call.function].has_culprit = True
         self._finish(call)
 
     def failed(self, call: Call, kind: FailureKind, message: str, traceback: str) -> list[Call]:
@@ -94,7 +94,7 @@ class Group:
             return [Call(self, call.function, (place,), alone=True) for place in call.places]
         self._blame(call.function, first, kind, message, traceback)
         if call.alone:
-            self._retries[call.function].found = True
+            self._retries[call.function].has_culprit = True
         self._finish(call)
         return []
 
@@ -139,7 +139,7 @@ class Group:
         if call.alone:
             retry = self._retries[call.function]
             retry.left -= 1
-            if retry.left == 0 and not retry.found:
+            if retry.left == 0 and not retry.has_culprit:
                 self._no_culprit(call.function, retry)
 
     def _no_culprit(self, function: int, retry: _Retry) -> None:

@@ -34,7 +34,7 @@ def with_order(facts: Facts, schedules: Sequence[Schedule] = ()) -> Plan:
     """The completed plan of `facts`, with the order that it leaves open; as it is where it leaves none.
 
     Args:
-        found: orders of plans, of which one that was found before and fits is taken.
+        schedules: orders of earlier plans: one that was found before and fits is taken.
     """
     plan = facts.plan
     if not to_be_found(plan):

@@ -88,7 +88,7 @@ class PartialRollout:
         self.news += self._times_heard % HEARD == 0
 
     def lengths_of(self, uid: int) -> list[SampleLength]:
-        """Of the samples of a prompt, by index."""
+        """The lengths of a prompt's samples, by index."""
         finished = {sample.index: len(sample.token_ids) for sample in self.groups[uid]}
         return [
             SampleLength(finished[index], ended=True)
@@ -102,7 +102,7 @@ class PartialRollout:
         return Rows(tuple(sample for uid in uids for sample in self.groups[uid])).ordered()
 
     def tokens_of(self, uid: int) -> int:
-        """Of a prompt and its finished samples."""
+        """How many tokens a prompt and its finished samples have."""
         group = self.groups[uid]
         return len(group[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in group)
 
@@ -115,7 +115,7 @@ class Part:
     """What stands behind the name of the call in the name of its actions."""
     rows: Rows
     share: float = 1.0
-    """Of the tokens that a part may have."""
+    """The share of these tokens in those that a part may have."""
 
 
 class Parts(Protocol):

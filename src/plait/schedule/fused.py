@@ -196,7 +196,7 @@ def _check_ranks(
 ) -> None:
     """
     Args:
-        found: (copy of the layout, row, place among tensor-parallel ranks) → the rank that it is for the role `first`.
+        ranks: (copy of the layout, row, place among tensor-parallel ranks) → the rank that it is for the role `first`.
     """
     blocks = p.dp // copies
     wanted = tuple(

@@ -37,7 +37,7 @@ class Gradients(Protocol):
     """The gradients of one role's trained parameters, in the master dtype."""
 
     flat: Tensor
-    """Of all of the rank's working weights, or of its share. No call leaves its numbers to the next."""
+    """Gradients of all of the rank's working weights, or of its share [E]. No call leaves its numbers to the next."""
     own: Tensor
     """The share of this rank, a view of `flat`."""
 

@@ -180,12 +180,12 @@ class VllmEngine:
         self._bring_weights()
         ended = self._result(self._steps or self._begin_steps())
         self._steps = None
-        samples = [self._sample(one) for one in ended]
+        samples = [self._sample(response) for response in ended]
         if self._requests:
             self._steps = self._begin_steps()
         else:
             self._submit("rest")
-        num_tokens = sum(len(one.token_ids) for one in ended)
+        num_tokens = sum(len(response.token_ids) for response in ended)
         return Done(f"{call}/decode", "DECODE", tokens=num_tokens, units=len(samples)), samples
 
     def halt(self, *, parks: bool) -> None:

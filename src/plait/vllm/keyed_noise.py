@@ -43,7 +43,7 @@ class KeyedNoise(LogitsProcessor):
         self._device = device
         self._rows: dict[int, Draws] = {}
         self._parameters: SamplingRows | None = None
-        """Of the rows as they are; None: they have changed."""
+        """Parameters of the rows as they are; None: they have changed."""
 
     def is_argmax_invariant(self) -> bool:
         """See LogitsProcessor."""

@@ -16,7 +16,7 @@ class Loading:
     """With its configuration and tokenizer."""
     dtype: str
     max_tokens: int
-    """Of a prompt with its response."""
+    """The most tokens of a prompt with its response."""
     max_running: int
     max_prefill_tokens: int
     kv_bytes: int

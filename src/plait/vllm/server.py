@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Of the process."""
+"""Variables of the process."""
 
 
 class VllmServer:
@@ -83,15 +83,15 @@ class VllmServer:
     def step(self, wanted: Sequence[Wanted]) -> list[Ended]:
         """Take in further samples; then compute steps until one ends, or for a while; those that have ended."""
         self._wake()
-        for one in wanted:
-            self._add(one)
+        for sample in wanted:
+            self._add(sample)
         ended: list[Ended] = []
         for _ in range(STEPS_AT_ONCE):
             if ended or not self._open:
                 break
             for output in self._engine.step():
-                if (one := self._open.get(output.request_id)) is not None:
-                    ended += self._after(output.request_id, one, output)
+                if (sample := self._open.get(output.request_id)) is not None:
+                    ended += self._after(output.request_id, sample, output)
         return ended
 
     def forget(self) -> None:
@@ -114,45 +114,45 @@ class VllmServer:
             self._engine.wake_up()
             self._is_asleep = False
 
-    def _add(self, one: Wanted) -> None:
+    def _add(self, wanted: Wanted) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
             temperature=0.0,  # the most probable of what `KeyedNoise` leaves, which is the token that it drew
-            max_tokens=one.limit,
-            stop_token_ids=list(one.stop_token_ids),
+            max_tokens=wanted.limit,
+            stop_token_ids=list(wanted.stop_token_ids),
             ignore_eos=True,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=RequestOutputKind.CUMULATIVE if one.stop else RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.CUMULATIVE if wanted.stop else RequestOutputKind.FINAL_ONLY,
             extra_args={
-                "noise_key": one.noise_key,
-                "temperature": one.temperature,
-                "top_k": one.top_k,
-                "top_p": one.top_p,
+                "noise_key": wanted.noise_key,
+                "temperature": wanted.temperature,
+                "top_k": wanted.top_k,
+                "top_p": wanted.top_p,
             },
         )
-        name = _name(one.key)
-        self._engine.add_request(name, {"prompt_token_ids": list(one.prompt_ids)}, params)
-        self._open[name] = one
+        name = _name(wanted.key)
+        self._engine.add_request(name, {"prompt_token_ids": list(wanted.prompt_ids)}, params)
+        self._open[name] = wanted
 
-    def _after(self, name: str, one: Wanted, output: Any) -> list[Ended]:
+    def _after(self, name: str, wanted: Wanted, output: Any) -> list[Ended]:
         """The sample, where it has ended."""
         from plait.generation.stopping import completes_stop
 
         (said,) = output.outputs
         token_ids = tuple(said.token_ids)
         stopped = said.finish_reason == "stop"
-        if not stopped and one.stop and completes_stop(self._texts(), token_ids, one.stop):
+        if not stopped and wanted.stop and completes_stop(self._texts(), token_ids, wanted.stop):
             stopped = True
             if not output.finished:
                 self._engine.abort_request([name])
         if not (stopped or output.finished):
             return []
         del self._open[name]
-        return [Ended(one.key, token_ids, tuple(said.logprobs.logprobs), stopped)]
+        return [Ended(wanted.key, token_ids, tuple(said.logprobs.logprobs), stopped)]
 
     def _texts(self) -> Any:
         """The model's tokenizer, read when it is first needed."""

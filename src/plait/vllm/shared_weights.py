@@ -62,16 +62,16 @@ class SharedReader:
         with open(f"/proc/{stored.pid}/fd/{stored.fd}", "rb") as file:
             # Private pages that could be written: torch warns of memory that cannot be.
             memory = mmap.mmap(file.fileno(), stored.num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        for one in stored.tensors:
-            dtype, count = getattr(torch, one.dtype), math.prod(one.shape)
-            tensor = torch.empty(one.shape, dtype=dtype)
+        for entry in stored.tensors:
+            dtype, count = getattr(torch, entry.dtype), math.prod(entry.shape)
+            tensor = torch.empty(entry.shape, dtype=dtype)
             if count:
-                tensor = torch.frombuffer(memory, dtype=dtype, count=count, offset=one.start).reshape(one.shape)
-            _add(self._digest, one, tensor)
-            yield one.name, tensor
+                tensor = torch.frombuffer(memory, dtype=dtype, count=count, offset=entry.start).reshape(entry.shape)
+            _add(self._digest, entry, tensor)
+            yield entry.name, tensor
 
     def digest(self) -> str:
-        """Of all that was read so far."""
+        """The hash of all that was read so far."""
         return self._digest.hexdigest()
 
 

@@ -67,8 +67,10 @@ class Announcer:
     """The leader's word to all ranks.
 
     Args:
-        parts: the leader's own.
-        recorder: of the leader.
+        rank_state: the leader's.
+        transport: carries what is said to the other ranks, and their answers.
+        recorder: the leader's.
+        status: where it is said which action the leader is in.
     """
 
     def __init__(self, rank_state: RankState, transport: Transport, recorder: Recorder, status: StatusFile) -> None:

@@ -102,7 +102,7 @@ class FlexPlan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `row_attention.RowPlan`."""
-        out, found = self.kernel(
+        out, sums = self.kernel(
             query[None],
             key[None],
             value[None],
@@ -113,7 +113,7 @@ class FlexPlan:
             return_aux=AuxRequest(lse=True),
         )
         if form.sinks is not None:  # one further score in the sum: its share of the weight is taken off
-            out = out * torch.sigmoid(found.lse - form.sinks[None, :, None]).to(out.dtype)[..., None]
+            out = out * torch.sigmoid(sums.lse - form.sinks[None, :, None]).to(out.dtype)[..., None]
         return out[0].transpose(0, 1)
 
 

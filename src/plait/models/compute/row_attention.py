@@ -27,8 +27,8 @@ PROOF_ROW = ((200, (150, 7)), (3, (1, 300)), (40, ()))
 """Tokens of the prompt and of each continuation, by group: blocks of every kind, and one that ends beyond the row."""
 
 LARGEST_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
-"""Of a kernel's results beside those of the pieces in float32, as a share of their norm; by dtype, those that have a
-kernel. In bfloat16 the pieces themselves are 4e-3 away."""
+"""The largest error of a kernel's results beside those of the pieces in float32, as a share of their norm; by dtype,
+those that have a kernel. In bfloat16 the pieces themselves are 4e-3 away."""
 
 
 class RowPlan(Protocol):
@@ -110,7 +110,7 @@ def error_of(kind: Attention, kernel: Kernel | None = None) -> float:
     wide = torch.promote_types(kind.dtype, torch.float32)
     expected = _passes(
         plan(batch, kind.query_heads, kind.form.window, wide),
-        [one.to(wide) for one in inputs],
+        [tensor.to(wide) for tensor in inputs],
         grad.to(wide),
         kind.form,
     )

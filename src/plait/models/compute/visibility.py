@@ -27,12 +27,12 @@ class Places(NamedTuple):
     """1 for a token of a prompt, else 0."""
 
     def of(self, tokens: Any) -> Places:
-        """Of some tokens, in the shape of an index of NumPy or torch."""
+        """The places of some tokens, in the shape of the index (NumPy or torch) that chooses them."""
         return Places(*(column[tokens] for column in self))
 
 
 def places(batch: PackedBatch) -> Places:
-    """Of every token of the row, [T] each, on the host."""
+    """The places of every token of the row, [T] each, on the host."""
     columns: list[tuple[Array, ...]] = []
     segment = 0
     for number, group in enumerate(batch.groups):

@@ -92,7 +92,7 @@ class Gather:
 
 @dataclass(eq=False)
 class Split:
-    """Of a whole input the own columns."""
+    """A whole input becomes this rank's columns of it."""
 
     tp: Peers
     ranges: Ranges

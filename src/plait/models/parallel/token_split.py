@@ -42,7 +42,7 @@ class TokenSplit:
         self.tp = tp
         self.splits = splits
         self.num_tokens = 0
-        """Of the row."""
+        """Tokens of the row that is computed, on all ranks together."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenSplit:
         memo[id(self)] = twin = TokenSplit(self.tp, splits=self.splits)
@@ -175,7 +175,7 @@ class _Count:
 
 @dataclass(eq=False)
 class _CountInput:
-    """Of a stage behind the first."""
+    """Notes how many tokens a row has that comes from the stage before."""
 
     split: TokenSplit
 
