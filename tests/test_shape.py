@@ -1,13 +1,16 @@
 """The shape of the house: modules import each other in one direction, and not through too many others; files
-and classes tell one story."""
+and classes tell one story; docstrings and pages name what there is."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import plait
+from plait.recipes.keys import describe_keys
 
 SOURCES = Path(plait.__file__).parents[1]
 MOST_DEEP = 20
@@ -20,6 +23,12 @@ WIDE = {
     "Peers": "the collectives and messages along one axis, each once",
 }
 """Classes with more public methods, and why."""
+PAGES = SOURCES.parent / "docs"
+REFERENCE = re.compile(r"`((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)`")
+FILE_NAME = re.compile(r"\.(py|json|jsonl|yaml|log)$")
+ARGUMENT = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*):( |$)")
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
@@ -111,3 +120,135 @@ def test_no_class_does_too_much() -> None:
                 methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
                 wide[node.name] = max(wide.get(node.name, 0), sum(not name.startswith("_") for name in methods))
     assert {name for name, count in wide.items() if count > MOST_METHODS} == set(WIDE)
+
+
+# -- what docstrings and pages say
+
+
+def documented(path: Path) -> Iterator[tuple[Documented, str]]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, Documented) and (text := ast.get_docstring(node)) is not None:
+            yield node, text
+
+
+def said_arguments(text: str) -> Iterator[str]:
+    """Names under `Args:`, of which a line may have several: `a, b: what they are`."""
+    _, _, section = text.partition("Args:\n")
+    for line in section.splitlines():
+        if line and not line.startswith("    "):
+            return
+        if (match := ARGUMENT.match(line.removeprefix("    "))) is not None:
+            yield from match[1].split(", ")
+
+
+def parameters(node: Documented) -> set[str]:
+    """Those of a function; of a class those of its `__init__`, or its fields where it has none."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        found = node.args
+        every = [*found.posonlyargs, *found.args, *found.kwonlyargs, found.vararg, found.kwarg]
+        return {argument.arg for argument in every if argument is not None}
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef) and child.name == "__init__":
+            return parameters(child)
+    return {
+        child.target.id
+        for child in node.body
+        if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name)
+    }
+
+
+def test_arguments_of_docstrings_are_parameters() -> None:
+    wrong = [
+        f"{name}: {getattr(node, 'name', 'the module')} has no `{argument}`"
+        for name, path in modules().items()
+        for node, text in documented(path)
+        for argument in said_arguments(text)
+        if argument not in parameters(node)
+    ]
+    assert not wrong
+
+
+def bound(body: list[ast.stmt]) -> set[str]:
+    """What statements give a name: definitions, imports, values, under conditions too."""
+    names: set[str] = set()
+    for statement in body:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(statement.name)
+            case ast.Import() | ast.ImportFrom():
+                names |= {alias.asname or alias.name for alias in statement.names}
+            case ast.Assign() | ast.AnnAssign():
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+            case ast.If() | ast.Try():
+                names |= bound([*statement.body, *statement.orelse])
+    return names
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """Names of each module, package and class (by its own name): methods, fields, attributes of `self`."""
+    members: dict[str, set[str]] = {}
+    for path in sorted((SOURCES / "plait").rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
+        members.setdefault(name, set()).update(bound(tree(path).body))
+        members.setdefault(name.rpartition(".")[0], set()).add(name.rpartition(".")[2])
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                own = members.setdefault(node.name, set())
+                own |= bound(node.body)
+                own |= {
+                    part.attr
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self"
+                }
+    return members
+
+
+def is_stale(reference: str, package: str) -> bool:
+    """Whether its first word is one of our packages, modules or classes, as seen from a package, and the next ones are
+    nothing in it; keys of a recipe, which begin with the same words, and names of files are none."""
+    known = members()
+    keys = {key for key, _, _ in describe_keys()}
+    if FILE_NAME.search(reference) or any(key == reference or key.startswith(f"{reference}.") for key in keys):
+        return False
+    if any(reference.startswith(f"{key}.") for key in keys):
+        return False
+    first, *rest = reference.removeprefix("plait.").split(".")
+    seen_from = package.split(".")
+    starts = [".".join([*seen_from[:depth], first]) for depth in range(len(seen_from), 0, -1)]
+    starts = [start for start in [*starts, first] if start in known]
+    return bool(starts) and not any(leads(start, rest) for start in starts)
+
+
+def leads(start: str, rest: list[str]) -> bool:
+    known = members()
+    for word in rest:
+        if start not in known:  # a function, a value: what is in it we cannot tell
+            return True
+        if word not in known[start]:
+            return False
+        start = f"{start}.{word}" if f"{start}.{word}" in known else word
+    return True
+
+
+def said(path: Path) -> Iterator[str]:
+    """Docstrings, and texts that stand below values and fields."""
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield text
+
+
+def test_references_lead_to_what_there_is() -> None:
+    """Dotted names between backticks: `package.module`, `module.name`, `Class.member`."""
+    stale: list[str] = []
+    for path in sorted((SOURCES / "plait").rglob("*.py")):
+        package = ".".join(path.relative_to(SOURCES).parent.parts)
+        names = [name for text in said(path) for name in REFERENCE.findall(text)]
+        stale += [f"{path}: {name}" for name in names if is_stale(name, package)]
+    for page in sorted(PAGES.glob("*.md")):
+        if not page.name.startswith("coming-from"):  # other projects' keys begin with our packages' names
+            names = REFERENCE.findall(page.read_text())
+            stale += [f"{page}: {name}" for name in names if is_stale(name, "plait")]
+    assert not stale

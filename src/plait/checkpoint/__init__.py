@@ -1,5 +1,5 @@
 """Checkpoints on disk: whole or absent, and exact.
 
 Enters: named tensors and a state of plain JSON values. Leaves: folders `step-N` of which the newest whole one is
-found again after any crash. Imports `models.tensor_file` (the file format) and `errors`.
+found again after any crash. Imports `models.files.tensor_file` (the file format), `json_text` and `errors`.
 """

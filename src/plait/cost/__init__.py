@@ -8,5 +8,7 @@
   pipelines), `decoding` (generation), `traffic` (sums, gathers, hops), `moves` (weights between layouts), on a
   `cluster` of `hardware`, for a `workload` of a model's `model_work`.
 
+* `measuring` measures a machine for a `profile`, which `calibration` chooses among those that are kept.
+
 Enters: a recipe, a dataflow, shapes, a cluster. Leaves: plans, bytes and seconds.
 """

@@ -1,7 +1,7 @@
 """The dataflow of an algorithm: a graph of calls, traced once from a plain Python function.
 
 Enters: a flow (a function over role handles). Leaves: a `Dataflow`, nodes with a grain and typed columns.
-Imports nothing of plait but `errors`; no torch.
+Imports `metric_names`, `user_code` and `errors`; no torch.
 """
 
 from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node

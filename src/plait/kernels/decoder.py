@@ -98,7 +98,7 @@ class Room(NamedTuple):
     scores_QGK: Array
     probs_QGK: Array
     turned_QX: Array
-    """These as `kernels.rooms` makes them."""
+    """These as `paged_attention.rooms` makes them."""
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}, forceinline=True)

@@ -1,4 +1,4 @@
-"""Attention over the block pool by the CPU's matrix unit, in bfloat16: `kernels.attend` where there is one.
+"""Attention over the block pool by the CPU's matrix unit, in bfloat16: `paged_attention.attend` where there is one.
 
 Rows of a sample that see the same blocks are computed together, up to 16, head by head; a row alone with all heads that
 share its keys. Keys and values are turned once for all of them. A row's numbers are those that it has alone.
@@ -64,7 +64,7 @@ def attend_by_unit(
     like, query, query_stride, out, out_stride, key_pool, value_pool, sizes, tables_SM, starts_S1, held_S,
     seen_TK, depths_T, row_start, row_stop, scale, window, softcap, sinks_H, room_XK, probs_XK, turned_X,
 ):  # fmt: skip
-    """See `kernels.attend`; D and E are multiples of 32.
+    """See `paged_attention.attend`; D and E are multiples of 32.
 
     Args:
         room_XK, probs_XK: for G · ATTENDED_ROWS rows.

@@ -67,7 +67,7 @@ def to_shares(like, vectors, scores_K, probs_K, scale, row, first_row, held, see
         scores_K: float32, of all keys in the blocks of `seen_blocks`.
         scale: float32 by which they are multiplied first.
         row, first_row: numbers of the row and of the first row of its sample.
-        seen_TK, depths_T: see `kernels.attend`.
+        seen_TK, depths_T: see `paged_attention.attend`.
         sink: float32, −inf for none.
     """
     new = row - first_row

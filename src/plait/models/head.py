@@ -70,7 +70,7 @@ class Head:
     """From hidden states to logits.
 
     `linear` is set when the head is proven to be one linear map; its backward is then written out by hand
-    (`logprobs.py`). Otherwise `family` (softcaps, logit scales, anything a family does) is differentiated.
+    (`compute.logprobs`). Otherwise `family` (softcaps, logit scales, anything a family does) is differentiated.
     """
 
     family: Callable[[Tensor], Tensor]

@@ -50,7 +50,7 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
     """Resolve, read and admit a checkpoint. Draws from no random state.
 
     Args:
-        name: an alias, a local folder or a hub id (`models.hub.resolve`).
+        name: an alias, a local folder or a hub id (`models.files.hub.resolve`).
         dtype: compute dtype, a key of DTYPES; the weights are converted while they are read.
 
     Raises:

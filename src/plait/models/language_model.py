@@ -46,7 +46,7 @@ class LanguageModel(BackboneModel):
     own: OwnPart | None = None
     """Its adapter where it is a view of shared weights (`models.lora`)."""
     part: Part | None = None
-    """Its place in a team (`models.partial`); None: it is whole, and alone."""
+    """Its place in a team (`models.parallel.partial`); None: it is whole, and alone."""
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Logits [N, V] in the compute dtype, the family's final softcap and scale included.

@@ -90,7 +90,7 @@ def load_scalar(
     token is an end-of-sequence token, that is the token before it, and so it is here (`passed_token_id`).
 
     Args:
-        name: an alias, a local folder or a hub id (`models.hub.resolve`).
+        name: an alias, a local folder or a hub id (`models.files.hub.resolve`).
         dtype: compute dtype, a key of DTYPES; the weights are converted while they are read.
         seed, head_std: of a fresh head, see `scalar_of`.
 

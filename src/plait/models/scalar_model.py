@@ -74,7 +74,7 @@ class ScalarModel(BackboneModel):
     passed_token_id: int | None = None
     """The score is read at the last token that is not this one: see `load_scalar`."""
     part: Part | None = None
-    """Its place in a team (`models.partial`); None: it is whole, and alone."""
+    """Its place in a team (`models.parallel.partial`); None: it is whole, and alone."""
 
     def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
         """The head's outputs at the places that predict the response tokens, and at the last token of each sample.

@@ -7,5 +7,5 @@
 * `offload`: the buffers of an idle role in host memory.
 
 Enters: a `MovePlan`, flat tensors by buffer name, a process group. Leaves: the same tensors, written in place. Imports
-`layout` and `errors`; knows no model.
+`layout`, `schedule.work`, `models.parallel.nccl` and `errors`; knows no model.
 """

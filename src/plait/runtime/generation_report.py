@@ -74,7 +74,7 @@ class GenerationReport:
     seconds: float
     meter: Meter
     limit_s: float | None
-    """What the machine needs at least for these samples (`forecast.limit`); None where not all were finished."""
+    """What the machine needs at least for these samples (`cost.limit`); None where not all were finished."""
     not_compiled: str | None = None
     """See `Engine.not_compiled`."""
     speculation: Counts | None = None

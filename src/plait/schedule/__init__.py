@@ -2,12 +2,17 @@
 
 * `action`: the smallest thing scheduled, with a text form that parses back (`actor:2F0`).
 * `schedule`: ordered actions of each rank, their file form; `validate` says why one cannot run.
-* `timeline`: actions with start, end and bytes, predicted or measured; `compare` holds two against each other, `gantt`
-  draws one.
-* `plan`: what a run is told to do: placements, schedules, policies and the predicted timeline under one name.
-* `pipeline`: models cut into stages on ranks, one or two at a time; `bounds` of any schedule of them.
-* `generators` (GPipe, 1F1B), `greedy`, `search`, `exact`: pipeline schedules, fused ones among them.
-* `tables`, `kernels`, `engines`, `evaluate`: the search's inner loops and how it judges.
+* `pipeline`: models cut into stages on ranks, one or two at a time; `generators` makes schedules of them by rule (GPipe,
+  1F1B). Searches for better ones are in `planner`.
+* `plan`: what a run is told to do: placements, schedules, policies and the predicted timeline under one name;
+  `named_plans` makes those that have names, `completion` completes one and checks it against the flow, `placements` is
+  what one role needs of it.
+* `stated`, `fused`, `joint_training`: orders that a plan states, and roles that train together by one;
+  `stage_fusion`: scoring on ranks that still generate.
+* `work`: what a rank does an action at a time; `dispatch`: which work goes on next; `needs` and `open_steps`: which
+  calls wait for which, and which steps run beside each other.
+* `timeline`: actions with start, end and bytes, predicted or measured; `compare` holds two against each other, `idle`
+  says what ranks waited for, `gantt` draws one.
 
-Enters: numbers. Leaves: records. Imports `observe` and `errors` only; no torch.
+Enters: numbers, a dataflow. Leaves: records. Imports `dataflow`, `layout`, `observe` and what lies below them; no torch.
 """

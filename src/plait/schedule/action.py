@@ -116,7 +116,7 @@ _TEXT = re.compile(rf"(?P<id>{_ID})(?:\{{(?P<samples>[\d,-]+)\}})?(?P<waits><[^#
 def parse_action(text: str, rank: int = 0) -> Action:
     """Read the text of an action. Raises `DataError` with the text when it is none.
 
-    An action whose text names no waits gets none; `schedule.parse` fills in those that go without saying.
+    An action whose text names no waits gets none; `schedule.schedule.parse` fills in those that go without saying.
     """
     match = _TEXT.fullmatch(text)
     if match is None:

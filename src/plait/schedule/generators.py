@@ -1,6 +1,6 @@
 """Pipeline schedules by rule: GPipe, 1F1B, and two models one after the other.
 
-Each returns the schedule; `schedule.evaluate.run` or the simulator says how long it takes. None looks at durations.
+Each returns the schedule; `planner.evaluate.score` or the simulator says how long it takes. None looks at durations.
 """
 
 from __future__ import annotations

@@ -29,13 +29,13 @@ class Done:
     of the action in the rank's row, such as `actor.weights/3`."""
     kind: str = ""
     """PREFILL, DECODE, SCORE (a forward), TRAIN (forward and backward), STEP (an optimizer step), SAMPLES (that go on
-    in another instance), of a pipeline `schedule.Kind`, of a move the name of `layout.MoveKind`, OFFLOAD, ONLOAD."""
+    in another instance), of a pipeline `action.Kind`, of a move `move_plan.MoveKind` by name, OFFLOAD, ONLOAD."""
     tokens: int = 0
     """Tokens of the packed row that were computed; 0 for a STEP."""
     bytes: int = 0
     """A SEND counts those that it sent, any other action those that this rank received: messages, gradients and
-    weights in a STEP, of activations under tensor parallelism (`models.team.Traffic`). Of a move those that moved, in
-    the dtype of the wire; 0 for a view."""
+    weights in a STEP, of activations under tensor parallelism (`models.parallel.transfer.Traffic`). Of a move those that
+    moved, in the dtype of the wire; 0 for a view."""
     lane: str = COMPUTE
     """The resource of the rank that it kept busy."""
     role: str = ""

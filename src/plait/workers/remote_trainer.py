@@ -45,7 +45,7 @@ class RemoteTrainer:
         return ranks | frozenset(rank_state.places[self.role].movers if away else ())
 
     def syncing_weights(self, kind: CallKind) -> Work[None]:
-        """Have the role's weights brought to where a call of this kind computes; see `WorkerGroup.syncing_weights`."""
+        """Have the role's weights brought to where a call of this kind computes; see `Announcer.syncing_weights`."""
         return self._announcer.syncing_weights(self.role, MODE_OF[kind])
 
     @property

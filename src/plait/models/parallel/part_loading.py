@@ -2,7 +2,7 @@
 
 The family's module is made without weights, cut, and given the rank's blocks one after another from the mapped files:
 a rank never has more than its part and a tensor's slice. That the family can be cut is shown on a model of the same
-configuration with few layers and random weights (`models.scaled_down`).
+configuration with few layers and random weights (`parallel.scaled_down`).
 
 A checkpoint whose tensors are not those of the module (experts one by one, say, which Transformers stacks) is read
 whole into host memory and cut there; the device gets the part alone. A family that cannot be scaled down is proven on

@@ -59,7 +59,7 @@ def install(
     """Give the modules of a model, whose parameters are this rank's blocks by now, the collectives of their styles.
 
     Args:
-        module: with its head, which stays as it is (`models.vocabulary`).
+        module: with its head, which stays as it is (`models.head.Vocabulary`).
         plan: style of modules and parameters, by names with `*` for numbers.
         parameters: of the whole model.
         held: names of the parameters that this rank has a block of.
