@@ -205,14 +205,17 @@ def members() -> dict[str, set[str]]:
     return members
 
 
+@cache
+def recipe_keys() -> tuple[str, ...]:
+    return tuple(key for key, _, _ in describe_keys())
+
+
 def is_stale(reference: str, package: str) -> bool:
     """Whether its first word is one of our packages, modules or classes, as seen from a package, and the next ones are
     nothing in it; keys of a recipe, which begin with the same words, and names of files are none."""
     known = members()
-    keys = {key for key, _, _ in describe_keys()}
-    if FILE_NAME.search(reference) or any(key == reference or key.startswith(f"{reference}.") for key in keys):
-        return False
-    if any(reference.startswith(f"{key}.") for key in keys):
+    sections = {f"{key}.".startswith(f"{reference}.") or f"{reference}.".startswith(f"{key}.") for key in recipe_keys()}
+    if FILE_NAME.search(reference) or any(sections):
         return False
     first, *rest = reference.removeprefix("plait.").split(".")
     seen_from = package.split(".")

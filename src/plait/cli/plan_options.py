@@ -50,7 +50,7 @@ class OnCluster:
             plan: a plan file, whose ranks are the devices where nothing else says how many.
 
         Raises:
-            UserError: the recipe, a key, the cluster or the lengths cannot be used.
+            UserError: the recipe, a key, `--devices`, the cluster or the lengths cannot be used.
         """
         if self.devices is not None and self.devices < 1:
             raise ConfigError(f"--devices: expected at least 1, found {self.devices}")

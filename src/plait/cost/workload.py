@@ -40,7 +40,11 @@ class Lengths:
 
     @classmethod
     def lognormal(cls, median: float, sigma: float, longest: int, count: int = 256) -> Lengths:
-        """Quantiles of a log-normal distribution, cut at `longest`, where a run cuts its responses."""
+        """Quantiles of a log-normal distribution, cut at `longest`, where a run cuts its responses.
+
+        Raises:
+            ConfigError: `median` is not above 0, `sigma` is below 0, or `longest` is below 1.
+        """
         if not (median > 0 and sigma >= 0 and longest >= 1):
             raise ConfigError(
                 f"lengths: expected a median above 0, sigma of 0 or more and a longest of at least 1, found {median}, "

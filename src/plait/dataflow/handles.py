@@ -138,13 +138,22 @@ class Generated(Samples):
 
 
 def rows_of(samples: Any, call: str) -> int:
+    """The id of the node that these samples come from.
+
+    Raises:
+        FlowError: they are no samples.
+    """
     if not isinstance(samples, Samples):
         raise FlowError(f"{call} takes samples (what `generate` returns), not {describe(samples)}")
     return samples.rows
 
 
 def column_of(handle: Any, rows: int | None, call: str) -> Column:
-    """The column of a handle that is read by a call on `rows` (None: on no rows)."""
+    """The column of a handle that is read by a call on `rows` (None: on no rows).
+
+    Raises:
+        FlowError: it is no column, or one of tokens of other samples.
+    """
     if not isinstance(handle, ColumnHandle):
         raise FlowError(f"{call} takes a column (what a call returns), not {describe(handle)}")
     if rows is not None and handle.column.rows != rows and handle.column.level is Level.TOKEN:

@@ -134,11 +134,12 @@ def activation(mlp: Any) -> int:
 
 
 def input_of(args: Any, kwargs: Any) -> Tensor:
+    """The hidden states [..., H] among the arguments of a layer's call."""
     return args[0] if args else kwargs["hidden_states"]
 
 
 def factor_between(embedded: Tensor, entered: Tensor) -> float | None:
-    """The factor between the embeddings and what enters the first layer; None for 1."""
+    """The factor between the embeddings and what enters the first layer, both [..., H] alike; None for 1."""
     if torch.equal(embedded, entered):
         return None
     wide = embedded.double().flatten()

@@ -86,7 +86,8 @@ class SampleMoves:
             since: leave out keys and values of so many tokens, which an earlier call gave.
             until: leave out those from this token on; None: all that there are.
             final: take the sample out of this engine. False: it goes on, and a later call gives the rest.
-            out: memory for the keys and values, as `SampleState.holdings` has them.
+            out: memory for the keys and values: [elements] in the pool's dtype, as `SampleState.holdings` has them;
+                None: it is taken anew.
 
         Raises:
             CallError: the sample has not started, or has ended.

@@ -122,7 +122,11 @@ class Response:
         return len(token_ids)
 
     def append(self, token_id: int, logprob: float, tokenizer: Any) -> None:
-        """One token more; see `extend`."""
+        """One token more; see `extend`.
+
+        Raises:
+            RunError: the log-prob is not finite.
+        """
         if not math.isfinite(logprob):
             raise RunError(
                 f"sample {self.request.prompt.uid}.{self.index}: expected finite logits at response token "

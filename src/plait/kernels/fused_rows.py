@@ -109,7 +109,7 @@ def _gated_backward(gate_N, up_N, grad_N, grad_gate_N, grad_up_N):
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up, the first factor rounded."""
+    """silu(gate) · up, the first factor rounded: contiguous bfloat16 of one shape, to that shape."""
     out = torch.empty_like(gate)
     arrays = [array_of(t.view(-1)) for t in (gate, up, out)]
     _share_out(lambda start, stop: _gated(*(a[start:stop] for a in arrays)), gate.numel(), gate.numel())
@@ -124,7 +124,7 @@ def gated_(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and up."""
+    """Gradients of gate and up, from them and the gradient of `gated`: all contiguous bfloat16 of one shape."""
     out = torch.empty_like(gate), torch.empty_like(up)
     arrays = [array_of(t.view(-1)) for t in (gate, up, grad, *out)]
     _share_out(lambda start, stop: _gated_backward(*(a[start:stop] for a in arrays)), gate.numel(), gate.numel())

@@ -74,6 +74,9 @@ def rows(
     Args:
         params: as of `row_parameters`.
         slot_of: the slot of each row; slots may hold any number of rows, also none.
+
+    Raises:
+        LayoutError: a row has no slot, or one that the layout does not have.
     """
     count = spread.num_slots(layout)
     if len(slot_of) != len(params) or any(not 0 <= slot < count for slot in slot_of):
@@ -145,6 +148,9 @@ def cache(
     Args:
         params: as of `cache_parameters`.
         instances: the instance that has each sample, a layout with dp 1.
+
+    Raises:
+        LayoutError: an instance has a dp above 1.
     """
     per_sample = 2 * len(shape.layers)
     boxes: dict[int, list[tuple[int, Box]]] = {}

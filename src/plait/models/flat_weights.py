@@ -193,7 +193,14 @@ def _rows(view: Tensor) -> Tensor:
 
 
 def cut_block(whole: Tensor, block: Block) -> Tensor:
-    """A rank's block of a whole parameter."""
+    """A rank's block of a whole parameter.
+
+    Args:
+        whole: of the parameter's shape; any dtype.
+
+    Returns:
+        [*block.shape] in the same dtype; a view where the block lies in one piece.
+    """
     if block.param.cut is None:
         return whole
     part = whole.reshape(block.param.grid)[:, block.start : block.stop]

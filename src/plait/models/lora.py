@@ -203,6 +203,11 @@ def own_adapter(model: LanguageModel | ScalarModel) -> OwnPart:
 
 
 def peft_library() -> Any:
+    """The package peft.
+
+    Raises:
+        ModelError: it is not installed.
+    """
     try:
         import peft
     except ImportError as error:

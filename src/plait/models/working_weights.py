@@ -193,7 +193,8 @@ class OwnPart:
         """A flat buffer in the dtype and on the device of `like`.
 
         Args:
-            params: what stands in the buffer, and the value to begin with (None: zeros).
+            params: what stands in the buffer, and the value to begin with, of the parameter's shape (None: zeros).
+            like: of any shape.
         """
         layout = FlatLayout.one_rank(params)
         weights = torch.zeros(layout.num_elements, dtype=like.dtype, device=like.device)

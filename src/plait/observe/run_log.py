@@ -52,7 +52,11 @@ class RunLog:
         return self._offset
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row. Values are JSON values or scalars that have `item()`, such as NumPy's."""
+        """Write one row. Values are JSON values or scalars that have `item()`, such as NumPy's.
+
+        Raises:
+            RunError: the file system refuses it; the file ends with the row before.
+        """
         line = encode_row(row)
         try:
             written = 0

@@ -66,6 +66,7 @@ class TraceWriter:
     Lanes appear in the viewer in the order of their first event.
 
     Raises:
+        DataError: the file that is to be continued is damaged.
         RunError: the file system refuses a write (a full disk); the file then ends with the last whole append.
     """
 

@@ -39,7 +39,7 @@ def score(workload: Workload, schedule: Schedule) -> Score:
 
 
 def score_order(workload: Workload, t: Tables, order: Ints) -> Score:
-    """`score` for an order of action numbers."""
+    """`score` for an order of action numbers. Raises `DataError` when it deadlocks."""
     makespan = evaluate(t, order, np.inf, np.empty(len(order)), np.empty(3 * workload.num_ranks, np.int64))
     if makespan == np.inf:
         raise DataError("the schedule deadlocks: some actions wait for each other")

@@ -71,6 +71,9 @@ def search(
     on_progress: called after every turn (a fraction of a second)
     clock:       what `seconds` is measured by; a benchmark passes `time.process_time`
     Ctrl-C ends the search and the best schedule so far is returned (`stopped_by` is "interrupted").
+
+    Raises:
+        ConfigError: `seconds` is below 0.
     """
     if seconds < 0:
         raise ConfigError(f"seconds: expected zero or more, found {seconds}")

@@ -109,6 +109,10 @@ def run(
         recipe_file: that the recipe was read from, of which the folder gets a copy.
         attached: the part of this command in a run on several nodes, which it leads; None: there is no other.
         num_nodes: on which the recipe's launcher ray is to start the ranks; 0: as few as have room.
+
+    Raises:
+        UserError: something in the input cannot be used; nothing was started.
+        RunError: the run had to stop.
     """
     origin = Origin.here(recipe_file)
     set_up(recipe.threads)

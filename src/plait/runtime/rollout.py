@@ -77,6 +77,9 @@ class Rollout:
 
         Args:
             fused: the task of the call, where others score on ranks that have nothing left to generate.
+
+        Raises:
+            RunError: of all the groups that `resample` had drawn none may stay.
         """
         resample = node.generation.resample
         if self.beside is not None or node.id in state.growing:

@@ -37,16 +37,21 @@ class Gradients(Protocol):
     """The gradients of one role's trained parameters, in the master dtype."""
 
     flat: Tensor
-    """Gradients of all of the rank's working weights, or of its share [E]. No call leaves its numbers to the next."""
+    """[E], gradients of all of the rank's working weights, or of its share. No call leaves its numbers to the next."""
     own: Tensor
-    """The share of this rank, a view of `flat`."""
+    """[E of the share], that of this rank, a view of `flat`."""
 
     def zero(self) -> None:
         """A mini-batch begins."""
         ...
 
     def take(self, entry: int, gradient: Tensor) -> None:
-        """A backward has completed the gradient of an entry of the layout."""
+        """A backward has completed the gradient of an entry of the layout.
+
+        Args:
+            entry: its number in the layout.
+            gradient: of the entry's shape, in the compute dtype.
+        """
         ...
 
     def end_micro_batch(self) -> None:

@@ -213,12 +213,13 @@ class MasterOptimizer:
         return self.buffers() | {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
 
     def buffers(self) -> dict[str, Tensor]:
-        """The flat tensors of `state`, the live ones: written in place by a move, and taken over by `load_state`."""
+        """The flat tensors of `state` [elements of this rank's share], in the dtype of the masters, the live ones: written
+        in place by a move, and taken over by `load_state`."""
         buffers = {"masters": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return buffers if self.averaged is None else {**buffers, AVERAGED: self.averaged}
 
     def scratch(self) -> dict[str, Tensor]:
-        """Flat tensors whose values no call leaves to the next."""
+        """Flat tensors [E], as of `Gradients.flat`, whose values no call leaves to the next."""
         return {"gradients": self.gradients}
 
     def holdings(self) -> dict[str, Holdings]:

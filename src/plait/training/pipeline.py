@@ -40,23 +40,29 @@ class Stage(Protocol):
     """What one model does on this rank: its stage of one pipeline, for the micro-batches of one call."""
 
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
-        """Micro-batch `index`, from what the stage before made of it; None: this is the first.
+        """Micro-batch `index`, from what the stage before made of it.
+
+        Args:
+            inputs: hidden states [T, H] of its T packed tokens, in the compute dtype; None: this is the first stage.
 
         Returns:
-            What the next stage needs; None on the last.
+            [T, H] alike, for the next stage; None on the last.
         """
         ...
 
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
-        """The backward, from the gradient of what `forward` returned; None: this is the last.
+        """The backward of micro-batch `index`.
+
+        Args:
+            gradient: [T, H] of what `forward` returned; None: this is the last stage.
 
         Returns:
-            The gradient of the inputs; None on the first.
+            The gradient [T, H] of the inputs; None on the first.
         """
         ...
 
     def room(self, index: int) -> Tensor:
-        """Memory for one message of a micro-batch, in either direction."""
+        """Memory [T, H] for one message of a micro-batch, in either direction, in the compute dtype."""
         ...
 
     def tokens(self, index: int) -> int:

@@ -86,6 +86,7 @@ class ScoringStage:
 
     @torch.no_grad()
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
+        """See `pipeline.Stage`: [T, H] to [T, H], without a graph for a backward; what the last stage says is taken."""
         micro = self.micros[index]
         made = self.part.forward(self.part.packed(self.rows, micro), inputs, self.temperature)
         if not isinstance(made, Outputs):
@@ -119,6 +120,7 @@ class TrainingStage:
         return self.part.room(self.tokens(index))
 
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
+        """See `pipeline.Stage`: [T, H] to [T, H]; what the backward starts from is kept."""
         with self.optimizer.collecting_gradients():
             if inputs is not None:
                 inputs.requires_grad_(True)
@@ -132,6 +134,7 @@ class TrainingStage:
         return None
 
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
+        """See `pipeline.Stage`: [T, H] to [T, H]; gradients of the stage's weights are added to the optimizer's."""
         inputs, start = self.kept.pop(index)
         with self.optimizer.collecting_gradients():
             if gradient is None:

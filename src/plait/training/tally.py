@@ -100,7 +100,15 @@ def gathered(peers: Peers, record: Mapping[str, Any], device: torch.device) -> l
 
 
 def summed(team: Team, values: FloatArray, device: torch.device) -> FloatArray:
-    """Numbers of which each rank that speaks has some and 0 for the others', on every rank."""
+    """The sums over all ranks, on every rank, of numbers of which each rank that speaks has some and 0 for the others'.
+
+    Args:
+        values: float64 of one shape on all ranks; those of a rank that does not speak count as 0.
+        device: on which ranks send them.
+
+    Returns:
+        float64 of that shape, on the host.
+    """
     if team.all.size == 1:
         return values
     own = values if speaks(team) else np.zeros_like(values)

@@ -44,7 +44,12 @@ class TokenMeans:
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, values: Tensor, count: int | None = None) -> None:
-        """Values of this micro-batch, of `count` in the mini-batch; None: one per token."""
+        """Add up what one micro-batch has of a mean.
+
+        Args:
+            values: of any shape and float dtype, on the device; their sum is added in float64.
+            count: by which the mini-batch's sum is divided; None: its tokens.
+        """
         share = values.detach().sum(dtype=torch.float64)
         self._sums[name] = self._sums[name] + share if name in self._sums else share
         self._counts[name] = self._num_tokens if count is None else count

@@ -40,7 +40,7 @@ class Trainer:
     The model is a language model (log-probs, entropies) or a scalar one (values, scores). Of its parameters the trained
     ones require gradients, and only while a training micro-batch runs: roles may share a module.
 
-    A trained bfloat16 model must get new weights through `Optimizer.load_state`: what is written into its working
+    A trained bfloat16 model must get new weights through `MasterOptimizer.load_state`: what is written into its working
     weights otherwise is overwritten by the masters at the next step.
 
     On several ranks every one has a Trainer of the same role over its part of the model; all call the same methods with

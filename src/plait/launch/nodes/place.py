@@ -158,7 +158,11 @@ def leader_of(text: str) -> tuple[str, int]:
 
 
 def first_host(names: str) -> str:
-    """The first of Slurm's list of hosts: `gpu[003-007,12],login` → `gpu003`."""
+    """The first of Slurm's list of hosts: `gpu[003-007,12],login` → `gpu003`.
+
+    Raises:
+        ConfigError: the list does not begin with a name.
+    """
     match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", names)
     if match is None:
         raise ConfigError(f"SLURM_NODELIST: expected the names of hosts, found `{names:.80}`; give --leader HOST:PORT")

@@ -89,7 +89,11 @@ def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dic
 
 @torch.no_grad()
 def merged_weight(layer: Any, adapter: str | None) -> Tensor:
-    """W + (alpha / rank) · B A of a layer of peft, in the layer's orientation, float32 or wider: rounded only once."""
+    """W + (alpha / rank) · B A of a layer of peft, float32 or wider: rounded only once.
+
+    Returns:
+        [out, in], or [in, out] where the layer keeps its weight so, as W has it.
+    """
     weight = layer.base_layer.weight
     wide = torch.promote_types(weight.dtype, torch.float32)
     delta = layer.lora_B[adapter].weight.to(wide) @ layer.lora_A[adapter].weight.to(wide) * layer.scaling[adapter]

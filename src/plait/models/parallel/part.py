@@ -37,7 +37,7 @@ class Part:
         return self.team.tp.size == self.team.pp.size == 1
 
     def sum_partial_gradients(self, layout: FlatLayout, gradients: Tensor) -> None:
-        """See `TrainedWeights.sum_partial_gradients`."""
+        """See `TrainedWeights.sum_partial_gradients`; gradients are flat [layout.num_elements], summed in place."""
         self.sum_over_tp({block.param.name: gradients[start:stop] for block, start, stop in layout.entries})
         if self.team.ends.size > 1:
             for block, start, stop in layout.entries:
@@ -45,7 +45,7 @@ class Part:
                     self.team.ends.all_reduce(gradients[start:stop])
 
     def sum_over_tp(self, gradients: Mapping[str, Tensor]) -> None:
-        """See `TrainedWeights.sum_over_tp`."""
+        """See `TrainedWeights.sum_over_tp`; gradients are name → [elements], summed in place."""
         for partial in self.partials:
             if names := tuple(name for name in partial.names if name in gradients):
                 sum_partials([replace(partial, names=names)], gradients, self.team.tp)
