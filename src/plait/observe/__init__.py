@@ -5,7 +5,7 @@
 * `trackers`: TensorBoard and Weights & Biases, off unless asked for.
 * `trace`: the Chrome trace file of a timeline.
 * `doctor`: rules over what a step says of itself (`doctor_rules`, `doctor_agreement`, `doctor_training`).
-* `console`, `screen`: what is printed, and text made safe for it; `loading`: what a command waits for before its work begins.
+* `console`, `screen`: what is printed, and text made safe for it; `loading`: what a command waits for at its start.
 
 Enters: names and plain numbers. Leaves: files and lines on stderr. Imports `output`, `settings`, `json_text` and
 `errors`; no torch (a tracker that is switched on brings its own imports when it is opened).

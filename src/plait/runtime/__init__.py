@@ -1,7 +1,7 @@
 """The main loop of a run and what surrounds it: before it what is checked and planned, beside it the run's folder.
 
-* `prepare` reads and checks a recipe (`prepared`, `reading`, `tokenizers`), `planning` and `fusing` find and foretell its
-  plan (`run_planning`, `machine`, `network`, `lengths`), `roles` fills its roles (`filling`, `reward_pools`).
+* `prepare` reads and checks a recipe (`prepared`, `reading`, `tokenizers`), `planning` and `fusing` find and foretell
+  its plan (`run_planning`, `machine`, `network`, `lengths`), `roles` fills its roles (`filling`, `reward_pools`).
 * `controller` is the main loop, `session` what it has open, `workers` what it asks of all that computes.
 * `executor` runs a step of the traced graph, `calls` says what each call does: `rollout` generates (`running_on`,
   `rebalancing`, `tail`), `rewarding` and `scorer` score, `streams` and `free_copies` score in parts.

@@ -2,8 +2,8 @@
 
 * `action`: the smallest thing scheduled, with a text form that parses back (`actor:2F0`).
 * `schedule`: ordered actions of each rank, their file form; `validate` says why one cannot run.
-* `pipeline`: models cut into stages on ranks, one or two at a time; `generators` makes schedules of them by rule (GPipe,
-  1F1B). Searches for better ones are in `planner`.
+* `pipeline`: models cut into stages on ranks, one or two at a time; `generators` makes schedules of them by rule
+  (GPipe, 1F1B). Searches for better ones are in `planner`.
 * `plan`: what a run is told to do: placements, schedules, policies and the predicted timeline under one name;
   `named_plans` makes those that have names, `completion` completes one and checks it against the flow, `placements` is
   what one role needs of it.
@@ -14,5 +14,5 @@
 * `timeline`: actions with start, end and bytes, predicted or measured; `compare` holds two against each other, `idle`
   says what ranks waited for, `gantt` draws one.
 
-Enters: numbers, a dataflow. Leaves: records. Imports `dataflow`, `layout`, `observe` and what lies below them; no torch.
+Enters: numbers, a dataflow. Leaves: records. Imports `dataflow`, `layout` and what lies below them; no torch.
 """

@@ -34,8 +34,8 @@ class Done:
     """Tokens of the packed row that were computed; 0 for a STEP."""
     bytes: int = 0
     """A SEND counts those that it sent, any other action those that this rank received: messages, gradients and
-    weights in a STEP, of activations under tensor parallelism (`models.parallel.transfer.Traffic`). Of a move those that
-    moved, in the dtype of the wire; 0 for a view."""
+    weights in a STEP, of activations under tensor parallelism (`models.parallel.transfer.Traffic`). Of a move those
+    that moved, in the dtype of the wire; 0 for a view."""
     lane: str = COMPUTE
     """The resource of the rank that it kept busy."""
     role: str = ""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 class SequenceSum(torch.autograd.Function):
-    """For each token the sum over its response: values [R] of any float dtype and lengths [N] int64, as of `sums_of`, to
-    [R] in the dtype of the values. Its matrix is symmetric, so the backward is the same sum of gradients.
+    """For each token the sum over its response: values [R] of any float dtype and lengths [N] int64, as of `sums_of`,
+    to [R] in the dtype of the values. Its matrix is symmetric, so the backward is the same sum of gradients.
 
     Token after token, in float64: the sum of a response does not depend on what else is in the micro-batch, nor (unlike
     that of a scatter) on the order in which threads get there.
