@@ -134,7 +134,7 @@ def emulated(group: Group, stages: int, options: argparse.Namespace) -> None:
         ring = Ring(stages, groups, step_s, hop_s)
         expected_s = ring.round_s + (min(groups, stages) - 1) * (step_s + hop_s) / options.rounds
         numbers = [f"{1e3 * seconds:.1f}", f"{1e3 * expected_s:.1f}", f"{seconds / expected_s:.3f}"]
-        print(row(f"G = {groups}", [*numbers, f"{shares[groups]:.0%}", f"{ring.utilisation:.0%}"]))
+        print(row(f"G = {groups}", [*numbers, f"{shares[groups]:.0%}", f"{groups * step_s / ring.round_s:.0%}"]))
     print()
 
 

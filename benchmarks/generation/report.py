@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from generation.fit import StepTime, fit, mean_error, r_squared, typical
+from generation.memory import generation_rows
 from generation.processes import Timed
 from generation.serving import Outcome
 from generation.workload import Case, Workload
-from plait.cost.generation_memory import generation_rows
 from plait.cost.limit import IdealStep, MachineRates, ideal_steps, limit_seconds
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS

@@ -1,7 +1,8 @@
 """What the C libraries of a process keep of the memory that it has used, and what they are told to.
 
 They read their limits once, when they first compute, so `bound` is called before that: where
-`models.compute.cpu_linear`, which everything that computes imports, asks for its first product. What the user has set in the environment stays.
+`models.compute.cpu_linear`, which everything that computes imports, asks for its first product. What the user has set
+in the environment stays.
 """
 
 from __future__ import annotations

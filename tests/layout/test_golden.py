@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from plait.layout.batches import CacheShape
+from plait.layout.batches import CacheShape, cache_parameters
 from plait.layout.holdings import Holdings, weights
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.move import plan_move
@@ -129,4 +129,5 @@ def test_receivers_share_the_sending() -> None:
 @pytest.mark.parametrize(("layers", "heads", "per_token"), [(32, 32, 524288), (40, 40, 819200)])
 def test_bytes_of_keys_and_values(layers: int, heads: int, per_token: int) -> None:
     shape = CacheShape.uniform(layers, heads, heads, key_dim=128, value_dim=128)
-    assert shape.token_elements * 2 == per_token
+    elements = sum(param.num_elements for param in cache_parameters(shape, [1]))
+    assert elements * 2 == per_token

@@ -21,15 +21,15 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
-from plait.models.files.saving import save_pretrained
+from plait.models.files.saving import merged_weight, save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
-from plait.models.lora import add_lora, merge_lora, without_lora
+from plait.models.lora import add_lora, without_lora
 from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_loading import scalar_of, scalar_view
 from plait.models.scalar_model import HEAD, ScalarModel
-from plait.models.working_weights import layout_of
+from plait.models.working_weights import adapted_layers, layout_of
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings
 from tests.cases import slow_but
@@ -55,6 +55,19 @@ def stirred(view: Any, seed: int = 0) -> Any:
 def logprobs_of(model: LanguageModel, **options: Any) -> Tensor:
     with torch.no_grad():
         return model.logprobs(pack(RAGGED), 1.0, **options)[0]
+
+
+@torch.no_grad()
+def merged_copy(view: Any) -> Any:
+    """A copy of the model under the adapter, with its layers merged one by one."""
+    whole = copy_of(without_lora(view))
+    for at, layer in adapted_layers(view.module.base_model).items():
+        if view.own.adapter in layer.lora_A:
+            weight = whole.module.base_model.get_parameter(f"{at}.weight")
+            weight.copy_(merged_weight(layer, view.own.adapter))
+    if isinstance(view, ScalarModel):
+        whole.module.score.weight.copy_(view.module.score.weight)
+    return whole
 
 
 def in_peft(view: LanguageModel, module: Any) -> Any:
@@ -118,7 +131,7 @@ def test_alpha_and_targets_are_the_settings(tmp_path: Path) -> None:
     weight = view.module.get_parameter("model.layers.1.mlp.down_proj.weight")
     key = "model.layers.1.mlp.down_proj.lora_"
     delta = 1.5 * view.trained.parameter(f"{key}B.weight") @ view.trained.parameter(f"{key}A.weight")
-    merged = merge_lora(view).module.get_parameter("model.layers.1.mlp.down_proj.weight")
+    merged = merged_copy(view).module.get_parameter("model.layers.1.mlp.down_proj.weight")
     torch.testing.assert_close(merged, weight + delta, rtol=0, atol=1e-12)
     save_adapter(view, tmp_path / "it")
     config = json.loads((tmp_path / "it" / "adapter_config.json").read_text())
@@ -237,7 +250,7 @@ def test_a_critic_of_its_own_backbone_has_an_adapter_and_its_head() -> None:
     assert not torch.equal(scores_of(stirred(view), RAGGED), before)
     assert torch.equal(scores_of(without_lora(view), RAGGED), before)
     assert torch.equal(scores_of(copy_of(view), RAGGED), scores_of(view, RAGGED))
-    torch.testing.assert_close(scores_of(merge_lora(view), RAGGED), scores_of(view, RAGGED), rtol=0, atol=1e-9)
+    torch.testing.assert_close(scores_of(merged_copy(view), RAGGED), scores_of(view, RAGGED), rtol=0, atol=1e-9)
 
 
 def test_training_moves_the_adapter_and_nothing_else() -> None:
@@ -374,7 +387,7 @@ def test_a_merged_export_is_a_plain_model(family: str, tmp_path: Path) -> None:
     expected = logprobs_of(view)
     merged = load_model(str(tmp_path / "it"), dtype="float32")
     torch.testing.assert_close(logprobs_of(merged), expected, rtol=0, atol=1e-4)
-    assert torch.equal(merged.weights, merge_lora(view).weights)
+    assert torch.equal(merged.weights, merged_copy(view).weights)
     assert merged.layout == base.layout
     assert (expected - logprobs_of(base)).abs().max() > 1e-2
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from plait.errors import ConfigError
 from plait.planner import engines, kernels
-from plait.planner.bounds import data_parallel_ideal, lower_bound, memory_bound, simple_bound
+from plait.planner.bounds import data_parallel_ideal, lower_bound, memory_bound
 from plait.planner.evaluate import score, score_order, serial_makespan
 from plait.planner.exact import available, minimise_makespan, minimise_memory, search_exact
 from plait.planner.greedy import greedy
@@ -36,6 +36,17 @@ rows = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"row{pr
 def greedy_score(workload):
     t = tables_of(workload)
     return score_order(workload, t, greedy(workload, t))
+
+
+def simple_bound(workload: Workload) -> float:
+    """The bound that RLHFuse prints as the theoretical best: critical path of one model, or average work."""
+    alone = []
+    for pipeline in workload.pipelines:
+        forward_s, backward_s = pipeline.forward_s, pipeline.backward_s
+        for stage in range(pipeline.num_stages):
+            ramp = sum(row[0] for row in forward_s[:stage]) + sum(row[-1] for row in backward_s[:stage])
+            alone.append(sum(forward_s[stage]) + sum(backward_s[stage]) + ramp)
+    return max([data_parallel_ideal(workload), *alone])
 
 
 @rows

@@ -28,7 +28,7 @@ def ring_schedule(num_stages: int, num_groups: int, num_rounds: int) -> Schedule
 
 
 @pytest.mark.parametrize(
-    ("stages", "groups", "hop", "round_s", "utilisation"),
+    ("stages", "groups", "hop", "round_s", "busy"),
     [
         (4, 1, 0.0, 8.0, 0.25),  # naive: one stage in P is busy
         (4, 4, 0.0, 8.0, 1.0),
@@ -38,10 +38,10 @@ def ring_schedule(num_stages: int, num_groups: int, num_rounds: int) -> Schedule
         (1, 1, 0.0, 2.0, 1.0),
     ],
 )
-def test_closed_forms(stages, groups, hop, round_s, utilisation):
+def test_closed_forms(stages, groups, hop, round_s, busy):
     ring = Ring(stages, groups, 2.0, hop)
     assert ring.round_s == round_s
-    assert ring.utilisation == utilisation
+    assert groups * ring.stage_s / ring.round_s == busy
 
 
 @settings(max_examples=40)

@@ -15,7 +15,7 @@ from plait.policy.migration import (
     decide,
     kv_bytes,
 )
-from plait.policy.threshold import Rollout, drift, outcome, tune
+from plait.policy.threshold import Rollout, outcome, tune
 
 
 def load(instance, *samples, free=10**9):
@@ -131,12 +131,6 @@ def test_the_gain_is_within_its_bound():
     assert tuned.serial_s / tuned.total_s <= 1 + scoring_s / (tuned.serial_s - scoring_s)
     assert dict(tuned.curve)[tuned.threshold] == tuned.total_s
     assert tune(rollout, lengths, 128, draws=4, seed=0) == tuned
-
-
-def test_drift_is_the_largest_gap_between_the_distributions():
-    assert drift([1, 2, 3, 4], [1, 2, 3, 4]) == 0
-    assert drift([1, 2, 3, 4], [5, 6]) == 1
-    assert drift([1, 2, 3, 4], [3, 4, 5, 6]) == 0.5
 
 
 def test_how_samples_move() -> None:

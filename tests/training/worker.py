@@ -247,7 +247,7 @@ class Worker:
             for name, held in trainer.optimizer.holdings().items():
                 buffers = trainer.optimizer.buffers()
                 exhausted(saving(held, cluster, self.rank, buffers, SavedFiles(Path(folder), name)))
-            if team.is_leader:
+            if team.all.index == 0:
                 counts = {name: tensor for name, tensor in trainer.optimizer.state().items() if tensor.ndim == 0}
                 torch.save(counts, f"{folder}/counts.pt")
         return metrics

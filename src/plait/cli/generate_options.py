@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -16,9 +16,6 @@ from plait.json_text import parse as parse_json
 from plait.output import check_file
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.settings import MOST
-
-if TYPE_CHECKING:
-    pass
 
 _SEVERAL = Parameter(consume_multiple=1)
 

@@ -116,10 +116,6 @@ class CacheShape:
         """All layers alike."""
         return cls(layers, heads, tuple(LayerCache(layer, groups, key_dim, value_dim) for layer in range(layers)))
 
-    @property
-    def token_elements(self) -> int:
-        return sum(layer.groups * (layer.key_dim + layer.value_dim) for layer in self.layers)
-
 
 def cache_parameters(shape: CacheShape, lengths: Sequence[int]) -> tuple[Param, ...]:
     """Keys and values of samples, or of ranges of their tokens: for each and each layer [groups, tokens, dim], cut by

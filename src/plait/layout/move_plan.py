@@ -123,14 +123,6 @@ class MovePlan:
     def num_rounds(self) -> int:
         return 1 + max((action.round for _, action in self if action.peer >= 0), default=-1)
 
-    def transient_bytes(self, rank: int) -> int:
-        """Most that the messages of one round need as buckets, one for sending and one for receiving."""
-        totals: dict[int, int] = defaultdict(int)
-        for action in self.rows.get(rank, ()):
-            if action.peer >= 0:
-                totals[action.round] += action.num_elements * self.item_bytes
-        return max(totals.values(), default=0)
-
     def to_text(self) -> str:
         """One line per rank: counts and bytes; then each message, `12@3>5 4096` for seq 12 in round 3 to rank 5."""
         lines = []

@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param
-from plait.models.backbone_model import copy_of
 from plait.models.draws import generator
-from plait.models.files.saving import merged_weight
 from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.part import require_whole
@@ -86,20 +84,6 @@ def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> M
 def without_lora(model: Model) -> Model:
     """The model under the adapter: the same weights; the reference of an actor. A model without one is itself."""
     return model if model.own is None or model.own.adapter is None else model.own.base
-
-
-@torch.no_grad()
-def merge_lora(model: Model) -> Model:
-    """A frozen copy with the adapter merged into its weights, for export: its log-probs differ in the rounding."""
-    own = own_adapter(model)
-    merged = copy_of(own.base)
-    decoder = merged.module.base_model
-    for at, layer in adapted_layers(model.module.base_model).items():
-        if own.adapter in layer.lora_A:
-            decoder.get_parameter(f"{at}.weight").copy_(merged_weight(layer, own.adapter))
-    if isinstance(model, ScalarModel):
-        merged.module.score.weight.copy_(model.module.score.weight)
-    return merged
 
 
 # --- the layers --------------------------------------------------------------------------------------------------

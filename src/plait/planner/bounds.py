@@ -24,12 +24,6 @@ def lower_bound(workload: Workload) -> float:
     return float(bound)
 
 
-def simple_bound(workload: Workload) -> float:
-    """The weaker bound that RLHFuse prints as the theoretical best: critical path of one model, or average work."""
-    alone = [_alone(p.forward_s, p.backward_s) for p in workload.pipelines]
-    return max([data_parallel_ideal(workload), *alone])
-
-
 def memory_bound(workload: Workload) -> float:
     """The peak memory of each model's own 1F1B schedule, the larger of the two (RLHFuse A5): min(stages, micro-batches)
     activations of the first stage. A schedule may hold less, at the price of bubbles.
@@ -44,12 +38,6 @@ def data_parallel_ideal(workload: Workload) -> float:
     models, before its all-reduce. Fusion beats 1F1B, not this.
     """
     return sum(workload.work_s()) / workload.num_ranks
-
-
-def _alone(forward_s, backward_s) -> float:
-    both = [sum(forward) + sum(backward) for forward, backward in zip(forward_s, backward_s, strict=True)]
-    ramp = [sum(row[0] for row in forward_s[:s]) + sum(row[-1] for row in backward_s[:s]) for s in range(len(both))]
-    return max(work + way for work, way in zip(both, ramp, strict=True))
 
 
 def _heads(t: Tables) -> list[float]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import inf
 
-from plait.layout.mesh import Parallelism
 from plait.planner.plan_space import Form, PlanSpace
 from plait.schedule.named_plans import BASELINES
 from plait.simulator.places import Place
@@ -136,21 +135,6 @@ def leanest(space: PlanSpace) -> tuple[Place, ...] | None:
         form = min(forms, key=lambda candidate: candidate.static_bytes + candidate.active_bytes)
         places.append(space.place(slot, everyone, form, "offload"))
     return tuple(places)
-
-
-def one_layout(space: PlanSpace, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[Place, ...] | None:
-    """Every call on the same devices in the same parallelism, where all of them can be."""
-    places = []
-    for slot in range(len(space.graph.slots)):
-        forms = [form for form in space.forms(slot, ranks) if _same(form.parallelism, sizes)]
-        if not forms:
-            return None
-        places.append(space.place(slot, ranks, forms[0]))
-    return tuple(places)
-
-
-def _same(one: Parallelism, other: Parallelism) -> bool:
-    return (one.dp, one.tp, one.pp) == (other.dp, other.tp, other.pp)
 
 
 MAKERS: Mapping[str, Callable[[PlanSpace], tuple[Place, ...] | None]] = {

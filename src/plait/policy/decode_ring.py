@@ -34,11 +34,6 @@ class Ring:
         """Seconds in which every group gets one token: max(P (t + c), G t)."""
         return max(self.num_stages * (self.stage_s + self.hop_s), self.num_groups * self.stage_s)
 
-    @property
-    def utilisation(self) -> float:
-        """Share of time in which a stage is busy: min(1, G t / (P (t + c)))."""
-        return self.num_groups * self.stage_s / self.round_s
-
 
 @dataclass(frozen=True, slots=True)
 class StageCost:

@@ -7,7 +7,6 @@ depends on the lengths, so it is computed, not set: `tune` scans all thresholds 
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -245,12 +244,6 @@ def tune(
     serial_s = sum(outcome(rollout, rows, 0).total_s for rows in steps) / draws
     kept = sorted(o.kept for o in results[best])[draws // 2]
     return Tuned(best, kept, total_s, serial_s, curve)
-
-
-def drift(old: Sequence[int], new: Sequence[int]) -> float:
-    """Kolmogorov–Smirnov distance of two sets of lengths: when to tune again."""
-    a, b = sorted(old), sorted(new)
-    return max(abs(bisect_right(a, x) / len(a) - bisect_right(b, x) / len(b)) for x in {*a, *b})
 
 
 def _steps_by(now: float, steps: Sequence[int], step_s: StepTime) -> int:

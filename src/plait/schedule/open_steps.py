@@ -40,11 +40,6 @@ class OpenSteps:
     beside: Callable[[Node], bool] | None = None
     early: frozenset[int] = frozenset()
 
-    def version_of(self, batch: int) -> int:
-        """The version of the weights that draw a batch, of a run that is not made longer; where rollouts halt, the
-        oldest that may."""
-        return max(0, batch - self.most)
-
     def ahead(self, step: int) -> range:
         """The batches that may be drawn while `step` is done, and that later steps train on."""
         return range(step + 1, min(step + self.most, self.steps - 1) + 1)

@@ -213,8 +213,8 @@ class MasterOptimizer:
         return self.buffers() | {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
 
     def buffers(self) -> dict[str, Tensor]:
-        """The flat tensors of `state` [elements of this rank's share], in the dtype of the masters; the live ones, written
-        in place by a move, and taken over by `load_state`."""
+        """The flat tensors of `state` [elements of this rank's share], in the dtype of the masters. They are the live
+        ones: written in place by a move, and taken over by `load_state`."""
         buffers = {"masters": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return buffers if self.averaged is None else {**buffers, AVERAGED: self.averaged}
 

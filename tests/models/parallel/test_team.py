@@ -36,7 +36,6 @@ def test_alone_there_is_nobody_to_tell():
     assert team.coordinates == Coordinates(0, 0, 0)
     assert team.is_first_stage
     assert team.is_last_stage
-    assert team.is_leader
     x = torch.arange(4.0)
     for peers in (team.dp, team.tp, team.pp, team.ends, team.all):
         assert peers.size == 1

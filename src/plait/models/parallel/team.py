@@ -72,11 +72,6 @@ class Team:
     def is_last_stage(self) -> bool:
         return self.pp.index == self.pp.size - 1
 
-    @property
-    def is_leader(self) -> bool:
-        """Whether this is the first rank of the layout."""
-        return self.all.index == 0
-
 
 def make_teams(
     layouts: Iterable[Layout],
