@@ -86,7 +86,8 @@ class LossBatch(Protocol):
     """[R], constant: 1.0 where a token is trained, else 0.0."""
 
     def aggregate(self, values_R: Tensor, how: Aggregation | str) -> Tensor:
-        """This micro-batch's share of the aggregate over the mini-batch; shares of all micro-batches add up to it."""
+        """A scalar: this micro-batch's share of the aggregate over the mini-batch. Shares of all micro-batches add up
+        to it."""
         ...
 
     def sequence_sum(self, values_R: Tensor) -> Tensor:
@@ -102,11 +103,11 @@ class LossBatch(Protocol):
         ...
 
     def mean_over_sequences(self, values_N: Tensor) -> Tensor:
-        """This micro-batch's share of the mean over the samples of the mini-batch."""
+        """A scalar: this micro-batch's share of the mean over the samples of the mini-batch."""
         ...
 
     def mean_over_pairs(self, values_P: Tensor) -> Tensor:
-        """This micro-batch's share of the mean over the pairs of the mini-batch."""
+        """A scalar: this micro-batch's share of the mean over the pairs of the mini-batch."""
         ...
 
     def log(self, name: str, values: Tensor, per: str = "token") -> None:
@@ -130,7 +131,7 @@ def is_higher(above_P: Tensor, below_P: Tensor, sizes_P: Tensor) -> Tensor:
 
 
 def minus_log_sigmoid(logits: Tensor) -> Tensor:
-    """−log σ(x) = log(1 + exp(−x)), without overflow."""
+    """−log σ(x) = log(1 + exp(−x)), without overflow; elementwise."""
     return logits.new_zeros(logits.shape).logaddexp(-logits)
 
 

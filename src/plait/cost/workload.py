@@ -20,7 +20,11 @@ from plait.recipes.role_models import optimizer_of
 
 @dataclass(frozen=True)
 class Lengths:
-    """Numbers of tokens, as a sample of them: recorded ones, or evenly spaced quantiles of a distribution."""
+    """Numbers of tokens, as a sample of them: recorded ones, or evenly spaced quantiles of a distribution.
+
+    Raises:
+        ConfigError: there are none, or one is below 1.
+    """
 
     values: tuple[int, ...]
     """Ascending, each at least 1."""

@@ -131,7 +131,7 @@ def sample_plain(
 
 
 def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) -> Tensor:
-    """The smallest logit that each row keeps under its top-k, then top-p; −inf where it keeps all.
+    """[B]: the smallest logit that each row keeps under its top-k, then top-p; −inf where it keeps all.
 
     Top-p keeps the fewest of the most probable tokens whose mass, renormalised over those that top-k kept, reaches
     top_p. Looks at the top of the vocabulary only, in growing pieces, instead of sorting it.

@@ -142,7 +142,7 @@ def holdings(shape: CacheShape, lengths: Sequence[int], instance: Layout, dtype:
 
 
 def parts(held: Holdings, shape: CacheShape, count: int, rank: int, flat: Tensor) -> list[Tensor]:
-    """The buffer of a rank as `holdings` of each of `count` ranges alone has it."""
+    """The buffer of a rank [elements], cut into views: as `holdings` of each of `count` ranges alone has it."""
     mine, per_range = held.ranks.get(rank, ()), 2 * len(shape.layers)
     sizes = [0] * count
     for number, holding in enumerate(mine):

@@ -117,7 +117,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_(gate: Tensor, up: Tensor) -> Tensor:
-    """`gated`, written over the gate."""
+    """`gated`, of tensors alike, written over the gate."""
     arrays = [array_of(t.view(-1)) for t in (gate, up)]
     _share_out(lambda start, stop: _gated_in_place(*(a[start:stop] for a in arrays)), gate.numel(), gate.numel())
     return gate
@@ -220,7 +220,10 @@ def normalised(x_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tens
 
 
 def normalised_backward(x_TH: Tensor, weight_H: Tensor, inverse_T: Tensor, grad_TH: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x, and of the weight in float32:  ∂x = i · (g − n · mean(g · n)),  n = x · i,  g = weight · ∂out."""
+    """Gradients of x [T, H], and of the weight [H] in float32.
+
+    ∂x = i · (g − n · mean(g · n)),  n = x · i,  g = weight · ∂out.
+    """
     grad_x_TH = torch.empty_like(x_TH)
     pieces_PH = torch.zeros(-(-len(x_TH) // PIECE_ROWS), len(weight_H))
     arrays = [array_of(t) for t in (x_TH, weight_H, inverse_T, grad_TH, grad_x_TH, pieces_PH)]
@@ -338,7 +341,7 @@ def logprobs_backward_(
     grad_logprobs_C: Tensor | None,
     grad_entropies_C: Tensor | None,
 ) -> Tensor:
-    """The gradient of the logits, written over them."""
+    """The gradient of the logits [C, V], written over them."""
     grads = [torch.zeros_like(lse_C) if g is None else g.contiguous() for g in (grad_logprobs_C, grad_entropies_C)]
     arrays = [array_of(t) for t in (targets_C, lse_C, entropies_C, *grads)]
     logits, by = array_of(logits_CV), np.float32(temperature)
@@ -353,6 +356,6 @@ def _add(total_N, gradient_N):
 
 
 def add_widened(total: Tensor, gradient: Tensor) -> None:
-    """total += gradient; float32 and bfloat16."""
+    """total += gradient; contiguous float32 and bfloat16 of one shape."""
     totals, gradients = array_of(total.view(-1)), array_of(gradient.view(-1))
     _share_out(lambda start, stop: _add(totals[start:stop], gradients[start:stop]), len(totals), len(totals))

@@ -82,7 +82,7 @@ def signed(bits: int) -> int:
 
 
 def draw_keys(sample_keys: Tensor, positions: Tensor) -> Tensor:
-    """`draw_key_of`, elementwise."""
+    """`draw_key_of`, elementwise over int64 of one shape."""
     return _mix(sample_keys + (positions + 1) * signed(GOLDEN))
 
 

@@ -136,7 +136,11 @@ class LocalProcesses:
         options: Mapping[str, Any] | None = None,
         deadline_s: float = START_DEADLINE_S,
     ) -> LocalGroup:
-        """See `Launcher.start`."""
+        """See `Launcher.start`.
+
+        Raises:
+            LayoutError: the ranks cannot be divided over the nodes.
+        """
         assert num_ranks >= 1, f"a group has at least one rank, asked for {num_ranks}"
         if num_ranks % len(self._nodes):
             raise LayoutError(

@@ -28,6 +28,9 @@ class Holdings:
     dtype:   of the elements in the buffers
     ranks:   rank → its holdings; a rank that is not there holds nothing
     buffers: rank → name → length in elements; other holdings may live in the same buffers
+
+    Raises:
+        LayoutError: the dtype is none of ITEM_BYTES.
     """
 
     params: tuple[Param, ...]

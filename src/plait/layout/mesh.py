@@ -16,7 +16,7 @@ from plait.errors import LayoutError
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` equal nodes of `devices` each."""
+    """`nodes` equal nodes of `devices` each. Raises LayoutError where there are none."""
 
     nodes: int
     devices: int
@@ -60,7 +60,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Distinct global ranks, in the order dp, pp, tp: tp varies fastest."""
+    """Distinct global ranks, in the order dp, pp, tp: tp varies fastest. Raises LayoutError where they are none."""
 
     ranks: tuple[int, ...]
 
@@ -76,7 +76,11 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Parallelism:
-    """`stages` are the layers of each pipeline stage; empty: as equal as they can be."""
+    """`stages` are the layers of each pipeline stage; empty: as equal as they can be.
+
+    Raises:
+        LayoutError: a number is below 1, or `stages` are not `pp`.
+    """
 
     dp: int = 1
     tp: int = 1

@@ -86,7 +86,7 @@ class BackboneModel:
         return self._decoder(ids_T, positions_T, context, checkpoint=checkpoint, read=read, inputs_TH=inputs_TH)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
-        """Places of the row whose hidden states the model's outputs are made of."""
+        """Places [N] int64 of the row whose hidden states the model's outputs are made of."""
         raise NotImplementedError
 
     def _over(self, module: Any, weights: Tensor) -> Self:

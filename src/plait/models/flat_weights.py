@@ -99,14 +99,14 @@ class FlatWeights:
             view.copy_(values[start - low : stop - low].view(view.shape))
 
     def flat(self, device: torch.device | str) -> Tensor:
-        """All of it as one flat buffer on a device: itself, if it is that."""
+        """All of it as one flat buffer [num_elements] on a device: itself, if it is that."""
         if self.whole is not None:
             return self.whole.to(device)
         out = torch.empty(self.num_elements, dtype=self.dtype, device=device)
         return self.read(0, self.num_elements, out)
 
     def sampled(self, step: int) -> Tensor:
-        """Elements 0, `step`, 2 `step`, ..."""
+        """Elements 0, `step`, 2 `step`, …: [⌈num_elements / step⌉], a view where it is one buffer."""
         if self.whole is not None:
             return self.whole[::step]
         out = torch.zeros(-(-self.num_elements // step), dtype=self.dtype, device=self.device)

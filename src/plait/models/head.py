@@ -44,11 +44,11 @@ class Vocabulary:
         return self.bounds[self.peers.index + 1]
 
     def most(self, top_C: Tensor) -> Tensor:
-        """The largest over all ranks; in place."""
+        """The largest [C] over all ranks; in place."""
         return self.peers.all_reduce(top_C, "max")
 
     def sums(self, *parts_C: Tensor) -> tuple[Tensor, ...]:
-        """The sum of each over all ranks."""
+        """The sum [C] of each over all ranks."""
         return self.peers.all_reduce(torch.stack(parts_C)).unbind()
 
     def places(self, targets_C: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class Vocabulary:
         return (targets_C - self.start).clamp(0, self.stop - self.start - 1), has_C
 
     def shared(self, hidden_NH: Tensor) -> Tensor:
-        """The hidden states, equal on all ranks, for a head of which each rank has a part."""
+        """The hidden states [N, H], equal on all ranks, for a head of which each rank has a part."""
         return copied(hidden_NH, self.peers)
 
     def gather(self, logits_NW: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from plait.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """num_stages P, num_groups G, stage_s t, hop_s c; its closed forms."""
+    """num_stages P, num_groups G, stage_s t, hop_s c; its closed forms. Raises ConfigError where there is no ring."""
 
     num_stages: int
     num_groups: int

@@ -23,7 +23,7 @@ DTYPES = {
 
 
 def allocate(held: Holdings, rank: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The buffers of a rank, filled with zeros (which the gaps between blocks keep)."""
+    """The buffers of a rank, [elements] each, filled with zeros (which the gaps between blocks keep)."""
     sizes = held.buffers.get(rank, {})
     return {name: torch.zeros(size, dtype=DTYPES[held.dtype], device=device) for name, size in sizes.items()}
 
@@ -121,6 +121,6 @@ class Staging:
         return torch.empty(num_elements, dtype=self._dtype, device=self._device)
 
     def give_back(self, memory: Tensor) -> None:
-        """Memory of `take` that is not in use any more."""
+        """Memory [elements] of `take` that is not in use any more."""
         whole = memory.untyped_storage().nbytes() // memory.itemsize
         self._free.append(memory.as_strided((whole,), (1,), 0))

@@ -33,7 +33,12 @@ class RunData(NamedTuple):
 
 
 def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelShape) -> RunData:
-    """What a run trains and is measured on."""
+    """What a run trains and is measured on.
+
+    Raises:
+        ConfigError: the flow reads several data sets and generates from none, or a key of the data does not fit them.
+        DataError: a source or one of its rows cannot be used.
+    """
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
     given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
     if not generates and len(given_names) > 1:

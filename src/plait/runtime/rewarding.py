@@ -23,7 +23,7 @@ from plait.workers.recorder import Recorder
 
 
 class RewardCalls:
-    """Runs the SCORE nodes whose role is a reward: `reward.score`, `cost.score`."""
+    """Runs the SCORE nodes whose role is a reward, or a cost."""
 
     def __init__(
         self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recorder: Recorder, progress: Progress

@@ -78,7 +78,8 @@ class WeightFacts:
 
 
 def fingerprint(weights: Tensor | FlatWeights) -> str:
-    """A hash of an even sample of a flat buffer: equal for equal weights, another after any update of them all."""
+    """A hash of an even sample of a flat buffer [elements]: equal for equal weights, another after any update of them
+    all."""
     nested = isinstance(weights, FlatWeights)
     stride = max(1, (weights.num_elements if nested else len(weights)) // SAMPLED_WEIGHTS) | 1
     sampled = weights.sampled(stride) if nested else weights.detach()[::stride]

@@ -30,6 +30,9 @@ class Pipeline:
     ranks:      ranks[stage] is where the stage runs
     forward_s, backward_s: seconds (or any unit of time) of [stage][micro-batch]
     activation: memory (any unit) of [stage][micro-batch], held from the start of the forward to the end of the backward
+
+    Raises:
+        ConfigError: stages share a rank, a table has another shape, or a time is not above 0.
     """
 
     model: str
@@ -77,7 +80,11 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Pipelines that share ranks 0 … num_ranks−1, and the most activation memory that each rank may hold."""
+    """Pipelines that share ranks 0 … num_ranks−1, and the most activation memory that each rank may hold.
+
+    Raises:
+        ConfigError: pipelines or caps do not fit the ranks, or each other.
+    """
 
     pipelines: tuple[Pipeline, ...]
     num_ranks: int

@@ -118,7 +118,7 @@ class MiniBatch:
         return loss_share(self.call.loss, batch, arguments, needs_gradient=needs_gradient)
 
     def backward(self, share: Tensor) -> None:
-        """Add the gradient of a `share` of the loss.
+        """Add the gradient of a `share` of the loss, a scalar.
 
         Raises:
             RunError: a backward of the user's own raises, or the loss has written over what the backward reads.

@@ -140,7 +140,7 @@ class MasterOptimizer:
 
     @property
     def gradients(self) -> Tensor:
-        """Those of all working weights of this rank, or of its share: see `gradients.Gradients`."""
+        """[E], those of all working weights of this rank, or of its share: see `gradients.Gradients`."""
         return self.collected.flat
 
     def step(self, loss_is_finite: bool) -> StepReport:

@@ -56,7 +56,7 @@ class Tally:
         self._seen = np.zeros((3, batch.rows.num_tokens)) if sees else None
 
     def add(self, micro: MicroBatch, outputs: Outputs, share: Tensor) -> None:
-        """One micro-batch: what the model said, and its share of the loss."""
+        """One micro-batch: what the model said, and its share of the loss, a scalar."""
         self._loss += float(share.detach())
         self._tokens += micro.num_tokens
         self._num_nonfinite += outputs.num_nonfinite

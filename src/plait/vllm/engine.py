@@ -189,7 +189,7 @@ class VllmEngine:
         return Done(f"{call}/decode", "DECODE", tokens=num_tokens, units=len(samples)), samples
 
     def halt(self, *, parks: bool) -> None:
-        """See GenerationEngine; recipes that ask for it are refused."""
+        """See GenerationEngine; recipes that ask for it are refused. Raises CallError."""
         raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
 
     def update_weights(self, version: int) -> None:

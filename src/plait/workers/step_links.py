@@ -91,14 +91,14 @@ class OneToAll:
         return self._peers.index == self._source
 
     def tell(self, message: Tensor) -> None:
-        """The next message, on a CPU; it must stay as it is."""
+        """The next message, on a CPU, of any shape and dtype; it must stay as it is."""
         tag = self._next_tag()
         for place in self._others:
             sent = self._peers.isend(message, place, tag, self._what)
             self._sends.add(sent, MOST_SENDS * len(self._others))
 
     def listen(self, room: Tensor) -> Transfer:
-        """Begin to receive the next message into a tensor on a CPU."""
+        """Begin to receive the next message into a tensor on a CPU, of its shape and dtype."""
         return self._peers.irecv(room, self._source, self._next_tag(), self._what)
 
     def rest(self) -> None:

@@ -95,7 +95,11 @@ class NodeLink:
         return bool(self.gone) or self._relay.silence_s > DOUBT_S
 
     def begin(self, order: Order) -> Began:
-        """See `Node.begin`."""
+        """See `Node.begin`.
+
+        Raises:
+            RunError: the node could not start its ranks.
+        """
         key = worker_key(self._key, order.group)
         ends: list[socket.socket] = []
         with self.changed:

@@ -67,7 +67,7 @@ class CheckpointFiles:
             return tuple(opened.get_slice(name).get_shape())
 
     def block(self, block: Block) -> Tensor:
-        """A rank's block of a parameter: a view of the mapped file, to be copied and dropped.
+        """A rank's block of a parameter [*block.shape]: a view of the mapped file, to be copied and dropped.
 
         Raises:
             ModelError: the file is gone or damaged.

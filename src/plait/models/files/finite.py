@@ -22,7 +22,7 @@ class Broken(NamedTuple):
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether every element is; takes no memory, other than `isfinite`."""
+    """Whether every element is, of a tensor of any shape and dtype; takes no memory, other than `isfinite`."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     least, most = torch.aminmax(tensor.detach())  # NaN, if there is one

@@ -40,7 +40,7 @@ Way = Callable[[Tensor, Peers, Bounds], Tensor]
 
 
 def copied(x: Tensor, peers: Peers, *, counts: bool = True) -> Tensor:
-    """x, equal on all ranks, for a computation of which each rank does a part.
+    """x, of any shape and equal on all ranks, for a computation of which each rank does a part.
 
     Args:
         counts: False where another rank does this very part too, whose gradient is taken.
@@ -49,7 +49,7 @@ def copied(x: Tensor, peers: Peers, *, counts: bool = True) -> Tensor:
 
 
 def reduced(x: Tensor, peers: Peers) -> Tensor:
-    """The sum of the ranks' parts, equal on all of them."""
+    """The sum of the ranks' parts, of one shape; equal on all of them."""
     return _Reduced.apply(x, peers)  # type: ignore[no-any-return]
 
 
@@ -67,22 +67,22 @@ def split(x: Tensor, peers: Peers, ranges: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def entered(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
-    """All tokens, for a computation of which each rank does a part."""
+    """All tokens [1, T, H] of the own ones [1, t, H], for a computation of which each rank does a part."""
     return _Tokens.apply(own, _all_tokens, _own_sum, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def left(part: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
-    """The own tokens of the sum of the ranks' parts."""
+    """The own tokens [1, t, H] of the sum of the ranks' parts [1, T, H]."""
     return _Tokens.apply(part, _own_sum, _all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def shared_out(whole: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
-    """The own tokens of what is equal on all ranks."""
+    """The own tokens [1, t, H] of what is equal on all ranks [1, T, H]."""
     return _Tokens.apply(whole, _own_tokens, _all_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 
 def rejoined(own: Tensor, peers: Peers, bounds: Sequence[int]) -> Tensor:
-    """All tokens, for what all ranks compute alike."""
+    """All tokens [1, T, H] of the own ones [1, t, H], for what all ranks compute alike."""
     return _Tokens.apply(own, _all_tokens, _own_tokens, peers, tuple(bounds))  # type: ignore[no-any-return]
 
 

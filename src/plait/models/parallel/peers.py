@@ -77,7 +77,11 @@ class Peers:
         return self  # a copy of a module has the same peers
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Tensor:
-        """Reduce over the ranks, in place; equal bits on all of them. Returns the tensor."""
+        """Reduce over the ranks, in place; equal bits on all of them. Returns the tensor.
+
+        Args:
+            tensor: contiguous, of one shape and dtype on all ranks.
+        """
         if self.size > 1 and tensor.numel():
             assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
             self._finish(
@@ -88,7 +92,7 @@ class Peers:
 
     def reduce(self, tensor: Tensor, target: int) -> Tensor:
         """Sum over the ranks, in place on the rank with index `target`; what the others' holds then is undefined.
-        Returns the tensor."""
+        Returns the tensor: contiguous, of one shape and dtype on all ranks."""
         if self.size > 1 and tensor.numel():
             assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
             to = self._of_group(target)
@@ -101,7 +105,8 @@ class Peers:
         return tensor
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """Overwrite the tensor by that of the rank with index `source`. Returns it."""
+        """Overwrite the tensor by that of the rank with index `source`. Returns it: contiguous, of one shape and dtype
+        on all ranks."""
         if self.size > 1 and tensor.numel():
             assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
             self._finish(
@@ -176,7 +181,8 @@ class Peers:
             own += part
 
     def all_gather_into(self, parts: Sequence[Tensor]) -> None:
-        """Fill part i by that of the rank with index i, for every i but the own; each is contiguous."""
+        """Fill part i by that of the rank with index i, for every i but the own; each is contiguous, and has a shape of
+        its own that is the same on all ranks."""
         if self.size > 1:
             self.exchange([parts[self.index]] * self.size, parts, "all_gather")
 
