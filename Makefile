@@ -23,7 +23,7 @@ NOT_QUICK := $(addprefix --ignore=tests/,algorithms/test_toys.py algorithms/test
 help:
 	@echo "make demo [STEPS=2]   train SmolLM2-135M-Instruct with GRPO; before/after table (about 8 minutes)"
 	@echo "make quick            the tests that need neither processes nor a real model (about a minute)"
-	@echo "make test             lint, types, floors and the default tests (about 7 minutes on 2 cores)"
+	@echo "make test             lint, types, floors and the default tests (about 6 minutes on 2 cores)"
 	@echo "make test-all         the slow suites as well"
 
 setup: $(VENV)/.ready

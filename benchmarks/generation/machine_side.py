@@ -6,7 +6,8 @@ import torch
 
 from generation.serving import Runner, serve
 from generation.workload import Case, Workload
-from plait.cost.limit import MachineRates, measure_rates
+from plait.cost.limit import MachineRates
+from plait.cost.measured.rates import measure_rates
 from plait.runtime.process import set_up
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.cost.limit import IdealStep, MachineRates, ideal_steps, limit_seconds, measure_rates
+from plait.cost.limit import IdealStep, MachineRates, ideal_steps, limit_seconds
 from plait.models.shape import ModelShape
 
 SHAPE = ModelShape(
@@ -74,9 +74,3 @@ def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
     for tokens, read in ((1, 2), (3, 6), (100, 8)):
         step = IdealStep(tokens=tokens, drawn=0, attended=0, context=0)
         assert limit_seconds(mixture, "float32", [step], rates) == pytest.approx(2 * 48 + HEAD + read * expert)
-
-
-def test_rates_are_measured() -> None:
-    rates = measure_rates("float32")
-    assert rates.bytes_per_s > 1e8
-    assert rates.flops_per_s > 1e8

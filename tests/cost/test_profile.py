@@ -12,12 +12,12 @@ import pytest
 
 from plait.cli import main
 from plait.cost.kept_profiles import load_profile, profile_path, save_profile
-from plait.cost.measured_links import Pair
-from plait.cost.measuring import by_layer, measure
+from plait.cost.measured.links import Pair
+from plait.cost.measured.measuring import by_layer, measure
+from plait.cost.measured.stopwatch import in_rounds
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import LinkRecord, Profile, interpolated
-from plait.cost.stopwatch import in_rounds
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.errors import DataError
 from plait.launch.local import LocalProcesses

@@ -57,7 +57,7 @@ def profile(
     model_shape(model)
     _check_device(device, dtype)
     from plait.cost.kept_profiles import keep_profile, save_profile
-    from plait.cost.measuring import measure
+    from plait.cost.measured.measuring import measure
 
     measured = measure(model, config, dtype, device, threads, quick=quick)
     if out is None:

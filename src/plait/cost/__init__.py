@@ -8,7 +8,8 @@
   pipelines), `decoding` (generation), `traffic` (sums, gathers, hops), `moves` (weights between layouts), on a
   `cluster` of `hardware`, for a `workload` of a model's `model_work`.
 
-* `measuring` measures a machine for a `profile`, which `calibration` chooses among those that are kept.
+* `measured` measures a machine for a `profile`, which `calibration` chooses among those that are kept.
 
-Enters: a recipe, a dataflow, shapes, a cluster. Leaves: plans, bytes and seconds.
+Enters: a recipe, a dataflow, shapes, a cluster. Leaves: plans, bytes and seconds. Torch is imported in `measured`, and
+where a function reads the parameters of a model (`placement`, `estimate`) or asks for GPUs (`placement`, `machine`).
 """

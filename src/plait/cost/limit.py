@@ -1,24 +1,17 @@
 """How long a generation takes at least on a machine: bytes over its copy bandwidth, or FLOPs over its matrix rate.
 
-Both rates are measured here and now, in the dtype and with the threads of the generation. The work is that of an ideal
-engine: prompts computed once, each sample's tokens once, no padding; weights, and keys and values of every distinct
-context token, read once per step.
+Both rates are measured (`measured.rates`), in the dtype and with the threads of the generation. The work is that of an
+ideal engine: prompts computed once, each sample's tokens once, no padding; weights, and keys and values of every
+distinct context token, read once per step.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
-
-COPIED_BYTES = 128 << 20
-"""Several times what a cache holds."""
-MATRIX_SIZE = {"cpu": 1024, "cuda": 4096}
-"""Rows and columns of a product that runs at the highest rate."""
-REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -94,41 +87,3 @@ def limit_seconds(shape: ModelShape, dtype: str, steps: Iterable[IdealStep], rat
         products += 2 * step.attended * shape.layers * shape.heads * shape.head_dim
         total += max(read / rates.bytes_per_s, 2 * products / rates.flops_per_s)
     return total
-
-
-def measure_rates(dtype: str, device: str = "cpu") -> MachineRates:
-    """The machine's rates with the threads of this process; a second or less, and 256 MiB."""
-    return MachineRates(_copy_rate(device), _matrix_rate(dtype, device))
-
-
-def _copy_rate(device: str) -> float:
-    import torch
-
-    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / _fastest(lambda: target.copy_(source), device)
-
-
-def _matrix_rate(dtype: str, device: str) -> float:
-    import torch
-
-    from plait.models.compute import cpu_linear
-
-    size = MATRIX_SIZE[device]
-    left, right = (torch.ones(size, size, dtype=getattr(torch, dtype), device=device) for _ in range(2))
-    with torch.inference_mode():
-        seconds = [_fastest(work, device) for work in (lambda: left @ right, lambda: cpu_linear.linear(left, right))]
-    return 2 * size**3 / min(seconds)
-
-
-def _fastest(work: Callable[[], object], device: str) -> float:
-    import torch
-
-    times = []
-    for _ in range(1 + REPEATS):  # the first warms up
-        started = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return min(times[1:])

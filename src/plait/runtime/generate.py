@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
-from plait.cost.limit import measure_rates
+from plait.cost.measured.rates import measure_rates
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample
 from plait.data.settings import DataSettings

@@ -15,14 +15,15 @@ from typing import Any, Self
 
 import torch
 
-from plait.cost.limit import COPIED_BYTES
 from plait.cost.machine import machine_name
-from plait.cost.measured_cut import FEW as CUT_FEW
-from plait.cost.measured_cut import MANY as CUT_MANY
-from plait.cost.measured_cut import REPEATS as CUT_REPEATS
-from plait.cost.measured_links import ROUNDS as LINK_ROUNDS
-from plait.cost.measured_links import measure_links
-from plait.cost.measured_work import (
+from plait.cost.measured.cut import FEW as CUT_FEW
+from plait.cost.measured.cut import MANY as CUT_MANY
+from plait.cost.measured.cut import REPEATS as CUT_REPEATS
+from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
+from plait.cost.measured.links import measure_links
+from plait.cost.measured.rates import COPIED_BYTES
+from plait.cost.measured.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_of
+from plait.cost.measured.work import (
     backward_s,
     decode_by_layers_s,
     decode_s,
@@ -36,7 +37,6 @@ from plait.cost.measured_work import (
 )
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Profile, Steps
-from plait.cost.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_of
 from plait.memory_limits import machine_bytes
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.cost.stopwatch import now, repeats, seconds_of, typical
+from plait.cost.measured.stopwatch import now, repeats, seconds_of, typical
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import Prompt
 from plait.generation.engine import Engine

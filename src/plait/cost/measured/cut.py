@@ -40,7 +40,7 @@ class CutLayers:
     """
 
     def __init__(self, rank: int, config: Mapping[str, Any], dtype: str) -> None:
-        from plait.cost.measured_work import optimizer_of, random_model
+        from plait.cost.measured.work import optimizer_of, random_model
         from plait.layout.mesh import Layout
         from plait.models.parallel.partial import part_of
         from plait.models.parallel.team import make_teams
@@ -78,7 +78,7 @@ class CutLayers:
         for the other in every layer."""
         import torch
 
-        from plait.cost.measured_work import layers_alone, row
+        from plait.cost.measured.work import layers_alone, row
 
         batch = row(tokens, model)
         with torch.no_grad():

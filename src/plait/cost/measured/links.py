@@ -10,7 +10,7 @@ from datetime import timedelta
 from statistics import fmean, median
 from typing import Any
 
-from plait.cost.measured_cut import CutLayer, CutLayers
+from plait.cost.measured.cut import CutLayer, CutLayers
 from plait.cost.profile import LinkRecord
 from plait.errors import LayoutError, ModelError
 from plait.launch.interface import WorkerContext

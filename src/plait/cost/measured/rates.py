@@ -1,0 +1,47 @@
+"""The rates of a machine here and now: of a copy, and of a large matrix product. Imports torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from plait.cost.limit import MachineRates
+from plait.models.compute import cpu_linear
+
+COPIED_BYTES = 128 << 20
+"""Several times what a cache holds."""
+MATRIX_SIZE = {"cpu": 1024, "cuda": 4096}
+"""Rows and columns of a product that runs at the highest rate."""
+REPEATS = 5
+
+
+def measure_rates(dtype: str, device: str = "cpu") -> MachineRates:
+    """The machine's rates with the threads of this process; a second or less, and 256 MiB."""
+    return MachineRates(_copy_rate(device), _matrix_rate(dtype, device))
+
+
+def _copy_rate(device: str) -> float:
+    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / _fastest(lambda: target.copy_(source), device)
+
+
+def _matrix_rate(dtype: str, device: str) -> float:
+    size = MATRIX_SIZE[device]
+    left, right = (torch.ones(size, size, dtype=getattr(torch, dtype), device=device) for _ in range(2))
+    with torch.inference_mode():
+        seconds = [_fastest(work, device) for work in (lambda: left @ right, lambda: cpu_linear.linear(left, right))]
+    return 2 * size**3 / min(seconds)
+
+
+def _fastest(work: Callable[[], object], device: str) -> float:
+    times = []
+    for _ in range(1 + REPEATS):  # the first warms up
+        started = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
