@@ -48,7 +48,7 @@ def _told(policy: PolicyChoice, plan: Plan, costs: StepCosts) -> PolicyChoice:
 
 
 def _times(rollout: Node, plan: Plan, costs: StepCosts) -> FusionTimes:
-    """Of the first rollout of a flow, and the models that score its samples on the same ranks."""
+    """The times of the first rollout of a flow, and of the models that score its samples on the same ranks."""
     generating = plan.placements_of(rollout.call, "decode")
     ranks = frozenset(rank for placement in generating for rank in placement.ranks)
     step_s, more_s = costs.step_line(rollout.call, generating[0].layout)
@@ -73,7 +73,7 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts) -> FusionTimes:
 
 
 def _scoring(rollout: Node, plan: Plan, costs: StepCosts, ranks: frozenset[int]) -> list[Placement]:
-    """Of the calls whose scores can begin on these ranks, as they have no samples left."""
+    """Placements of the calls whose scores can begin on these ranks, as they have no samples left."""
     calls = [node for node in costs.flow.of_kind(CallKind.SCORE) if node.rows == rollout.id]
     return [
         placement

@@ -18,9 +18,9 @@ from plait.policy.threshold import Outcome, Rollout, outcome
 from plait.schedule.fusion_times import FusionTimes
 
 LAST_SHARE = 1 / 4
-"""Of all scoring, that is behind the last sample at least: groups end late that have a long one."""
+"""The share of all scoring that is behind the last sample at least: groups end late that have a long one."""
 APART = 1 / 16
-"""Of the last call that scores, by which ranks that score parts end apart."""
+"""The share of the last call that scores by which ranks that score parts end apart."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Rollout:
 
     @property
     def _bounds(self) -> Bounds:
-        """Of an instance."""
+        """How much one instance may run."""
         sampling = self._recipe.sampling
         kv_tokens = inf if sampling.kv_tokens is None else sampling.kv_tokens
         return Bounds(sampling.max_running, sampling.max_response_tokens, kv_tokens)

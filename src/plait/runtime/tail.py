@@ -165,7 +165,7 @@ def _row(
     move_s: float | None = None,
     how: HowToMove = AT_ONCE,
 ) -> dict[str, Any]:
-    """Of the decisions: what was decided in a rollout, by what, and what came of it."""
+    """A row of the file of decisions: what was decided in a rollout, by what, and what came of it."""
     row = asdict(choice) | {"seen": None if seen is None else asdict(seen)}
     row |= {"moved_at": moved_at, "moved": moved, "move_s": move_s}
     return row | {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}

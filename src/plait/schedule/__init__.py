@@ -8,7 +8,7 @@
   `named_plans` makes those that have names, `completion` completes one and checks it against the flow, `placements` is
   what one role needs of it.
 * `stated`, `fused`, `joint_training`: orders that a plan states, and roles that train together by one;
-  `stage_fusion`: scoring on ranks that still generate.
+  `stage_fusion`: scoring on ranks that still generate, `fusion_times` what its rules ask of a machine.
 * `work`: what a rank does an action at a time; `dispatch`: which work goes on next; `needs` and `open_steps`: which
   calls wait for which, and which steps run beside each other.
 * `timeline`: actions with start, end and bytes, predicted or measured; `compare` holds two against each other, `idle`
