@@ -359,3 +359,17 @@ def test_bytes_of_many_layouts_are_those_of_each_device(sizes: tuple[int, int, i
         for i, stage, once in product(range(tp), range(pp), (False, True)):
             whole = shard(parameters, layout, i, stage, once=once).num_elements
             assert held_elements(parameters, layout, i, stage, once=once) == whole
+
+
+def test_stages_of_a_training_take_forwards_and_twice_as_much_back() -> None:
+    """Two stages of two layers each, the whole step in two micro-batches of 48 tokens, of which 32 are of responses:
+    attention reads the mean of all pairs."""
+    tokens, pairs = 48, (4 * 36 + 8 * (8 * 8 + 36)) / 2
+    layers = 2 * (2 * tokens * LAYER + 4 * pairs * 64) / 0.5e9
+    head = 2 * 32 * HEAD / 0.5e9
+    layout = Layout.on(range(2), pp=2)
+    (first, last) = costs_of(WORK).stage_seconds("actor.train", layout, 2)
+    assert first == pytest.approx((layers, 2 * layers))
+    assert last == pytest.approx((layers + head, 2 * (layers + head)))
+    again = costs_of(replace(WORK, checkpoint_activations=True)).stage_seconds("actor.train", layout, 2)
+    assert again[1] == pytest.approx((layers + head, 2 * (layers + head) + layers)), "the head is not computed again"

@@ -14,6 +14,7 @@ import torch
 
 from plait.cost.placed import Facts
 from plait.cost.placement import parameters_of
+from plait.cost.workload import Lengths
 from plait.errors import ConfigError
 from plait.models.files.saving import save_pretrained
 from plait.planner.evaluate import score
@@ -21,6 +22,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.fusing import with_order, workload_of
 from plait.runtime.prepare import Prepared, prepare
+from plait.runtime.run_planning import costs_of_run
 from plait.schedule.action import Action, Kind, parse_action
 from plait.schedule.fused import FusedOrder
 from plait.schedule.pipeline import Pipeline, Workload, fused_workload
@@ -184,17 +186,18 @@ def test_an_order_is_as_short_as_it_can_be_and_keeps_to_the_memory_that_is_left(
     plan = prepare(recipe).plan
     prepared = prepare(recipe)
     facts = facts_of(prepared, replace(plan, schedules=()))
-    workload = workload_of(facts)
+    costs = costs_of_run(prepared, Lengths.fixed(8))
+    workload = workload_of(facts, costs)
     assert [(p.model, p.ranks, p.num_microbatches) for p in workload.pipelines] == [
         ("critic", (0, 1), 6),
         ("actor", (1, 0), 6),
     ], "six samples in a mini-batch"
     assert score(workload, plan.schedules[0]).makespan <= 1.02 * max(workload.work_s())
     monkeypatch.setattr("plait.runtime.fusing.device_bytes", lambda *_: 0)
-    tight = workload_of(facts)
+    tight = workload_of(facts, costs)
     most = [p.activation[0][0] for p in tight.pipelines]
     assert tight.caps == (max(most),) * 2
-    found = with_order(facts).schedules[0]
+    found = with_order(facts, lambda: costs).schedules[0]
     assert all(peak <= cap for peak, cap in zip(score(tight, found).peak_memory, tight.caps, strict=True))
 
 

@@ -101,6 +101,23 @@ class ModelCosts:
         node = self._nodes[call]
         return self._generating.step_line(str(node.role), self.workload.samples_of(self.flow, node), layout)
 
+    def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
+        """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
+        backward with the layers that are computed again."""
+        node, workload = self._nodes[call], self.workload
+        samples, options = workload.samples_of(self.flow, node), node.training
+        share = ceil(samples.count / min(options.mini_batches, samples.count) / layout.parallelism.dp)
+        micro, count = self._micro(node, samples, share, layout, workload.micro_batch_tokens)
+        micro, passes = micro / (micro_batches / count), self._passes(str(node.role), layout)
+        seconds = []
+        for stage in range(layout.parallelism.pp):
+            forward = passes.forward(micro, stage)
+            backward_s = total(passes.forward(micro, stage, passes=1 if workload.lora_rank else 2))
+            if workload.checkpoint_activations:
+                backward_s += total(forward) - forward.get("head", 0.0)
+            seconds.append((total(forward), backward_s))
+        return seconds
+
     def decode_groups(self, call: str, layout: Layout, instances: int = 1) -> int:
         """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
         node = self._nodes[call]

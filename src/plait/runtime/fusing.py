@@ -1,11 +1,13 @@
-"""The order of roles that train together, where the plan says `fused` and states none: searched for once, by durations
-from shapes and with the memory that devices have left. Equal plans and recipes find the same."""
+"""The order of roles that train together, where the plan says `fused` and states none: searched for once, by what their
+stages take on this machine, as far as that was measured, and with the memory that devices have left. Equal numbers find
+the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Protocol
 
 from plait.cost.call_memory import ACTIVATIONS, micro_batch_bytes
 from plait.cost.device_memory import memory_by_device
@@ -14,6 +16,7 @@ from plait.cost.placement import device_bytes, planned_models
 from plait.cost.working_memory import is_fused
 from plait.dataflow import CallKind
 from plait.errors import ConfigError
+from plait.layout.mesh import Layout
 from plait.layout.shards import stage_bounds
 from plait.planner.search import search
 from plait.recipes.role_models import RoleModel
@@ -30,10 +33,19 @@ MOST_MOVES = 100_000
 MOST_S = 86_400.0
 
 
-def with_order(facts: Facts, schedules: Sequence[Schedule] = ()) -> Plan:
+class StageCosts(Protocol):
+    """See `ModelCosts`."""
+
+    def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> Sequence[tuple[float, float]]:
+        """Forward and backward of a micro-batch, of each stage."""
+        ...
+
+
+def with_order(facts: Facts, costs: Callable[[], StageCosts], schedules: Sequence[Schedule] = ()) -> Plan:
     """The completed plan of `facts`, with the order that it leaves open; as it is where it leaves none.
 
     Args:
+        costs: asked for where an order is searched.
         schedules: orders of earlier plans: one that was found before and fits is taken.
     """
     plan = facts.plan
@@ -44,7 +56,7 @@ def with_order(facts: Facts, schedules: Sequence[Schedule] = ()) -> Plan:
             return _completed(schedule, facts)
         except ConfigError:
             continue  # the plan was another
-    best = search(workload_of(facts), MOST_S, max_moves=MOST_MOVES)
+    best = search(workload_of(facts, costs()), MOST_S, max_moves=MOST_MOVES)
     if best.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return _completed(replace(best.schedule, name=FUSED), facts)
@@ -55,17 +67,22 @@ def _completed(schedule: Schedule, facts: Facts) -> Plan:
     return complete(plan, facts.flow, planned_models(facts.models, facts.shapes), f"plan `{plan.name}`")
 
 
-def workload_of(facts: Facts) -> Workload:
-    """What the order is searched for: the pipelines of one copy of it, with the time (of a layer of the first role, for
-    all tokens) and the activation bytes of each forward and backward.
+def workload_of(facts: Facts, costs: StageCosts) -> Workload:
+    """What the order is searched for: the pipelines of one copy of it, with the time (in forwards of a micro-batch
+    through the first stage of the first role) and the activation bytes of each forward and backward.
 
     A rank may hold what its device has left, and one micro-batch of each role at least.
     """
     placements = to_be_found(facts.plan)
     models = {model.role: model for model in facts.models}
-    unit = _layer_weights(facts, models[next(iter(placements))])
+    seconds = {
+        role: costs.stage_seconds(p.call, p.layout, num_micro_batches(facts, role, p)) for role, p in placements.items()
+    }
+    unit_s = next(iter(seconds.values()))[0][0]
     pipelines = [
-        _pipeline(facts, models[role], copy, placements[role], rows, unit)
+        _pipeline(
+            facts, models[role], copy, placements[role], rows, [(f / unit_s, b / unit_s) for f, b in seconds[role]]
+        )
         for (role, copy), rows in shared_rows(placements).items()
     ]
     num_rows = max(len(p.ranks) for p in pipelines)
@@ -96,29 +113,31 @@ def num_micro_batches(facts: Facts, role: str, p: Placement) -> int:
     return max(1, min(MICRO_BATCHES_OF_A_STAGE * p.pp, -(-units // p.dp)))
 
 
-def _pipeline(facts: Facts, model: RoleModel, copy: int, p: Placement, rows: tuple[int, ...], unit: float) -> Pipeline:
+def _pipeline(
+    facts: Facts,
+    model: RoleModel,
+    copy: int,
+    p: Placement,
+    rows: tuple[int, ...],
+    stages: Sequence[tuple[float, float]],
+) -> Pipeline:
+    """
+    Args:
+        stages: what a forward and a backward of each takes.
+    """
     shape, count = facts.shapes[model.name], num_micro_batches(facts, model.role, p)
     bounds = stage_bounds(shape.layers, p.layout.parallelism)
     layers = [float(stop - start) for start, stop in pairwise(bounds)]
-    head = [0.0] * (p.pp - 1) + [shape.head_in_layers(1 if model.scalar else shape.vocabulary)]
-    again = layers if facts.recipe.checkpoint_activations else [0.0] * p.pp
-    of_layer = _layer_weights(facts, model) / unit / (count * p.dp)
     held = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
     table = lambda values: tuple((value,) * count for value in values)  # noqa: E731
     return Pipeline(
         model.role,
         copy,
         rows,
-        table([of_layer * (a + b) for a, b in zip(layers, head, strict=True)]),
-        table([of_layer * (2 * (a + b) + c) for a, b, c in zip(layers, head, again, strict=True)]),
+        table([forward for forward, _ in stages]),
+        table([backward for _, backward in stages]),
         table([held * number for number in layers]),
     )
-
-
-def _layer_weights(facts: Facts, model: RoleModel) -> float:
-    """That a token passes in a layer: its floating point operations go with them."""
-    shape = facts.shapes[model.name]
-    return shape.hidden / shape.head_in_layers(1)
 
 
 def _left(facts: Facts, rank: int) -> float:

@@ -44,7 +44,7 @@ from plait.runtime.fusing import with_order
 from plait.runtime.network import THIS_ONE, Machines
 from plait.runtime.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
 from plait.runtime.reading import RunData, read_data
-from plait.runtime.run_planning import found_for_run, settled_by_costs
+from plait.runtime.run_planning import costs_of_run, found_for_run, settled_by_costs
 from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
 from plait.schedule.named_plans import AUTO, NAMES
@@ -97,7 +97,7 @@ def prepare(
     plan = settled(replace(outlined, recipe=recipe), plan, longest)
     if to_be_found(plan):
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest)
-        plan = with_order(facts, kept.orders)
+        plan = with_order(facts, lambda: costs_of_run(outlined, _lengths_in(data), machines), kept.orders)
     return Prepared(
         recipe,
         outlined.flow,

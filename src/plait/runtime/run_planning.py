@@ -8,6 +8,7 @@ from typing import Protocol
 
 from plait.cost.calibration import Calibration
 from plait.cost.fusion_times import with_fusion_times
+from plait.cost.model_costs import ModelCosts
 from plait.cost.placement import num_devices
 from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
@@ -73,11 +74,21 @@ def settled_by_costs(
     is_told = recipe.fusion == "auto" and any(p.name == FUSION and not p.settings for p in plan.policies)
     if not has_groups and not is_told:
         return plan, recipe
-    costs = planning_for_run(run, prompts(), replace(machines, measures=False)).costs
+    costs = costs_of_run(run, prompts(), machines)
     if has_groups:
         groups = max(costs.decode_groups(*ring) for ring in rings)
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
     return with_fusion_times(plan, costs) if is_told else plan, recipe
+
+
+def costs_of_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> ModelCosts:
+    """What things take in a run, by what was measured of this machine before, else by conservative numbers; its
+    arguments are those of `found_for_run`.
+
+    Raises:
+        ConfigError: nodes cannot share the devices evenly.
+    """
+    return planning_for_run(run, prompts, replace(machines, measures=False)).costs
 
 
 class Foretellable(Protocol):
