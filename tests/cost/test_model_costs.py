@@ -14,6 +14,7 @@ from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
+from plait.cost.move_bound import BoundedMoves
 from plait.cost.moves import move_cost
 from plait.cost.passes import Passes, pieces, total
 from plait.cost.shape_parameters import parameters_of_shape
@@ -223,6 +224,23 @@ def test_a_pool_of_keys_and_values_bounds_what_runs() -> None:
     assert few.working_bytes[0] == most.working_bytes[0] // 4
 
 
+def test_a_pool_takes_what_others_leave_of_its_share() -> None:
+    """Half of a device, less what is held there: room for two samples of 16 tokens, as eight of the weights alone."""
+    software = Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0, pool_share=0.5)
+    costs, place = costs_of(Workload(4, 2, LENGTHS), a_cluster(software=software)), Layout.on(range(1))
+    assert costs.pool_takes_rest
+    assert not costs_of(WORK).pool_takes_rest
+    alone = costs.call("actor.generate", "decode", place)
+    sample_bytes = 16 * 2 * 4 * 64 * 2
+    assert alone.working_bytes == (8 * sample_bytes,)
+    beside = costs.generation("actor.generate", place, (1 << 29) - 2 * sample_bytes)
+    assert beside.working_bytes == (2 * sample_bytes,)
+    assert beside.terms["launching"] == pytest.approx(4 * alone.terms["launching"], rel=1e-3)
+    assert costs.generation("actor.generate", place, costs.held_bytes("actor", place, trained=False)[0]) == alone
+    full = costs.generation("actor.generate", place, 1 << 30)
+    assert full.working_bytes == (sample_bytes,), "one at a time at least: it is the memory that says it does not fit"
+
+
 def test_guesses_take_rows_and_save_steps() -> None:
     """Two tokens a step of three rows: half as many steps, each of as long where rows are free, else of three times."""
     fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
@@ -308,6 +326,20 @@ def test_a_move_is_that_of_the_planner() -> None:
     assert found.bytes == cut * 2
     assert found.terms["links"] == pytest.approx(1e-4 + cut / 2 * 2 / 0.5e8)
     assert costs.move("actor", Layout.on(range(2), tp=2), Layout.on(range(2), tp=2)).seconds == 0
+
+
+def test_a_move_takes_what_the_software_takes_beside_its_bytes() -> None:
+    """Each of the two sends a half of what is cut, and receives one: two bytes of each number, at 1 kB a second."""
+    software = replace(SOFTWARE, switch_s=3.0, pack_bandwidth=1e3)
+    plain, costs = costs_of(WORK, a_cluster(2)), costs_of(WORK, a_cluster(2, software=software))
+    halves, wholes = Layout.on(range(2), tp=2), Layout.on(range(2), dp=2)
+    known, found = (one.move("actor", halves, wholes) for one in (plain, costs))
+    packed = 2 * (HEAD + 4 * LAYER) / 2 * 2
+    assert found.terms == pytest.approx({**known.terms, "switching": 3.0, "packing": packed / 1e3})
+    assert found.seconds == pytest.approx(sum(found.terms.values()))
+    assert costs.move("actor", halves, halves).seconds == 0, "where nothing moves, no engine is switched"
+    bound = BoundedMoves(costs, costs.shapes).move("actor", halves, wholes)
+    assert 3.0 < bound.seconds <= found.seconds
 
 
 def test_offloading_goes_over_the_hosts_links() -> None:

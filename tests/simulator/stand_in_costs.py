@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from plait.layout.mesh import Cluster, Layout
@@ -47,6 +47,7 @@ class StandIn:
     memory:  bytes of a device
     tax:     of tensor parallelism, in parts of the work for each further device; of decoding ten times as much
     tails:   of generations by several instances, `end_s` beside the seconds of the call
+    crowded_s: more of a generation for each byte that its device holds beside
     """
 
     work: Mapping[str, float]
@@ -59,6 +60,7 @@ class StandIn:
     activations: int = 4
     tails: tuple[Tail, ...] = ()
     first_s: float = 0.0
+    crowded_s: float = 0.0
 
     @property
     def cluster(self) -> Devices:
@@ -88,6 +90,14 @@ class StandIn:
         several = mode == "decode" and sizes.dp > 1
         first_s = self.first_s if mode == "decode" else 0.0
         return Cost(sum(terms.values()), terms, 0, working, self.tails if several else (), first_s)
+
+    @property
+    def pool_takes_rest(self) -> bool:
+        return self.crowded_s > 0
+
+    def generation(self, call: str, layout: Layout, held_bytes: int) -> Cost:
+        found = self.call(call, "decode", layout)
+        return replace(found, seconds=found.seconds + self.crowded_s * held_bytes, working_bytes=(held_bytes // 10,))
 
     def move(self, role: str, source: Layout, target: Layout) -> Cost:
         return Cost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])

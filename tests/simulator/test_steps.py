@@ -200,6 +200,20 @@ def test_memory_by_hand() -> None:
     assert tight.timeline.peak_memory(0) == 205
 
 
+def test_a_generation_is_asked_for_beside_all_that_its_devices_hold() -> None:
+    """Four models of 10 bytes and two states of 80 where all are on one device: 2 s more for 200 bytes, whose tenth its
+    pool takes here. On two devices, speaking and judging apart, 10 + 10 + 80 of them."""
+    alone = named_plan("colocated", PPO, MODELS, 1)
+    plain, beside = predicted(alone), predicted(alone, crowded_s=0.01)
+    assert beside.seconds_per_step == pytest.approx(plain.seconds_per_step + 2.0)
+    assert beside.memory[0].terms["actor decode"] == 20
+    assert beside.memory[0].peak_bytes == 200 + 20
+    assert sum(beside.memory[0].terms.values()) == beside.memory[0].peak_bytes
+    apart = predicted(named_plan("split", PPO, MODELS, 2), crowded_s=0.01)
+    (generated,) = [call for call in apart.calls if call.kind == "DECODE"]
+    assert generated.seconds == pytest.approx(40.4 + 1.0)
+
+
 def test_a_part_lies_in_the_whole_that_stays_beside_it() -> None:
     """Two ranks train halves of the actor (5 bytes each) and generate with all of it (10): the halves take nothing."""
     halves = (

@@ -55,15 +55,18 @@ class Generating:
         self._shares = cache(self._shares_of)
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._shares(samples, count), running))
 
-    def cost(self, role: str, samples: Samples, layout: Layout, *, prompts_alone: bool) -> CallCost:
+    def cost(
+        self, role: str, samples: Samples, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None
+    ) -> CallCost:
         """
         Args:
             prompts_alone: no token is decoded.
+            held_bytes: weights and optimizer state on the fullest device; None: the weights of this layout alone.
         """
         workload = self._workload
         count = min(layout.parallelism.dp, samples.prompts)
         shares = self._shares(samples, count)
-        running = self._running(role, layout, max(map(len, shares)))
+        running = self._running(role, layout, max(map(len, shares)), held_bytes)
         passes = self._passes(role, _instance(layout), layout)
         groups = self._groups(role, layout, running)
         guessing = self._guessing(layout)
@@ -215,17 +218,17 @@ class Generating:
         micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
         return total(passes.prompts(micro, chunks, in_turn=groups == 1))
 
-    def _running(self, role: str, layout: Layout, share: int) -> int:
-        """Samples that an instance decodes at a time."""
+    def _running(self, role: str, layout: Layout, share: int, held_bytes: int | None = None) -> int:
+        """Samples that an instance decodes at a time. `held_bytes` as of `cost`."""
         workload, sizes = self._workload, layout.parallelism
         sample_tokens = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean)
         running = min(share, workload.max_running)
         if workload.kv_tokens is not None:
             running = min(running, workload.kv_tokens // sample_tokens)
-        software = self._cluster.software
-        if pool := software.pool_share:
-            held = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
-            room = pool * self._cluster.device.memory_bytes - held - software.pool_taken_bytes
+        if pool := self._cluster.software.pool_share:
+            if held_bytes is None:
+                held_bytes = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
+            room = pool * self._cluster.device.memory_bytes - held_bytes
             running = min(running, int(room / (sample_tokens * max(self._token_bytes(role, layout)))))
         return max(1, running)
 

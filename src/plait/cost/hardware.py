@@ -55,9 +55,12 @@ class Software:
     micro_batches_per_stage: of a pipeline, in training and scoring, at least
     decode_groups_per_stage: of a pipeline that generates: groups of samples that go round at the same time; 0: all
                              samples are one group, and one stage in pp is busy; None: as many as plait's own rule says
-    pool_share:              of a device's memory that weights and the pool of keys and values take while tokens are
-                             drawn, so that no more samples run than the pool has room for; 0: as many as may run
-    pool_taken_bytes:        of that share, what others on the device hold while tokens are drawn
+    pool_share:              of a device's memory that the pool of keys and values takes while tokens are drawn, less
+                             all weights and optimizer state that are there, so that no more samples run than the pool
+                             has room for; 0: as many as may run
+    switch_s:                a move of weights takes so long beside its bytes: engines sleep and wake, buffers are made
+    pack_bandwidth:          bytes per second at which a device packs what it sends in a move, and unpacks what it
+                             receives; 0: that takes no time beside the links'
     """
 
     products: float = 0.5
@@ -68,7 +71,8 @@ class Software:
     micro_batches_per_stage: int = 4
     decode_groups_per_stage: int | None = None
     pool_share: float = 0.0
-    pool_taken_bytes: int = 0
+    switch_s: float = 0.0
+    pack_bandwidth: float = 0.0
 
 
 DEFAULT = Software()

@@ -52,7 +52,7 @@ class ModelCosts:
         parameters: Mapping[str, Parameters] | None = None,
         profile: Profile | None = None,
     ) -> None:
-        self.cluster = cluster
+        self.cluster, self.pool_takes_rest = cluster, cluster.software.pool_share > 0
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
         self._profile = profile
@@ -61,6 +61,7 @@ class ModelCosts:
         self._given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
         self.call = cache(self._call)
+        self.generation = cache(self._generation)
         self.move = cache(self._move)
         self.offload = cache(self._offload)
         self._parameters = cache(self._parameters_of)
@@ -90,7 +91,14 @@ class ModelCosts:
                 cost = self._score(node, layout, budget)
             case _:
                 cost = self._generate(node, layout, prompts_alone=mode == "prefill")
-        ratio = self._ratios.get(kind_on("decode" if mode == "prefill" else mode, len(layout.mesh.ranks)))
+        return self._corrected(cost, "decode" if mode == "prefill" else mode, layout)
+
+    def _generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
+        cost = self._generate(self._nodes[call], layout, prompts_alone=False, held_bytes=held_bytes)
+        return self._corrected(cost, "decode", layout)
+
+    def _corrected(self, cost: CallCost, mode: str, layout: Layout) -> CallCost:
+        ratio = self._ratios.get(kind_on(mode, len(layout.mesh.ranks)))
         return cost if ratio is None else cost.times(ratio)
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
@@ -195,9 +203,9 @@ class ModelCosts:
         received = (sizes.dp - 1) / sizes.dp * (sums * per.gradients + per.weights) * sizes.dp * sizes.tp
         return terms, int(received * sum(self._trained_elements(role, sizes)))
 
-    def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool) -> CallCost:
-        samples = self.workload.samples_of(self.flow, node)
-        cost = self._generating.cost(str(node.role), samples, layout, prompts_alone=prompts_alone)
+    def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None) -> CallCost:
+        role, samples = str(node.role), self.workload.samples_of(self.flow, node)
+        cost = self._generating.cost(role, samples, layout, prompts_alone=prompts_alone, held_bytes=held_bytes)
         if prompts_alone:
             return cost
         rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)

@@ -28,13 +28,16 @@ class BoundedMoves:
 
     def __init__(self, costs: Costs, shapes: Mapping[str, ModelShape]) -> None:
         self._costs, self._shapes = costs, shapes
-        self.cluster = costs.cluster
+        self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
         self.move = cache(self._move)
 
     def call(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
     ) -> CallCost:
         return self._costs.call(call, mode, layout, micro_batch_tokens=micro_batch_tokens, schedule=schedule)
+
+    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
+        return self._costs.generation(call, layout, held_bytes)
 
     def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         return self._costs.offload(role, layout, what)
@@ -52,7 +55,8 @@ class BoundedMoves:
         share = self.cluster.software.links
         near = float(into_devices.max()) * num_bytes / (self.cluster.intra.bandwidth * share)
         far = float(into_nodes.max()) * num_bytes / (self.cluster.inter.bandwidth * share)
-        return MoveCost(max(near, far), {"links": max(near, far)}, int(into_devices.sum() * num_bytes))
+        terms = {"links": max(near, far), "switching": self.cluster.software.switch_s}
+        return MoveCost(sum(terms.values()), terms, int(into_devices.sum() * num_bytes))
 
 
 def lacking(layers: int, source: Layout, target: Layout, per_node: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,8 @@ MOST_MESSAGES = 32
 
 def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str, cluster: ClusterSpec) -> MoveCost:
     """The move of a model that is held in `source`, and needed in `target` as well: what the busiest link carries, with
-    its messages' latencies, and the copies of the rank with most of them. Whoever sends, receives all the while.
+    its messages' latencies, and the copies of the rank with most of them. Whoever sends, receives all the while. Where
+    the software says so, packing of the rank that sends and receives most, and what any move takes beside.
     """
     if source == target:
         return MoveCost(0.0, {}, 0)
@@ -34,6 +35,12 @@ def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str
     plan = plan_move(held, needed, cluster.mesh_cluster, bucket_bytes=bucket)
     times = cost(plan, bandwidths(cluster))
     terms = {"links": times.bound, "copies": times.copies}
+    software = cluster.software
+    if software.switch_s:
+        terms["switching"] = software.switch_s
+    if software.pack_bandwidth:
+        packed = max((plan.sent_bytes(rank) + plan.received_bytes(rank) for rank in plan.rows), default=0)
+        terms["packing"] = packed / software.pack_bandwidth
     return MoveCost(sum(terms.values()), terms, plan.total_bytes)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from plait.layout.decoder import decoder_parameters
 from plait.layout.params import Parameters
 from plait.models.shape import ModelShape
 
 
+@lru_cache(maxsize=64)
 def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parameters:
     """The parameters of a decoder of this shape, experts as dense layers' equals; `outputs` of a scalar model."""
     mixture = shape.expert_layers > 0

@@ -105,6 +105,19 @@ class Costs(Protocol):
         """
         ...
 
+    @property
+    def pool_takes_rest(self) -> bool:
+        """Whether the keys and values of a generation have what nothing else on a device takes."""
+        ...
+
+    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
+        """As `call` in `decode`, where the pool takes what is left.
+
+        Args:
+            held_bytes: weights, these among them, and optimizer state on the device with most of them.
+        """
+        ...
+
     def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         """What a move of a role's weights takes."""
         ...

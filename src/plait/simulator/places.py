@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -69,39 +70,55 @@ class Place:
         num_ranks: int,
         numbers: dict[object, int],
     ) -> None:
-        self.slot, self.placements, self.asked = slot, placements, tuple(asked)
-        self.costs = asked[0].calls
-        self.seconds = tuple(
-            _together([answer.calls[number].seconds for answer in asked]) for number in range(len(self.costs))
-        )
+        self.slot, self.placements = slot, placements
         self.load_s = max(answer.load_s for answer in asked)
         self.state_s = max(answer.state_s for answer in asked)
         self.parts, self.after = np.full(num_ranks, -1), np.zeros(num_ranks, np.int64)
-        self.weights, self.working = np.zeros(num_ranks), np.zeros(num_ranks)
+        self.weights = np.zeros(num_ranks)
         self.state = np.zeros(num_ranks) if any(asked[0].state) else None
         self.mask = 0
         for p, answer in zip(placements, asked, strict=True):
             self._fill(p, answer, numbers)
+        self._answer(asked)
         first = placements[0]
         deep = MICRO_BATCHES_OF_A_STAGE * first.pp if first.pp > 1 else 1
         tokens = first.micro_batch_tokens or graph.rollouts.micro_batch_tokens
         self.chunks = graph.rollouts.parts(first.dp * deep * tokens)
 
     def _fill(self, p: Placement, asked: Asked, numbers: dict[object, int]) -> None:
-        size, first = len(p.ranks), p.ranks[0]
-        whole = p.ranks[-1] - first == size - 1 and (size < 3 or p.ranks == tuple(range(first, first + size)))
-        at = slice(first, first + size) if whole else np.array(p.ranks)
+        size, first, whole = len(p.ranks), p.ranks[0], _whole(p)
+        at = _at(p)
         self.mask |= ((1 << size) - 1) << first if whole else sum(1 << rank for rank in p.ranks)
         stages = _stages(size, p.tp, p.pp)
-        working = tuple(
-            max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in asked.calls) for k in range(p.pp)
-        )
         self.parts[at] = _part_numbers(p, whole, numbers)
         self.after[at] = AFTERS.index(p.after)
         self.weights[at] = np.array(asked.held, float)[stages]
-        self.working[at] = np.array(working, float)[stages]
         if self.state is not None:
             self.state[at] = np.array(asked.state, float)[stages]
+
+    def _answer(self, asked: Sequence[Asked]) -> None:
+        """What calls take, of each placement."""
+        self.asked, self.costs = tuple(asked), asked[0].calls
+        self.seconds = tuple(
+            _together([answer.calls[number].seconds for answer in asked]) for number in range(len(self.costs))
+        )
+        self.working = np.zeros(len(self.weights))
+        for p, answer in zip(self.placements, asked, strict=True):
+            working = tuple(
+                max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in answer.calls)
+                for k in range(p.pp)
+            )
+            self.working[_at(p)] = np.array(working, float)[_stages(len(p.ranks), p.tp, p.pp)]
+
+    def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
+        """The same place, whose calls take something else.
+
+        Args:
+            calls: of each placement, each call of the slot.
+        """
+        other = copy(self)
+        other._answer([replace(answer, calls=mine) for answer, mine in zip(self.asked, calls, strict=True)])
+        return other
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -160,6 +177,16 @@ def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[in
         if schedule and schedule not in SCHEDULES and graph.slots[slot].mode == "train":
             named.setdefault(schedule, []).append(slot)
     return [tuple(slots) for slots in named.values() if len(slots) > 1]
+
+
+def _whole(p: Placement) -> bool:
+    """Whether its ranks follow each other."""
+    size, first = len(p.ranks), p.ranks[0]
+    return p.ranks[-1] - first == size - 1 and (size < 3 or p.ranks == tuple(range(first, first + size)))
+
+
+def _at(p: Placement) -> slice | Ints:
+    return slice(p.ranks[0], p.ranks[0] + len(p.ranks)) if _whole(p) else np.array(p.ranks)
 
 
 def _manner(p: Placement) -> tuple[object, ...]:

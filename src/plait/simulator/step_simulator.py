@@ -17,6 +17,7 @@ from plait.schedule.dispatch import Dispatcher
 from plait.simulator.clock import SimulatedClock
 from plait.simulator.costs import Costs
 from plait.simulator.places import Floats, Place
+from plait.simulator.pool_room import PoolRoom
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_memory import peak_bytes
 from plait.simulator.step_program import Action, StepProgram
@@ -25,11 +26,13 @@ from plait.simulator.step_weights import Weights, weights_of
 
 @dataclass(frozen=True)
 class Played:
-    """actions of all steps; ends_s: of each step; peak: [ranks] the most bytes that each holds"""
+    """actions of all steps; ends_s: of each step; peak: [ranks] the most bytes that each holds; places: of each slot,
+    those that generate with the pool that they have room for"""
 
     actions: tuple[Action, ...]
     ends_s: tuple[float, ...]
     peak: Floats
+    places: tuple[Place, ...]
 
     @property
     def step_s(self) -> float:
@@ -44,6 +47,7 @@ class StepSimulator:
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self.graph, self.costs = graph, costs
         self._weights: dict[Hashable, Weights] = {}
+        self._pools = PoolRoom(graph, costs)
         self._functions_s = {
             call.call: costs.call(call.call, "score", Layout.on((0,))).seconds
             for call in graph.calls
@@ -73,6 +77,7 @@ class StepSimulator:
             steps: from the state in which each step leaves the next: weights are where they were trained.
         """
         weights = self.weights(places)
+        places = self._pools.fitted(places, weights)
         clock = SimulatedClock()
         program = StepProgram(self.graph, places, weights, clock, self._functions_s)
         ends = []
@@ -84,4 +89,4 @@ class StepSimulator:
             dispatcher.run()
             program.end_step()
             ends.append(clock.now_s)
-        return Played(tuple(program.actions), tuple(ends), peak_bytes(self.graph, places, weights))
+        return Played(tuple(program.actions), tuple(ends), peak_bytes(self.graph, places, weights), places)

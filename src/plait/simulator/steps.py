@@ -72,6 +72,7 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     places = places_of(plan, Places(graph, costs, plan.num_ranks))
     simulator = StepSimulator(graph, costs)
     played, weights = simulator.play(places, steps=steps), simulator.weights(places)
+    places = played.places
     ranks = {mask: _ranks(mask) for mask in {action.mask for action in played.actions}}
     spans = tuple(span for action in played.actions for span in _spans(action, ranks[action.mask]))
     points = tuple(_points(played, graph, places, weights, ranks))

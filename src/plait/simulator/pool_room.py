@@ -1,0 +1,51 @@
+"""Generations whose keys and values take what is left of a device: by the weights and optimizer state that a plan has
+there, whatever role they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.simulator.costs import Costs
+from plait.simulator.places import Place
+from plait.simulator.step_graph import StepGraph
+from plait.simulator.step_memory import kept_bytes
+from plait.simulator.step_weights import Weights
+
+
+class PoolRoom:
+    """Places of generations beside all others of a plan; each is asked for once."""
+
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        self._graph, self._costs = graph, costs
+        self._made: dict[tuple[Place, tuple[int, ...]], Place] = {}
+
+    def fitted(self, places: Sequence[Place], weights: Sequence[Weights]) -> tuple[Place, ...]:
+        """The places, those that generate with as many samples at a time as their devices have room for.
+
+        Args:
+            places: of each slot, in their order.
+            weights: of each family.
+        """
+        if not self._costs.pool_takes_rest:
+            return tuple(places)
+        kept = kept_bytes(weights)
+        present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
+        fitted = list(places)
+        for slot, place in enumerate(places):
+            if self._graph.slots[slot].mode == "decode":
+                held = kept + present[slot]
+                most = tuple(int(held[list(p.ranks)].max()) for p in place.placements)
+                fitted[slot] = self._of(place, most)
+        return tuple(fitted)
+
+    def _of(self, place: Place, held_bytes: tuple[int, ...]) -> Place:
+        """A place of a generation, on devices that hold so much, of each of its placements."""
+        if (place, held_bytes) not in self._made:
+            names = [self._graph.calls[number].call for number in self._graph.calls_of[place.slot]]
+            self._made[place, held_bytes] = place.with_calls(
+                [
+                    tuple(self._costs.generation(name, layout, held) for name in names)
+                    for layout, held in zip(place.layouts, held_bytes, strict=True)
+                ]
+            )
+        return self._made[place, held_bytes]
