@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from plait.cost.calibration import CONSERVATIVE, OTHER_DTYPE, OTHER_LAYERS, OTHER_THREADS, calibrated, uncorrected
-from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile
+from plait.cost.calibration import (
+    CONSERVATIVE,
+    OTHER_DTYPE,
+    OTHER_LAYERS,
+    OTHER_THREADS,
+    VENDORS,
+    Calibration,
+    calibrated,
+    of_cluster,
+    uncorrected,
+)
+from plait.cost.cluster import Checked, read_cluster
+from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profiles_of_gpu
 from plait.cost.model_costs import ModelCosts
 from plait.cost.profile import KEPT_RUNS, KindRecord, RunRecord
 from plait.cost.workload import Lengths, SampleLengths, Workload
@@ -118,3 +129,39 @@ def test_the_newest_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "profiles/torn.json").write_text("{")
     assert kept_profiles(PROFILE.machine, "cpu") == [profile], "what cannot be read is none"
     assert kept_profiles("another machine", "cpu") == []
+
+
+def test_a_cluster_says_how_wrong_predictions_for_it_were() -> None:
+    """As its file states it, whatever runs there were; else the errors of runs on such devices: 0.25 and 0.2."""
+    cluster = read_cluster("8xH100")
+    ran = PROFILE.with_run(a_run(8.0, 5.0, devices=8)).with_run(a_run(12.5, 2.0, devices=8)).with_run(a_run(1.0, 2.0))
+    stated = replace(cluster, checked=Checked("ten runs", 0.044))
+    assert of_cluster(stated, [ran]) == Calibration("ten runs", 0.044)
+    assert of_cluster(cluster, []) is VENDORS
+    assert of_cluster(cluster, [PROFILE]) is VENDORS, "no run, no error"
+    found = of_cluster(cluster, [PROFILE, ran])
+    assert (found.error, found.runs, found.profile) == (pytest.approx(0.225), 2, None)
+    assert found.kinds == pytest.approx({"decode on 1": (0.2 + 1.0) / 2})
+    assert "2 runs on a machine, 2 cores, foretold by what was measured there" in found.source
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3"),
+        ("A100-80G", "NVIDIA A100-SXM4-80GB"),
+        ("A100-40G", "NVIDIA A100-SXM4-40GB"),
+        ("RTX-4090", "NVIDIA GeForce RTX 4090"),
+        ("H200", "NVIDIA H200"),
+    ],
+)
+def test_profiles_of_a_gpu_are_found_by_its_name(
+    name: str, machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    profile = PROFILE.model_copy(update={"machine": machine, "device": "cuda"})
+    keep_profile(profile)
+    keep_profile(PROFILE)
+    assert profiles_of_gpu(name) == [profile]
+    others = {"H100", "A100-80G", "A100-40G", "RTX-4090", "H200", "H20", "mine"} - {name}
+    assert not [other for other in others if profiles_of_gpu(other)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cost.cluster import names, read_cluster
+from plait.cost.cluster import Checked, names, read_cluster
 from plait.cost.hardware import DEVICES, GIB, Link
 from plait.errors import ConfigError
 from plait.layout.mesh import Cluster
@@ -54,9 +54,24 @@ def test_a_file_states_everything(tmp_path: Path) -> None:
     assert read_cluster(write(tmp_path, TWO_NODES), 2).mesh_cluster == Cluster(1, 2)
 
 
+def test_what_moves_take_beside_their_bytes_and_how_wrong_predictions_were_may_be_stated(tmp_path: Path) -> None:
+    plain = read_cluster(write(tmp_path, TWO_NODES))
+    assert (plain.software.switch_s, plain.software.pack_bandwidth, plain.checked) == (0.0, 0.0, None)
+    text = TWO_NODES.replace("layer_us: 100", "layer_us: 100, switch_us: 2.5e6, pack_gb_per_s: 40")
+    found = read_cluster(write(tmp_path, text + "calibration: {source: ten runs, error: 0.044}\n"))
+    assert (found.software.switch_s, found.software.pack_bandwidth) == (2.5, 40e9)
+    assert found.checked == Checked("ten runs", 0.044)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (("price", "calibration: {source: mine}\nprice"), r"key `calibration\.error` is missing"),
+        (("price", "calibration: {source: '', error: 0.1}\nprice"), r"key `calibration\.source`: .*found ''"),
+        (("price", "calibration: {source: mine, error: -1}\nprice"), r"key `calibration\.error`: .*found -1"),
+        (("price", "calibration: {source: mine, eror: 1}\nprice"), r"`calibration\.eror`; did you mean `error`"),
+        (("price", "calibration: 0.1\nprice"), r"`calibration` is a section of keys, found 0\.1"),
+        (("layer_us: 100", "switch_us: -1"), r"key `software\.switch_us`: .*found -1"),
         (("tflops: 100", "tflops: .nan"), r"key `device\.tflops`: .*found nan"),
         (("tflops: 100", "tflops: true"), r"key `device\.tflops`: expected a number, found true"),
         (("tflops: 100, ", ""), r"key `device\.tflops` is missing"),

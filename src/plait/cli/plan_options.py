@@ -55,8 +55,9 @@ class OnCluster:
         if self.devices is not None and self.devices < 1:
             raise ConfigError(f"--devices: expected at least 1, found {self.devices}")
         recipe = self._recipe(path, keys)
-        from plait.cost.calibration import VENDORS
+        from plait.cost.calibration import of_cluster
         from plait.cost.cluster import read_cluster
+        from plait.cost.kept_profiles import profiles_of_gpu
         from plait.runtime.lengths import lengths_of
         from plait.runtime.machine import machine_of
         from plait.runtime.plan_files import ranks_of
@@ -69,7 +70,8 @@ class OnCluster:
             count = self.devices or ranks or max(1, recipe.devices)
             spec, source = machine_of(recipe, foreseen.shapes[recipe.model], count)
         else:
-            spec, source = read_cluster(self.cluster, self.devices), VENDORS
+            spec = read_cluster(self.cluster, self.devices)
+            source = of_cluster(spec, profiles_of_gpu(spec.device.name))
             foreseen = outline(recipe, device_memory=spec.device.memory_bytes)
         sizes = lengths_of(self.lengths, foreseen.recipe, lambda: prompt_lengths(foreseen))
         return Planning(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, spec, sizes, source)

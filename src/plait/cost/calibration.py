@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from plait.cost.cluster import ClusterSpec
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import Points, Profile
+from plait.cost.profile import Points, Profile, RunRecord
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
@@ -44,6 +45,23 @@ VENDORS = Calibration("vendors' numbers and default shares of them")
 CONSERVATIVE = Calibration("conservative numbers of this machine")
 
 
+def of_cluster(cluster: ClusterSpec, profiles: Sequence[Profile]) -> Calibration:
+    """Of predictions by a cluster's own numbers: as its file says; else as past runs on such devices were foretold, by
+    profiles of these.
+
+    Args:
+        profiles: of the cluster's devices, where any are kept.
+    """
+    if cluster.checked is not None:
+        return Calibration(cluster.checked.source, cluster.checked.error)
+    past = [run for profile in profiles for run in profile.past(cluster.num_devices)]
+    if not past:
+        return VENDORS
+    machines = " and ".join(sorted({profile.machine for profile in profiles if profile.runs}))
+    source = f"{VENDORS.source}; {_runs(len(past))} on {machines}, foretold by what was measured there, were"
+    return Calibration(source, *_errors(past))
+
+
 def uncorrected(profile: Profile) -> Profile:
     """As it was measured, before any run."""
     return profile.model_copy(update={"runs": ()})
@@ -71,14 +89,21 @@ def calibrated(
     past = chosen.past(devices) if added == 0 else ()
     if not past:
         return Calibration(label, best.error + added, profile=chosen, exact=added == 0)
-    label += f", corrected by {len(past)} run{'s' * (len(past) > 1)}"
-    errors = [error for run in past if (error := run.error) is not None]
+    return Calibration(f"{label}, corrected by {_runs(len(past))}", *_errors(past), chosen, exact=True)
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count > 1)}"
+
+
+def _errors(past: Sequence[RunRecord]) -> tuple[float, dict[str, float], int]:
+    """Of past runs the mean error of a step, that of each kind of call, and how many they are."""
     kinds = {
         kind: sum(values) / len(values)
         for kind in sorted({kind for run in past for kind in run.errors})
         if (values := [run.errors[kind] for run in past if kind in run.errors])
     }
-    return Calibration(label, sum(errors) / len(errors), kinds, len(past), chosen, exact=True)
+    return sum(run.error for run in past) / len(past), kinds, len(past)
 
 
 def distance(profile: Profile, shape: ModelShape, dtype: str, threads: int) -> float:

@@ -26,6 +26,15 @@ SHIPPED = Path(__file__).parent / "clusters"
 
 
 @dataclass(frozen=True)
+class Checked:
+    """Predictions for a cluster that were held against measured times: of which, in words, and the mean of
+    |predicted / measured - 1|."""
+
+    source: str
+    error: float
+
+
+@dataclass(frozen=True)
 class ClusterSpec:
     """`nodes` equal nodes.
 
@@ -33,6 +42,7 @@ class ClusterSpec:
     inter: into or out of a node, shared by its devices
     host:  between a device and its node's memory
     price_per_device_hour: in any currency; None: not stated
+    checked: how wrong predictions with these numbers were; None: not stated
     """
 
     nodes: int
@@ -44,6 +54,7 @@ class ClusterSpec:
     price_per_device_hour: float | None = None
     name: str = ""
     software: Software = DEFAULT
+    checked: Checked | None = None
 
     @property
     def num_devices(self) -> int:
@@ -104,6 +115,8 @@ class _SoftwareKeys(Settings):
     micro_batches_per_stage: int = Field(Software.micro_batches_per_stage, ge=1)
     decode_groups_per_stage: int | None = Field(Software.decode_groups_per_stage, ge=0)
     pool_share: float = Field(Software.pool_share, ge=0, le=1)
+    switch_us: float = Field(Software.switch_s * 1e6, ge=0)
+    pack_gb_per_s: float = Field(Software.pack_bandwidth / GIGA, ge=0)
 
     def software(self) -> Software:
         return Software(
@@ -115,7 +128,17 @@ class _SoftwareKeys(Settings):
             self.micro_batches_per_stage,
             self.decode_groups_per_stage,
             self.pool_share,
+            self.switch_us / 1e6,
+            self.pack_gb_per_s * GIGA,
         )
+
+
+class _CalibrationKeys(Settings):
+    source: str = Field(min_length=1)
+    error: float = Field(ge=0)
+
+    def checked(self) -> Checked:
+        return Checked(self.source, self.error)
 
 
 class ClusterKeys(Settings):
@@ -129,6 +152,7 @@ class ClusterKeys(Settings):
     host: _LinkKeys
     price_per_device_hour: float | None = Field(None, ge=0)
     software: _SoftwareKeys = Field(default_factory=lambda: _SoftwareKeys.model_validate({}))
+    calibration: _CalibrationKeys | None = None
 
 
 _SECTIONS: Mapping[str, type[Settings]] = {
@@ -137,6 +161,7 @@ _SECTIONS: Mapping[str, type[Settings]] = {
     "inter": _LinkKeys,
     "host": _LinkKeys,
     "software": _SoftwareKeys,
+    "calibration": _CalibrationKeys,
 }
 
 
@@ -202,6 +227,7 @@ def _of_file(path: Path, name: str) -> ClusterSpec:
         keys.price_per_device_hour,
         path.stem,
         keys.software.software(),
+        keys.calibration.checked() if keys.calibration is not None else None,
     )
 
 

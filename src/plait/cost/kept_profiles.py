@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from plait.cost.hardware import DEVICES
 from plait.cost.profile import Profile
 from plait.data.package_file import cache_folder
 from plait.errors import DataError
@@ -49,11 +50,28 @@ def profile_path(machine: str, model: str, dtype: str, threads: int) -> Path:
 
 def kept_profiles(machine: str, device: str) -> list[Profile]:
     """Those of this machine that are kept; a file that cannot be read is none."""
+    return [profile for profile in _all_kept() if (profile.machine, profile.device) == (machine, device)]
+
+
+def profiles_of_gpu(name: str) -> list[Profile]:
+    """Those that are kept of machines with a GPU of `hardware.DEVICES`: `A100-80G` is in the name that CUDA gives an
+    `NVIDIA A100-SXM4-80GB`."""
+    if name not in DEVICES:
+        return []
+    wanted = {re.sub(r"^(\d+)G$", r"\1GB", word) for word in name.split("-")}
+    return [
+        profile
+        for profile in _all_kept()
+        if profile.device == "cuda" and wanted <= set(re.split(r"[^A-Za-z0-9]+", profile.machine))
+    ]
+
+
+def _all_kept() -> list[Profile]:
     profiles = []
     for path in sorted((cache_folder() / "profiles").glob("*.json")):
         with contextlib.suppress(DataError):
             profiles.append(load_profile(path))
-    return [profile for profile in profiles if (profile.machine, profile.device) == (machine, device)]
+    return profiles
 
 
 def keep_profile(profile: Profile) -> Path:
