@@ -9,8 +9,12 @@ import pytest
 import yaml
 
 from plait.cli import main
+from plait.cost.cluster import SHIPPED
+from plait.cost.kept_profiles import keep_profile
+from plait.cost.profile import RunRecord
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Timeline
+from tests.cost.test_profile import PROFILE
 
 RECIPE = """
 model: llama-2-7b
@@ -105,6 +109,10 @@ def test_it_fits_the_terminal(
         (("simulate", "--cluster", "4xH100", "--plan", "splitt"), "split"),
         (("simulate", "--cluster", "4xH100", "--plan", "hybridflo"), "hybridflow"),
         (("simulate", "--clustr", "4xH100"), "--cluster"),
+        (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--tp", "0"), "--tp: expected at least 1"),
+        (("simulate", "--cluster", "4xH100", "--plan", "real", "--tp", "2"), "--tp: expected --plan colocated, split"),
+        (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "3"), "expected a multiple of 3"),
+        (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "64"), "64"),
         (("plan", "--cluster", "4xH100", "--prompts_per_stp", "4"), "prompts_per_step"),
     ],
 )
@@ -156,3 +164,59 @@ def test_keys_and_values_take_their_share_of_the_cluster_that_is_planned_for(
         call = json.loads(out)
         held = [terms.get("actor decode", 0) for terms in (one["terms"] for one in call["memory"])]
         assert max(held) <= 0.3 * gib * 2**30
+
+
+def test_a_named_plan_is_cut_as_stated(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", recipe, "--cluster", "8xA100-80G", "--plan", "colocated", "--lengths", "64:128", "--json")
+    code, out, _ = run(capsys, *words, "--tp", 2, "--pp", 2, "--decode-tp", 4)
+    assert code == 0
+    cuts = {one["call"]: (one["dp"], one["tp"], one["pp"]) for one in json.loads(out)["calls"]}
+    assert cuts.pop("actor.generate") == (2, 4, 1)
+    assert set(cuts.values()) == {(2, 2, 2)}
+    code, out, _ = run(capsys, *words, "--tp", 8)
+    assert {(one["dp"], one["tp"], one["pp"]) for one in json.loads(out)["calls"]} == {(1, 8, 1)}
+
+
+def test_a_cluster_file_says_how_wrong_predictions_were(
+    recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = (SHIPPED / "A100-80G.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text + "calibration: {source: held against ten runs, error: 0.044}\n")
+    words = ("simulate", recipe, "--plan", "colocated", "--lengths", "64:128", "--devices", 8)
+    code, out, _ = run(capsys, *words, "--cluster", "mine.yaml", "--json")
+    assert code == 0
+    assert json.loads(out)["calibration"] == {"source": "held against ten runs", "error": 0.044, "kinds": {}, "runs": 0}
+    assert "held against ten runs; expected to be off by 4%" in run(capsys, *words, "--cluster", "mine.yaml")[1]
+
+
+def test_runs_on_such_devices_say_how_wrong_they_were_foretold(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    run_record = RunRecord(devices=8, foretold_s=10.0, measured_s=8.0)
+    profile = PROFILE.model_copy(update={"machine": "NVIDIA H100 80GB HBM3", "device": "cuda", "runs": (run_record,)})
+    keep_profile(profile)
+    words = ("simulate", recipe, "--plan", "colocated", "--lengths", "64:128", "--json")
+    found = {
+        name: json.loads(run(capsys, *words, "--cluster", name)[1])["calibration"] for name in ("8xH100", "8xH200")
+    }
+    assert (found["8xH100"]["error"], found["8xH100"]["runs"]) == (0.25, 1)
+    assert "1 run on NVIDIA H100 80GB HBM3" in found["8xH100"]["source"]
+    assert (found["8xH200"]["error"], found["8xH200"]["runs"]) == (None, 0)
+
+
+def test_a_pool_beside_other_models_has_what_they_leave(
+    recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Nine tenths of a device for all weights, state and the pool: named and found plans fit, and hold no more."""
+    text = (SHIPPED / "A100-80G.yaml").read_text() + "software: {pool_share: 0.9}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    place = ("--cluster", "mine.yaml", "--lengths", "2048:256", "--data.max_prompt_tokens", 2048, "--json")
+    many = ("--prompts_per_step", 4096, "--sampling.max_running", 4096, "--sampling.kv_tokens", 10_000_000)
+    named = run(capsys, "simulate", recipe, *many, *place, "--devices", 8, "--plan", "colocated", "--tp", 8)
+    for code, out, _ in (named, run(capsys, "plan", recipe, *many, *place, "--devices", 8, "--seconds", 0.5)):
+        told = json.loads(out)
+        assert code == 0
+        assert told["feasible"]
+        held = [sum(one["terms"].values()) for one in told["memory"] if "actor decode" in one["terms"]]
+        assert max(held, default=0) <= 0.9 * 80 * 2**30

@@ -10,7 +10,7 @@ from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.schedule.completion import complete
-from plait.schedule.named_plans import NAMES, PlannedModel, named_plan, shares
+from plait.schedule.named_plans import NAMES, Cut, PlannedModel, named_plan, shares
 from plait.schedule.placements import RolePlacement, layouts_of, placements_of
 from plait.schedule.plan import Placement, Plan
 
@@ -82,6 +82,22 @@ def test_standalone_gives_every_model_devices_of_its_own_by_its_work() -> None:
     assert found["ref.logprobs"] == ((7,), 1, 1, 1)
     with pytest.raises(ConfigError, match="standalone needs at least 3 devices for the flow `ppo_like`, found 2"):
         named_plan("standalone", PPO, FOUR, 2)
+
+
+def test_a_stated_cut_is_that_of_every_mesh() -> None:
+    """Copies of four devices; generation by two each. Devices are dealt out in whole copies."""
+    cut = Cut(tp=2, pp=2, decode_tp=2)
+    found = places(named_plan("colocated", PPO, FOUR, 8, cut=cut))
+    everywhere = tuple(range(8))
+    assert found["actor.generate"] == (everywhere, 4, 2, 1)
+    assert {found[call] for call in found if call != "actor.generate"} == {(everywhere, 2, 2, 2)}
+    found = places(named_plan("split", PPO, FOUR, 12, cut=cut))
+    assert found["actor.train"] == (tuple(range(8)), 2, 2, 2)
+    assert found["critic.train"] == (tuple(range(8, 12)), 1, 2, 2)
+    with pytest.raises(ConfigError, match="standalone needs at least 12 devices for the flow `ppo_like`, found 8"):
+        named_plan("standalone", PPO, FOUR, 8, cut=cut)
+    with pytest.raises(ConfigError, match=r"`plan` colocated: expected a multiple of 4 `devices`.*found 6"):
+        named_plan("colocated", PPO, FOUR, 6, cut=cut)
 
 
 def test_several_devices_of_one_copy() -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
@@ -13,6 +14,9 @@ from plait.cli.app import Number, Whole
 from plait.cli.plan_options import Keys, OnCluster, check_files
 from plait.errors import ConfigError
 from plait.observe.screen import say
+
+if TYPE_CHECKING:
+    from plait.schedule.named_plans import Cut
 
 MOST_SECONDS = 86_400
 
@@ -37,10 +41,36 @@ class Given:
 
     plan: str | None = None
     """A plan file, colocated, split, standalone, one-mesh, real, hybridflow or auto; the recipe's own when left out."""
+    tp: Whole | None = None
+    """Of colocated, split or standalone: ways in which models that train or score are cut; 1 when left out. Without
+    this and the next three, as few as have room."""
+    pp: Whole | None = None
+    """Their pipeline stages; 1 when left out."""
+    decode_tp: Whole | None = None
+    """Ways in which the model that generates is cut; as --tp when left out."""
+    offload: bool = False
+    """Optimizer states are in host memory while other calls run."""
     timeline: Path | None = None
     """File for the predicted timeline."""
     picture: Path | None = None
     """File for a picture, SVG."""
+
+    def cut(self, plan: str) -> Cut | None:
+        """How a plan is cut, where that is said. Raises ConfigError where it cannot be."""
+        from plait.schedule.named_plans import NAMES, Cut
+
+        sizes = {"--tp": self.tp, "--pp": self.pp, "--decode-tp": self.decode_tp}
+        stated = {option: size for option, size in sizes.items() if size is not None}
+        names = [*stated, *(["--offload"] if self.offload else [])]
+        if not names:
+            return None
+        if plan not in NAMES:
+            raise ConfigError(f"{', '.join(names)}: expected --plan {', '.join(NAMES)}, found `{plan}`")
+        for option, size in stated.items():
+            if size < 1:
+                raise ConfigError(f"{option}: expected at least 1, found {size}")
+        tp = stated.get("--tp", 1)
+        return Cut(tp, stated.get("--pp", 1), stated.get("--decode-tp", tp), self.offload)
 
 
 ANYWHERE, BRIEFLY, OWN = OnCluster(), Search(), Given()
@@ -96,7 +126,8 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     from plait.output import write_file
     from plait.schedule.gantt import svg_gantt
 
-    whole = planning.given(which.plan or planning.recipe.plan)
+    name = which.plan or planning.recipe.plan
+    whole = planning.given(name, which.cut(name))
     prediction = planning.predict(whole)
     report = Report(planning, whole, prediction)
     if which.timeline is not None:

@@ -35,7 +35,7 @@ from plait.runtime.plan_files import plan_file
 from plait.runtime.remedies import gib, remedies
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
-from plait.schedule.named_plans import AUTO, NAMES, named_plan
+from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
 from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
 from plait.simulator.places import Place
@@ -181,13 +181,20 @@ class Planning:
                 plans[name] = tuple(places_of(self.given(name), self.space.places))
         return plans
 
-    def given(self, name: str) -> Plan:
+    def given(self, name: str, cut: Cut | None = None) -> Plan:
         """A named plan of the cluster's devices, with the least tensor parallelism that has room; one that others would
         make (`plan_baselines`), or that of a file.
+
+        Args:
+            cut: of a plan of `NAMES`, whether it has room or not.
 
         Raises:
             UserError: there is none, or a run could not follow it.
         """
+        if cut is not None:
+            planned = planned_models(self.models, self.shapes)
+            plan = named_plan(name, self.flow, planned, self.cluster.num_devices, cut=cut)
+            return self._completed(plan, f"`plan` {name}")
         if name == AUTO and self.cluster.num_devices > 1:
             return auto_plan(self)
         if name in MAKERS:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
@@ -50,20 +51,67 @@ class PlannedModel:
     """What a pair of a query and a key takes in its layers, in tokens."""
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a user has the models of a named plan cut: what trains or scores, and what generates.
+
+    Weights of a trained role that generate in a cut of their own are given back while other calls run, as HybridFlow's
+    are.
+
+    offload: optimizer states are in host memory while other calls run
+    """
+
+    tp: int = 1
+    pp: int = 1
+    decode_tp: int = 1
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        assert min(self.tp, self.pp, self.decode_tp) >= 1, f"sizes are at least 1: {self}"
+
+    def placement(self, node: Node, ranks: tuple[int, ...], *, trained: bool) -> Placement:
+        """Of a call on so many devices, a multiple of `copy`.
+
+        Args:
+            trained: whether its role is.
+        """
+        mode, after, apart = MODE_OF[node.kind], "keep", (self.decode_tp, 1) != (self.tp, self.pp)
+        tp, pp = (self.decode_tp, 1) if mode == "decode" else (self.tp, self.pp)
+        if mode == "decode" and apart and trained:
+            after = "drop"
+        elif mode == "train" and self.offload:
+            after = "offload"
+        return Placement(node.call, mode, ranks, len(ranks) // (tp * pp), tp, pp, after)
+
+    @property
+    def copy(self) -> int:
+        """The fewest devices that hold whole copies of everything."""
+        return lcm(self.tp * self.pp, self.decode_tp)
+
+
 def model_calls(flow: Dataflow, models: Mapping[str, PlannedModel]) -> tuple[Node, ...]:
     """The calls that are placed: those of roles that are models, in the order of the flow."""
     return tuple(node for node in flow.nodes if node.role in models and node.kind in MODE_OF)
 
 
-def named_plan(name: str, flow: Dataflow, models: Mapping[str, PlannedModel], devices: int, *, tp: int = 1) -> Plan:
+def named_plan(
+    name: str,
+    flow: Dataflow,
+    models: Mapping[str, PlannedModel],
+    devices: int,
+    *,
+    tp: int = 1,
+    cut: Cut | None = None,
+) -> Plan:
     """The plan of this name, one of NAMES.
 
     Args:
         models: role → its model, for every role that is one.
         tp: devices of one copy of a model; a mesh that it does not divide takes the next smaller number that does.
+        cut: in place of `tp`, for every mesh; devices are dealt out in whole copies.
 
     Raises:
-        ConfigError: there are too few devices, or the flow has nothing to split.
+        ConfigError: there are too few devices, the cut does not divide them, or the flow has nothing to split.
     """
     match name:
         case "colocated":
@@ -75,19 +123,27 @@ def named_plan(name: str, flow: Dataflow, models: Mapping[str, PlannedModel], de
             parts = [part for part in parts if part]
         case _:
             raise AssertionError(f"no plan has the name {name}")
-    if devices < len(parts):
+    unit = 1 if cut is None else cut.copy
+    if devices % unit:
+        raise ConfigError(f"`plan` {name}: expected a multiple of {unit} `devices`, which hold a copy, found {devices}")
+    if devices < unit * len(parts):
         raise ConfigError(
-            f"`plan` {name} needs at least {len(parts)} devices for the flow `{flow.name}`, found {devices}; "
+            f"`plan` {name} needs at least {unit * len(parts)} devices for the flow `{flow.name}`, found {devices}; "
             "raise `devices`, or take `colocated`"
         )
     work = [1.0 if name == "split" else _work(part, models) for part in parts]
+    trained = {node.role for node in flow.of_kind(CallKind.TRAIN)}
     placed: dict[int, Placement] = {}
     first = 0
-    for part, size in zip(parts, shares(devices, work), strict=True):
+    for part, share in zip(parts, shares(devices // unit, work), strict=True):
+        size = unit * share
         ways = next(ways for ways in range(min(tp, size), 0, -1) if size % ways == 0)
         for node in part:
             ranks = tuple(range(first, first + size))
-            placed[node.id] = Placement(node.call, MODE_OF[node.kind], ranks, dp=size // ways, tp=ways)
+            if cut is not None:
+                placed[node.id] = cut.placement(node, ranks, trained=node.role in trained)
+            else:
+                placed[node.id] = Placement(node.call, MODE_OF[node.kind], ranks, dp=size // ways, tp=ways)
         first += size
     return Plan(name, devices, tuple(placed[number] for number in sorted(placed)))
 
