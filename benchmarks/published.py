@@ -1,15 +1,18 @@
-"""Published times of RLHF on clusters beside what the cost model says, every setting a recipe and a cluster file.
+"""Published times of RLHF on clusters beside what `plait simulate` says: every row is a recipe, a cluster file, a plan.
 
     python benchmarks/published.py            tables, as docs/predictions.md has them
+    python benchmarks/published.py --commands the command of each row
     python benchmarks/published.py --fit      the three constants of recipes/clusters/real.yaml again
 
-Three constants are fitted, on the 36 points of ReaL's heuristic plans; nothing is fitted to any other number here.
+Three constants are fitted, on the 36 points of ReaL's heuristic plans; nothing is fitted to any other number here, but
+for the last columns of the transitions, which say so.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -17,28 +20,50 @@ from pathlib import Path
 
 import yaml
 
-from plait.cost.cluster import ClusterSpec, read_cluster
+from plait.cost.cluster import read_cluster
 from plait.cost.hardware import Software
 from plait.cost.model_costs import ModelCosts
-from plait.cost.workload import Lengths, SampleLengths, Workload
-from plait.dataflow import CallKind
+from plait.cost.workload import Lengths, SampleLengths
 from plait.layout.mesh import Layout
+from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe_file import load_recipe
+from plait.runtime.planning import Planning
 from plait.runtime.prepare import outline
+from plait.schedule.named_plans import Cut
+from plait.schedule.plan import Plan
+from plait.simulator.steps import Prediction, predict
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = Path(__file__).parent / "published.yaml"
 FITTED = ("products", "layer_s", "hop_s")
+ALGORITHMS = {"PPO": "hybridflow", "ReMax": "remax", "Safe-RLHF": "safe_rlhf", "GRPO": "grpo"}
+"""Recipe of each in HybridFlow's setting."""
+PLACEMENTS = ("colocated", "split", "standalone", "hybridflow")
+WAYS = (1, 2, 4, 8)
+"""In which the model that generates is cut (figure 15)."""
 
 
 @dataclass(frozen=True)
-class Point:
-    """One published number: what it is of, in words; seconds; the recipe's keys; devices."""
+class Row:
+    """A step that a user can foretell.
+
+    name:    in words; seconds: published, None: not known here
+    setting: the cluster's file; recipe: the recipe's; keys: of the recipe, in place of the file's
+    cut:     of a named plan
+    """
 
     name: str
-    seconds: float
+    setting: str
+    recipe: str
     devices: int
-    keys: tuple[tuple[str, object], ...]
+    plan: str
+    keys: tuple[tuple[str, object], ...] = ()
+    cut: Cut | None = None
+    seconds: float | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return {"real": 128, "hybridflow": 1024}[self.setting]
 
 
 @cache
@@ -46,7 +71,7 @@ def numbers() -> Mapping[str, Mapping]:
     return yaml.safe_load(PUBLISHED.read_text())
 
 
-def real_points() -> Iterator[Point]:
+def real_points() -> Iterator[Row]:
     """ReaL's heuristic plans (version 1, figure 10): which models are large, response tokens, size, seconds."""
     table = numbers()["real"]
     for case, rows in table["seconds"].items():
@@ -61,96 +86,104 @@ def real_points() -> Iterator[Point]:
                     "sampling.max_response_tokens": tokens,
                 }
                 devices = table["models"][size]["devices"] * (2 if case == "Both" else 1)
-                yield Point(f"{case} {size}, {tokens} tokens", seconds, devices, tuple(keys.items()))
+                name = f"{case} {size}, {tokens} tokens"
+                yield Row(name, "real", "real", devices, "real", tuple(keys.items()), None, seconds)
 
 
-def hybridflow_points() -> Iterator[Point]:
+def hybridflow_points() -> Iterator[Row]:
     """HybridFlow's throughput of PPO (figure 9), as seconds of a step of 2,097,152 tokens."""
-    table = numbers()["hybridflow"]
-    for devices, seconds in table["seconds"].items():
-        yield Point(f"7B on {devices}", seconds, devices, ())
+    for devices, seconds in numbers()["hybridflow"]["seconds"].items():
+        yield replace(hybridflow_row("7B", devices), seconds=seconds)
 
 
-def costs_of(recipe_name: str, point: Point, cluster: ClusterSpec, prompt_tokens: int) -> ModelCosts:
-    run = _outline(recipe_name, point.keys)
-    response = run.recipe.sampling.max_response_tokens
-    lengths = SampleLengths(Lengths.fixed(prompt_tokens), Lengths.fixed(response))
-    shapes = {model.role: run.shapes[model.name] for model in run.models}
-    workload = Workload.of(run.recipe, run.flow, lengths)
-    return ModelCosts(workload, shapes, run.flow, cluster)
+def hybridflow_row(
+    size: str, devices: int, algorithm: str = "PPO", plan: str = "colocated", decode_tp: int | None = None
+) -> Row:
+    """Any step in its setting, all models of one size, cut as in figure 14; by its mapper as that cuts them. The states
+    of Safe-RLHF's three trained models leave no room for keys and values on the fewest devices: they are offloaded."""
+    row, recipe = numbers()["hybridflow"]["transition"][size], ALGORITHMS[algorithm]
+    keys: dict[str, object] = dict.fromkeys(("model", "reward.model"), row["model"])
+    if recipe == "safe_rlhf":
+        keys["cost.model"] = row["model"]
+    cut = Cut(row["tp"], row["pp"], decode_tp or row["generation_tp"], recipe == "safe_rlhf")
+    cut = cut if plan in PLACEMENTS[:3] else None
+    return Row(f"{size} on {devices}", "hybridflow", recipe, devices, plan, tuple(keys.items()), cut)
+
+
+def command(row: Row) -> list[str]:
+    """The words behind `plait`."""
+    tokens = dict(row.keys).get("sampling.max_response_tokens", 1024)
+    words = ["simulate", f"recipes/published/{row.recipe}.yaml"]
+    words += [word for key, value in row.keys for word in (f"--{key}", str(value))]
+    words += ["--cluster", f"recipes/clusters/{row.setting}.yaml", "--devices", str(row.devices), "--plan", row.plan]
+    if row.cut is not None:
+        sizes = {"--tp": row.cut.tp, "--pp": row.cut.pp, "--decode-tp": row.cut.decode_tp}
+        words += [word for option, size in sizes.items() for word in (option, str(size))]
+        words += ["--offload"] * row.cut.offload
+    return [*words, "--lengths", f"{row.prompt_tokens}:{tokens}"]
 
 
 @cache
-def _outline(recipe_name: str, keys: tuple[tuple[str, object], ...]):
-    return outline(load_recipe(ROOT / f"recipes/published/{recipe_name}.yaml", keys))
+def planning_of(row: Row) -> Planning:
+    cluster = read_cluster(str(ROOT / f"recipes/clusters/{row.setting}.yaml"), row.devices)
+    recipe = load_recipe(ROOT / f"recipes/published/{row.recipe}.yaml", row.keys)
+    run = outline(recipe, device_memory=cluster.device.memory_bytes)
+    response = run.recipe.sampling.max_response_tokens
+    lengths = SampleLengths(Lengths.fixed(row.prompt_tokens), Lengths.fixed(response))
+    return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, lengths)
 
 
-def step_seconds(costs: ModelCosts, training: Layout, generation: Layout) -> float:
-    """Every call one after the other, as both systems do on one mesh; the actor's weights move where layouts differ."""
-    total = costs.move("actor", training, generation).seconds
-    for node in costs.flow.nodes:
-        match node.kind:
-            case CallKind.GENERATE:
-                total += costs.call(node.call, "decode", generation).seconds
-            case CallKind.SCORE:
-                total += costs.call(node.call, "score", training).seconds
-            case CallKind.TRAIN:
-                total += costs.call(node.call, "train", training).seconds
-    return total
+@cache
+def plan_of(row: Row) -> Plan:
+    return planning_of(row).given(row.plan, row.cut)
 
 
-def real_seconds(point: Point, software: Software | None = None) -> float:
-    """Of the heuristic: every call on all devices, tensor parallel inside a node, a pipeline stage on each node."""
-    cluster = read_cluster(str(ROOT / "recipes/clusters/real.yaml"), point.devices)
-    cluster = cluster if software is None else replace(cluster, software=software)
-    layout = Layout.on(range(point.devices), tp=8, pp=point.devices // 8)
-    return step_seconds(costs_of("real", point, cluster, 128), layout, layout)
+def foretold(row: Row, software: Software | None = None) -> Prediction:
+    """By the cluster's software, or another in its place."""
+    planning, plan = planning_of(row), plan_of(row)
+    if software is None:
+        return planning.predict(plan)
+    known, cluster = planning.costs, replace(planning.cluster, software=software)
+    costs = ModelCosts(known.workload, known.shapes, known.flow, cluster, parameters=planning.parameters)
+    return predict(plan, replace(planning.graph, fuses=fuses(planning.recipe.fusion, plan)), costs)
 
 
-def hybridflow_layouts(devices: int) -> tuple[Layout, Layout]:
-    """Of models of 7B: training in groups of eight, generation in groups of two (figure 14)."""
-    return Layout.on(range(devices), dp=devices // 8, tp=8), Layout.on(range(devices), dp=devices // 2, tp=2)
+def seconds_of(row: Row, software: Software | None = None) -> float:
+    return foretold(row, software).seconds_per_step
 
 
-def hybridflow_seconds(point: Point, layer_s: float | None = None) -> float:
-    cluster = read_cluster(str(ROOT / "recipes/clusters/hybridflow.yaml"), point.devices)
-    if layer_s is not None:
-        cluster = replace(cluster, software=replace(cluster.software, layer_s=layer_s))
-    training, generation = hybridflow_layouts(point.devices)
-    alone = costs_of("hybridflow", point, cluster, 1024)
-    trained = {node.role for node in alone.flow.of_kind(CallKind.TRAIN)}
-    held = sum(max(alone.held_bytes(role, training, trained=role in trained)) for role in alone.shapes)
-    cluster = replace(cluster, software=replace(cluster.software, pool_taken_bytes=held))
-    return step_seconds(costs_of("hybridflow", point, cluster, 1024), training, generation)
-
-
-def transition_seconds(size: str, devices: int) -> float:
+def transition_seconds(size: str, devices: int, switch_s: float = 0.0) -> float:
     """Of HybridFlow's actor from training to generation (figure 14)."""
-    cluster = read_cluster(str(ROOT / "recipes/clusters/hybridflow.yaml"), devices)
     row = numbers()["hybridflow"]["transition"][size]
     tp, pp, into = row["tp"], row["pp"], row["generation_tp"]
-    keys = (("model", row["model"]), ("critic.model", row["model"]), ("reward.model", row["model"]))
-    costs = costs_of("hybridflow", Point(size, 0.0, devices, keys), cluster, 1024)
+    planning = planning_of(hybridflow_row(size, devices))
+    software = replace(planning.cluster.software, switch_s=switch_s)
+    costs = replace(planning, cluster=replace(planning.cluster, software=software)).costs
     training = Layout.on(range(devices), dp=devices // tp // pp, tp=tp, pp=pp)
     return costs.move("actor", training, Layout.on(range(devices), dp=devices // into, tp=into)).seconds
 
 
-def mean_error(points: list[Point], seconds: Callable[[Point], float]) -> float:
+def switch_seconds() -> float:
+    """What the first published transition takes beside its bytes."""
+    return numbers()["hybridflow"]["transition"]["7B"]["seconds"][8] - transition_seconds("7B", 8)
+
+
+def mean_error(rows: Sequence[Row], seconds: Callable[[Row], float] = seconds_of) -> float:
     """Mean of |predicted / published - 1|."""
-    return sum(abs(seconds(point) / point.seconds - 1) for point in points) / len(points)
+    return sum(abs(seconds(row) / row.seconds - 1) for row in rows if row.seconds) / len(rows)
 
 
 def fit() -> tuple[Software, float]:
     """The three constants with the least mean error on ReaL's heuristic points: a grid, made finer round its best."""
     points = list(real_points())
     best = read_cluster(str(ROOT / "recipes/clusters/real.yaml")).software
-    error = mean_error(points, lambda point: real_seconds(point, best))
+    error = mean_error(points, lambda point: seconds_of(point, best))
     for step in (0.2, 0.1, 0.05, 0.025):
         centre = best
         for factors in product((1 - step, 1.0, 1 + step), repeat=len(FITTED)):
             values = {name: getattr(centre, name) * by for name, by in zip(FITTED, factors, strict=True)}
             tried = replace(centre, **values)
-            tried_error = mean_error(points, lambda point, tried=tried: real_seconds(point, tried))
+            tried_error = mean_error(points, lambda point, tried=tried: seconds_of(point, tried))
             best, error = (
                 min((error, 0, best), (tried_error, 1, tried), key=lambda candidate: candidate[:2])[2],
                 min(error, tried_error),
@@ -160,46 +193,121 @@ def fit() -> tuple[Software, float]:
 
 def tables() -> tuple[Iterator[str], ...]:
     """Lines in Markdown, each computed when it is asked for."""
-    return _real_table(), _step_table(), _transition_table()
+    return _real_table(), _step_table(), _transition_table(), _algorithm_table(), _placement_table(), _ways_table()
 
 
 def _real_table() -> Iterator[str]:
     yield "| ReaL's heuristic, seconds of a step | published | predicted | error |"
     yield "|---|---|---|---|"
-    for point in real_points():
-        yield _row(point.name, point.seconds, real_seconds(point))
-    yield f"| mean of the errors' sizes | | | {mean_error(list(real_points()), real_seconds):.1%} |"
+    for row in real_points():
+        yield _line(row.name, row.seconds, seconds_of(row))
+    yield f"| mean of the errors' sizes | | | {mean_error(list(real_points())):.1%} |"
 
 
 def _step_table() -> Iterator[str]:
     layer_s = read_cluster(str(ROOT / "recipes/clusters/real.yaml")).software.layer_s
     yield "| HybridFlow, seconds of a step of PPO | published | predicted | error | with ReaL's floor | error |"
     yield "|---|---|---|---|---|---|"
-    for point in hybridflow_points():
-        other = hybridflow_seconds(point, layer_s)
-        row = _row(point.name, point.seconds, hybridflow_seconds(point))
-        yield f"{row} {other:.0f} | {other / point.seconds - 1:+.0%} |"
+    rows = list(hybridflow_points())
+    software = replace(planning_of(rows[0]).cluster.software, layer_s=layer_s)
+    for row in rows:
+        yield _line(row.name, row.seconds, seconds_of(row), seconds_of(row, software))
+    means = [mean_error(rows, seconds) for seconds in (seconds_of, lambda row: seconds_of(row, software))]
+    yield f"| mean of the errors' sizes | | | {means[0]:.1%} | | {means[1]:.1%} |"
 
 
 def _transition_table() -> Iterator[str]:
-    yield "| HybridFlow, seconds of a transition | published | predicted | error |"
-    yield "|---|---|---|---|"
+    yield (
+        "| HybridFlow, seconds of a transition | published | predicted | error "
+        "| with `switch_us` fitted to the first row | error |"
+    )
+    yield "|---|---|---|---|---|---|"
+    switch_s = switch_seconds()
     for size, row in numbers()["hybridflow"]["transition"].items():
         for devices, seconds in row["seconds"].items():
-            yield _row(f"{size} on {devices}", seconds, transition_seconds(size, devices))
+            both = [transition_seconds(size, devices, more) for more in (0.0, switch_s)]
+            yield _line(f"{size} on {devices}", seconds, *both)
 
 
-def _row(name: str, published: float, predicted: float) -> str:
-    digits = 0 if published >= 100 else 1 if published >= 10 else 2
-    return f"| {name} | {published:g} | {predicted:.{digits}f} | {predicted / published - 1:+.0%} |"
+def sizes_of_figures() -> list[tuple[str, int]]:
+    return [(size, n) for size, row in numbers()["hybridflow"]["transition"].items() for n in row["seconds"]]
+
+
+def _algorithm_table() -> Iterator[str]:
+    yield f"| HybridFlow's setting, predicted seconds of a step | {' | '.join(ALGORITHMS)} |"
+    yield f"|---|{'---|' * len(ALGORITHMS)}"
+    for size, devices in sizes_of_figures():
+        rows = [hybridflow_row(size, devices, algorithm) for algorithm in ALGORITHMS]
+        yield f"| {size} on {devices} | {' | '.join(map(_seconds, rows))} |"
+
+
+def _placement_table() -> Iterator[str]:
+    yield f"| PPO by placement, predicted seconds of a step | {' | '.join(PLACEMENTS)} |"
+    yield f"|---|{'---|' * len(PLACEMENTS)}"
+    for size, devices in sizes_of_figures():
+        if size in ("13B", "34B"):
+            cells = [_placed(size, devices, plan) for plan in PLACEMENTS]
+            yield f"| {size} on {devices} | {' | '.join(cells)} |"
+
+
+def _placed(size: str, devices: int, plan: str) -> str:
+    meshes = {"split": 2, "standalone": 4}.get(plan, 1)
+    row = hybridflow_row(size, devices, plan=plan)
+    return "too few devices" if row.cut is not None and devices < meshes * row.cut.copy else _seconds(row)
+
+
+def _ways_table() -> Iterator[str]:
+    yield "| PPO on 16 devices by --decode-tp, predicted seconds of generation and transition | " + (
+        " | ".join(map(str, WAYS)) + " | least | least as published |"
+    )
+    yield f"|---|{'---|' * len(WAYS)}---|---|"
+    for size, best in numbers()["hybridflow"]["best_generation_tp"].items():
+        found = {ways: _generation_s(hybridflow_row(size, 16, decode_tp=ways)) for ways in WAYS}
+        least = min(found, key=lambda ways: found[ways])
+        yield f"| {size} | {' | '.join(f'{seconds:.1f}' for seconds in found.values())} | {least} | {best} |"
+
+
+def _generation_s(row: Row) -> float:
+    calls = foretold(row).calls
+    return sum(call.seconds for call in calls if call.kind == "MOVE" or call.call == "actor.generate")
+
+
+def _seconds(row: Row) -> str:
+    prediction = foretold(row)
+    return _rounded(prediction.seconds_per_step) if prediction.feasible else "does not fit"
+
+
+def _line(name: str, published: float | None, *predicted: float) -> str:
+    assert published is not None, f"{name} has no published number"
+    cells = [f" {_rounded(seconds)} | {seconds / published - 1:+.0%} |" for seconds in predicted]
+    return f"| {name} | {published:g} |{''.join(cells)}"
+
+
+def _rounded(seconds: float) -> str:
+    digits = 0 if seconds >= 100 else 1 if seconds >= 10 else 2
+    return f"{seconds:.{digits}f}"
+
+
+def all_rows() -> Iterator[Row]:
+    """Of all tables."""
+    yield from real_points()
+    for size, devices in sizes_of_figures():
+        yield from (hybridflow_row(size, devices, algorithm) for algorithm in ALGORITHMS)
+        yield from (hybridflow_row(size, devices, plan=plan) for plan in PLACEMENTS[1:] if size in ("13B", "34B"))
+    for size in numbers()["hybridflow"]["best_generation_tp"]:
+        yield from (hybridflow_row(size, 16, decode_tp=ways) for ways in WAYS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the constants again")
-    if parser.parse_args().fit:
+    parser.add_argument("--commands", action="store_true", help="print the command of each row")
+    options = parser.parse_args()
+    if options.fit:
         software, error = fit()
         print(", ".join(f"{name} {getattr(software, name):.3g}" for name in FITTED), f"mean error {error:.1%}")
+    elif options.commands:
+        print("\n".join(f"plait {shlex.join(command(row))}" for row in all_rows()))
     else:
         print("\n\n".join(map("\n".join, tables())))
 
