@@ -74,9 +74,9 @@ def main() -> None:
 def planning_of(devices: int, *, tiny: bool) -> Planning:
     reward = str(RECIPE.parent / "length_reward.py:brief")
     keys = [("reward.functions", [reward]), *(TINY if tiny else ())]
-    run = outline(load_recipe(RECIPE, keys))
-    lengths = SampleLengths(Lengths.fixed(256), Lengths.lognormal(300, 0.8, 1024))
     cluster = read_cluster(f"{devices}xA100-80G")
+    run = outline(load_recipe(RECIPE, keys), device_memory=cluster.device.memory_bytes)
+    lengths = SampleLengths(Lengths.fixed(256), Lengths.lognormal(300, 0.8, 1024))
     return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, lengths)
 
 

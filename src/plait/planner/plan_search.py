@@ -20,7 +20,7 @@ from plait.planner import plan_baselines
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Judged, Objective
 from plait.planner.plan_problem import PlanProblem
-from plait.planner.plan_space import PlanSpace, fused_slots
+from plait.planner.plan_space import PlanSpace
 from plait.schedule.plan import After
 from plait.simulator.places import Place
 
@@ -34,8 +34,8 @@ MOST_EXHAUSTIVE = 4000
 """Plans of a space that is tried in whole."""
 SHARE_OF_WARM = 10
 """A plan to start from is improved with a budget that is smaller by this."""
-LEAST_FUSED_GAIN = 0.03
-"""The share of a step that training two roles together must gain over the best plan that trains one after the other."""
+MOST_LEADERS = 8
+"""Kinds of plans, of which the best is kept."""
 
 Stop = Literal["exhaustive", "evaluations", "seconds", "asked"]
 
@@ -52,17 +52,17 @@ class Candidate:
 @dataclass(frozen=True)
 class SearchResult:
     """
-    best:         None: no plan fits, or leaves no device idle
-    nearest:      the plan of the least value, whether it can be used or not
-    alternatives: usable plans that were next, each unlike those before
-    baselines:    by name, judged as `best` was
-    trace:        (evaluations, value) whenever the best got better
-    stopped_by:   `exhaustive`: all plans were tried
+    best:       None: no plan fits, or leaves no device idle
+    nearest:    the plan of the least value, whether it can be used or not
+    leaders:    the best usable plan of each kind, of the kinds whose best are best; `best` first
+    baselines:  by name, judged as `best` was
+    trace:      (evaluations, value) whenever the best got better
+    stopped_by: `exhaustive`: all plans were tried
     """
 
     best: Candidate | None
     nearest: Candidate | None
-    alternatives: tuple[Candidate, ...]
+    leaders: tuple[Candidate, ...]
     baselines: tuple[Candidate, ...]
     evaluations: int
     seconds: float
@@ -94,7 +94,7 @@ def search(
 
     Args:
         given: further baselines by name, in places of `space`.
-        warm: a plan to start from, in places of `space`: the result is no worse, but for `LEAST_FUSED_GAIN`.
+        warm: a plan to start from, in places of `space`: the result is no worse.
         space: of the problem, where plans of it are at hand.
         betas: of the chains; 0 accepts every plan, infinity none that is worse.
     """
@@ -125,8 +125,6 @@ class _Hunt:
     """The best usable plan of each kind (`_kind`)."""
     nearest: Candidate | None = None
     best: Candidate | None = None
-    apart: Candidate | None = None
-    """The best usable plan that trains one role after the other."""
     trace: list[tuple[int, float]] = field(default_factory=list)
 
     def run(self, given: Sequence[tuple[str, State]], warm: State | None) -> SearchResult:
@@ -151,12 +149,11 @@ class _Hunt:
             self._improve(warm)
         for candidate in baselines:
             self._keep(candidate)
-        self._train_apart_unless_it_pays()
-        ranked = sorted(self.leaders.values(), key=lambda leader: leader.judged.value)
+        leaders = sorted(self.leaders.values(), key=lambda leader: (leader.judged.value, leader is not self.best))
         return SearchResult(
             self.best,
             self.nearest,
-            tuple(leader for leader in ranked if self.best is None or leader.places != self.best.places)[:3],
+            tuple(leaders),
             baselines,
             self.objective.evaluations,
             self.budget.clock() - began,
@@ -178,22 +175,13 @@ class _Hunt:
         if self.best is None or judged.value < self.best.judged.value:
             self.best = candidate
             self.trace.append((self.objective.evaluations, judged.value))
-        if (self.apart is None or judged.value < self.apart.judged.value) and not fused_slots(candidate.places):
-            self.apart = candidate
         worst = self._worst_leader
-        if judged.value < worst or len(self.leaders) < 8:
+        if judged.value < worst or len(self.leaders) < MOST_LEADERS:
             kind = _kind(candidate.places)
             if kind not in self.leaders or judged.value < self.leaders[kind].judged.value:
                 self.leaders[kind] = candidate
-                if len(self.leaders) > 8:
+                if len(self.leaders) > MOST_LEADERS:
                     del self.leaders[max(self.leaders, key=lambda leader: self.leaders[leader].judged.value)]
-
-    def _train_apart_unless_it_pays(self) -> None:
-        if self.best is None or not fused_slots(self.best.places):
-            return
-        self.judge(self.space.apart(self.best.places))
-        if self.apart is not None and self.best.judged.value > (1 - LEAST_FUSED_GAIN) * self.apart.judged.value:
-            self.best = self.apart
 
     @property
     def _worst_leader(self) -> float:
