@@ -24,6 +24,7 @@ from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import Budget
 from plait.recipes.recipe_file import load_recipe
+from plait.runtime.choosing import choose
 from plait.runtime.planning import Planning
 from plait.runtime.prepare import outline
 
@@ -72,15 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def scaled(devices: int, model: str, seconds: float) -> Scaled:
     """The plan that a search of so many CPU seconds finds. Raises PlaitError where none fits."""
     planning = planning_of(devices, model)
-    outcome = planning.search(Budget(10**9, seconds, time.process_time))
-    if outcome.best is None:
-        raise PlaitError(f"no plan of {model} fits on {devices} devices")
-    heuristic = next(baseline for baseline in outcome.baselines if baseline.name == "ReaL heuristic").judged
-    step_s = planning.predict(planning.plan_of(outcome.best.places, "found")).seconds_per_step
+    choice = choose(planning, Budget(10**9, seconds, time.process_time))
+    heuristic = next(one.prediction for one in choice.baselines if one.name == "ReaL heuristic")
     return Scaled(
         devices,
-        step_s,
-        heuristic.seconds if heuristic.usable else None,
+        choice.best.prediction.seconds_per_step,
+        heuristic.seconds_per_step if heuristic.feasible else None,
         planning.workload.tokens_of_step(planning.flow),
     )
 

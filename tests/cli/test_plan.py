@@ -16,6 +16,7 @@ from plait.schedule.plan import Plan
 from plait.schedule.timeline import Timeline
 from tests.cost.test_profile import PROFILE
 
+RENTED = Path(__file__).parents[2] / "recipes/clusters/rented.yaml"
 RECIPE = """
 model: llama-2-7b
 algorithm: ppo
@@ -79,6 +80,57 @@ def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pyte
     assert "--overwrite" in err
 
 
+def test_plans_of_others_take_what_they_take_by_themselves(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what each of them spends more or less time on is said, whether the plan was found or given."""
+    place = ("--cluster", "2xH200", "--lengths", "64:128", "--model", "smollm2-135m", "--json")
+    code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 40)
+    assert code == 0
+    found = json.loads(out)
+    words = {"one mesh": "one-mesh", "ReaL heuristic": "real", "HybridFlow": "hybridflow"}
+    named = {one["name"]: one for one in found["baselines"]}
+    assert {"colocated", "split", *words} <= set(named)
+    for name, one in named.items():
+        _, out, _ = run(capsys, "simulate", recipe, *place, "--plan", words.get(name, name))
+        told = json.loads(out)
+        assert (told["seconds_per_step"], told["feasible"]) == (one["seconds_per_step"], one["feasible"])
+        assert one["why"]
+        assert one["seconds_per_step"] >= found["seconds_per_step"] or not one["feasible"]
+        assert [(other["name"], other["seconds_per_step"]) for other in told["baselines"]] == [
+            (other["name"], other["seconds_per_step"]) for other in found["baselines"]
+        ]
+        for other in told["baselines"]:
+            faster = other["seconds_per_step"] < told["seconds_per_step"] * (1 - 1e-9)
+            assert other["why"].startswith("faster by") is (faster and other["feasible"])
+        assert (told["evaluations"], told["alternatives"]) == (1 + len(named), [])
+        assert told["seconds_spent"] > 0
+
+
+def test_as_many_evaluations_find_the_same_plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ("--cluster", "4xA100-80G", "--lengths", "64:128", "--model", "smollm2-135m", "--json")
+    records = []
+    for _ in range(2):
+        code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 60, "--seed", 2)
+        assert code == 0
+        records.append({key: value for key, value in json.loads(out).items() if key != "seconds_spent"})
+    assert records[0] == records[1]
+    code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 10**6, "--seconds", 0.2)
+    assert code == 0
+    assert json.loads(out)["evaluations"] < 10**6
+
+
+def test_a_cluster_with_a_price_says_what_steps_cost(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """1,000 steps on the devices of a node, by the price of an hour in the file that ships."""
+    place = ("--cluster", str(RENTED), "--lengths", "64:128", "--plan", "colocated")
+    code, out, _ = run(capsys, "simulate", recipe, *place, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["devices"] == 8
+    assert told["price_of_1000_steps"] == pytest.approx(2.5 * 8 * told["seconds_per_step"] * 1000 / 3600)
+    _, out, _ = run(capsys, "simulate", recipe, *place)
+    line = next(line for line in out.splitlines() if line.startswith("1,000 steps"))
+    assert line.split()[2] == f"{told['price_of_1000_steps']:,.2f},"
+
+
 def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", recipe, "--cluster", "4xH200", "--seconds", 0.3)
     assert code == 0
@@ -103,6 +155,7 @@ def test_it_fits_the_terminal(
         (("plan", "--cluster", "4xH100", "--lengths", "999"), "max_response_tokens"),
         (("plan", "--cluster", "4xH100", "--lengths", "long"), "--lengths"),
         (("plan", "--cluster", "4xH100", "--seconds", "0"), "--seconds"),
+        (("plan", "--cluster", "4xH100", "--evaluations", "0"), "--evaluations"),
         (("plan", "--devices", "0"), "--devices"),
         (("plan", "--cluster", "4xH100", "--out", "none/plan.json"), "--out"),
         (("plan", "--cluster", "1xRTX-4090", "--seconds", "0.2"), "has room for"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from plait.cli.plan_text import ranks_text
 from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.estimate import Arithmetic, human_bytes, memory_table
@@ -22,6 +23,7 @@ from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.checks import check_device
 from plait.recipes.recipe import Recipe
+from plait.runtime.choosing import auto_plan
 from plait.runtime.claim import claim
 from plait.runtime.forecast import STEP, predicted_seconds
 from plait.runtime.machine import machine_of
@@ -29,7 +31,7 @@ from plait.runtime.network import Machines
 from plait.runtime.prepare import is_searched, outline, prepare, settled
 from plait.runtime.prepared import Outline, Prepared
 from plait.runtime.reward_pools import open_pools
-from plait.runtime.run_planning import found_for_run, planning_for_run
+from plait.runtime.run_planning import planning_for_run
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 from plait.schedule.stage_fusion import nothing_to_hide
@@ -75,7 +77,8 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
     check_device(foreseen.recipe)
     if is_searched(foreseen.recipe):
-        plan, _ = found_for_run(foreseen, Lengths.fixed(foreseen.longest_tokens), Machines(nodes, measures=False))
+        prompts = Lengths.fixed(foreseen.longest_tokens)
+        plan = auto_plan(planning_for_run(foreseen, prompts, Machines(nodes, measures=False)))
     else:
         plan = resolve_plan(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, nodes=nodes)
         plan = settled(foreseen, plan, foreseen.longest_tokens)
@@ -176,13 +179,6 @@ def _order_text(better: BetterOrder) -> str:
         f"hint: with `ranks` {list(better.ranks)} for {better.call} in the plan file, all devices together would "
         f"receive {received} of new weights after each training, not {stated}"
     )
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`0-3`, or `0,2,1` where they do not follow each other."""
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, ranks))
 
 
 def _memory_table(prepared: Outline | Prepared, plan: Plan):

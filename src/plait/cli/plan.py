@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from plait.schedule.named_plans import Cut
 
 MOST_SECONDS = 86_400
+USUAL_SECONDS = 5.0
 
 
 @Parameter(name="*")
@@ -26,12 +28,29 @@ MOST_SECONDS = 86_400
 class Search:
     """How to search, and where to write; each field is an option."""
 
-    seconds: Number = 5.0
-    """Time to search; Ctrl-C ends it earlier and shows the best so far."""
+    seconds: Number | None = None
+    """Time to search, 5 where --evaluations says nothing; Ctrl-C ends it earlier and shows the best so far."""
+    evaluations: Whole | None = None
+    """Plans to try: the same seed and number find the same plan. With --seconds: whichever is spent first."""
     seed: Whole = 0
     """What the search draws from."""
     out: Path | None = None
     """File for the plan, which `--plan` of `plait train` takes."""
+
+    def limits(self) -> tuple[float, int]:
+        """Seconds and evaluations, of which the first that is spent ends the search.
+
+        Raises:
+            ConfigError: one of them is no budget.
+        """
+        seconds, evaluations = self.seconds, self.evaluations
+        if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+            raise ConfigError(f"--seconds: expected a number above 0, at most {MOST_SECONDS}, found {seconds:g}")
+        if evaluations is not None and evaluations < 1:
+            raise ConfigError(f"--evaluations: expected at least 1, found {evaluations}")
+        if seconds is None:
+            seconds = USUAL_SECONDS if evaluations is None else math.inf
+        return seconds, 10**9 if evaluations is None else evaluations
 
 
 @Parameter(name="*")
@@ -86,25 +105,20 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     keys
         Keys of the recipe, `--key value`, in place of the file's.
     """
-    if not 0 < how.seconds <= MOST_SECONDS:
-        raise ConfigError(f"--seconds: expected a number above 0, at most {MOST_SECONDS}, found {how.seconds:g}")
+    seconds, evaluations = how.limits()
     check_files(where.overwrite, out=how.out)
     planning = where.planning(recipe, keys)
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
     from plait.planner.plan_search import Budget
     from plait.planner.search import interruptible
-    from plait.runtime.planning import misfit
+    from plait.runtime.choosing import choose
 
     with interruptible() as interrupted:
-        result = planning.search(Budget(10**9, how.seconds, time.monotonic, interrupted), how.seed)
-    if result.best is None:
-        raise ConfigError(misfit(planning, result))
-    best = planning.plan_of(result.best.places, "found")
-    prediction = planning.predict(best)
-    report = Report(planning, best, prediction, result, result.baselines)
+        choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted), how.seed)
+    report = Report(planning, choice)
     if how.out is not None:
-        replace(best, predicted=prediction.timeline).save(how.out)
+        replace(choice.best.plan, predicted=choice.best.prediction.timeline).save(how.out)
     say(json.dumps(report.record()) if where.as_json else plan_text(report), end="\n" if where.as_json else "")
     return 0
 
@@ -124,16 +138,21 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
     from plait.output import write_file
+    from plait.runtime.choosing import beside_others, choose_for_run
     from plait.schedule.gantt import svg_gantt
+    from plait.schedule.named_plans import AUTO
 
     name = which.plan or planning.recipe.plan
-    whole = planning.given(name, which.cut(name))
-    prediction = planning.predict(whole)
-    report = Report(planning, whole, prediction)
+    cut = which.cut(name)
+    if name == AUTO and planning.cluster.num_devices > 1:
+        choice = choose_for_run(planning)
+    else:
+        choice = beside_others(planning, planning.given(name, cut))
+    report, prediction = Report(planning, choice), choice.best.prediction
     if which.timeline is not None:
         prediction.timeline.save(which.timeline)
     if which.picture is not None:
-        title = f"{whole.name}: {prediction.seconds_per_step:.4g} s a step, predicted"
+        title = f"{choice.best.plan.name}: {prediction.seconds_per_step:.4g} s a step, predicted"
         write_file(which.picture, svg_gantt(prediction.timeline, title))
     say(json.dumps(report.record()) if where.as_json else plan_text(report), end="\n" if where.as_json else "")
     return 0

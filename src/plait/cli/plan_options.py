@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Keys = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """A token of the recipe's keys behind it, `--model llama-2-13b`."""
 
-OFFERED = ("--cluster", "--lengths", "--seconds", "--timeline", "--picture", "--json")
+OFFERED = ("--cluster", "--lengths", "--seconds", "--evaluations", "--timeline", "--picture", "--json")
 """Offered where a key is near to them; others are near to keys."""
 
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plait.planner.plan_search import Candidate, SearchResult
+from plait.runtime.choosing import Choice, Foretold
 from plait.runtime.planning import Planning
 from plait.schedule.plan import Plan
-from plait.simulator.steps import Prediction
+from plait.simulator.steps import CallRecord, Prediction
 
 CALLS = ("DECODE", "SCORE", "TRAIN")
+FUNCTIONS = "FUNCTIONS"
 
 
 @dataclass(frozen=True)
 class Report:
-    """result: None where the plan was given"""
-
     planning: Planning
-    plan: Plan
-    prediction: Prediction
-    result: SearchResult | None = None
-    baselines: tuple[Candidate, ...] = ()
+    choice: Choice
+
+    @property
+    def plan(self) -> Plan:
+        return self.choice.best.plan
+
+    @property
+    def prediction(self) -> Prediction:
+        return self.choice.best.prediction
 
     @property
     def tokens_per_s(self) -> float:
@@ -36,70 +40,21 @@ class Report:
 
     def alternatives(self) -> list[dict[str, Any]]:
         """The next plans, and what each spends more time on."""
-        rows = []
-        for number, candidate in enumerate(self.result.alternatives if self.result else ()):
-            name = f"plan {number + 2}"
-            prediction = self.planning.predict(self.planning.plan_of(candidate.places, name))
-            rows.append(
-                {
-                    "name": name,
-                    "seconds_per_step": prediction.seconds_per_step,
-                    "why": why_slower(self.prediction, prediction),
-                }
-            )
-        return rows
+        return [self._row(one) for one in self.choice.alternatives]
 
     def baseline_rows(self) -> list[dict[str, Any]]:
-        rows = []
-        for candidate in self.baselines:
-            judged = candidate.judged
-            prediction = (
-                self.planning.predict(self.planning.plan_of(candidate.places, candidate.name))
-                if not judged.idle
-                else None
-            )
-            if judged.idle:
-                why = f"{judged.idle} devices have nothing to do"
-            elif judged.excess > 0:
-                why = f"does not fit: {1 + judged.excess:.2f} times a device's memory"
-            else:
-                assert prediction is not None
-                why = why_slower(self.prediction, prediction)
-            rows.append(
-                {"name": candidate.name, "seconds_per_step": judged.seconds, "feasible": judged.usable, "why": why}
-            )
-        return rows
+        """Named plans and those that others would make, and what each spends more or less time on."""
+        return [self._row(one) | {"feasible": one.prediction.feasible} for one in self.choice.baselines]
+
+    def _row(self, other: Foretold) -> dict[str, Any]:
+        reason = why(self.prediction, other.prediction)
+        if not other.prediction.feasible:
+            most = max(rank.peak_bytes / rank.limit_bytes for rank in other.prediction.memory)
+            reason = f"does not fit: {most:.2f} times a device's memory"
+        return {"name": other.name, "seconds_per_step": other.prediction.seconds_per_step, "why": reason}
 
     def record(self) -> dict[str, Any]:
-        prediction, result = self.prediction, self.result
-        calls = [
-            {
-                "call": call.call,
-                "mode": call.mode,
-                "ranks": list(p.ranks),
-                "dp": p.dp,
-                "tp": p.tp,
-                "pp": p.pp,
-                "stages": list(p.stages),
-                "start_s": call.start_s,
-                "seconds": call.seconds,
-                "bytes": call.bytes,
-                "terms": call.terms,
-            }
-            for call in prediction.calls
-            for p in call.placements
-        ]
-        moves = [
-            {
-                "name": call.call,
-                "kind": call.kind,
-                "start_s": call.start_s,
-                "seconds": call.seconds,
-                "bytes": call.bytes,
-            }
-            for call in prediction.calls
-            if not call.placements
-        ]
+        prediction, choice = self.prediction, self.choice
         return {
             "plan": self.plan.name,
             "devices": self.plan.num_ranks,
@@ -108,8 +63,18 @@ class Report:
             "tokens_per_s": self.tokens_per_s,
             "price_of_1000_steps": self.price_of_1000_steps,
             "feasible": prediction.feasible,
-            "calls": calls,
-            "moves": moves,
+            "calls": [row for call in prediction.calls if is_call(call) for row in _call_rows(call)],
+            "moves": [
+                {
+                    "name": call.call,
+                    "kind": call.kind,
+                    "start_s": call.start_s,
+                    "seconds": call.seconds,
+                    "bytes": call.bytes,
+                }
+                for call in prediction.calls
+                if not is_call(call)
+            ],
             "memory": [
                 {"rank": m.rank, "peak_bytes": m.peak_bytes, "limit_bytes": m.limit_bytes, "terms": m.terms}
                 for m in prediction.memory
@@ -117,8 +82,8 @@ class Report:
             "baselines": self.baseline_rows(),
             "alternatives": self.alternatives(),
             "calibration": self._calibration(),
-            "evaluations": result.evaluations if result else 1,
-            "seconds_spent": result.seconds if result else 0.0,
+            "evaluations": choice.evaluations,
+            "seconds_spent": choice.seconds,
         }
 
     def _calibration(self) -> dict[str, Any]:
@@ -131,20 +96,45 @@ class Report:
         }
 
 
-def why_slower(best: Prediction, other: Prediction) -> str:
-    """What a plan spends more time on than the best one, the most first."""
-    mine, theirs = _seconds(best), _seconds(other)
-    more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in theirs}
-    slower = sorted(((gain, name) for name, gain in more.items() if gain > 1e-9), reverse=True)[:2]
-    parts = [f"{name} takes {gain:.3g} s more" for gain, name in slower]
-    lost = other.seconds_per_step - best.seconds_per_step
-    if abs(lost) <= 1e-9 * best.seconds_per_step:
+def is_call(record: CallRecord) -> bool:
+    """Of a model or of reward functions, rather than a move or a copy."""
+    return bool(record.placements) or record.kind == FUNCTIONS
+
+
+def _call_rows(call: CallRecord) -> list[dict[str, Any]]:
+    """One for each placement; reward functions have none, and stand on no ranks."""
+    timed = {"start_s": call.start_s, "seconds": call.seconds, "bytes": call.bytes, "terms": call.terms}
+    if not call.placements:
+        nowhere = {"ranks": [], "dp": None, "tp": None, "pp": None, "stages": []}
+        return [{"call": call.call, "mode": "functions", **nowhere, **timed}]
+    return [
+        {
+            "call": call.call,
+            "mode": call.mode,
+            "ranks": list(p.ranks),
+            "dp": p.dp,
+            "tp": p.tp,
+            "pp": p.pp,
+            "stages": list(p.stages),
+            **timed,
+        }
+        for p in call.placements
+    ]
+
+
+def why(shown: Prediction, other: Prediction) -> str:
+    """What another plan spends more time on than the one that is shown, or less if it is faster, the most first."""
+    lost_s = other.seconds_per_step - shown.seconds_per_step
+    if abs(lost_s) <= 1e-9 * shown.seconds_per_step:
         return "as fast"
-    if lost < 0:
-        return f"faster by {-lost:.3g} s"
-    if sum(gain for gain, _ in slower) < 0.5 * lost:
-        parts.append("calls wait for each other")
-    return ", ".join(parts)
+    sign = 1 if lost_s > 0 else -1
+    mine, theirs = _seconds(shown), _seconds(other)
+    gains = {name: sign * (theirs.get(name, 0.0) - mine.get(name, 0.0)) for name in theirs | mine}
+    most = sorted(((gain, name) for name, gain in gains.items() if gain > 1e-9), reverse=True)[:2]
+    parts = [f"{name} takes {gain:.3g} s {'more' if sign > 0 else 'less'}" for gain, name in most]
+    if sum(gain for gain, _ in most) < 0.5 * abs(lost_s):
+        parts.append("calls wait for each other" if sign > 0 else "calls wait less for each other")
+    return ", ".join(parts) if sign > 0 else f"faster by {-lost_s:.3g} s: {', '.join(parts)}"
 
 
 def _seconds(prediction: Prediction) -> dict[str, float]:

@@ -18,6 +18,8 @@ from plait.simulator.steps import CallRecord
 GANTT_RANKS = 16
 """Rows of the picture in a terminal: of more ranks every so-manieth."""
 LEAST_COLUMNS, MOST_COLUMNS = 40, 120
+MOST_RANKS_NAMED = 4
+"""Of those that do not follow each other."""
 LABEL = 14
 """Characters of the words that the first lines begin with."""
 
@@ -43,7 +45,7 @@ def plan_text(report: Report, columns: int | None = None) -> str:
 
 
 def _facts(report: Report, width: int) -> Iterator[str]:
-    prediction, planning, result = report.prediction, report.planning, report.result
+    prediction, planning, choice = report.prediction, report.planning, report.choice
     cluster, sizes = planning.cluster, planning.lengths
     yield from _line(
         "plan", f"{report.plan.name} on {cluster.name} ({_devices(report.plan.num_ranks)}), predicted", width
@@ -65,9 +67,9 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         yield from _line("fusion", text, width)
     if planning.recipe.max_staleness:
         yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)
-    if result is not None:
-        how = "all of them" if result.stopped_by == "exhaustive" else f"in {result.seconds:.1f} s"
-        yield from _line("tried", f"{result.evaluations:,} plans, {how}", width)
+    if choice.stopped_by is not None:
+        how = "all of them" if choice.stopped_by == "exhaustive" else f"in {choice.seconds:.1f} s"
+        yield from _line("tried", f"{choice.evaluations:,} plans, {how}", width)
     if not prediction.feasible:
         worst = max(prediction.memory, key=lambda rank: rank.peak_bytes)
         text = f"rank {worst.rank} would hold {human_bytes(worst.peak_bytes)} of {human_bytes(worst.limit_bytes)}"
@@ -101,7 +103,7 @@ def _calls(report: Report, width: int) -> Iterator[str]:
     for record in records:
         if not record.placements:
             rows.append((names[id(record)], "", "", record))
-        rows += [(names[id(record)], _ranks(p.ranks), _cut(p), record) for p in record.placements]
+        rows += [(names[id(record)], few_ranks_text(p.ranks), _cut(p), record) for p in record.placements]
     ranks = max(len("ranks"), *(len(row[1]) for row in rows))
     cut = max(len("cut"), *(len(row[2]) for row in rows))
     wide = min(max(len("call"), *map(len, names.values())), max(12, width - ranks - cut - 22))
@@ -117,8 +119,19 @@ def _calls(report: Report, width: int) -> Iterator[str]:
         yield f"{line}  {largest}".rstrip() if most else line
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{ranks[0]}" if len(ranks) == 1 else f"{min(ranks)}-{max(ranks)}"
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-3`; `0,2,1` where they do not follow each other."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))
+
+
+def few_ranks_text(ranks: Sequence[int]) -> str:
+    """`ranks_text`; of many that do not follow each other the first."""
+    text = ranks_text(ranks)
+    if len(ranks) <= MOST_RANKS_NAMED or "-" in text:
+        return text
+    return f"{','.join(map(str, ranks[:MOST_RANKS_NAMED]))}…"
 
 
 def _cut(p: Placement) -> str:
@@ -145,7 +158,8 @@ def _gantt(report: Report, width: int) -> Iterator[str]:
     spans = [span for span in timeline.spans if span.step == 1]
     ranks = sorted({span.rank for span in spans})
     shown = set(ranks[:: -(-len(ranks) // GANTT_RANKS)])
-    picture = ascii_gantt(Timeline(tuple(replace(s) for s in spans if s.rank in shown)), min(80, width - 12))
+    beside = len(f"rank {ranks[-1]} link ||")
+    picture = ascii_gantt(Timeline(tuple(replace(s) for s in spans if s.rank in shown)), min(80, width - beside))
     yield from picture.rstrip().splitlines()
     words = [f"{kind[0]} {kind.lower()}" for kind in dict.fromkeys(span.kind for span in spans)]
     yield from _hung("", ", ".join(words), width)
@@ -187,10 +201,5 @@ def _alike(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
     groups_of_ranks = []
     for same in groups.values():
         ranks = [rank_memory.rank for rank_memory in same]
-        whole = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 1
-        groups_of_ranks.append((f"{ranks[0]}-{ranks[-1]}" if whole else _some(ranks), same[0]))
+        groups_of_ranks.append((few_ranks_text(ranks), same[0]))
     return groups_of_ranks
-
-
-def _some(ranks: Sequence[int]) -> str:
-    return ",".join(map(str, ranks[:3])) + ("…" if len(ranks) > 3 else "")

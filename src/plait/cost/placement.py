@@ -72,7 +72,8 @@ def resolve_plan(
     if plan.num_ranks > 1:
         parameters = parameters_of(models)
         if recipe.plan in NAMES and recipe.lora.rank == 0:
-            plan = _with_room(flow, planned, Placed(recipe, models, shapes, parameters, plan))
+            placed = Placed(recipe, models, shapes, parameters, plan)
+            plan = with_room(flow, planned, placed, device_bytes(recipe, plan.cluster.devices))
         check_layouts(plan, parameters, label)
     return plan
 
@@ -234,18 +235,23 @@ def _check_exact(recipe: Recipe, plan: Plan, models: Sequence[RoleModel]) -> Non
             )
 
 
-def _with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed) -> Plan:
-    """The named plan with the least tp whose parameters leave room on every device; `plan` itself where none does."""
-    recipe, plan = placed.recipe, placed.plan
-    per_node = plan.cluster.devices
-    room = PARAMETERS_SHARE * device_bytes(recipe, per_node)
-    candidate, tp = plan, 1
+def with_room(flow: Dataflow, planned: Mapping[str, PlannedModel], placed: Placed, device_bytes: float) -> Plan:
+    """The named plan with the least tp whose parameters leave room on every device; the plan of `placed` itself where
+    none does.
+
+    Args:
+        placed: its plan is a named one, with tp 1.
+        device_bytes: memory of a device.
+    """
+    plan = candidate = placed.plan
+    per_node, tp = plan.cluster.devices, 1
     while tp <= per_node:
         tried = replace(placed, plan=candidate)
-        if all(sum(count for _, count in parameter_rows(ranks[0], tried)) <= room for ranks in tried.alike):
+        held = (sum(count for _, count in parameter_rows(ranks[0], tried)) for ranks in tried.alike)
+        if all(num_bytes <= PARAMETERS_SHARE * device_bytes for num_bytes in held):
             return candidate
         tp *= 2
-        candidate = replace(named_plan(recipe.plan, flow, planned, plan.num_ranks, tp=tp), nodes=plan.nodes)
+        candidate = replace(named_plan(plan.name, flow, planned, plan.num_ranks, tp=tp), nodes=plan.nodes)
         try:
             check_layouts(candidate, placed.parameters, "")
         except LayoutError:

@@ -12,9 +12,11 @@ from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.fusion_times import with_fusion_times
+from plait.cost.idle_away import with_idle_away
 from plait.cost.model_costs import ModelCosts
 from plait.cost.move_bound import LARGE, BoundedMoves
-from plait.cost.placement import check_layouts, check_sharded, parameters_of, planned_models
+from plait.cost.placed import Facts, Placed
+from plait.cost.placement import check_layouts, check_sharded, on_nodes, parameters_of, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import SampleLengths, Workload
 from plait.dataflow import Dataflow
@@ -32,7 +34,6 @@ from plait.recipes.engine_checks import ABILITIES
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
 from plait.runtime.plan_files import plan_file
-from plait.runtime.remedies import gib, remedies
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
@@ -173,17 +174,34 @@ class Planning:
         check_sharded(self.recipe, whole, label)
         return whole
 
-    def _named(self) -> dict[str, tuple[Place, ...]]:
-        """Named plans of the devices, with the least tensor parallelism that has room, that the models allow."""
-        plans: dict[str, tuple[Place, ...]] = {}
+    @cached_property
+    def named(self) -> Mapping[str, Plan]:
+        """By name, the named plans of the devices that the flow, the devices and the models allow."""
+        plans: dict[str, Plan] = {}
         for name in NAMES:
             with contextlib.suppress(ConfigError, LayoutError):
-                plans[name] = tuple(places_of(self.given(name), self.space.places))
+                plans[name] = self._by_name(name)
         return plans
 
+    def _by_name(self, name: str) -> Plan:
+        """By the rules of a run: cut where parameters would leave no room, and on GPUs that have none for all of it
+        what idles is in host memory."""
+        recipe, models, memory = self.recipe, planned_models(self.models, self.shapes), self.cluster.device.memory_bytes
+        label = f"`plan` {name}"
+        plan = named_plan(name, self.flow, models, self.cluster.num_devices)
+        plan = self._completed(on_nodes(plan, self.cluster.nodes, label), label)
+        if plan.num_ranks > 1 and recipe.lora.rank == 0:
+            placed = Placed(recipe, self.models, self.shapes, self.parameters, plan)
+            plan = self._completed(with_room(self.flow, models, placed, memory), label)
+        if recipe.device == "cuda":
+            longest = self.lengths.prompts.longest
+            facts = Facts(recipe, self.models, self.shapes, self.parameters, plan, self.flow, longest)
+            plan = with_idle_away(facts, memory)
+        return plan
+
     def given(self, name: str, cut: Cut | None = None) -> Plan:
-        """A named plan of the cluster's devices, with the least tensor parallelism that has room; one that others would
-        make (`plan_baselines`), or that of a file.
+        """A named plan of the cluster's devices, as a run would follow it (of `auto` that of a run on one device); one
+        that others would make (`plan_baselines`), or that of a file.
 
         Args:
             cut: of a plan of `NAMES`, whether it has room or not.
@@ -195,32 +213,15 @@ class Planning:
             planned = planned_models(self.models, self.shapes)
             plan = named_plan(name, self.flow, planned, self.cluster.num_devices, cut=cut)
             return self._completed(plan, f"`plan` {name}")
-        if name == AUTO and self.cluster.num_devices > 1:
-            return auto_plan(self)
         if name in MAKERS:
             places = MAKERS[name](self.space)
             if places is None:
                 raise ConfigError(f"plan `{name}`: a model has no room on {self.cluster.num_devices} devices so")
             return self.plan_of(places, name)
         name = NAMES[0] if name == AUTO else name
-        if name not in NAMES:
-            plan = plan_file(name)
-            return self._completed(plan, f"plan `{name}`")
-        devices, tp, chosen = self.cluster.num_devices, 1, None
-        models = planned_models(self.models, self.shapes)
-        while tp <= self.cluster.devices_per_node:
-            try:
-                plan = self._completed(named_plan(name, self.flow, models, devices, tp=tp), f"`plan` {name}")
-            except LayoutError:
-                if chosen is None:
-                    raise
-                break
-            chosen = plan
-            if self.predict(plan).feasible:
-                break
-            tp *= 2
-        assert chosen is not None
-        return chosen
+        if name in NAMES:
+            return self.named[name] if name in self.named else self._by_name(name)
+        return self._completed(plan_file(name), f"plan `{name}`")
 
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
@@ -230,7 +231,7 @@ class Planning:
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
         """Baselines are the named plans, and those that others would make."""
-        given = tuple(self._named().items())
+        given = [(name, tuple(places_of(plan, self.space.places))) for name, plan in self.named.items()]
         start = None if warm is None else tuple(places_of(warm, self.space.places))
         return search(self.problem, budget, seed=seed, given=given, warm=start, space=self.space)
 
@@ -263,42 +264,3 @@ class Planning:
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""
         return nothing_to_hide(plan, self.flow, [model.role for model in self.models])
-
-
-AUTO_EVALUATIONS = 3000
-"""Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
-
-
-def auto_plan(planning: Planning) -> Plan:
-    """The plan of a run that leaves it to be found, with its predicted timeline.
-
-    Raises:
-        ConfigError: none fits in memory; says what is too large.
-    """
-    result = planning.search(Budget(AUTO_EVALUATIONS), planning.recipe.seed)
-    if result.best is None:
-        raise ConfigError(
-            f"`plan` auto: {misfit(planning, result)}, or set `plan` (to {NAMES[0]}, say), which is tried as it is"
-        )
-    plan = planning.plan_of(result.best.places, AUTO)
-    return replace(plan, predicted=planning.predict(plan).timeline)
-
-
-def misfit(planning: Planning, result: SearchResult) -> str:
-    """Why no plan can be used, which part of the memory is too large, and what would help."""
-    devices, limit = planning.cluster.num_devices, planning.cluster.device.memory_bytes
-    for number, slot in enumerate(planning.graph.slots):
-        if not any(planning.space.forms(number, ranks) for ranks in planning.space.meshes):
-            return (
-                f"no plan on {devices} devices of {gib(limit)} has room for {slot.role} ({slot.mode}), however it is "
-                f"cut; {remedies(slot.mode)}"
-            )
-    if result.nearest is None:
-        return f"no plan on {devices} devices was found"
-    memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
-    worst = max(memory, key=lambda rank: rank.peak_bytes)
-    what, count = max(worst.terms.items(), key=lambda item: item[1])
-    return (
-        f"no plan on {devices} devices of {gib(limit)} was found that fits: what comes nearest needs "
-        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what)}"
-    )

@@ -40,11 +40,12 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
+from plait.runtime.choosing import auto_plan
 from plait.runtime.fusing import with_order
 from plait.runtime.network import THIS_ONE, Machines
 from plait.runtime.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
 from plait.runtime.reading import RunData, read_data
-from plait.runtime.run_planning import costs_of_run, found_for_run, settled_by_costs
+from plait.runtime.run_planning import costs_of_run, planning_for_run, settled_by_costs
 from plait.runtime.stored_recipe import with_sampling
 from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
 from plait.schedule.named_plans import AUTO, NAMES
@@ -85,8 +86,7 @@ def prepare(
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan, source = found_for_run(outlined, _lengths_in(data), machines)
-        loading(f"the plan was found by numbers {source.source}")
+        plan = _found(outlined, _lengths_in(data), machines)
     check_engine_plan(recipe, plan)
     plan, recipe = settled_by_costs(outlined, plan, partial(_lengths_in, data), machines)
     if recipe.epochs is not None:
@@ -113,6 +113,14 @@ def prepare(
         data.held_out,
         data.held_out_given,
     )
+
+
+def _found(run: Outline, prompts: Lengths, machines: Machines) -> Plan:
+    """The plan of a run that leaves it open. Says by which numbers it was found."""
+    planning = planning_for_run(run, prompts, machines)
+    plan = auto_plan(planning)
+    loading(f"the plan was found by numbers {planning.calibration.source}")
+    return plan
 
 
 def _check_machine(recipe: Recipe) -> None:

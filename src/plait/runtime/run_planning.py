@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from plait.cost.calibration import Calibration
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.model_costs import ModelCosts
 from plait.cost.placement import num_devices
@@ -19,25 +18,14 @@ from plait.recipes.role_models import RoleModel
 from plait.runtime.lengths import lengths_of
 from plait.runtime.machine import machine_of, measured_machine
 from plait.runtime.network import THIS_ONE, Machines
-from plait.runtime.planning import Planning, auto_plan
+from plait.runtime.planning import Planning
 from plait.runtime.stored_recipe import with_sampling
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import FUSION, Plan
 
 
-def found_for_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> tuple[Plan, Calibration]:
-    """The plan of a run with `plan` auto on several devices, and where its seconds come from: for prompts of these
-    lengths, responses as long as they may be.
-
-    Raises:
-        ConfigError: none fits in memory.
-    """
-    planning = planning_for_run(run, prompts, machines)
-    return auto_plan(planning), planning.calibration
-
-
 def planning_for_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> Planning:
-    """What foretells a run; its arguments are those of `found_for_run`.
+    """What foretells a run, for prompts of these lengths and responses as long as they may be.
 
     Raises:
         ConfigError: nodes cannot share the devices evenly.
@@ -83,7 +71,7 @@ def settled_by_costs(
 
 def costs_of_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> ModelCosts:
     """What things take in a run, by what was measured of this machine before, else by conservative numbers; its
-    arguments are those of `found_for_run`.
+    arguments are those of `planning_for_run`.
 
     Raises:
         ConfigError: nodes cannot share the devices evenly.
