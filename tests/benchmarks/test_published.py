@@ -86,6 +86,16 @@ def test_nothing_is_fitted_to_hybridflow() -> None:
     assert (hybridflow.device, hybridflow.intra, hybridflow.inter) == (real.device, real.intra, real.inter)
 
 
+def test_seconds_of_hybridflow_are_its_tokens_by_its_throughput(published: ModuleType) -> None:
+    """2,097,152 tokens of a step, at 5,650 a second on 8 devices: 371 s."""
+    point = next(point for point in published.hybridflow_points() if point.devices == 8)
+    cluster = read_cluster(str(ROOT / "recipes/clusters/hybridflow.yaml"), 8)
+    costs = published.costs_of("hybridflow", point, cluster, 1024)
+    tokens = costs.workload.tokens_of_step(costs.flow)
+    assert tokens == 2_097_152
+    assert round(tokens / 5650) == point.seconds == 371
+
+
 def test_bytes_of_transitions_are_those_of_the_paper(published: ModuleType) -> None:
     """70B from 8 stages of 8 to groups of 8: a node takes in 7/8 of 138 GB at 20 GB/s of its link's 25."""
     assert published.transition_seconds("70B", 64) == pytest.approx(7 / 8 * 137.95e9 / 20e9, rel=0.02)

@@ -97,6 +97,22 @@ def test_longer_responses_never_take_less(
         assert other.seconds >= one.seconds * (1 - 1e-9)
 
 
+@given(SIZES, SOFTWARE, st.integers(1, 9), st.integers(1, 9), st.integers(1, 100), st.integers(1, 100))
+@settings(max_examples=25, deadline=None)
+def test_more_prompts_never_take_less(
+    sizes: tuple[int, int, int], software: Software, prompts: int, more: int, asked: int, said: int
+) -> None:
+    dp, tp, pp = sizes
+    cluster = replace(read_cluster("16xA100-80G"), software=software)
+    layout = Layout.on(range(dp * tp * pp), dp, tp, pp)
+    few, many = (
+        all_calls(a_workload(count, 2, Lengths.fixed(asked), Lengths.fixed(said)), cluster, layout)
+        for count in (prompts, prompts + more)
+    )
+    for one, other in zip(few, many, strict=True):
+        assert other.seconds >= one.seconds * (1 - 1e-9)
+
+
 @given(SOFTWARE, st.integers(1, 40), st.integers(1, 100), st.sampled_from([2, 4, 8]))
 @settings(max_examples=25, deadline=None)
 def test_copies_never_gain_more_than_their_number(software: Software, prompts: int, said: int, dp: int) -> None:

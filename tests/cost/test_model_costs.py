@@ -11,6 +11,7 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Costs
 from plait.cost.decoding import Decoding, Guessing, Pieces, profile
 from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
+from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
@@ -24,6 +25,7 @@ from plait.layout.holdings import weights
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.shards import held_elements, shard
+from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, num_groups
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -239,6 +241,25 @@ def test_a_pool_takes_what_others_leave_of_its_share() -> None:
     assert costs.generation("actor.generate", place, costs.held_bytes("actor", place, trained=False)[0]) == alone
     full = costs.generation("actor.generate", place, 1 << 30)
     assert full.working_bytes == (sample_bytes,), "one at a time at least: it is the memory that says it does not fit"
+
+
+def test_samples_of_13b_take_two_waves_on_sixteen_gpus() -> None:
+    """64 samples of 2,048 tokens on each have keys and values of 107 GB; a pool of 80 GB lets 47 of them run at once.
+    A step takes 40 layers, a second each: twice 1,023 steps, as all samples are equally long."""
+    shape = ModelShape.from_config(KNOWN["llama-2-13b"])
+    lengths = SampleLengths(Lengths.fixed(1024), Lengths.fixed(1024))
+    tokens = int(80e9 // kv_bytes_per_token(shape, "bfloat16"))
+    assert tokens // 2048 == 47
+    flow, slow = a_flow(), a_cluster(16, software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    fast = replace(slow, device=replace(DEVICE, flops=1e18, memory_bandwidth=1e18))
+
+    def launching(kv_tokens: int | None) -> float:
+        work = Workload(1024, 1, lengths, max_running=1024, kv_tokens=kv_tokens, device="cuda")
+        costs = ModelCosts(work, dict.fromkeys(flow.roles, shape), flow, fast)
+        return costs.call("actor.generate", "decode", Layout.on(range(16), dp=16)).terms["launching"]
+
+    prompts = launching(None) - 1023 * 40.0
+    assert launching(tokens) == pytest.approx(prompts + 2 * 1023 * 40.0, rel=0.02)
 
 
 def test_guesses_take_rows_and_save_steps() -> None:
