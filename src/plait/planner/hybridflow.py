@@ -66,7 +66,8 @@ class _Mapper:
     """
 
     def __init__(self, space: PlanSpace, after: After) -> None:
-        self._space, self._after = space, after
+        self._space = space
+        self._after: After = after
         self._devices = space.problem.num_devices
         self._unit = max(1, self._devices // MOST_UNITS)
         self._units = self._devices // self._unit
