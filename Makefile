@@ -13,7 +13,8 @@ QUICK   := $(addprefix tests/,algorithms cost data dataflow layout observe polic
 	test_errors.py test_output.py test_shape.py cli/test_report.py cli/test_staleness_report.py \
 	generation/test_settings.py generation/test_stopping.py planner/test_plan_search.py planner/test_stage_layers.py \
 	speculation/test_choice.py speculation/test_pool.py speculation/test_speculation.py \
-	$(addprefix launch/test_,keys.py place.py room.py wire.py) $(addprefix rewards/test_,group.py statistics.py) \
+	$(addprefix launch/test_,keys.py wire.py) $(addprefix launch/nodes/test_,place.py room.py) \
+	$(addprefix rewards/test_,group.py statistics.py) \
 	$(addprefix training/test_,loss_batch.py loss_split.py micro_batches.py) \
 	$(addprefix workers/test_,announcer.py lockstep_engine.py remote_engine.py remote_moves.py staged_move.py))
 NOT_QUICK := $(addprefix --ignore=tests/,algorithms/test_toys.py algorithms/test_trl_given.py data/test_examples.py data/test_sources.py)

@@ -12,8 +12,8 @@ import pytest
 from plait.errors import RunError
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
-from tests.launch.nodes import joined
-from tests.launch.ray_nodes import placed_by_ray
+from tests.launch.nodes.agents import joined
+from tests.launch.nodes.ray_nodes import placed_by_ray
 from tests.launch.workers import Closing, Echo, Place, Summing, Unbuildable
 
 LIMIT_S = 60.0

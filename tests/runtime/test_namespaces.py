@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,8 @@ from plait.runtime.api import run
 from plait.runtime.network import Machines
 from plait.runtime.prepare import prepare
 from plait.schedule.timeline import load_any
-from tests.launch.namespaces import ADDRESSES, cut, inside, listening_in, processes_of, received_bytes, two_machines
+from tests.launch.nodes.namespaces import ADDRESSES, cut, inside, listening_in, processes_of, received_bytes
+from tests.launch.nodes.namespaces import machines as machines
 from tests.runtime.nodes import begin, ends, left_of, wait_for
 from tests.runtime.placed_runs import GRPO
 from tests.runtime.plans import assert_equal_runs, write_plan
@@ -31,12 +32,6 @@ from tests.runtime.plans import assert_equal_runs, write_plan
 pytestmark = pytest.mark.slow
 APART = {"actor.generate": "2,3 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"}
 """Node 0 trains, both ranks of node 1 generate: all weights go there after each step."""
-
-
-@pytest.fixture
-def machines() -> Iterator[list[str]]:
-    with two_machines() as names:
-        yield names
 
 
 def begun(machines: list[str], recipe: Recipe) -> list[subprocess.Popen[str]]:

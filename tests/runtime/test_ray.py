@@ -14,8 +14,8 @@ import pytest
 
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from tests.launch.ray_nodes import addressed
-from tests.launch.test_nodes import gone
+from tests.launch.nodes.ray_nodes import addressed
+from tests.launch.nodes.test_nodes import gone
 from tests.runtime.nodes import begin, ends, process_of
 from tests.runtime.placed_runs import PLANS, where
 from tests.runtime.plans import assert_equal_runs

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,8 +24,6 @@ from plait.launch.local_group import LocalGroup
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
-from plait.runtime.processes import supervisor
-from plait.runtime.processes.supervisor import crowding
 from plait.schedule.timeline import load_any
 from plait.workers import transport
 from plait.workers.messages import (
@@ -215,24 +208,9 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe], journey: J
 
 
 def test_a_message_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_LARGEST_BYTES", 100)
+    monkeypatch.setattr(transport, "LARGEST_BYTES", 100)
     with pytest.raises(RunError, match=r"score to rank 1 has .* GiB, .*; lower `prompts_per_step`"):
         transport.Transport(None, 0, ()).send(1, Message({}, (np.zeros(13),)), "score")
-
-
-def test_more_threads_than_cores_are_said() -> None:
-    assert crowding(2, 4, 8) == ""
-    assert crowding(3, 1, 2).startswith("3 processes with 1 thread each share 2 cores")
-
-
-def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LEAVE_S", 0.1)
-    with subprocess.Popen(["sleep", "60"]) as leader:
-        group: Any = SimpleNamespace(signal=lambda rank, number: leader.send_signal(number))
-        with supervisor._signals(group):
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.4)  # would be interrupted
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:

@@ -112,7 +112,8 @@ class VllmEngine:
         """That vLLM computes now."""
         self._folder = tempfile.TemporaryDirectory(prefix="plait-vllm-")
         try:
-            self._group = start(loading, Path(self._folder.name))
+            self.group = start(loading, Path(self._folder.name))
+            """vLLM's process, a group of one."""
         except WorkerError as error:
             self._folder.cleanup()
             if error.failure.ended is HowEnded.RAISED:
@@ -213,7 +214,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """End vLLM's process. Harmless when done before."""
-        self._group.close(grace_s=CLOSE_S)
+        self.group.close(grace_s=CLOSE_S)
         self._folder.cleanup()
 
     # -- what is said to vLLM
@@ -224,7 +225,7 @@ class VllmEngine:
 
     def _submit(self, method: str, *args: Any) -> Handle:
         try:
-            return self._group.submit(0, method, *args)
+            return self.group.submit(0, method, *args)
         except WorkerError as error:
             self._raise(error)
 

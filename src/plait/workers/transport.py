@@ -23,7 +23,7 @@ from plait.workers.messages import Message
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 _TAG = 7
-_LARGEST_BYTES = 1 << 34
+LARGEST_BYTES = 1 << 34
 
 
 class Transport:
@@ -59,10 +59,10 @@ class Transport:
             RunError: the rank is gone, or the message too large.
         """
         body = torch.frombuffer(message.to_bytes(), dtype=torch.uint8)
-        if len(body) >= _LARGEST_BYTES:
+        if len(body) >= LARGEST_BYTES:
             raise RunError(
                 f"{what or 'a message'} to rank {to} has {len(body) / 2**30:.1f} GiB, but a message may have "
-                f"{_LARGEST_BYTES / 2**30:.0f}; lower `prompts_per_step` or `samples_per_prompt`"
+                f"{LARGEST_BYTES / 2**30:.0f}; lower `prompts_per_step` or `samples_per_prompt`"
             )
         self.sent_bytes += message.num_array_bytes
         try:
@@ -147,7 +147,7 @@ class Transport:
             while True:
                 size = torch.zeros(1, dtype=torch.int64)
                 dist.recv(size, peer, group=self._group, tag=_TAG)
-                assert 0 < int(size) < _LARGEST_BYTES, f"a message of {int(size)} bytes"
+                assert 0 < int(size) < LARGEST_BYTES, f"a message of {int(size)} bytes"
                 body = torch.empty(int(size), dtype=torch.uint8)
                 dist.recv(body, peer, group=self._group, tag=_TAG)
                 message = Message.from_bytes(np.asarray(body))

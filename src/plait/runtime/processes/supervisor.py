@@ -130,9 +130,9 @@ def spread(plan: Plan) -> str:
 
 
 def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | None, status: Path) -> Outcome:
-    signals: _Signals | None = None
+    signals: HandedOnSignals | None = None
     try:
-        with launcher.start(Worker, num_ranks, arguments=(job,)) as group, _signals(group) as signals:
+        with launcher.start(Worker, num_ranks, arguments=(job,)) as group, handing_on_signals(group) as signals:
             if nodes is not None:
                 nodes.on_wish(signals.wished)
             leader = group.submit(LEADER, "run")
@@ -181,7 +181,7 @@ def _good(job: Job) -> str:
     return f"no checkpoint in {store.folder} is whole"
 
 
-class _Signals:
+class HandedOnSignals:
     """Hands SIGINT and SIGTERM on to the leader, which ends its step and saves; at the second it leaves at once, and
     if it does not, so does this process."""
 
@@ -221,8 +221,9 @@ class _Signals:
 
 
 @contextlib.contextmanager
-def _signals(group: LocalGroup) -> Iterator[_Signals]:
-    signals = _Signals(group)
+def handing_on_signals(group: LocalGroup) -> Iterator[HandedOnSignals]:
+    """While inside, signals to this process go on to the group's leader."""
+    signals = HandedOnSignals(group)
     with contextlib.ExitStack() as stack:
         stack.callback(signals.end)
         stack.enter_context(signals_to(signals))

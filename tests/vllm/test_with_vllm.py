@@ -179,7 +179,7 @@ def test_its_death_is_told(tiny_folder: Path, pair: tuple[VllmEngine, LanguageMo
     engine = VllmEngine("actor", model, lambda: model.export(torch.float32).state, loading, start_vllm(1, 60.0))
     engine.add(asked(max_tokens=100)[0])
     engine.advance("actor.generate")
-    engine._group.signal(0, 9)
+    engine.group.signal(0, 9)
     with pytest.raises(RunError, match=r"vLLM's process for `actor` was killed by SIGKILL"):
         by_vllm(engine, [])
     engine.close()

@@ -12,7 +12,7 @@ import pytest
 
 from plait.launch.nodes.gathering import Gathered
 from plait.launch.nodes.room import Need
-from tests.launch.nodes import KEY
+from tests.launch.nodes.agents import KEY
 
 NODES = 3
 CORES = 16

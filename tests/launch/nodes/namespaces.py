@@ -69,3 +69,9 @@ def listening_in(name: str) -> set[str]:
         rows = [line.split() for line in text.splitlines()[1:]]
         found |= {row[1].partition(":")[0] for row in rows if row[3] == "0A"}
     return found
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    with two_machines() as names:
+        yield names

@@ -23,10 +23,8 @@ from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.nodes.agent import BEAT_S, TICK_S
 from plait.launch.nodes.gathering import Gathered, gather
-from plait.launch.nodes.interfaces import interface_of
 from plait.launch.nodes.introduction import Stranger, dialled, introduced, listening
-from plait.launch.nodes.run_key import FILE, leaders_key, nodes_key
-from tests.launch.nodes import KEY, agent, end, joined, me
+from tests.launch.nodes.agents import KEY, agent, end, joined, me
 from tests.launch.test_strangers import listened_on
 from tests.launch.workers import Echo, Summing, waiter
 from tests.memory_groups import bounded
@@ -204,7 +202,7 @@ def test_a_node_whose_leader_dies_ends_its_ranks_and_itself(tmp_path: Path) -> N
     script = tmp_path / "leads.py"
     script.write_text(
         "import sys, time\n"
-        "from tests.launch.nodes import joined\n"
+        "from tests.launch.nodes.agents import joined\n"
         "from tests.launch.workers import Echo\n"
         "from plait.launch.local import LocalProcesses\n"
         "if __name__ == '__main__':\n"
@@ -212,7 +210,7 @@ def test_a_node_whose_leader_dies_ends_its_ranks_and_itself(tmp_path: Path) -> N
         "        print(*group.pids, agents[0].pid, flush=True)\n"
         "        time.sleep(100)\n"
     )
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
     leader = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
     )
@@ -361,26 +359,3 @@ def test_unequal_nodes_are_refused() -> None:
     finally:
         for process in processes:
             end(process)
-
-
-def test_the_key_is_in_a_file_that_nobody_else_reads_or_in_a_variable(tmp_path: Path) -> None:
-    assert nodes_key(tmp_path, {}) is None
-    with leaders_key(tmp_path, {}) as key:
-        assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
-        assert nodes_key(tmp_path, {}) == key
-        (tmp_path / FILE).chmod(0o644)
-        with pytest.raises(ConfigError, match=r"may be read by others \(mode 644\)"):
-            nodes_key(tmp_path, {})
-    assert not (tmp_path / FILE).exists()
-    said = {"PLAIT_RUN_KEY": "correct horse battery"}
-    with leaders_key(tmp_path, said) as key:
-        assert not (tmp_path / FILE).exists()
-        assert nodes_key(tmp_path, said) == key
-    with pytest.raises(ConfigError, match="at least 16 characters"):
-        nodes_key(tmp_path, {"PLAIT_RUN_KEY": "short"})
-
-
-def test_an_address_has_an_interface() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.77 is none of this machine's, which are 127\.0\.0\.1 \(lo\)"):
-        interface_of("192.0.2.77")

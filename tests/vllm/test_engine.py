@@ -22,8 +22,8 @@ from plait.models.loading import load_model
 from plait.vllm.engine import VllmEngine
 from plait.vllm.messages import Loading
 from tests.runtime.conftest import tiny_folder  # noqa: F401
-from tests.vllm_engine.faulty import Faulty, Unready
-from tests.vllm_engine.stand_in import Here, StandIn
+from tests.vllm.faulty import Faulty, Unready
+from tests.vllm.stand_in import Here, StandIn
 
 
 def loading(folder: Path) -> Loading:
@@ -128,7 +128,7 @@ def faulty(fault: str, **keys: Any) -> Any:
 )
 def test_a_process_that_fails_is_named_with_its_last_words(tiny_folder: Path, fault: str, words: str) -> None:  # noqa: F811
     engine = engine_of(tiny_folder, faulty(fault), answer_s=1.0 if fault == "hangs" else 60.0)
-    (pid,) = engine._group.pids
+    (pid,) = engine.group.pids
     engine._is_behind = False
     engine.add(request(0))
     began = time.monotonic()

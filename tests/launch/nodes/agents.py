@@ -36,7 +36,7 @@ sys.exit(code)
 def agent(port, task, node=None, key=KEY, group=None):
     """group: of bounded memory, that it is in."""
     node = task if node is None else node
-    root = str(Path(__file__).parents[2])  # where ranks find the workers of tests
+    root = str(Path(__file__).parents[3])  # where ranks find the workers of tests
     arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex(), root]
     return subprocess.Popen(
         [sys.executable, *arguments] if group is None else inside(group, *arguments),

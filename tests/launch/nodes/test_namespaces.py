@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launch.namespaces import cut, inside, listening_in, two_machines
+from tests.launch.nodes.namespaces import cut, inside, listening_in
+from tests.launch.nodes.namespaces import machines as machines
 
 LEADER = """
 import sys, time
@@ -22,7 +22,7 @@ from plait.launch.nodes.agent import who
 from plait.launch.nodes.gathering import gather
 from plait.launch.nodes.interfaces import interface_variables
 from plait.launch.nodes.introduction import listening
-from tests.launch.nodes import KEY
+from tests.launch.nodes.agents import KEY
 from tests.launch.workers import Summing
 
 if __name__ == "__main__":
@@ -47,7 +47,7 @@ from plait.errors import RunError
 from plait.launch.nodes.agent import who
 from plait.launch.nodes.introduction import dialled, introduced
 from plait.launch.nodes.joining import serve
-from tests.launch.nodes import KEY
+from tests.launch.nodes.agents import KEY
 
 channel, own = introduced(dialled(("10.77.0.1", 4077), time.monotonic() + 60), KEY)
 try:
@@ -57,16 +57,10 @@ except RunError as error:
 """
 
 
-@pytest.fixture
-def machines() -> Iterator[list[str]]:
-    with two_machines() as names:
-        yield names
-
-
 def in_machine(name: str, code: str, folder: Path) -> subprocess.Popen[str]:
     script = folder / f"{name}.py"
     script.write_text(code)
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
     return subprocess.Popen(
         inside(name, sys.executable, str(script)),
         stdin=subprocess.PIPE,

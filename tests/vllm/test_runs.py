@@ -13,7 +13,7 @@ from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.runtime.conftest import make_recipe, tiny_folder  # noqa: F401
-from tests.vllm_engine.stand_in import standing_in
+from tests.vllm.stand_in import standing_in
 
 MakeRecipe = Callable[..., Recipe]
 SAME = ("reward", "kl", "actor/grad_norm", "training/rollout_probs_diff_mean", "actor/entropy")

@@ -16,9 +16,9 @@ from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.nodes.on_ray import started_by_ray
 from plait.launch.nodes.room import Need
-from tests.launch.nodes import KEY
-from tests.launch.ray_nodes import CORES, NODES, addressed, cluster_address, placed_by_ray
-from tests.launch.test_nodes import gone
+from tests.launch.nodes.agents import KEY
+from tests.launch.nodes.ray_nodes import CORES, NODES, addressed, cluster_address, placed_by_ray
+from tests.launch.nodes.test_nodes import gone
 from tests.launch.workers import Echo
 
 LIMIT_S = 60.0
@@ -99,7 +99,7 @@ def test_an_actor_that_dies_is_a_lost_node_and_ray_says_why() -> None:
 def test_the_actors_their_ranks_and_the_room_go_with_a_leader_that_is_killed() -> None:
     script = (
         "import time\n"
-        "from tests.launch.ray_nodes import KEY\n"
+        "from tests.launch.nodes.ray_nodes import KEY\n"
         "from tests.launch.workers import Echo\n"
         "from plait.launch.local import LocalProcesses\n"
         "from plait.launch.nodes.on_ray import started_by_ray\n"

@@ -1,0 +1,27 @@
+"""Where the key of a run over several nodes is, and who may read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.errors import ConfigError
+from plait.launch.nodes.run_key import FILE, leaders_key, nodes_key
+
+
+def test_the_key_is_in_a_file_that_nobody_else_reads_or_in_a_variable(tmp_path: Path) -> None:
+    assert nodes_key(tmp_path, {}) is None
+    with leaders_key(tmp_path, {}) as key:
+        assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+        assert nodes_key(tmp_path, {}) == key
+        (tmp_path / FILE).chmod(0o644)
+        with pytest.raises(ConfigError, match=r"may be read by others \(mode 644\)"):
+            nodes_key(tmp_path, {})
+    assert not (tmp_path / FILE).exists()
+    said = {"PLAIT_RUN_KEY": "correct horse battery"}
+    with leaders_key(tmp_path, said) as key:
+        assert not (tmp_path / FILE).exists()
+        assert nodes_key(tmp_path, said) == key
+    with pytest.raises(ConfigError, match="at least 16 characters"):
+        nodes_key(tmp_path, {"PLAIT_RUN_KEY": "short"})

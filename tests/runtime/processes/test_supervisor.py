@@ -1,0 +1,30 @@
+"""What the process that the user started says of threads, and does at signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.runtime.processes import supervisor
+from plait.runtime.processes.supervisor import crowding
+
+
+def test_more_threads_than_cores_are_said() -> None:
+    assert crowding(2, 4, 8) == ""
+    assert crowding(3, 1, 2).startswith("3 processes with 1 thread each share 2 cores")
+
+
+def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LEAVE_S", 0.1)
+    with subprocess.Popen(["sleep", "60"]) as leader:
+        group: Any = SimpleNamespace(signal=lambda rank, number: leader.send_signal(number))
+        with supervisor.handing_on_signals(group):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.4)  # would be interrupted
