@@ -1,0 +1,291 @@
+"""What a recipe asks of its flow, sampling and lengths is refused before any work, by the key to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.dataflow import Dataflow, Resample, trace
+from plait.errors import ConfigError, FlowError
+from plait.models.shape import ModelShape
+from plait.recipes import checks
+from plait.recipes.algorithm import BUILT_IN, load_flow, trace_algorithm
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
+from plait.recipes.role_models import RoleModel, ToCome
+
+SIZES = {"layers": 1, "hidden": 8, "intermediate": 16, "heads": 2, "kv_heads": 2, "head_dim": 4}
+SHAPE = ModelShape(**SIZES, vocabulary=32, tied=True, max_positions=100, attention_parameters=8 * 4 * (2 * 2 + 2 * 2))
+ROLES = ("actor", "ref", "critic", "reward", "cost", "cost_critic")
+
+
+def recipe_of(**keys: Any) -> Recipe:
+    return load_recipe(None, list({"model": "m", "data.source": "d", **keys}.items()))
+
+
+def built_in(name: str, **options: Any) -> Dataflow:
+    return trace_algorithm(load_flow(name), options, ROLES, name)
+
+
+def loss(batch):
+    return batch
+
+
+# -- lengths
+
+
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        ({"sampling.max_response_tokens": 60}, 40),
+        ({"sampling.max_response_tokens": 99}, 1),
+        ({"sampling.max_response_tokens": 60, "data.max_prompt_tokens": 7}, 7),
+        ({"sampling.max_response_tokens": 60, "sampling.kv_tokens": 64}, 4),
+        ({"sampling.max_response_tokens": 60, "sampling.kv_tokens": 79}, 4),
+        ({"sampling.max_response_tokens": 60, "sampling.kv_tokens": 4096}, 40),
+    ],
+)
+def test_a_prompt_has_what_positions_and_pool_leave(keys: dict[str, Any], most: int) -> None:
+    assert checks.prompt_limit(recipe_of(**keys), SHAPE) == most
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"sampling.max_response_tokens": 100}, r"\(1\) .* \(100\) exceed the 100 positions of `m`"),
+        (
+            {"sampling.max_response_tokens": 60, "data.max_prompt_tokens": 41},
+            r"\(41\) .* \(60\) exceed the 100 positions of `m`",
+        ),
+        (
+            {"sampling.max_response_tokens": 60, "data.max_prompt_tokens": 5, "sampling.kv_tokens": 79},
+            r"\(5\) .* \(60\) exceed the 64 tokens of the KV pool",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_both_lengths(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checks.prompt_limit(recipe_of(**keys), SHAPE)
+
+
+def test_keys_and_values_that_are_kept_need_room_for_all_that_run() -> None:
+    # Four samples of 12 + 20 tokens take two blocks of 16 each.
+    keys = {"data.max_prompt_tokens": 12, "sampling.max_response_tokens": 20, "sampling.max_running": 4}
+    checks.check_kept(recipe_of(**keys, on_update="keep", **{"sampling.kv_tokens": 128}), SHAPE)
+    checks.check_kept(recipe_of(**keys, on_update="recompute", **{"sampling.kv_tokens": 64}), SHAPE)
+    with pytest.raises(ConfigError, match=r"room for 112 tokens and `sampling.max_running` \(4\) .* take 128:"):
+        checks.check_kept(recipe_of(**keys, on_update="keep", **{"sampling.kv_tokens": 127}), SHAPE)
+
+
+# -- sampling and staleness
+
+
+@pytest.mark.parametrize(("key", "value"), [("temperature", 0), ("top_p", 0.9), ("top_k", 40)])
+def test_training_samples_from_the_whole_distribution(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^`sampling.{key}` is {value:g}"):
+        checks.check_sampling(recipe_of(**{f"sampling.{key}": value}))
+    checks.check_sampling(recipe_of(**{"sampling.temperature": 0.7, "sampling.top_p": 1.0, "sampling.top_k": 0}))
+
+
+def after_scoring(prompts, actor, ref):
+    """A rollout whose prompts the step scores before."""
+    first = actor.generate(prompts)
+    actor.train(first, loss=loss)
+    actor.generate(prompts)
+
+
+def again(prompts, actor):
+    resample = Resample(lambda rewards: True, at_most=2)
+    actor.train(actor.generate(prompts, resample=resample), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("flow", "keys", "said"),
+    [
+        (built_in("grpo"), {"on_update": "keep"}, "with `max_staleness` 0 no sample is running"),
+        (built_in("dpo"), {"max_staleness": 1}, "flow `dpo` generates no samples"),
+        (
+            trace(after_scoring, roles=ROLES),
+            {"max_staleness": 1},
+            "actor.generate#2 of the flow `after_scoring` waits for actor.train of the same step",
+        ),
+        (built_in("remax"), {"max_staleness": 1, "on_update": "keep"}, "flow `remax` generates more than once"),
+        (
+            built_in("grpo"),
+            {"max_staleness": 1, "on_update": "keep", "rebalance": "auto"},
+            "`on_update` is keep and `rebalance` is auto",
+        ),
+        (
+            built_in("grpo"),
+            {"max_staleness": 1, "on_update": "recompute", "fusion": 0.2},
+            "`on_update` is recompute and `fusion` is 0.2",
+        ),
+    ],
+)
+def test_samples_are_drawn_ahead_only_where_nothing_of_the_step_is_needed(flow, keys, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checks.check_staleness(flow, recipe_of(**keys))
+
+
+@pytest.mark.parametrize("keys", [{}, {"max_staleness": 2}, {"max_staleness": 1, "on_update": "recompute"}])
+def test_grpo_may_be_stale(keys: dict[str, Any]) -> None:
+    checks.check_staleness(built_in("grpo"), recipe_of(**keys))
+
+
+# -- calls and sections
+
+
+def test_every_built_in_flow_asks_what_its_roles_can() -> None:
+    for name in BUILT_IN:
+        checks.check_calls(built_in(name))
+
+
+def asks_for_values(prompts, actor, ref):
+    samples = actor.generate(prompts)
+    ref.values(samples)
+    actor.train(samples, loss=loss)
+
+
+def scores_and_trains(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    reward.score(samples)
+    reward.train(samples, loss=loss)
+    actor.train(samples, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("flow", "said"),
+    [
+        (asks_for_values, "role `ref` cannot `values`; it can generate, logprobs"),
+        (scores_and_trains, "role `reward` scores and is trained"),
+    ],
+)
+def test_a_role_is_asked_only_what_it_can(flow: Any, said: str) -> None:
+    with pytest.raises(FlowError, match=rf"flow `{flow.__name__}`: {said}"):
+        checks.check_calls(trace(flow, roles=ROLES))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("grpo", {"critic.model": "c"}, r"^`critic` is set, but the flow `grpo` has no role `critic`"),
+        ("grpo", {"reference.sync_every": 5}, r"^`reference` is set, .* asks no reference \(`options.kl_coef`"),
+        ("grpo", {"pretraining.source": "p"}, r"^`pretraining` is set, .* reads no examples beside its prompts"),
+        ("dpo", {"sampling.temperature": 0.5}, r"^`sampling` is set, .* generates nothing"),
+        ("dpo", {"samples_per_prompt": 3}, r"^`samples_per_prompt` is set, .* draws none"),
+        ("dpo", {"evaluation.temperature": 0.5}, r"^`evaluation.temperature` is set, .* generates nothing"),
+        ("grpo", {"data.max_example_tokens": 9}, r"^`data.max_example_tokens` is set, .* reads prompts there"),
+        ("grpo", {"data.weight": 2.0}, r"^`data.weight` is set, .* has one source of data"),
+    ],
+)
+def test_what_a_flow_has_no_use_for_is_refused_by_name(name: str, keys: dict[str, Any], said: str) -> None:
+    flow = built_in(name, **({"kl_coef": 0.0} if name == "grpo" else {}))
+    with pytest.raises(ConfigError, match=said):
+        checks.check_unused(flow, recipe_of(**keys))
+    checks.check_unused(flow, recipe_of())
+
+
+def test_a_reference_that_shares_its_weights_cannot_follow() -> None:
+    keys = {"reference.sync_every": 5, "lora.rank": 8}
+    with pytest.raises(ConfigError, match=r"`reference.sync_every` is 5, but with adapters \(`lora.rank` 8\)"):
+        checks.check_unused(built_in("grpo", kl_coef=0.1), recipe_of(**keys))
+
+
+# -- steps and mini-batches
+
+
+def in_batches(prompts, actor):
+    actor.train(actor.generate(prompts), loss=loss, mini_batches=7)
+
+
+def in_batches_of_groups(prompts, actor):
+    actor.train(actor.generate(prompts), loss=loss, mini_batches=4, whole_groups=True)
+
+
+def late(prompts, actor):
+    actor.train(actor.generate(prompts), loss=loss, after=5)
+
+
+@pytest.mark.parametrize(
+    ("flow", "keys", "said"),
+    [
+        (in_batches, {"prompts_per_step": 3, "samples_per_prompt": 2}, r"7 mini-batches .* a step has 6 samples"),
+        (in_batches_of_groups, {"prompts_per_step": 3}, r"4 mini-batches .* a step has 3 groups"),
+        (late, {"steps": 5}, r"`steps` is 5, but actor.train does nothing in the first 5 steps"),
+    ],
+)
+def test_a_step_trains_on_something(flow: Any, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checks.check_trained_steps(trace(flow, roles=ROLES), recipe_of(**keys))
+
+
+@pytest.mark.parametrize(
+    ("flow", "keys"),
+    [
+        (in_batches, {"prompts_per_step": 7, "samples_per_prompt": 1}),
+        (in_batches_of_groups, {"prompts_per_step": 4, "samples_per_prompt": 1}),
+        (late, {"steps": 6}),
+    ],
+)
+def test_just_enough_is_enough(flow: Any, keys: dict[str, Any]) -> None:
+    checks.check_trained_steps(trace(flow, roles=ROLES), recipe_of(**keys))
+
+
+# -- models
+
+
+def model_folder(tmp_path: Path, *classes: str) -> str:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": classes}))
+    return str(tmp_path)
+
+
+def test_a_reward_model_cannot_speak_and_a_language_model_cannot_score(tmp_path: Path) -> None:
+    name = model_folder(tmp_path, "LlamaForSequenceClassification")
+    actor = RoleModel("actor", name, scalar=False, trained=True, key="model")
+    with pytest.raises(ConfigError, match=r"`model`: .* reward model \(LlamaForSequenceClassification\), but .*actor"):
+        checks.check_models([actor], {})
+    reward = RoleModel("reward", name, scalar=True, trained=False, key="reward.model")
+    checks.check_models([reward], {})
+    model_folder(tmp_path, "LlamaForCausalLM")
+    checks.check_models([actor], {})
+    with pytest.raises(ConfigError, match=r"key `reward.model`: .* language model \(LlamaForCausalLM\) without a head"):
+        checks.check_models([reward], {})
+    critic = RoleModel("critic", name, scalar=True, trained=True, key="model")
+    checks.check_models([critic], {})
+
+
+def test_a_model_that_is_still_to_be_made_is_what_its_stage_makes() -> None:
+    reward = RoleModel("reward", "@judge", scalar=True, trained=False, key="reward.model")
+    checks.check_models([reward], {"reward.model": ToCome("@judge", scalar=True)})
+    with pytest.raises(ConfigError, match=r"`@judge` is a language model without a head for scores"):
+        checks.check_models([reward], {"reward.model": ToCome("@judge", scalar=False)})
+
+
+def test_an_adapter_alone_may_be_measured_but_not_trained(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "m"}))
+    actor = RoleModel("actor", str(tmp_path), scalar=False, trained=True, key="model")
+    checks.check_adapters([actor], trains=False)
+    with pytest.raises(ConfigError, match=r"key `model`: .* is a LoRA adapter alone, .* role `actor` cannot begin"):
+        checks.check_adapters([actor], trains=True)
+    reward = RoleModel("reward", str(tmp_path), scalar=True, trained=False, key="reward.model")
+    with pytest.raises(ConfigError, match="role `reward` cannot begin"):
+        checks.check_adapters([reward], trains=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"device": "cuda", "sampling.exact": True}, r"`sampling.exact` promises .* `device` is cuda"),
+        (
+            {"device": "cuda", "sampling.draft_model": "d", "sampling.speculation": "auto"},
+            r"`sampling.draft_model` is set, .* `device` is cuda",
+        ),
+    ],
+)
+def test_what_is_for_a_cpu_alone_is_refused_on_a_gpu(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checks.check_device(recipe_of(**keys))
+    checks.check_device(recipe_of(**{**keys, "device": "cpu"}))

@@ -1,0 +1,116 @@
+"""A checkpoint of several ranks: who is asked for its part, and what becomes of the answers. No processes."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.checkpoint.store import FileDigest
+from plait.errors import RunError
+from plait.models.files.finite import Broken
+from plait.schedule.work import Work
+from plait.workers.checkpoint_parts import CheckpointParts
+from plait.workers.messages import Do, Message
+from plait.workers.recorder import Recorder
+from plait.workers.status_file import StatusFile
+
+COUNTS = {"applied_steps": 4, "attempted_steps": 5, "skipped_in_row": 1}
+
+
+class Optimizers:
+    """The leader's own: one role, whose part is a file of four bytes."""
+
+    def __init__(self, broken: list[Broken]) -> None:
+        self.broken = broken
+        self.loaded: list[tuple[Path, Any]] = []
+
+    def saving(self, folder: Path) -> Work[tuple[dict[str, Any], list[Broken]]]:
+        (folder / "actor.masters-00000").write_bytes(b"mine")
+        return {"actor": COUNTS}, list(self.broken)
+        yield
+
+    def loading(self, folder: Path, counts: Any) -> Work[None]:
+        self.loaded.append((folder, counts))
+        return
+        yield
+
+
+class Leader:
+    """An announcer that keeps what is told, and gives each rank's answer."""
+
+    def __init__(self, answers: dict[int, dict[str, Any]], broken: list[Broken]) -> None:
+        self.status, self.recorder, self.answers = StatusFile(None, 0), Recorder(), answers
+        places = {"actor": SimpleNamespace(train=object()), "ref": SimpleNamespace(train=None)}
+        self.rank_state = SimpleNamespace(optimizers=Optimizers(broken), places=places)
+        self.said: list[Any] = []
+
+    def tell(self, ranks: tuple[int, ...], message: Message) -> int:
+        self.said.append((ranks, message.header))
+        return 17
+
+    def answer(self, rank: int, number: int, what: str) -> Message:
+        assert (number, what) == (17, "its part of the checkpoint")
+        return Message(self.answers[rank])
+
+    @contextlib.contextmanager
+    def joining(self, action: str) -> Iterator[None]:
+        self.said.append(f"joining {action}")
+        yield
+
+    def trained(self, role: str) -> None:
+        self.said.append(f"trained {role}")
+
+    def sync_weights(self, role: str) -> None:
+        self.said.append(f"sync {role}")
+
+    def sync_references(self, share: float | None) -> None:
+        self.said.append(f"references {share}")
+
+
+def parts_of(num_ranks: int, answers: dict[int, dict[str, Any]], *broken: Broken) -> tuple[CheckpointParts, Leader]:
+    leader = Leader(answers, list(broken))
+    announcer: Any = leader
+    return CheckpointParts(announcer, num_ranks), leader
+
+
+def test_counts_of_all_ranks_and_digests_of_all_files_come_back(tmp_path: Path) -> None:
+    answers = {1: {"counts": {"critic": COUNTS}, "broken": []}, 2: {"counts": {}, "broken": []}}
+    parts, leader = parts_of(3, answers)
+    (tmp_path / "critic.masters-00001").write_bytes(b"another's")
+    digests, state = parts.save(tmp_path)
+    assert leader.said == [((0, 1, 2), {"do": Do.SAVE, "folder": str(tmp_path)})]
+    assert state == {"counts": {"actor": COUNTS, "critic": COUNTS}}
+    assert digests == {
+        "actor.masters-00000": FileDigest(4, zlib.crc32(b"mine")),
+        "critic.masters-00001": FileDigest(9, zlib.crc32(b"another's")),
+    }
+
+
+def test_what_is_not_finite_on_any_rank_is_named_once_with_all_its_pieces(tmp_path: Path) -> None:
+    answers = {1: {"counts": {}, "broken": [["actor.masters of norm", 2, 8], ["actor.exp_avg of norm", 1, 8]]}}
+    parts, _ = parts_of(2, answers, Broken("actor.masters of norm", 1, 8))
+    with pytest.raises(RunError) as caught:
+        parts.save(tmp_path)
+    assert str(caught.value).startswith(
+        "2 tensors are not finite: actor.masters of norm (3 of 16 elements), actor.exp_avg of norm (1 of 8 elements), "
+        "so it is not saved"
+    )
+
+
+def test_after_loading_weights_go_where_they_are_used_and_references_follow(tmp_path: Path) -> None:
+    parts, leader = parts_of(2, {})
+    parts.load(tmp_path, {"actor": COUNTS}, 4)
+    assert leader.said == [
+        ((0, 1), {"do": Do.LOAD, "folder": str(tmp_path), "counts": {"actor": COUNTS}, "threads": 4}),
+        "joining load",
+        "trained actor",
+        "sync actor",
+        "references None",
+    ]
+    assert leader.rank_state.optimizers.loaded == [(tmp_path, {"actor": COUNTS})]
