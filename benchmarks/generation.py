@@ -67,13 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps([_record(results) for results in everything]) + "\n", encoding="utf-8")
     for fault in faults:
         print(fault, file=sys.stderr)
-    return _exit_code(faults)
+    return exit_code(faults)
 
 
 FAILED = "failed: "
 
 
-def _exit_code(faults: Sequence[str]) -> int:
+def exit_code(faults: Sequence[str]) -> int:
     if any(fault.startswith(FAILED) for fault in faults):
         return 2
     return 1 if faults else 0

@@ -15,11 +15,11 @@ GIB = 2**30
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(memory_limits, "_MOUNT", tmp_path / "cgroup")
-    monkeypatch.setattr(memory_limits, "_GROUPS", tmp_path / "own")
-    memory_limits._folders.cache_clear()
+    monkeypatch.setattr(memory_limits, "MOUNT", tmp_path / "cgroup")
+    monkeypatch.setattr(memory_limits, "GROUPS", tmp_path / "own")
+    memory_limits.group_folders.cache_clear()
     yield tmp_path / "cgroup"
-    memory_limits._folders.cache_clear()
+    memory_limits.group_folders.cache_clear()
 
 
 def written(folder: Path, **files: str) -> Path:

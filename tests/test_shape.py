@@ -13,6 +13,7 @@ import plait
 from plait.recipes.keys import describe_keys
 
 SOURCES = Path(plait.__file__).parents[1]
+TESTS = Path(__file__).parent
 MOST_DEEP = 20
 """Modules of the longest chain of imports: what a reader must follow at worst."""
 MOST_FUNCTION_LINES = 60
@@ -23,6 +24,8 @@ WIDE = {
     "Peers": "the collectives and messages along one axis, each once",
 }
 """Classes with more public methods, and why."""
+MOST_PRIVATE = 40
+"""Places in which tests see private names of ours."""
 PAGES = SOURCES.parent / "docs"
 REFERENCE = re.compile(r"`((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)`")
 FILE_NAME = re.compile(r"\.(py|json|jsonl|yaml|log)$")
@@ -255,3 +258,50 @@ def test_references_lead_to_what_there_is() -> None:
             names = REFERENCE.findall(page.read_text())
             stale += [f"{page}: {name}" for name in names if is_stale(name, "plait")]
     assert not stale
+
+
+# -- what tests see
+
+
+@cache
+def private_names() -> frozenset[str]:
+    """Names with an underscore that our sources define or set: functions, classes, constants, attributes."""
+    found: set[str] = set()
+    for path in modules().values():
+        for node in ast.walk(tree(path)):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    found.add(name)
+                case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                    found.add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    found.add(name)
+    private = (name for name in found if name.startswith("_") and not name.endswith("__"))
+    return frozenset(private) - {"_", "_replace"}  # the latter is what named tuples call a public method
+
+
+def private_names_in(path: Path) -> list[str]:
+    """Those of them that a test's file reads of something else than itself, imports, or patches by name."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(attr=name):
+                found.append(name)
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("plait"):
+                found += [alias.name for alias in names]
+            case ast.Call(func=ast.Attribute(attr="setattr" | "object"), args=[_, ast.Constant(value=str(name)), *_]):
+                found.append(name)
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(dotted)), *_]):
+                found.append(dotted.rpartition(".")[2])
+    return [name for name in found if name in private_names()]
+
+
+def test_tests_see_little_that_is_private() -> None:
+    """Names of ours with an underscore that a test reads, imports or patches: what tests have to see is made public,
+    or passed in. The cap only falls."""
+    counts = {path: len(private) for path in sorted(TESTS.rglob("*.py")) if (private := private_names_in(path))}
+    total = sum(counts.values())
+    worst = sorted(counts.items(), key=lambda item: -item[1])[:5]
+    assert total <= MOST_PRIVATE, f"{total}: {', '.join(f'{path.name} has {count}' for path, count in worst)}"

@@ -64,7 +64,7 @@ class Process:
     def __init__(self, engine: Engine, workload_file: Path, threads: int, log_file: Path, deadline_s: float) -> None:
         self.name = engine.name
         self._log_file = log_file
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         folder = Path(__file__).resolve().parents[1]
         paths = [str(folder), str(folder.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         fixed = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
@@ -91,14 +91,14 @@ class Process:
         """Run a case, the others being stopped."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
-        pids = self._pids()
+        pids = self.pids()
         for pid in pids:
             _write(f"/proc/{pid}/clear_refs", _FORGET_PEAK)
         before = _cpu_s(pids)
         with contextlib.suppress(BrokenPipeError):  # it died, which `_receive` says with the end of its output
             self._process.stdin.write(f"{key}\n".encode())
         answer = self._receive()
-        pids = self._pids()
+        pids = self.pids()
         timed = Timed(answer["wall_s"], _cpu_s(pids) - before, sum(_peak_bytes(pid) for pid in pids), answer["outcome"])
         self._signal(signal.SIGSTOP)
         return timed
@@ -115,15 +115,15 @@ class Process:
 
     def _receive(self) -> dict:
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], self._deadline_s)
+        readable, _, _ = select.select([self._process.stdout], [], [], self.deadline_s)
         line = self._process.stdout.readline() if readable else b""
         if not line:
-            what = "ended" if readable else f"gave no answer for {self._deadline_s:.0f} s"
+            what = "ended" if readable else f"gave no answer for {self.deadline_s:.0f} s"
             tail = self._log_file.read_text(encoding="utf-8", errors="replace")[-3000:]
             raise SideError(f"{self.name} {what}; the end of its output:\n{tail}")
         return json.loads(line)
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
         """Of the session that began with the side."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
 
@@ -132,7 +132,7 @@ class Process:
         return bool(stat) and int(stat[3]) == self._process.pid
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in self._pids():
+        for pid in self.pids():
             try:
                 os.kill(pid, number)
             except ProcessLookupError:

@@ -63,7 +63,7 @@ def full(*, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: 
     from plait.models.files import hub
 
     folder = hub.resolve("smollm2-135m-instruct")
-    lengths = _response_lengths(num_prompts, samples_per_prompt, median=32, cap=128)
+    lengths = drawn_lengths(num_prompts, samples_per_prompt, median=32, cap=128)
     texts, token_ids = _prompts(folder, num_prompts, 128)
     title = "SmolLM2-135M-Instruct, bfloat16"
     return Workload(title, str(folder), "bfloat16", threads, num_steps, 128, texts, token_ids, lengths)
@@ -72,7 +72,7 @@ def full(*, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: 
 def tiny(folder: Path, *, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int) -> Workload:
     """A random Llama of two layers written to `folder`, 16-token prompts, lengths of median 6, cut at 12."""
     write_llama(folder, word_tokenizer(512), hidden=64, intermediate=128, positions=128)
-    lengths = _response_lengths(num_prompts, samples_per_prompt, median=6, cap=12)
+    lengths = drawn_lengths(num_prompts, samples_per_prompt, median=6, cap=12)
     texts, token_ids = _prompts(folder, num_prompts, 16)
     title = "tiny random Llama, float32"
     return Workload(title, str(folder), "float32", threads, num_steps, 12, texts, token_ids, lengths)
@@ -83,7 +83,7 @@ def reward_of(token_ids: list[int]) -> float:
     return len(set(token_ids)) / len(token_ids)
 
 
-def _response_lengths(num_prompts: int, samples_per_prompt: int, median: int, cap: int) -> tuple[tuple[int, ...], ...]:
+def drawn_lengths(num_prompts: int, samples_per_prompt: int, median: int, cap: int) -> tuple[tuple[int, ...], ...]:
     draw = random.Random(0)
 
     def length() -> int:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_MOUNT = Path("/sys/fs/cgroup")
-_GROUPS = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
+GROUPS = Path("/proc/self/cgroup")
 _GIB = 2**30
 
 
@@ -38,7 +38,7 @@ def machine_bytes() -> int:
 def limit() -> Limit:
     """The least of what the machine has and what the control groups of this process may have."""
     limits = [Limit(machine_bytes(), None)]
-    for folder in _folders():
+    for folder in group_folders():
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):  # `max`: it has none
                 limits.append(Limit(int((folder / name).read_text()), folder))
@@ -78,7 +78,7 @@ class KernelKills:
 
 
 def _kills() -> int | None:
-    own = [folder / name for folder in _folders()[:1] for name in ("memory.events", "memory.oom_control")]
+    own = [folder / name for folder in group_folders()[:1] for name in ("memory.events", "memory.oom_control")]
     for file in (*own, Path("/proc/vmstat")):
         with contextlib.suppress(OSError):
             if match := re.search(r"^oom_kill (\d+)", file.read_text(), re.MULTILINE):
@@ -87,15 +87,15 @@ def _kills() -> int | None:
 
 
 @cache
-def _folders() -> tuple[Path, ...]:
+def group_folders() -> tuple[Path, ...]:
     """Those of this process's memory control group and of the groups around it, from the inside out."""
     try:
-        lines = [line.split(":", 2) for line in _GROUPS.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in GROUPS.read_text().splitlines()]
     except OSError:
         return ()
     first = next((path for _, names, path in lines if "memory" in names.split(",")), None)
     second = next((path for number, names, path in lines if number == "0" and not names), None)
-    mounts = [(_MOUNT / "memory", first)] if first is not None else [(_MOUNT, second), (_MOUNT / "unified", second)]
+    mounts = [(MOUNT / "memory", first)] if first is not None else [(MOUNT, second), (MOUNT / "unified", second)]
     for mount, path in mounts:
         if path is None or not mount.is_dir():
             continue

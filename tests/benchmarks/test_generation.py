@@ -114,7 +114,7 @@ def open_fake(benchmark: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.Mo
 
 def is_stopped(side, deadline_s: float = 10.0) -> bool:
     """Whether its only process has state T; a signal takes a moment on a busy machine."""
-    (pid,) = side._pids()
+    (pid,) = side.pids()
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
@@ -135,7 +135,7 @@ def test_a_side_answers_and_is_stopped_in_between(open_fake) -> None:
         assert timed.peak_bytes > 1e6
         assert is_stopped(side)
     side.close()
-    assert side._pids() == []
+    assert side.pids() == []
 
 
 def test_a_side_that_dies_says_why(benchmark: SimpleNamespace, open_fake) -> None:
@@ -146,7 +146,7 @@ def test_a_side_that_dies_says_why(benchmark: SimpleNamespace, open_fake) -> Non
 
 def test_a_side_has_a_deadline(benchmark: SimpleNamespace, open_fake) -> None:
     side = open_fake(deadline_s=5.0)
-    side._deadline_s = 0.2
+    side.deadline_s = 0.2
     with pytest.raises(benchmark.script.SideError, match="fake gave no answer for 0 s"):
         side.run("sleeps")
 
@@ -255,7 +255,7 @@ def test_other_tokens_than_asked_are_named(benchmark: SimpleNamespace) -> None:
         "vllm, 8@128: expected response lengths [3, 4], found [3, 3]"
     ]
     assert benchmark.report.differing("vllm", case, benchmark.serving.Outcome([3, 4], 0)) == []
-    code = benchmark.script._exit_code
+    code = benchmark.script.exit_code
     assert [code([]), code(["vllm, 8@128: expected"]), code(["vllm", "failed: llama"])] == [0, 1, 2]
 
 
@@ -286,16 +286,16 @@ def test_gguf_holds_the_weights(benchmark: SimpleNamespace, tmp_path: Path) -> N
     import gguf
     from safetensors.torch import load_file
 
-    from plait.models.files.gguf_checkpoint import _unpermute
+    from plait.models.files.gguf_checkpoint import unpermute
 
     benchmark.script.write_tiny_model(tmp_path / "model")
     importlib.import_module("generation.gguf_file").write_gguf(tmp_path / "model", tmp_path / "m.gguf", "float32")
     weights = load_file(tmp_path / "model" / "model.safetensors")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(tmp_path / "m.gguf")).tensors}
     assert len(tensors) == len(weights)
-    query = _unpermute(np.array(tensors["blk.1.attn_q.weight"].data), num_heads=4)
+    query = unpermute(np.array(tensors["blk.1.attn_q.weight"].data), num_heads=4)
     assert (query == weights["model.layers.1.self_attn.q_proj.weight"].numpy()).all()
-    key = _unpermute(np.array(tensors["blk.0.attn_k.weight"].data), num_heads=2)
+    key = unpermute(np.array(tensors["blk.0.attn_k.weight"].data), num_heads=2)
     assert (key == weights["model.layers.0.self_attn.k_proj.weight"].numpy()).all()
     down = np.array(tensors["blk.0.ffn_down.weight"].data)
     assert (down == weights["model.layers.0.mlp.down_proj.weight"].numpy()).all()

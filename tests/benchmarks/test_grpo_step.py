@@ -111,11 +111,11 @@ def test_stopwatch_charges_the_innermost_phase(grpo_step: ModuleType, monkeypatc
 
 def test_response_lengths_of_the_full_workload(grpo_step: ModuleType) -> None:
     workload = importlib.import_module("grpo.workload")
-    lengths = sorted(n for group in workload._response_lengths(200, 8, median=32, cap=128) for n in group)
+    lengths = sorted(n for group in workload.drawn_lengths(200, 8, median=32, cap=128) for n in group)
     assert lengths[0] >= 1
     assert lengths[-1] == 128
     assert 30 <= lengths[len(lengths) // 2] <= 34
-    again = workload._response_lengths(200, 8, median=32, cap=128)
+    again = workload.drawn_lengths(200, 8, median=32, cap=128)
     assert sorted(n for group in again for n in group) == lengths
 
 

@@ -270,7 +270,7 @@ def lines_of_save(work: Callable[[], None], kill_at: int | None) -> int:
 
 def test_a_kill_at_any_line_of_a_save_leaves_a_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """20 lines drawn from all that a save executes: writing, renaming, pruning. Chunks are small, so files are torn."""
-    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", 1000)
     prepared = tmp_path / "prepared"
     for step in (1, 2, 3):
         save(CheckpointStore(prepared, keep_last=2), step)

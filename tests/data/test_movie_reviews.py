@@ -250,7 +250,7 @@ def test_wrong_settings_name_the_key(reviews, settings, kind, said):
 def real_reviews_are_cached() -> bool:
     from plait.data.package_file import cache_folder
 
-    return movie_reviews._is_whole(cache_folder() / "data" / "movie-reviews.v1")
+    return movie_reviews.reviews_are_whole(cache_folder() / "data" / "movie-reviews.v1")
 
 
 def test_a_held_out_beginning_is_not_trained_on(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.generation.captured import MOST_SAMPLES, CapturedSteps
+from plait.generation.captured import MOST_SAMPLES, Capture, CapturedSteps
 from plait.generation.engine import drain
 from plait.generation.module_forward import ModuleForward
 from plait.generation.settings import Sampling
@@ -40,21 +40,33 @@ def capture(compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
     return graph, graph.out
 
 
-def captured_engine(monkeypatch: pytest.MonkeyPatch, family: str = "llama", **settings: Any) -> Any:
-    """An engine whose forward is the module's, with graphs."""
+def captured_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    family: str = "llama",
+    *,
+    by: Capture = capture,
+    addresses: Callable[[], tuple[int, ...]] | None = None,
+    **settings: Any,
+) -> tuple[Any, CapturedSteps]:
+    """An engine whose forward is the module's, with graphs, and its captured steps.
+
+    Args:
+        by: makes graphs.
+        addresses: of what a step reads; None: as they are.
+    """
     Again.made = []
     engine = engine_of(tiny_model(family, dtype=torch.float32), **settings)
     forward = engine.state.forward
-    module = forward._module
+    module = forward.module
     assert isinstance(module, ModuleForward)
-    module._captured = CapturedSteps(module._plainly, module._addresses, capture)
+    module.captured = CapturedSteps(module.plainly, addresses or module.addresses, by)
     monkeypatch.setattr(forward, "prepare", lambda longest: None)
-    return engine
+    return engine, module.captured
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt_oss"])
 def test_samples_are_those_of_plain_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = captured_engine(monkeypatch, family, max_running=6, max_prefill_tokens=20)
+    engine, steps = captured_engine(monkeypatch, family, max_running=6, max_prefill_tokens=20)
     plain = engine_of(tiny_model(family, dtype=torch.float32), max_running=6, max_prefill_tokens=20)
     monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
     for request in requests():
@@ -69,11 +81,11 @@ def test_samples_are_those_of_plain_steps(family: str, monkeypatch: pytest.Monke
             torch.tensor(sample.logprobs), torch.tensor(expected[key].logprobs), atol=1e-4, rtol=0
         )
     assert sum(graph.replays for graph in Again.made) > 10
-    assert engine.state.forward._module._captured.refusal is None
+    assert steps.refusal is None
 
 
 def test_one_graph_serves_all_batches_up_to_a_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = captured_engine(monkeypatch, max_running=8)
+    engine, _ = captured_engine(monkeypatch, max_running=8)
     engine.add(request_of(0, num_samples=5, sampling=Sampling(max_tokens=6, stop_token_ids=())))
     engine.add(request_of(1, num_samples=3, sampling=Sampling(max_tokens=4, stop_token_ids=())))
     steps = 0
@@ -85,13 +97,12 @@ def test_one_graph_serves_all_batches_up_to_a_power_of_two(monkeypatch: pytest.M
 
 
 def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = captured_engine(monkeypatch, max_running=4)
+    at: list[int] = [1]
+    engine, _ = captured_engine(monkeypatch, max_running=4, addresses=lambda: tuple(at))
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=12, stop_token_ids=())))
     for _ in range(4):
         engine.step()
     assert len(Again.made) == 1
-    at: list[int] = [1]
-    engine.state.forward._module._captured._addresses = lambda: tuple(at)
     for times in (2, 2, 3):
         at[0] = times
         engine.step()
@@ -99,43 +110,38 @@ def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pyte
 
 
 def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = captured_engine(monkeypatch, max_running=4)
+    engine, _ = captured_engine(monkeypatch, max_running=4)
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=12, stop_token_ids=())))
     for _ in range(4):
         engine.step()
-    module = engine.state.forward._module
-    before = module._addresses()
+    module = engine.state.forward.module
+    before = module.addresses()
     with torch.no_grad():
         engine.model.weights.mul_(1.5)
-    assert module._addresses() == before
+    assert module.addresses() == before
 
 
 def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = captured_engine(monkeypatch, max_running=4)
-    steps = engine.state.forward._module._captured
-
     def wrong(compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
         graph, out = capture(compute)
         monkeypatch.setattr(graph, "replay", lambda: out.mul_(1.2))
         return graph, out
 
-    steps._capture = wrong
+    engine, steps = captured_engine(monkeypatch, by=wrong, max_running=4)
     plain = engine_of(tiny_model("llama", dtype=torch.float32), max_running=4)
     monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
     for one in (engine, plain):
         one.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=8)))
     assert [s.token_ids for s in drain(engine)] == [s.token_ids for s in drain(plain)]
+    assert steps.refusal is not None
     assert "off" in steps.refusal
 
 
 def test_what_cannot_be_captured_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = captured_engine(monkeypatch, max_running=4)
-    steps = engine.state.forward._module._captured
-
     def broken(compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    steps._capture = broken
+    engine, steps = captured_engine(monkeypatch, by=broken, max_running=4)
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=8)))
     assert len(list(drain(engine))) == 4
     assert steps.refusal == "it cannot be captured: operation not permitted when stream is capturing"
@@ -143,12 +149,12 @@ def test_what_cannot_be_captured_is_computed_plainly(monkeypatch: pytest.MonkeyP
 
 def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     count = MOST_SAMPLES + 1
-    engine = captured_engine(monkeypatch, max_running=count)
+    engine, _ = captured_engine(monkeypatch, max_running=count)
     engine.add(request_of(0, num_samples=count, sampling=Sampling(max_tokens=3, stop_token_ids=())))
     assert len(list(drain(engine))) == count
     assert Again.made == []
 
 
 def test_on_a_cpu_there_are_none() -> None:
-    assert engine_of(tiny_model("llama", dtype=torch.float32)).state.forward._module._captured is None
+    assert engine_of(tiny_model("llama", dtype=torch.float32)).state.forward.module.captured is None
     assert device_attention.paged_attention is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.data.packed import pack as packed_row
 from plait.generation.backend import Refusal
-from plait.generation.compiled_forward import CompiledForward, _lay_out, _panels_of
+from plait.generation.compiled_forward import CompiledForward, lay_out, panels_of
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
@@ -22,7 +22,7 @@ from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
-from tests.models.tiny import VOCAB_SIZE, tiny_model
+from tests.models.tiny import VOCAB_SIZE, shared_model, tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
 needs_vectors = pytest.mark.skipif(
@@ -32,13 +32,8 @@ FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma",
 
 
 @functools.cache
-def model_of(family: str, dtype: torch.dtype) -> LanguageModel:
-    return tiny_model(family, dtype=dtype)
-
-
-@functools.cache
 def compiled_of(family: str, dtype: torch.dtype) -> CompiledForward:
-    compiled = CompiledForward.of(model_of(family, dtype))
+    compiled = CompiledForward.of(shared_model(family, dtype))
     assert isinstance(compiled, CompiledForward), compiled
     return compiled
 
@@ -62,7 +57,7 @@ def pool_of(num_blocks: int) -> KVPool:
 @needs_vectors
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_and_decode_steps_give_the_logits_of_the_module(family: str) -> None:
-    model, compiled = model_of(family, torch.float32), compiled_of(family, torch.float32)
+    model, compiled = shared_model(family, torch.float32), compiled_of(family, torch.float32)
     token_ids = tokens(70)
     expected = module_logits(model, token_ids)
     pool, table, found, at = pool_of(6), [4, 0, 5, 1, 2], [], 0
@@ -77,7 +72,7 @@ def test_chunks_and_decode_steps_give_the_logits_of_the_module(family: str) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_as_near_to_float32_as_the_module_is(family: str) -> None:
     token_ids = tokens(40)
-    narrow, compiled = model_of(family, torch.bfloat16), compiled_of(family, torch.bfloat16)
+    narrow, compiled = shared_model(family, torch.bfloat16), compiled_of(family, torch.bfloat16)
     wide = tiny_model(family, dtype=torch.bfloat16)
     wide.module.float()
     exact = wide.module(
@@ -124,7 +119,7 @@ def test_logits_are_the_same_to_the_bit_in_every_batch_and_chunking(
 @needs_vectors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tree_of_new_tokens_and_rows_that_are_read(dtype: torch.dtype) -> None:
-    model, compiled = model_of("llama", dtype), compiled_of("llama", dtype)
+    model, compiled = shared_model("llama", dtype), compiled_of("llama", dtype)
     prompt, branch = tokens(20), tokens(5, seed=1)
     tree = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]]).bool()
     pool = pool_of(4)
@@ -153,7 +148,7 @@ def test_more_rows_than_a_chunk_and_few_that_are_read() -> None:
 
 @needs_vectors
 def test_its_keys_and_values_are_those_of_the_module() -> None:
-    model, compiled = model_of("qwen3", torch.float32), compiled_of("qwen3", torch.float32)
+    model, compiled = shared_model("qwen3", torch.float32), compiled_of("qwen3", torch.float32)
     batch: RaggedBatch = ragged([NewTokens(tokens(20), 0, [1, 0])], KEYS)
     ours, theirs = pool_of(2), pool_of(2)
     compiled.hidden(batch, ours)
@@ -215,7 +210,7 @@ def test_float64_and_adapters_are_refused() -> None:
 @needs_vectors
 def test_by_vectors_in_bfloat16_where_there_is_a_matrix_unit() -> None:
     """As on a CPU without one: near the other logits, and the same to the bit in chunks and whole."""
-    compiled = CompiledForward.of(model_of("llama", torch.bfloat16))
+    compiled = CompiledForward.of(shared_model("llama", torch.bfloat16))
     assert isinstance(compiled, CompiledForward)
     token_ids = tokens(40)
 
@@ -228,8 +223,8 @@ def test_by_vectors_in_bfloat16_where_there_is_a_matrix_unit() -> None:
         return torch.cat(found)
 
     expected = logits([40])
-    compiled._sizes = compiled._sizes._replace(matrix=0)
-    compiled._room = None
+    compiled.sizes = compiled.sizes._replace(matrix=0)
+    compiled.room = None
     whole = logits([40])
     assert torch.equal(logits([1, 20, 3, 16]), whole)
     torch.testing.assert_close(whole, expected, rtol=0, atol=0.06 * float(expected.abs().max()))
@@ -260,8 +255,8 @@ def test_a_product_with_a_bias(dtype: torch.dtype, width: int, outputs: int, row
     x, weight = x.to(dtype), weight.to(dtype)
     half = outputs // 2
     parts = [(weight[:half], bias[:half]), (weight[half:], None)]
-    laid_out = torch.zeros(_panels_of(parts), dtype=torch.uint32)
-    _lay_out(parts, laid_out)
+    laid_out = torch.zeros(panels_of(parts), dtype=torch.uint32)
+    lay_out(parts, laid_out)
     out = torch.empty(rows, laid_out.shape[0] * products.TILE_COLUMNS, dtype=dtype)
     as_array = paged_attention.array_of
     matrix = by_unit and paged_attention.by_matrix_unit(dtype)

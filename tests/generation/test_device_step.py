@@ -100,13 +100,11 @@ class Device:
         model = tiny_model(family, dtype=torch.bfloat16)
         module = copy.deepcopy(model.module)
         for owner in module.modules():
-            for name, param in list(owner._parameters.items()):
-                if param is not None:
-                    fake = torch.empty(param.shape, dtype=param.dtype, device=GPU)
-                    owner._parameters[name] = torch.nn.Parameter(fake, requires_grad=False)
-            for name, buffer in list(owner._buffers.items()):
-                if buffer is not None:
-                    owner._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=GPU)
+            for name, param in list(owner.named_parameters(recurse=False)):
+                fake = torch.empty(param.shape, dtype=param.dtype, device=GPU)
+                setattr(owner, name, torch.nn.Parameter(fake, requires_grad=False))
+            for name, buffer in list(owner.named_buffers(recurse=False)):
+                setattr(owner, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=GPU))
         head = module.get_output_embeddings()
         self.model = type(model)(
             module=module,
@@ -223,12 +221,12 @@ def test_the_pool_and_the_rows_keep_their_addresses(made: Any) -> None:
     several(device, Sampling(max_tokens=60))
     device.step()
     state = device.engine.state
-    tensors = [state.pool.layers[0].key, state.rows._token_ids, state.rows._computed, state.rows._noise_keys]
+    key, numbers = state.pool.layers[0].key, state.rows.numbers
     assert state.pool.layers[0].key.shape[0] == 4096 // 16 + 1, "all of them, and the spare one"
     for _ in range(18):
         device.step()
-    assert state.pool.layers[0].key is tensors[0]
-    assert [state.rows._token_ids, state.rows._computed, state.rows._noise_keys] == tensors[1:]
+    assert state.pool.layers[0].key is key
+    assert all(now is before for now, before in zip(state.rows.numbers, numbers, strict=True))
 
 
 def test_uploads_and_the_download_carry_the_numbers() -> None:
@@ -257,9 +255,9 @@ def test_filters_and_tails_of_a_device_are_those_of_a_cpu(monkeypatch: pytest.Mo
     by_k = SamplingRows(None, None, kept, None, False, rows.most_top_k)
     of_k = sampler.filter_threshold(logits, weights, by_k)
     assert rows.top_p_B is not None
-    torch.testing.assert_close(sampler._whole_top_p(logits, weights, rows.top_p_B, of_k), bound, rtol=0, atol=0)
+    torch.testing.assert_close(sampler.whole_top_p(logits, weights, rows.top_p_B, of_k), bound, rtol=0, atol=0)
     tail = torch.rand(64, 3_000, generator=generator)
     uniform = torch.rand(64, generator=generator, dtype=torch.float64)
-    whole, some = sampler._tail_pick(tail, uniform), torch.arange(0, 64, 3)
-    assert sampler._tail_pick(tail[some], uniform[some]).equal(whole[some])
+    whole, some = sampler.tail_pick(tail, uniform), torch.arange(0, 64, 3)
+    assert sampler.tail_pick(tail[some], uniform[some]).equal(whole[some])
     assert expected[0].shape == (64,)

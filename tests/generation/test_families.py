@@ -40,7 +40,7 @@ def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
     with ExactFloat64() if wide else contextlib.nullcontext():
         samples = {sample.prompt.uid: sample for sample in engine.step()}
         is_compiled = family in LOWERED and paged_attention.fast(dtype)
-        assert isinstance(engine.state.forward._fast, CompiledForward if is_compiled else Refusal)
+        assert isinstance(engine.state.forward.fast, CompiledForward if is_compiled else Refusal)
         assert engine.state.forward.has_packed_weights is not wide  # nothing is packed in float64
         samples |= {sample.prompt.uid: sample for sample in drain(engine)}
         outs = [

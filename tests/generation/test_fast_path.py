@@ -44,7 +44,7 @@ def test_a_preempted_sample_is_computed_again_to_the_same_bits(dtype: torch.dtyp
             samples += engine.step()
             assert engine.last_step is not None
             num_preempted += engine.last_step.num_preempted
-            assert isinstance(engine.state.forward._fast, CompiledForward)
+            assert isinstance(engine.state.forward.fast, CompiledForward)
             assert engine.state.forward.has_packed_weights or not engine.has_work
         assert (num_preempted > 0) == (kv_tokens is not None)
         found.append(by_uid(samples))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from plait.generation.backend import Refusal
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.dense_layers import Refused
+from plait.generation.pool import KVPool
 from plait.generation.proof import prove
 from plait.kernels import paged_attention
 from tests.cases import examples, slow_but
@@ -55,11 +57,11 @@ def test_a_factor_in_bfloat16_is_found_though_rounding_is_larger() -> None:
 
 
 def other_scale(compiled: CompiledForward) -> None:
-    compiled._scales[0] *= 1.05
+    compiled.scales[0] *= 1.05
 
 
 def no_window(compiled: CompiledForward) -> None:
-    compiled._windows[0] = 0
+    compiled.windows[0] = 0
 
 
 def wide_window(compiled: CompiledForward) -> None:
@@ -69,18 +71,18 @@ def wide_window(compiled: CompiledForward) -> None:
 
 
 def far_angles(compiled: CompiledForward) -> None:
-    angles = compiled._angles
+    angles = compiled.angles
 
     def wrong(num_positions: int) -> Any:
         cos, sin = angles(num_positions)
         cos[100:] = cos[99]
         return cos, sin
 
-    compiled._angles = wrong  # type: ignore[method-assign]
+    compiled.angles = wrong  # type: ignore[method-assign]
 
 
 def other_epsilon(compiled: CompiledForward) -> None:
-    compiled._eps = 0.05
+    compiled.eps = 0.05
 
 
 def last_norm(compiled: CompiledForward) -> None:
@@ -90,9 +92,9 @@ def last_norm(compiled: CompiledForward) -> None:
         fresh = not compiled.is_prepared
         pack()
         if fresh:
-            assert compiled._weights is not None
-            weights = compiled._weights
-            compiled._weights = weights._replace(last_norm_H=weights.last_norm_H * np.float32(1.01))
+            assert compiled.weights is not None
+            weights = compiled.weights
+            compiled.weights = weights._replace(last_norm_H=weights.last_norm_H * np.float32(1.01))
 
     compiled.prepare = wrong  # type: ignore[method-assign]
 
@@ -107,21 +109,26 @@ def head(compiled: CompiledForward) -> None:
 
 
 def embeddings(compiled: CompiledForward) -> None:
-    compiled._embedding_scale = 1.01
+    compiled.embedding_scale = 1.01
 
 
 def one_go(compiled: CompiledForward) -> None:
     """The layers are right, their order is not."""
-    addresses = compiled._pool_addresses
-    compiled._pool_addresses = lambda pool: addresses(pool)[[0, 0]]  # type: ignore[method-assign]
+    decoded = compiled.decoded
+
+    def in_first(x_TH: Tensor, batch: Any, pool: KVPool, *layers: slice, **how: Any) -> Tensor:
+        first: Any = SimpleNamespace(block_tokens=pool.block_tokens, layer=lambda layer, *like: pool.layer(0, *like))
+        return decoded(x_TH, batch, first, *layers, **how)
+
+    compiled.decoded = in_first  # type: ignore[method-assign]
     pack = compiled.prepare
 
     def wrong() -> None:
         fresh = not compiled.is_prepared
         pack()
         if fresh:
-            assert compiled._weights is not None
-            compiled._weights.packed_L4[1] = compiled._weights.packed_L4[0]
+            assert compiled.weights is not None
+            compiled.weights.packed_L4[1] = compiled.weights.packed_L4[0]
 
     compiled.prepare = wrong  # type: ignore[method-assign]
 

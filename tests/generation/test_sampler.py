@@ -242,7 +242,7 @@ def test_the_top_of_the_vocabulary_is_that_of_a_full_search(vocab_size: int) -> 
     logits_BV[6] = torch.arange(vocab_size)
     logits_BV[7] = -torch.arange(vocab_size).float()
     for count in (1, 8, 65):
-        found_BW, ids_BW = sampler._top(logits_BV, count)
+        found_BW, ids_BW = sampler.largest(logits_BV, count)
         torch.testing.assert_close(found_BW, logits_BV.topk(count).values, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(logits_BV.gather(1, ids_BW), found_BW, rtol=0, atol=0, equal_nan=True)
         assert all(len(set(ids)) == count for ids in ids_BW.tolist())

@@ -115,7 +115,7 @@ def drawn(model: LanguageModel, prompts: Sequence[tuple[int, ...]]) -> list[Samp
     for uid, ids in enumerate(prompts):
         engine.add(Request(Prompt(uid, "", ids), NUM_SAMPLES, Sampling(), NoiseKey(3), (NUM_TOKENS,) * NUM_SAMPLES))
     first = engine.step()
-    assert isinstance(engine.state.forward._fast, CompiledForward)
+    assert isinstance(engine.state.forward.fast, CompiledForward)
     assert engine.state.forward.has_packed_weights
     return sorted([*first, *drain(engine)], key=lambda sample: (sample.prompt.uid, sample.index))
 

@@ -19,7 +19,7 @@ from plait.models.compute import gated_mlp, packed_attention, rms_norm, rope
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head
-from plait.training.gradients import _add_widened
+from plait.training.gradients import add_widened
 from tests.models.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(not fused_rows.AVAILABLE, reason="no numba, or no bfloat16 instructions")
@@ -61,7 +61,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("shape", [(1, 7, 24), (1, 601, 43), (0, 8)])
 def test_gate_is_torchs_and_its_gradient_no_farther_from_the_truth(shape: tuple[int, ...], threads: int) -> None:
     gate, up, direction = (numbers(*shape, seed=seed, scale=3).requires_grad_() for seed in range(3))
-    ours, theirs = gated_mlp._Gated.apply(gate, up), F.silu(gate) * up
+    ours, theirs = gated_mlp.Gated.apply(gate, up), F.silu(gate) * up
     nearly(ours, theirs)
     in_place = gate.detach().clone()
     assert fused_rows.gated_(in_place, up) is in_place
@@ -89,7 +89,7 @@ def test_rotation_is_the_familys_to_the_bit(heads: int, threads: int) -> None:
     query = numbers(1, 301, heads, 16).transpose(1, 2).requires_grad_()
     key = numbers(1, 301, 1, 16, seed=3).transpose(1, 2).requires_grad_()
     direction = numbers(1, heads, 301, 16, seed=4)
-    ours, theirs = (of(query, key, cos, sin) for of in (lambda *x: rope._rotated(refused, *x), apply_rotary_pos_emb))
+    ours, theirs = (of(query, key, cos, sin) for of in (lambda *x: rope.rotated(refused, *x), apply_rotary_pos_emb))
     assert all(map(torch.equal, ours, theirs))
     wide = query.detach().double().requires_grad_()
     rotated = apply_rotary_pos_emb(wide, wide, cos.double(), sin.double())[0]
@@ -108,7 +108,7 @@ def test_rotated_queries_may_be_changed_in_place() -> None:
     ones = torch.ones(1, 2, 301, 16).bfloat16()
     grads = []
     for change in (lambda x: x * 2, lambda x: x.mul_(2)):
-        rotated, _ = rope._rotated(refused, query, query.detach(), cos, sin)
+        rotated, _ = rope.rotated(refused, query, query.detach(), cos, sin)
         grads += torch.autograd.grad(change(rotated), query, ones)
     assert torch.equal(*grads)
 
@@ -123,13 +123,13 @@ def test_rotations_of_another_form_are_the_familys_own() -> None:
     )
     for case in cases:
         with pytest.raises(AssertionError, match="own is called"):
-            rope._rotated(refused, *case)
+            rope.rotated(refused, *case)
 
     def other(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_rotary_pos_emb(query, key, sin, cos)
 
-    assert rope._is_common(apply_rotary_pos_emb)
-    assert not rope._is_common(other)
+    assert rope.is_common(apply_rotary_pos_emb)
+    assert not rope.is_common(other)
 
 
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
@@ -223,7 +223,7 @@ def test_logits_that_are_no_numbers_show(value: float) -> None:
 def test_sums_of_two_dtypes(threads: int) -> None:
     total, gradient = torch.randn(301, generator=torch.Generator().manual_seed(1)), numbers(43, 7)
     expected = total + gradient.flatten().float()
-    _add_widened(total, gradient)
+    add_widened(total, gradient)
     assert torch.equal(total, expected)
 
 
@@ -251,8 +251,8 @@ def test_an_mlp_of_another_form_is_left_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    assert gated_mlp._is_proven(LlamaMLP)
-    assert not gated_mlp._is_proven(Scaled)
+    assert gated_mlp.is_proven(LlamaMLP)
+    assert not gated_mlp.is_proven(Scaled)
     gemma = tiny_model("gemma", dtype=torch.bfloat16).module.model.layers[0].mlp
     assert isinstance(gemma, GemmaMLP)
     assert "forward" not in vars(gemma)

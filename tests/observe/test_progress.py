@@ -89,11 +89,11 @@ def test_the_terminal_shows_run_phase_numbers_and_stages():
 def test_at_most_four_redraws_in_any_second(monkeypatch: pytest.MonkeyPatch):
     clock = Clock()
     drawn: list[float] = []
-    picture = Progress._picture
+    picture = Progress.picture
     progress = Progress(1000, stream=io.StringIO(), live=True, clock=clock)
     with progress:
         progress.start()
-        monkeypatch.setattr(Progress, "_picture", lambda self: drawn.append(clock.now_s) or picture(self))
+        monkeypatch.setattr(Progress, "picture", lambda self: drawn.append(clock.now_s) or picture(self))
         for step in range(1, 400):
             progress.phase("generate" if step % 2 else "train", 8, "samples")
             progress.advance()

@@ -6,19 +6,19 @@ import itertools
 import math
 
 from plait.rewards.scores import GroupScores
-from plait.runtime.step_metrics import _by_function, _mean
+from plait.runtime.step_metrics import by_function, exact_mean
 
 GROUPS = [GroupScores(ticket, (), {"a": (0.1 * ticket, 0.7)}, (0.0, 0.0)) for ticket in range(1, 5)]
 
 
 def test_the_mean_of_a_function_does_not_depend_on_which_group_came_first() -> None:
-    means = {_mean(_by_function(order)["a"]) for order in itertools.permutations(GROUPS)}
+    means = {exact_mean(by_function(order)["a"]) for order in itertools.permutations(GROUPS)}
     assert means == {(0.1 + 0.2 + 0.3 + 0.4 + 4 * 0.7) / 8}
-    naive = {sum(_by_function(order)["a"]) for order in itertools.permutations(GROUPS)}
+    naive = {sum(by_function(order)["a"]) for order in itertools.permutations(GROUPS)}
     assert len(naive) > 1, "these numbers tell orders apart"
 
 
 def test_a_mean_is_exactly_rounded_and_0_of_none() -> None:
-    assert _mean([1e16, 1.0, -1e16]) == 1 / 3
-    assert _mean([]) == 0.0
-    assert math.isnan(_mean([math.nan, 1.0]))
+    assert exact_mean([1e16, 1.0, -1e16]) == 1 / 3
+    assert exact_mean([]) == 0.0
+    assert math.isnan(exact_mean([math.nan, 1.0]))

@@ -134,7 +134,6 @@ def test_the_compiled_loop_equals_its_plain_twin():
     results = []
     for loop in (kernels.longest_paths, getattr(kernels.longest_paths, "py_func", kernels.longest_paths)):
         start, queue = np.zeros(len(times)), np.zeros(len(times), np.int64)
-        edges = (program._first_edge, program._edge_to, program._edge_s, program._waits.copy())
-        assert loop(*edges, times, start, queue) == len(times)
+        assert loop(*program.edges, program.num_waits.copy(), times, start, queue) == len(times)
         results.append((start.tolist(), queue.tolist()))
     assert results[0] == results[1]

@@ -9,9 +9,9 @@ import torch
 
 from plait.errors import RunError
 from plait.models.language_model import LanguageModel
-from plait.training.gradients import CACHE_CHUNK, _add_widened
+from plait.training.gradients import CACHE_CHUNK, add_widened
 from plait.training.memory import parameter_bytes
-from plait.training.optimizer import MasterOptimizer, _square
+from plait.training.optimizer import MasterOptimizer, sum_of_squares
 from plait.training.settings import OptimizerSettings
 from tests.models.tiny import tiny_llama, tiny_model
 
@@ -172,12 +172,12 @@ def test_sums_over_chunks():
     flat = torch.randn(elements, generator=generator)
     gradient = torch.randn(elements, generator=generator).bfloat16()
     expected = flat + gradient.float()
-    _add_widened(flat, gradient)
+    add_widened(flat, gradient)
     assert torch.equal(flat, expected)
     square = torch.zeros(4, 3)
-    _add_widened(square, torch.arange(12.0).bfloat16().view(3, 4).t())
+    add_widened(square, torch.arange(12.0).bfloat16().view(3, 4).t())
     assert square[1].tolist() == [1, 5, 9]
-    assert float(_square(torch.full((elements,), 3.0))) == pytest.approx(9 * elements, rel=1e-12)
+    assert float(sum_of_squares(torch.full((elements,), 3.0))) == pytest.approx(9 * elements, rel=1e-12)
 
 
 def test_what_follows_is_an_average_of_the_masters():

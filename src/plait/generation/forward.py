@@ -50,10 +50,12 @@ class Forward:
         self.model = model
         self._pool = pool
         self._exact = ExactForward(model, pool) if exact else None
-        self._module = ModuleForward.of(model, pool.block_tokens)
-        self._fast: Backend | Refusal | None = None
-        """None: not tried yet. Where it is refused, and until it is prepared, the module computes."""
-        self._decided = False
+        self.module = ModuleForward.of(model, pool.block_tokens)
+        """The Transformers module as a backend."""
+        self.fast: Backend | Refusal | None = None
+        """The compiled backend, or why there is none; None: not tried yet. Where it is refused, and until it is
+        prepared, the module computes."""
+        self.is_decided = False
         """Whether it is known that preparing pays, or does not."""
 
     @property
@@ -64,9 +66,9 @@ class Forward:
     @property
     def _backends(self) -> tuple[Backend, ...]:
         """Those that there are, the best first."""
-        if self._fast is None or isinstance(self._fast, Refusal):
-            return (self._module,)
-        return (self._fast, self._module)
+        if self.fast is None or isinstance(self.fast, Refusal):
+            return (self.module,)
+        return (self.fast, self.module)
 
     @property
     def not_compiled(self) -> str | None:
@@ -83,9 +85,9 @@ class Forward:
 
     def _tried(self) -> Backend | Refusal:
         """The backend beside the module, made and proven when it is first asked for."""
-        if self._fast is None:
-            self._fast = _first_of(BACKENDS, self.model, self._pool.block_tokens)
-        return self._fast
+        if self.fast is None:
+            self.fast = _first_of(BACKENDS, self.model, self._pool.block_tokens)
+        return self.fast
 
     def logits(self, rows: DecodeBatch, drafts: Drafts, chunks: Sequence[ChunkTokens]) -> Tensor | None:
         """Logits [R, V]: of each new token of each row, then of the chunks that complete a sequence, in their order;
@@ -105,7 +107,7 @@ class Forward:
 
     def _logits(self, batch: RaggedBatch) -> Tensor | None:
         prepared = (backend for backend in self._backends if backend.is_prepared)
-        return next(prepared, self._module).compute(batch, self._pool)
+        return next(prepared, self.module).compute(batch, self._pool)
 
     def prepare(self, longest: Callable[[], int]) -> None:
         """Before a step: pack the weights, if it is not decided yet and there will be steps enough.
@@ -113,23 +115,23 @@ class Forward:
         Args:
             longest: says how many tokens a response may still have.
         """
-        if self._decided or self._exact is not None or self.model.part is not None:
+        if self.is_decided or self._exact is not None or self.model.part is not None:
             return
-        self._decided = True
+        self.is_decided = True
         if longest() < PACK_STEPS:
             return
         tried = self._tried()
-        (self._module if isinstance(tried, Refusal) else tried).prepare()
+        (self.module if isinstance(tried, Refusal) else tried).prepare()
 
     def work_added(self) -> None:
         """There is more to compute than was known: weights that were not worth packing may be now."""
-        self._decided = any(backend.is_prepared for backend in self._backends)
+        self.is_decided = any(backend.is_prepared for backend in self._backends)
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """Give the packed copy back; before the weights change. Its memory may stay for the next one."""
         for backend in self._backends:
             backend.drop(keep_memory=keep_memory)
-        self._decided = False
+        self.is_decided = False
 
 
 def _first_of(kinds: Sequence[type[Backend]], model: LanguageModel, block_tokens: int) -> Backend | Refusal:

@@ -28,7 +28,8 @@ class ModuleForward:
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
         alone = model.device.type == "cuda" and model.team.all.size == 1
-        self._captured = CapturedSteps(self._plainly, self._addresses) if alone else None
+        self.captured = CapturedSteps(self.plainly, self.addresses) if alone else None
+        """The steps that are replayed in place of `plainly`; None: on a CPU, and of parts of a model."""
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
@@ -51,11 +52,12 @@ class ModuleForward:
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """See Backend.compute."""
-        if self._captured is not None and (logits_RV := self._captured.logits(batch, pool)) is not None:
+        if self.captured is not None and (logits_RV := self.captured.logits(batch, pool)) is not None:
             return logits_RV
-        return self._plainly(batch, pool)
+        return self.plainly(batch, pool)
 
-    def _plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+    def plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        """As `compute`, each operation by itself."""
         takes_chunks = self._attention is device_attention.paged_attention
         context = RaggedContext(pool, batch, self._attention, takes_chunks=takes_chunks)
         with self._packed.applied():
@@ -63,11 +65,12 @@ class ModuleForward:
             hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
             return self.model.logits(hidden_RH) if len(hidden_RH) else None
 
-    def _addresses(self) -> tuple[int, ...]:
+    def addresses(self) -> tuple[int, ...]:
+        """Where the weights lie that a step reads."""
         return tuple(param.data_ptr() for param in self.model.module.parameters())
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """See Backend.drop."""
-        if self._captured is not None:
-            self._captured.drop()
+        if self.captured is not None:
+            self.captured.drop()
         self._packed.drop()

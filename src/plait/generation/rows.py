@@ -60,6 +60,12 @@ class DecodeBatch:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def numbers(self) -> tuple[Tensor, ...]:
+        """int64 [room for rows] each: newest token, tokens computed, noise key, response tokens drawn. Where they lie a
+        captured step reads them: they stay there while the rows fit."""
+        return self._token_ids, self._computed, self._noise_keys, self._drawn
+
     def append(
         self,
         keys: Sequence[Key],
@@ -82,9 +88,7 @@ class DecodeBatch:
         rows = slice(first, len(self.keys))
         self._host += [_HostRow(row[0], row[1], list(table)) for row, table in zip(numbers, tables, strict=True)]
         columns = uploaded(numbers, torch.int64, self._computed.device).unbind(1)
-        for tensor, column in zip(
-            (self._token_ids, self._computed, self._noise_keys, self._drawn), columns, strict=True
-        ):
+        for tensor, column in zip(self.numbers, columns, strict=True):
             tensor[rows] = column
         width = self._tables.shape[1]
         padded = [[*table, *[-1] * (width - len(table))] for table in tables]
@@ -100,7 +104,7 @@ class DecodeBatch:
         self._host = [self._host[row] for row in kept]
         self._parameters = None
         index = uploaded(kept, torch.int64, self._computed.device)
-        for tensor in (self._token_ids, self._computed, self._noise_keys, self._drawn, self._tables):
+        for tensor in (*self.numbers, self._tables):
             tensor[: len(kept)] = tensor[index]
 
     def clear(self) -> None:

@@ -112,7 +112,7 @@ def sample_plain(
         return _with_logprobs(logits_BV, logits_BV.argmax(-1), logits_BV.logsumexp(-1))
 
     vocab_size = logits_BV.shape[1]
-    top_logits_BW, top_ids_BW = _top(logits_BV, min(num_candidates + 1, vocab_size))
+    top_logits_BW, top_ids_BW = largest(logits_BV, min(num_candidates + 1, vocab_size))
     max_B1 = top_logits_BW[:, :1]
     weights_BV = (logits_BV - max_B1).exp_()  # softmax numerators, the largest is 1
     log_total_B = max_B1[:, 0] + weights_BV.sum(-1).log_()
@@ -150,7 +150,7 @@ def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) 
     if rows.top_p_B is None:
         return threshold_B
     if logits_BV.device.type != "cpu":
-        return _whole_top_p(logits_BV, weights_BV, rows.top_p_B, threshold_B)
+        return whole_top_p(logits_BV, weights_BV, rows.top_p_B, threshold_B)
 
     pending = (rows.top_p_B < 1).nonzero()[:, 0]
     weights_PV = weights_BV[pending].masked_fill_(logits_BV[pending] < threshold_B[pending, None], 0.0)
@@ -171,7 +171,7 @@ def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) 
     return threshold_B
 
 
-def _whole_top_p(logits_BV: Tensor, weights_BV: Tensor, top_p_B: Tensor, threshold_B: Tensor) -> Tensor:
+def whole_top_p(logits_BV: Tensor, weights_BV: Tensor, top_p_B: Tensor, threshold_B: Tensor) -> Tensor:
     """The threshold of top-p, and `threshold_B` in rows without one, by sorting the whole vocabulary: taken in pieces,
     the host would have to ask how many rows are left."""
     kept_BV = weights_BV.masked_fill(logits_BV < threshold_B[:, None], 0.0)
@@ -183,7 +183,7 @@ def _whole_top_p(logits_BV: Tensor, weights_BV: Tensor, top_p_B: Tensor, thresho
     return torch.where(top_p_B < 1, found_B, threshold_B)
 
 
-def _top(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def largest(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest logits of each row, descending, and their ids; which of equal ones is open, as with `topk`.
 
     A block of tokens that holds one of them is among the `count` blocks with the largest maxima (or ties with one that
@@ -221,15 +221,15 @@ def _draw(
     in_tail_B = winner_B == top_ids_BW.shape[1]
     token_ids_B = top_ids_BW.gather(1, winner_B.clamp(max=top_ids_BW.shape[1] - 1)[:, None])[:, 0]
     if tail_BV.device.type != "cpu":  # the host does not ask which rows; the sums of all are no more to read
-        picked_B = _tail_pick(tail_BV, uniform_BX[:, -1])
+        picked_B = tail_pick(tail_BV, uniform_BX[:, -1])
         return torch.where(in_tail_B, picked_B, token_ids_B)
     rows_R = in_tail_B.nonzero()[:, 0]
     if rows_R.numel():
-        token_ids_B[rows_R] = _tail_pick(tail_BV[rows_R], uniform_BX[rows_R, -1])
+        token_ids_B[rows_R] = tail_pick(tail_BV[rows_R], uniform_BX[rows_R, -1])
     return token_ids_B
 
 
-def _tail_pick(tail_RV: Tensor, uniform_R: Tensor) -> Tensor:
+def tail_pick(tail_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """[R] tokens by the inverse of the distribution function of their weights."""
     cumulative_RV = tail_RV.cumsum(-1, dtype=torch.float64)
     total_R = cumulative_RV[:, -1]

@@ -176,7 +176,7 @@ def _check_gradients(
     model: CheckedModel, name: str, batch: PackedBatch, samples: list[list[int]], places: list[int]
 ) -> None:
     """Compare the gradients of one random combination of the logits, packed and eager."""
-    compared = _compared(model.module)
+    compared = compared_parameters(model.module)
     required = [(param, param.requires_grad) for param in model.module.parameters()]
     try:
         for param in compared.values():
@@ -197,7 +197,8 @@ def _check_gradients(
             raise _refusal(model.module.config, name, "self-check", cause)
 
 
-def _compared(module: Any) -> dict[str, torch.nn.Parameter]:
+def compared_parameters(module: Any) -> dict[str, torch.nn.Parameter]:
+    """By name the smallest of a module, up to COMPARED_ELEMENTS in all; one at least."""
     compared, room = {}, COMPARED_ELEMENTS
     for name, param in sorted(module.named_parameters(), key=lambda item: item[1].numel()):
         if compared and param.numel() > room:

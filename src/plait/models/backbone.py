@@ -56,7 +56,8 @@ class Backbone:
         """Each layer that carries adapters: its attributes, the names of its adapters."""
         self._active: str | None = None
         self._view = stage_view(module)
-        self._last_mlp = None if self._view is not None and self._view.has_output else _last_mlp(module)
+        self.last_mlp = None if self._view is not None and self._view.has_output else _last_mlp(module)
+        """The MLP behind the last attention, where it computes only the rows that are read; None: it computes all."""
 
     def hidden(
         self,
@@ -118,11 +119,11 @@ class Backbone:
         """Within it the last MLP computes these rows alone. (Not with activation checkpoints: those compute the layer
         again when this is over.)"""
         parted = self._split is not None and self._split.is_on
-        rows = None if read is None or self._last_mlp is None or parted else _once(read)
+        rows = None if read is None or self.last_mlp is None or parted else _once(read)
         if rows is None or len(rows) > READ_SHARE * num_tokens:
             yield
             return
-        mlp, own = self._last_mlp, vars(self._last_mlp).get("forward")
+        mlp, own = self.last_mlp, vars(self.last_mlp).get("forward")
         mlp.forward = partial(_on_rows, mlp.forward, rows)
         try:
             yield

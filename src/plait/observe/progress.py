@@ -101,7 +101,7 @@ class Progress:
 
             console = SafeConsole(file=self._stream, force_terminal=True)
             self._live = Live(console=console, auto_refresh=False, transient=False)
-            self._live.update(self._picture())
+            self._live.update(self.picture())
             self._live.start(refresh=True)
 
     def phase(self, name: str, total: int = 0, unit: str = "") -> None:
@@ -147,7 +147,7 @@ class Progress:
         """Draw the last state and give the terminal back. May be called twice."""
         if self._live is not None:
             self._phase = ""
-            self._live.update(self._picture())
+            self._live.update(self.picture())
             self._live.stop()  # draws once more
             self._live = None
 
@@ -180,7 +180,7 @@ class Progress:
         if not soon and draws and now - draws[-1] < 1.25 / _DRAWS_PER_S:
             return
         draws.append(now)
-        self._live.update(self._picture(), refresh=True)
+        self._live.update(self.picture(), refresh=True)
 
     def _row(self, step: int, metrics: Mapping[str, Any]) -> tuple[str, ...]:
         numbers = (_number(metrics.get(column.metric), column.form) for column in self._watched)
@@ -198,7 +198,8 @@ class Progress:
         left_s = self.left_s
         return "?" if left_s is None else clock_text(left_s)
 
-    def _picture(self) -> RenderableType:
+    def picture(self) -> RenderableType:
+        """What the terminal shows now."""
         from rich.console import Group
         from rich.text import Text
 

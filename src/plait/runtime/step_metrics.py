@@ -45,14 +45,14 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
         f"{prefix}_std": float(rewards.std()),
         f"frac_{prefix}_zero_std": float(np.mean([np.ptp(group) == 0 for group in groups])),
     }
-    for name, values in _by_function(state.scores.get(node.id, ())).items():
-        metrics[f"{prefix}s/{name}/mean"] = _mean([value for value in values if not math.isnan(value)])
+    for name, values in by_function(state.scores.get(node.id, ())).items():
+        metrics[f"{prefix}s/{name}/mean"] = exact_mean([value for value in values if not math.isnan(value)])
     if node.id in state.model_scores:
-        metrics[f"{prefix}s/model/mean"] = _mean(state.model_scores[node.id].values())
+        metrics[f"{prefix}s/model/mean"] = exact_mean(state.model_scores[node.id].values())
     return metrics
 
 
-def _mean(values: Collection[float]) -> float:
+def exact_mean(values: Collection[float]) -> float:
     """Exactly rounded, so the same in any order: groups come as their rewards are done. 0 of none."""
     return math.fsum(values) / len(values) if values else 0.0
 
@@ -88,7 +88,8 @@ def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
     return means
 
 
-def _by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
+def by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
+    """Name of a reward function → its scores of all samples, group after group."""
     names = groups[0].scores if groups else {}
     return {name: [score for group in groups for score in group.scores[name]] for name in names}
 

@@ -49,10 +49,12 @@ class Program:
         edges.sort()
         count = len(self.actions)
         tails = np.asarray([tail for tail, _, _ in edges], np.int64)
-        self._first_edge = np.searchsorted(tails, np.arange(count + 1)).astype(np.int64)
-        self._edge_to = np.asarray([head for _, head, _ in edges], np.int64)
-        self._edge_s = np.asarray([seconds for _, _, seconds in edges], np.float64)
-        self._waits = np.bincount(self._edge_to, minlength=count).astype(np.int64)
+        first = np.searchsorted(tails, np.arange(count + 1)).astype(np.int64)
+        heads = np.asarray([head for _, head, _ in edges], np.int64)
+        self.edges = (first, heads, np.asarray([seconds for _, _, seconds in edges], np.float64))
+        """As `kernels.longest_paths` takes them: first edge of each action, where each edge leads, and its seconds."""
+        self.num_waits = np.bincount(heads, minlength=count).astype(np.int64)
+        """[n] how many edges lead to each action."""
         if self.starts_s(np.ones(count)) is None:
             validate(schedule)
             raise AssertionError("a schedule that passes validation deadlocked")
@@ -61,8 +63,7 @@ class Program:
         """[n] start of every action, in the order of `actions`, for durations [n]; None when not all can start."""
         start = np.zeros(len(self.actions))
         queue = np.zeros(len(self.actions), np.int64)
-        waits = self._waits.copy()
-        done = longest_paths(self._first_edge, self._edge_to, self._edge_s, waits, seconds, start, queue)
+        done = longest_paths(*self.edges, self.num_waits.copy(), seconds, start, queue)
         return start if done == len(self.actions) else None
 
     def durations_s(self, seconds: Seconds) -> np.ndarray:

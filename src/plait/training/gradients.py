@@ -81,7 +81,7 @@ class WholeGradients:
 
     def take(self, entry: int, gradient: Tensor) -> None:
         _, start, stop = self._trained.layout.entries[entry]
-        _add_widened(self.flat[start:stop].view(gradient.shape), gradient)
+        add_widened(self.flat[start:stop].view(gradient.shape), gradient)
 
     def end_micro_batch(self) -> None:
         pass
@@ -167,7 +167,7 @@ def _runs(sizes: Sequence[int]) -> tuple[range, ...]:
     return (*runs, range(last)) if sizes else ()
 
 
-def _add_widened(flat: Tensor, gradient: Tensor) -> None:
+def add_widened(flat: Tensor, gradient: Tensor) -> None:
     """flat += gradient, in the dtype of `flat`."""
     if flat.dtype == gradient.dtype or flat.device.type != "cpu":
         flat.add_(gradient)

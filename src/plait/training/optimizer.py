@@ -182,7 +182,7 @@ class MasterOptimizer:
     def _norm(self) -> float:
         """Euclidean norm of the gradient of the whole model, the same bits on every rank. Of reduced gradients."""
         own, start = self.collected.own, self._share.start
-        squares = [_square(own[low - start : high - start]) for low, high in self._share.counted]
+        squares = [sum_of_squares(own[low - start : high - start]) for low, high in self._share.counted]
         square = sum(squares, start=torch.zeros((), dtype=torch.float64, device=self.gradients.device))
         if self._team.all.size > 1:
             square = torch.stack(self._team.all.all_gather(square.reshape(()))).sum()
@@ -256,7 +256,7 @@ class MasterOptimizer:
         self._publish()
 
 
-def _square(flat: Tensor) -> Tensor:
+def sum_of_squares(flat: Tensor) -> Tensor:
     """Squares of a flat buffer, summed in float64 over chunks in a fixed order. A scalar."""
     chunk = CACHE_CHUNK if flat.device.type == "cpu" else COPY_CHUNK
     squares = [torch.linalg.vector_norm(piece, dtype=torch.float64) ** 2 for piece in flat.split(chunk)]

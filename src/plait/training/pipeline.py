@@ -136,7 +136,7 @@ class _Row:
         self._name, self._names = name, names
         self._routes = _routes(schedule, name)
         receives = [action for action in self._row if action.kind.lane == "recv"]
-        self._lines = _lines(schedule, peers.index) if in_order else {-1: deque(receives)}
+        self._lines = message_lines(schedule, peers.index) if in_order else {-1: deque(receives)}
         """Peer → messages with it in the order in which they are posted; by tag: one line of receives alone."""
         self._in_order = in_order
         self._posted: dict[str, Transfer] = {}
@@ -236,7 +236,7 @@ def _computed(schedule: Schedule) -> Schedule:
     return replace(schedule, rows=tuple(rows))
 
 
-def _lines(schedule: Schedule, rank: int) -> dict[int, deque[Action]]:
+def message_lines(schedule: Schedule, rank: int) -> dict[int, deque[Action]]:
     """Peer → the sends and receives of this rank with it, in the order of an execution in which ranks take turns.
 
     Both ends have the same order. It can be posted: what a send waits for is ahead of it, and so is what made it.

@@ -121,7 +121,7 @@ def test_float64_has_no_packed_weights_and_tied_ones_are_packed_once(dtype: str)
     exact = PackedLinears(tiny_model("llama", dtype=torch.float64).module)
     exact.pack()
     assert exact.is_packed
-    assert not exact._weights
+    assert not exact.has_copies
     module = from_module(tiny("llama"), tiny_tokenizer(), dtype).module
     module.extra = nn.Linear(32, 320, bias=False)
     module.extra.weight = module.lm_head.weight

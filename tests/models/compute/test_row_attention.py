@@ -141,7 +141,7 @@ def test_it_is_used_where_a_device_has_a_kernel(eager, monkeypatch: pytest.Monke
     query, key, value = (torch.randn(heads, batch.num_tokens, 16, generator=generator) for heads in (4, 2, 2))
     form = AttentionForm(0.25)
     expected = PackedContext(batch).attend(0, query, key, value, form)
-    monkeypatch.setattr(row_attention, "_has_kernel", lambda kind: kind.key_size >= 16)
+    monkeypatch.setattr(row_attention, "has_kernel", lambda kind: kind.key_size >= 16)
     monkeypatch.setattr(flex_plan, "compiled", lambda: eager)
     assert isinstance(row_plan(batch, query, key, value, form), FlexPlan)
     assert not isinstance(row_plan(batch, query[..., :8], key[..., :8], value, form), FlexPlan)
@@ -149,7 +149,7 @@ def test_it_is_used_where_a_device_has_a_kernel(eager, monkeypatch: pytest.Monke
 
 
 def test_a_cpu_computes_in_pieces() -> None:
-    assert not row_attention._has_kernel(KIND)
+    assert not row_attention.has_kernel(KIND)
     gpu = KIND._replace(device=torch.device("cuda", 0), form=replace(KIND.form, window=4))
-    assert row_attention._has_kernel(gpu)
-    assert not row_attention._has_kernel(gpu._replace(dtype=torch.float64))
+    assert row_attention.has_kernel(gpu)
+    assert not row_attention.has_kernel(gpu._replace(dtype=torch.float64))

@@ -21,7 +21,7 @@ def install(module: nn.Module) -> None:
     """Let the MLPs of a module that are shown to be of the common form compute their gate here."""
     for mlp in module.modules():
         named = all(hasattr(mlp, name) for name in LAYERS) and "forward" not in vars(mlp)
-        if named and fused_rows.AVAILABLE and _is_silu(getattr(mlp, "act_fn", None)) and _is_proven(type(mlp)):
+        if named and fused_rows.AVAILABLE and _is_silu(getattr(mlp, "act_fn", None)) and is_proven(type(mlp)):
             mlp.forward = _Forward(mlp)
 
 
@@ -37,12 +37,14 @@ class _Forward:
         if fused_rows.takes(gate, up):
             gate, up = gate.contiguous(), up.contiguous()
             if torch.is_grad_enabled():
-                return mlp.down_proj(_Gated.apply(gate, up))  # type: ignore[no-any-return]
+                return mlp.down_proj(Gated.apply(gate, up))  # type: ignore[no-any-return]
             return mlp.down_proj(fused_rows.gated_(gate, up))  # type: ignore[no-any-return]
         return mlp.down_proj(mlp.act_fn(gate) * up)  # type: ignore[no-any-return]
 
 
-class _Gated(torch.autograd.Function):
+class Gated(torch.autograd.Function):
+    """silu(gate) · up, both bfloat16 of one shape, in one pass forward and one backward."""
+
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
@@ -62,7 +64,7 @@ def _is_silu(activation: Any) -> bool:
 
 
 @functools.cache
-def _is_proven(kind: type[nn.Module]) -> bool:
+def is_proven(kind: type[nn.Module]) -> bool:
     """Whether the class computes down(act(gate(x)) · up(x)) of its layers and activation, and nothing else."""
     generator = torch.Generator().manual_seed(0)
     mlp = kind.__new__(kind)

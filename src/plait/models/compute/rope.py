@@ -37,15 +37,15 @@ def install(module: nn.Module) -> None:
 def _with_kernel(forward: FunctionType) -> FunctionType | None:
     """The same code with another rotation; None where its own is not the common one."""
     own = forward.__globals__.get(NAME)
-    if own is None or not _is_common(own):
+    if own is None or not is_common(own):
         return None
-    names = {**forward.__globals__, NAME: functools.partial(_rotated, own)}
+    names = {**forward.__globals__, NAME: functools.partial(rotated, own)}
     fused = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     fused.__kwdefaults__ = forward.__kwdefaults__
     return functools.update_wrapper(fused, forward)
 
 
-def _rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
+def rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
     """query and key [1, Hq, T, D], cos and sin [1, T, D]; whatever is of another form goes to the family's own."""
     like = fused_rows.takes(query, key, cos, sin) and not rest and not options
     size = query.shape[-1]
@@ -74,7 +74,7 @@ class _Rotation(torch.autograd.Function):
 
 
 @functools.cache
-def _is_common(own: Rotation) -> bool:
+def is_common(own: Rotation) -> bool:
     """Whether it rotates queries and keys as the kernel does, to the bit, with any cosines and sines."""
     generator = torch.Generator().manual_seed(0)
     query_1THD, key_1THD, angles = (
@@ -82,7 +82,7 @@ def _is_common(own: Rotation) -> bool:
     )
     query, key = query_1THD.transpose(1, 2), key_1THD.transpose(1, 2)
     try:
-        rotated = own(query, key, *angles)
-        return all(map(torch.equal, rotated, _rotated(own, query, key, *angles)))
+        theirs = own(query, key, *angles)
+        return all(map(torch.equal, theirs, rotated(own, query, key, *angles)))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
         return False

@@ -66,12 +66,13 @@ def row_plan(batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor, form
         replace(form, sinks=None),
         form.sinks is not None,
     )
-    if _has_kernel(kind) and is_proven(kind):
+    if has_kernel(kind) and is_proven(kind):
         return FlexPlan.of(batch, form.window)
     return plan(batch, query.shape[0], form.window, query.dtype)
 
 
-def _has_kernel(kind: Attention) -> bool:
+def has_kernel(kind: Attention) -> bool:
+    """Whether the device of such an attention has a kernel for its heads and dtype."""
     is_large = min(kind.key_size, kind.value_size) >= SMALLEST_HEAD
     return kind.device.type == "cuda" and is_large and kind.dtype in LARGEST_ERROR
 

@@ -117,13 +117,13 @@ def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
 def _dequantise(tensor: gguf.ReaderTensor, name: str, config: Mapping[str, Any]) -> np.ndarray:
     values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(_shape(tensor))
     if name.endswith("q_proj.weight"):
-        values = _unpermute(values, config["num_attention_heads"])
+        values = unpermute(values, config["num_attention_heads"])
     elif name.endswith("k_proj.weight"):
-        values = _unpermute(values, config["num_key_value_heads"])
+        values = unpermute(values, config["num_key_value_heads"])
     return np.ascontiguousarray(values, dtype="<f4")
 
 
-def _unpermute(weight_OI: np.ndarray, num_heads: int) -> np.ndarray:
+def unpermute(weight_OI: np.ndarray, num_heads: int) -> np.ndarray:
     """Undo llama.cpp's row order: it rotates neighbouring pairs (2i, 2i+1), Transformers rotates (i, i + D/2)."""
     rows, columns = weight_OI.shape
     pairs = weight_OI.reshape(num_heads, rows // num_heads // 2, 2, columns)

@@ -141,16 +141,17 @@ def read_config(name: str) -> dict[str, Any]:
 
 def _from_wheel(name: str, model: WheelModel) -> Path:
     return prepared(
-        _package(name, model),
+        package_of(name, model),
         cache_folder() / "models" / f"{name}.v{model.version}",
         name=name,
         disk_bytes=model.disk_bytes,
-        is_whole=_is_cached,
+        is_whole=is_cached,
         prepare=lambda gguf, folder, progress: _convert(gguf, folder, model, progress),
     )
 
 
-def _package(name: str, model: WheelModel) -> PackageFile:
+def package_of(name: str, model: WheelModel) -> PackageFile:
+    """The file of a package that a model of this alias is made from."""
     return PackageFile(
         model.requirement,
         model.wheel_sha256,
@@ -163,7 +164,8 @@ def _package(name: str, model: WheelModel) -> PackageFile:
     )
 
 
-def _is_cached(folder: Path) -> bool:
+def is_cached(folder: Path) -> bool:
+    """Whether a folder of the cache holds all of a model."""
     return (folder / "tokenizer_config.json").exists() and is_whole(folder / "model.safetensors")
 
 

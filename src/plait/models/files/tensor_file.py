@@ -38,7 +38,7 @@ ITEM_BYTES: Mapping[str, int] = {
 }
 MOST_HEADER_BYTES = 100_000_000
 """As in the `safetensors` package."""
-_CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ def write_tensor_file(
         for entry in entries:
             payload = data(entry).cast("B")
             assert payload.nbytes == entry.num_bytes, f"{entry} got {payload.nbytes} bytes"
-            for start in range(0, payload.nbytes, _CHUNK_BYTES):
-                chunk = payload[start : start + _CHUNK_BYTES]
+            for start in range(0, payload.nbytes, CHUNK_BYTES):
+                chunk = payload[start : start + CHUNK_BYTES]
                 file.write(chunk)
                 crc32 = zlib.crc32(chunk, crc32)
             size_bytes += payload.nbytes
