@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +14,7 @@ from plait.data.settings import DataSettings
 from plait.data.sources import open_sources
 from plait.errors import ConfigError, DataError
 from plait.recipes.recipe_file import load_recipe
+from tests.data.json_rows import written
 from tests.data.test_prompts import keys, source
 from tests.models.tiny import tiny_tokenizer
 
@@ -90,15 +89,10 @@ def test_each_source_has_an_order_of_its_own():
     assert [p.columns["prompt"][1:] for p in alone] == orders[0]
 
 
-def write(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def test_no_question_that_one_source_holds_out_is_trained_on_from_another(tmp_path):
     """Both have all questions; what either holds out, neither trains on. Columns are those of both."""
-    one = write(tmp_path / "one.jsonl", [{"prompt": f"q{n}", "answer": str(n)} for n in range(20)])
-    two = write(tmp_path / "two.jsonl", [{"prompt": f"q{n}", "hint": "h"} for n in range(15)])
+    one = written(tmp_path / "one.jsonl", [{"prompt": f"q{n}", "answer": str(n)} for n in range(20)])
+    two = written(tmp_path / "two.jsonl", [{"prompt": f"q{n}", "hint": "h"} for n in range(15)])
     found = open_sources(DataSettings(source=one, more=(DataSettings(source=two, seed=1),)), 4)
     held = [{row.question for row in splits.evaluation.rows} for splits in found]
     assert [len(questions) for questions in held] == [4, 4]
@@ -113,7 +107,7 @@ def test_no_question_that_one_source_holds_out_is_trained_on_from_another(tmp_pa
 
 
 def test_a_source_is_named_where_it_is_at_fault(tmp_path):
-    one = write(tmp_path / "one.jsonl", [{"prompt": "a"}])
+    one = written(tmp_path / "one.jsonl", [{"prompt": "a"}])
     with pytest.raises(DataError, match=r"^source `missing`: "):
         open_sources(DataSettings(source=one, more=(DataSettings(source=str(tmp_path / "missing.jsonl")),)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,9 @@ def place(tmp_path: Path, tiny_folder: Path) -> Place:
     folder = tmp_path / "case"
     folder.mkdir()
     return Place(folder, tiny_folder)
+
+
+@pytest.fixture(autouse=True)
+def users_code_is_loaded_anew() -> Iterator[None]:
+    yield
+    sys.modules.pop("plait_user_mine", None)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,6 @@ from tests.fuzz.user_code import COMPUTED, FINE, LOST, TRACED, in_function, outc
 
 LIMIT_S = 10.0
 """In which every case has an answer; all of them take milliseconds."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    yield
-    sys.modules.pop("plait_user_mine", None)
 
 
 def said_of(folder: Path, source: str) -> PlaitError:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from plait.errors import ConfigError
 from tests.fuzz.user_rewards import FAILS, FINE, LOADED, answer
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    yield
-    sys.modules.pop("plait_user_mine", None)
 
 
 @pytest.mark.parametrize("case", LOADED)

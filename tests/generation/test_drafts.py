@@ -23,8 +23,8 @@ from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
 from tests.cases import slow_but
+from tests.generation.requests import with_head
 from tests.generation.test_engine import by_uid, requests
-from tests.generation.test_open_loop import request
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.training.exact import ExactFloat64
 
@@ -93,7 +93,7 @@ def test_drafts_change_no_token(settings: str, share_wrong: float) -> None:
         assert sample.logprobs == pytest.approx(plain[uid].logprobs, abs=1e-9)
 
 
-ASKED = [request(0, 19, [14, 9, 30]), request(1, 7, [25]), request(2, 33, [17, 2])]
+ASKED = [with_head(0, 19, [14, 9, 30]), with_head(1, 7, [25]), with_head(2, 33, [17, 2])]
 
 
 def of_model(dtype: torch.dtype, **settings: object) -> Engine:
@@ -115,7 +115,7 @@ def test_by_the_compiled_forward_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_true_drafts_save_steps_and_all_tokens_are_counted() -> None:
     """30 tokens in steps of one, then in steps of up to five: the first token is of the prompt's logits."""
-    model, asked = tiny_model("llama"), [request(0, 19, [30])]
+    model, asked = tiny_model("llama"), [with_head(0, 19, [30])]
     plain, steps = drained(Engine(model, SamplingSettings()), asked)
     assert steps == 30
     engine, drawn = Engine(model, SamplingSettings()), []

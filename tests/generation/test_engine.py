@@ -25,7 +25,7 @@ from plait.models.language_model import LanguageModel
 from plait.policy.step import StepKind
 from tests.cases import examples, slow_but
 from tests.generation import oracle
-from tests.models.tiny import tiny, tiny_llama, tiny_model, tiny_tokenizer
+from tests.models.tiny import shared_model, tiny, tiny_llama, tiny_model, tiny_tokenizer
 from tests.training.exact import ExactFloat64
 
 TEXTS = (
@@ -85,11 +85,6 @@ def expected(family: str) -> dict[str, Sample]:
         )
 
 
-@functools.cache
-def model_of(family: str) -> LanguageModel:
-    return tiny_model(family)
-
-
 def assert_same(found: dict[str, Sample], wanted: dict[str, Sample], tolerance: float = 1e-9) -> None:
     assert found.keys() == wanted.keys()
     for uid, sample in found.items():
@@ -111,7 +106,7 @@ def assert_same(found: dict[str, Sample], wanted: dict[str, Sample], tolerance: 
 def test_samples_are_the_oracles_however_they_are_scheduled(
     family: str, order: list[int], taken: int, max_running: int, max_prefill_tokens: int, pauses: list[int]
 ) -> None:
-    engine = engine_of(model_of(family), max_running, max_prefill_tokens)
+    engine = engine_of(shared_model(family), max_running, max_prefill_tokens)
     everything = requests()
     chosen = order[:taken]
     delivered: list[Sample] = []
@@ -161,7 +156,7 @@ def test_lower_precisions_and_teacher_forced_logprobs(dtype: torch.dtype) -> Non
 def test_float64_logprobs_are_the_trainers() -> None:
     from plait.data.packed import pack
 
-    model = model_of("llama")
+    model = shared_model("llama")
     engine = engine_of(model)
     engine.add(request_of(num_samples=3, sampling=Sampling(max_tokens=30, top_p=0.8)))
     samples = sorted(drain(engine), key=lambda s: s.index)
@@ -173,7 +168,7 @@ def test_float64_logprobs_are_the_trainers() -> None:
 
 
 def test_a_prompt_is_computed_once_and_a_finished_sample_makes_room_at_once() -> None:
-    engine = engine_of(model_of("llama"), max_running=2)
+    engine = engine_of(shared_model("llama"), max_running=2)
     engine.add(request_of(5, TEXTS[0], 5, Sampling(), lengths=(3, 1, 4, 2, 2)))
     kinds, batches, delivered = [], [], []
     while engine.has_work:
@@ -193,7 +188,7 @@ def test_a_prompt_is_computed_once_and_a_finished_sample_makes_room_at_once() ->
 
 
 def test_every_sample_counts_once_also_while_waiting() -> None:
-    engine = engine_of(model_of("llama"), max_running=3)
+    engine = engine_of(shared_model("llama"), max_running=3)
     for uid in range(2):
         engine.add(request_of(uid, num_samples=4, sampling=Sampling(max_tokens=6, stop_token_ids=())))
     assert (engine.occupancy.num_running, engine.occupancy.num_waiting) == (0, 8)
@@ -241,7 +236,7 @@ def test_the_models_positions_bound_prompt_and_response() -> None:
 
 def test_ends() -> None:
     """Stop tokens of the model by default, none when told so, and the text without special tokens."""
-    model = model_of("llama")
+    model = shared_model("llama")
     engine = engine_of(model)
     free = Sampling(max_tokens=40, stop_token_ids=())
     engine.add(request_of(0, num_samples=1, sampling=free))
@@ -271,7 +266,7 @@ def test_ends() -> None:
 
 
 def test_recorded_lengths_are_replayed() -> None:
-    engine = engine_of(model_of("llama"), max_running=3)
+    engine = engine_of(shared_model("llama"), max_running=3)
     lengths = (5, 1, 9, 30, 2)
     everything = Sampling(max_tokens=4, stop_token_ids=tuple(range(320)))
     engine.add(request_of(0, num_samples=5, sampling=everything, lengths=lengths))
@@ -281,7 +276,7 @@ def test_recorded_lengths_are_replayed() -> None:
 
 
 def test_abort_returns_what_was_said_and_leaves_the_others_alone() -> None:
-    engine = engine_of(model_of("llama"), max_running=4)
+    engine = engine_of(shared_model("llama"), max_running=4)
     chosen = requests()[:3]
     for request in chosen:
         engine.add(request)
@@ -304,7 +299,7 @@ def test_abort_returns_what_was_said_and_leaves_the_others_alone() -> None:
 
 
 def test_abort_of_everything_leaves_no_work_and_no_memory() -> None:
-    engine = engine_of(model_of("llama"), max_running=2)
+    engine = engine_of(shared_model("llama"), max_running=2)
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=50, stop_token_ids=())))
     engine.step()
     out = engine.abort(0)
@@ -340,7 +335,7 @@ def test_weights_change_between_rollouts() -> None:
 
 
 def test_one_prompt_instance_at_a_time() -> None:
-    engine = engine_of(model_of("llama"))
+    engine = engine_of(shared_model("llama"))
     engine.add(request_of(1))
     with pytest.raises(CallError, match="prompt 1 is in flight"):
         engine.add(request_of(1))
@@ -360,7 +355,7 @@ def test_broken_weights_stop_the_run_by_name() -> None:
 
 
 def test_noise_key_fields_change_the_samples() -> None:
-    engine = engine_of(model_of("llama"))
+    engine = engine_of(shared_model("llama"))
     keys = [NoiseKey(1), NoiseKey(2), NoiseKey(1, rollout=1), NoiseKey(1, attempt=1), NoiseKey(1, turn=1)]
     said = []
     for key in keys:
@@ -385,7 +380,7 @@ def test_packing_is_told_apart_from_its_step(monkeypatch: pytest.MonkeyPatch) ->
     prepare = Forward.prepare
 
     def takes_long(forward: Forward, longest) -> None:
-        clock[0] += 0.0 if forward._decided else 2.5
+        clock[0] += 0.0 if forward.is_decided else 2.5
         prepare(forward, longest)
 
     monkeypatch.setattr(Forward, "prepare", takes_long)

@@ -15,14 +15,8 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
+from tests.generation.requests import with_head
 from tests.models.tiny import tiny_llama, tiny_model
-
-
-def request(uid: int, num_tokens: int, length: int, count: int = 1) -> Request:
-    token_ids = (*((7 * at) % 290 + 5 for at in range(num_tokens - 1)), uid + 5)
-    return Request(
-        Prompt(uid, "", token_ids), count, Sampling(stop_token_ids=()), NoiseKey(5), lengths=(length,) * count
-    )
 
 
 def begun(model: LanguageModel, one: Request, steps: int = 4, version: int = 1) -> Engine:
@@ -35,9 +29,9 @@ def begun(model: LanguageModel, one: Request, steps: int = 4, version: int = 1) 
 
 def test_a_sample_that_the_pool_can_never_hold_is_refused_and_the_others_go_on() -> None:
     model = tiny_llama()
-    source = begun(model, request(0, 20, 30))
+    source = begun(model, with_head(0, 20, [30]))
     target = Engine(model, SamplingSettings(kv_tokens=32), policy_version=1)
-    target.add(request(1, 8, 6))
+    target.add(with_head(1, 8, [6]))
     target.step()
     with pytest.raises(
         DataError, match=r"the 32 tokens of the pool, found 20 and up to 30; raise `sampling\.kv_tokens`"
@@ -51,7 +45,7 @@ def test_a_sample_that_the_pool_can_never_hold_is_refused_and_the_others_go_on()
 
 
 def test_a_sample_of_another_model_or_dtype_is_refused() -> None:
-    one = request(0, 20, 30)
+    one = with_head(0, 20, [30])
     state = SampleMoves(begun(tiny_model("llama", dtype=torch.float32), one).state).export_sample(0, 0)
     for other in (
         tiny_model("gemma2", dtype=torch.float32),
@@ -72,7 +66,7 @@ def test_a_sample_of_another_model_or_dtype_is_refused() -> None:
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
 def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv: str) -> None:
-    source = begun(tiny_llama(), request(0, 20, 9))
+    source = begun(tiny_llama(), with_head(0, 20, [9]))
     state = SampleMoves(source.state).export_sample(0, 0)
     newer = tiny_llama()
     with torch.no_grad():
@@ -87,7 +81,7 @@ def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv:
     assert moved.token_versions == (1,) * 4 + (2,) * 5
     # The same as if the weights had changed in place.
     model = tiny_llama()
-    stayed = begun(model, request(0, 20, 9))
+    stayed = begun(model, with_head(0, 20, [9]))
     with torch.no_grad():
         model.weights.mul_(1.1)
     stayed.update_weights(2, kv)  # type: ignore[arg-type]
@@ -98,15 +92,15 @@ def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv:
 
 def test_of_the_same_weights_nothing_is_recorded() -> None:
     model = tiny_llama()
-    source = begun(model, request(0, 20, 9))
+    source = begun(model, with_head(0, 20, [9]))
     target = Engine(model, SamplingSettings(), policy_version=1)
     SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, 0))
     assert target.updates == []
 
 
 def test_stages_have_to_be_of_one_prompt() -> None:
-    source = begun(tiny_llama(), request(0, 20, 9))
-    source.add(request(1, 5, 9))
+    source = begun(tiny_llama(), with_head(0, 20, [9]))
+    source.add(with_head(1, 5, [9]))
     source.step()
     states = [SampleMoves(source.state).export_sample(uid, 0) for uid in (0, 1)]
     target = Engine(tiny_llama(), SamplingSettings(), policy_version=1)
@@ -117,7 +111,7 @@ def test_stages_have_to_be_of_one_prompt() -> None:
 
 
 def test_a_word_that_is_no_choice_is_refused_and_nothing_changes() -> None:
-    engine = begun(tiny_llama(), request(0, 20, 9))
+    engine = begun(tiny_llama(), with_head(0, 20, [9]))
     with pytest.raises(CallError, match="kv: expected 'recompute' or 'keep', found 'kep'"):
         engine.update_weights(2, "kep")  # type: ignore[arg-type]
     assert (engine.policy_version, engine.updates) == (1, [])
@@ -132,9 +126,9 @@ def test_calls_at_a_wrong_time_say_what_to_do() -> None:
         engine.step()
     with pytest.raises(CallError, match=r"sample 0\.1 has not started here, or has ended"):
         SampleMoves(engine.state).export_sample(0, 1)
-    engine.add(request(0, 5, 9))
+    engine.add(with_head(0, 5, [9]))
     with pytest.raises(CallError, match="prompt 0 is in flight already: wait for its samples, abort them, or"):
-        engine.add(request(0, 5, 9))
+        engine.add(with_head(0, 5, [9]))
 
 
 def test_requests_without_samples_or_lengths_for_each() -> None:

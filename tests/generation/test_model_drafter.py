@@ -20,14 +20,14 @@ from plait.models.language_model import LanguageModel
 from plait.speculation.drafter import Asked
 from plait.speculation.speculation import How
 from tests.cases import slow_but
+from tests.generation.requests import with_head
 from tests.generation.test_engine import requests
-from tests.generation.test_open_loop import request
 from tests.models.tiny import VOCAB_SIZE, tiny_model
 from tests.speculation.test_engine import ASKED, Guessing, drained, needs_vectors
 from tests.training.exact import ExactFloat64
 
 SURE = np.ones(int(np.prod(CELLS)))
-LONG = [request(uid, 20 + uid, [40, 40]) for uid in range(3)]
+LONG = [with_head(uid, 20 + uid, [40, 40]) for uid in range(3)]
 """At temperature 1, with no stop but their lengths."""
 
 

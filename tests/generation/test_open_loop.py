@@ -5,9 +5,7 @@ Its fuzz test is test_pool_fuzz.py.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,36 +18,23 @@ from plait.generation.joint import Alone
 from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import SampleState
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
-from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
+from tests.generation.requests import FREE, with_head
 from tests.generation.test_engine import by_uid, request_of
 from tests.layout import played_moves
-from tests.models.tiny import tiny_llama, tiny_model
-
-FREE = Sampling(max_tokens=40, stop_token_ids=())
-
-
-@functools.cache
-def model_of(family: str = "llama", dtype: torch.dtype = torch.float64) -> LanguageModel:
-    return tiny_model(family, dtype=dtype)
-
-
-def request(uid: int, num_tokens: int, lengths: Sequence[int], head: int = 0) -> Request:
-    """A prompt whose first tokens are those of every prompt with this head."""
-    token_ids = [(7 * at + 31 * head) % 290 + 5 for at in range(num_tokens - 1)] + [uid + 5]
-    return Request(Prompt(uid, "", tuple(token_ids)), len(lengths), FREE, NoiseKey(5), lengths=tuple(lengths))
+from tests.models.tiny import shared_model, tiny_llama
 
 
 def test_a_cached_prefix_is_not_computed_again_until_the_weights_change() -> None:
-    engine = Engine(model_of(), SamplingSettings(prefix_cache_tokens=64))
+    engine = Engine(shared_model(), SamplingSettings(prefix_cache_tokens=64))
     computed = []
     for uid in range(4):
-        engine.add(request(uid, 50, [3]))
+        engine.add(with_head(uid, 50, [3]))
         list(engine.step())
         assert engine.last_step is not None
         computed.append(engine.last_step.num_prefill_tokens)
@@ -65,14 +50,14 @@ def test_a_cached_prefix_is_not_computed_again_until_the_weights_change() -> Non
 def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
     """The next turn's prompt is the last one, what was said, and more: of these only the end is computed, to the same
     tokens as by an engine that knows nothing. 20 + 30 tokens are held but for the newest: three full blocks."""
-    engine = Engine(model_of(), SamplingSettings(prefix_cache_tokens=200, exact=exact))
-    engine.add(request(0, 20, [30, 24]))
+    engine = Engine(shared_model(), SamplingSettings(prefix_cache_tokens=200, exact=exact))
+    engine.add(with_head(0, 20, [30, 24]))
     first, _ = sorted(drain(engine), key=lambda sample: sample.index)
     assert engine.occupancy.kv_tokens[0] == 0
     assert engine.state.scheduler.blocks.num_cached == 1 + 2 + 1, "the prompt's, and what each said"
     turn = Prompt(1, "", (*first.prompt.token_ids, *first.token_ids, 17, 4, 99))
     asked = Request(turn, 2, FREE, NoiseKey(6), lengths=(9, 5))
-    fresh = Engine(model_of(), SamplingSettings(exact=exact))
+    fresh = Engine(shared_model(), SamplingSettings(exact=exact))
     for one, computed in ((engine, 53 - 48), (fresh, 53)):
         one.add(asked)
         one.step()
@@ -88,12 +73,12 @@ def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
 def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
     model = tiny_llama()
     engine = Engine(model, SamplingSettings(prefix_cache_tokens=64))
-    engine.add(request(0, 40, [9]))
+    engine.add(with_head(0, 40, [9]))
     engine.step()
     with torch.no_grad():
         model.weights.mul_(1.1)
     engine.update_weights(1, "keep")
-    engine.add(request(1, 40, [9]))
+    engine.add(with_head(1, 40, [9]))
     engine.step()
     assert engine.last_step is not None
     assert engine.last_step.num_prefill_tokens == 40
@@ -102,12 +87,12 @@ def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
 
 
 def test_a_pool_too_small_for_one_is_refused_by_name() -> None:
-    engine = Engine(model_of(), SamplingSettings(kv_tokens=40))
+    engine = Engine(shared_model(), SamplingSettings(kv_tokens=40))
     with pytest.raises(
         DataError, match=r"the 32 tokens of the pool, found 30 and up to 3; raise `sampling\.kv_tokens`"
     ):
-        engine.add(request(0, 30, [3]))
-    engine.add(request(0, 30, [2]))
+        engine.add(with_head(0, 30, [3]))
+    engine.add(with_head(0, 30, [2]))
     assert engine.occupancy.kv_tokens == (0, 32)
     assert len(list(drain(engine))) == 1
 
@@ -118,7 +103,7 @@ def test_weights_that_change_in_flight(kv: str) -> None:
     next token follows from old keys and values under new weights."""
     model = tiny_llama()
     engine = Engine(model, SamplingSettings(max_running=3), policy_version=1)
-    engine.add(request(0, 20, [9, 9, 9, 9]))
+    engine.add(with_head(0, 20, [9, 9, 9, 9]))
     for _ in range(4):
         engine.step()
     said = {key: list(response.token_ids) for key, response in engine.state.flight.started.items()}
@@ -157,8 +142,8 @@ def test_who_chooses_tokens_may_be_another() -> None:
         token_ids_B, logprobs_B = draw(logits_BV, draw_keys_B, rows)
         return torch.full_like(token_ids_B, 7), logprobs_B
 
-    engine = Engine(model_of(), SamplingSettings(), joint=Alone(choose))
-    engine.add(request(0, 5, [3, 3]))
+    engine = Engine(shared_model(), SamplingSettings(), joint=Alone(choose))
+    engine.add(with_head(0, 5, [3, 3]))
     assert {sample.token_ids for sample in drain(engine)} == {(7, 7, 7)}
     assert seen == [2, 2, 2]
 
@@ -187,8 +172,8 @@ HALF = [case for number, case in enumerate(MOVED) if (number + number // 6) % 2 
 
 @pytest.mark.parametrize(("two_stages", "dtype", "family"), slow_but(HALF, MOVED), ids=str)
 def test_a_sample_goes_on_elsewhere_bit_by_bit(family: str, dtype: torch.dtype, two_stages: bool) -> None:
-    model, exact = model_of(family, dtype), SamplingSettings(exact=True)
-    asked = [request(0, 19, [14, 9]), request(1, 7, [12])]
+    model, exact = shared_model(family, dtype), SamplingSettings(exact=True)
+    asked = [with_head(0, 19, [14, 9]), with_head(1, 7, [12])]
 
     def begun(number: int) -> Engine:
         engine = Engine(model, exact, policy_version=4)
@@ -200,7 +185,7 @@ def test_a_sample_goes_on_elsewhere_bit_by_bit(family: str, dtype: torch.dtype, 
 
     stayed = by_uid(drain(begun(2)))
     source, target = begun(2), Engine(model, exact, policy_version=4)
-    target.add(request(9, 11, [20]))
+    target.add(with_head(9, 11, [20]))
     target.step()
     stages = []
     if two_stages:
@@ -220,19 +205,19 @@ def test_a_sample_goes_on_elsewhere_bit_by_bit(family: str, dtype: torch.dtype, 
 
 def test_what_does_not_arrive_is_computed_again() -> None:
     """No room in the target's pool; the source preempted or recomputed the sample between the stages."""
-    model, exact = model_of("llama", torch.float32), SamplingSettings(exact=True)
+    model, exact = shared_model("llama", torch.float32), SamplingSettings(exact=True)
     stayed = Engine(model, exact)
-    stayed.add(request(0, 19, [14]))
+    stayed.add(with_head(0, 19, [14]))
     (wanted,) = drain(stayed)
     for case in ("full", "recomputed", "nothing sent"):
         source = Engine(model, exact)
-        source.add(request(0, 19, [14]))
+        source.add(with_head(0, 19, [14]))
         for _ in range(5):
             source.step()
         first = SampleMoves(source.state).export_sample(0, 0, final=False)
         target = Engine(model, exact.model_copy(update={"kv_tokens": 48}))
         if case == "full":
-            target.add(request(5, 30, [8]))
+            target.add(with_head(5, 30, [8]))
             target.step()
         elif case == "recomputed":
             source.update_weights(source.policy_version)
@@ -244,11 +229,11 @@ def test_what_does_not_arrive_is_computed_again() -> None:
 
 
 def test_a_moved_sample_carries_its_versions_and_can_be_aborted() -> None:
-    source = Engine(model_of(), SamplingSettings(), policy_version=1)
-    source.add(request(0, 19, [14, 9, 3]))
+    source = Engine(shared_model(), SamplingSettings(), policy_version=1)
+    source.add(with_head(0, 19, [14, 9, 3]))
     for _ in range(4):
         source.step()
-    target = Engine(model_of(), SamplingSettings(), policy_version=2)
+    target = Engine(shared_model(), SamplingSettings(), policy_version=2)
     for index in (0, 1):
         SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, index))
     assert not source.has_work
@@ -262,7 +247,7 @@ def test_a_moved_sample_carries_its_versions_and_can_be_aborted() -> None:
 
 
 def test_one_request_at_a_time_also_after_an_import() -> None:
-    engine = Engine(model_of(), SamplingSettings())
+    engine = Engine(shared_model(), SamplingSettings())
     engine.add(request_of(3, num_samples=2))
     engine.step()
     state = SampleMoves(engine.state).export_sample(3, 0)

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.records import HeldKV
 from plait.generation.request import GoingOn, Request
-from plait.generation.settings import Sampling, SamplingSettings
-from plait.kernels.noise import NoiseKey
+from plait.generation.settings import SamplingSettings
 from tests.cases import examples, slow_but
+from tests.generation.requests import request
 from tests.models.tiny import tiny_model
 
 MODEL = tiny_model(dtype=torch.float64)
@@ -37,12 +37,6 @@ def set_weights(version: int) -> None:
 def engine(**keys: Any) -> Engine:
     set_weights(0)
     return Engine(MODEL, SamplingSettings(exact=True, **keys))
-
-
-def request(uid: int, num_tokens: int, lengths: Sequence[int]) -> Request:
-    prompt = Prompt(uid, "", tuple((7 * at + 31 * uid) % 290 + 5 for at in range(num_tokens)))
-    sampling = Sampling(max_tokens=60, stop_token_ids=())
-    return Request(prompt, len(lengths), sampling, NoiseKey(5), lengths=tuple(lengths))
 
 
 REQUESTS = [request(0, 9, [3, 12, 20]), request(1, 30, [1, 15]), request(2, 4, [18])]

@@ -23,11 +23,10 @@ from plait.generation.ragged import NewTokens, RaggedContext, ragged
 from plait.generation.settings import SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.paged_attention import KEYS
-from plait.models.language_model import LanguageModel
 from plait.policy.step import Key
 from tests.cases import examples
-from tests.generation.test_open_loop import request
-from tests.models.tiny import tiny_model
+from tests.generation.requests import with_head
+from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
 
 needs_vectors = pytest.mark.skipif(
@@ -40,13 +39,8 @@ RESPONSES = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple)
 
 
 @functools.cache
-def model_of(dtype: torch.dtype) -> LanguageModel:
-    return tiny_model("llama", dtype=dtype)
-
-
-@functools.cache
 def compiled_of(dtype: torch.dtype) -> CompiledForward:
-    found = CompiledForward.of(model_of(dtype))
+    found = CompiledForward.of(shared_model(dtype=dtype))
     assert isinstance(found, CompiledForward), found
     return found
 
@@ -67,7 +61,7 @@ def prefilled(dtype: torch.dtype, tokens: list[int]) -> tuple[KVPool, list[int]]
     pool, batch = KVPool(KEYS), ragged([NewTokens(tokens, 0, table)], KEYS)
     pool.reserve(len(table), len(table))
     if dtype == torch.float64:
-        model = model_of(dtype)
+        model = shared_model(dtype=dtype)
         model.hidden(
             batch.token_ids_T,
             batch.position_ids_T,
@@ -81,8 +75,8 @@ def prefilled(dtype: torch.dtype, tokens: list[int]) -> tuple[KVPool, list[int]]
 @functools.cache
 def alone(dtype: torch.dtype, uid: int, size: int, lengths: tuple[int, ...], head: int) -> dict[str, Sample]:
     """What a request says when nobody else is there, with the weights as they were at first."""
-    engine = Engine(model_of(dtype), SamplingSettings())
-    engine.add(request(uid, size, lengths, head))
+    engine = Engine(shared_model(dtype=dtype), SamplingSettings())
+    engine.add(with_head(uid, size, lengths, head))
     return {sample.uid: sample for sample in drain(engine)}
 
 
@@ -93,7 +87,7 @@ class Loop(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = model_of(self.dtype)
+        self.model = shared_model(dtype=self.dtype)
         self.weights = self.model.weights.clone()
         small = SamplingSettings(max_running=4, max_prefill_tokens=9, kv_tokens=MOST_TOKENS + 36)
         cached = SamplingSettings(max_running=6, kv_tokens=MOST_TOKENS + 84, prefix_cache_tokens=48)
@@ -129,7 +123,7 @@ class Loop(RuleBasedStateMachine):
         uid = len(self.asked)
         self.asked[uid] = size, lengths, head
         self.due |= {f"{uid}.{index}" for index in range(len(lengths))}
-        self.engines[which].add(request(uid, size, lengths, head))
+        self.engines[which].add(with_head(uid, size, lengths, head))
         self.step(which, then)
 
     @rule(which=st.integers(0, 1), count=st.integers(1, 8))

@@ -177,6 +177,12 @@ def tiny_model(
     return model
 
 
+@functools.cache
+def shared_model(family: str = "llama", dtype: torch.dtype = torch.float64) -> LanguageModel:
+    """`tiny_model`, the same one for all who ask: nobody may change it."""
+    return tiny_model(family, dtype=dtype)
+
+
 _CHECKED: set[str] = set()
 """Models of `tiny_model` that have passed their self-check."""
 

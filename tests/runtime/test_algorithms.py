@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
 from tests.runtime.test_resume import in_child, result_of, wait_for
+from tests.runtime.written import logged, samples_of
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -33,14 +33,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "remax": ("remax", {"kl_coef": 0.05}),
 }
-
-
-def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def samples_of(recipe: Recipe, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run_dir / f"samples/step-{step:06d}.jsonl").read_text().splitlines()]
 
 
 def test_every_algorithm_is_run_here() -> None:
@@ -60,11 +52,11 @@ def test_a_run_of_each(make_recipe: MakeRecipe, name: str) -> None:
     expected = {"actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "actor/entropy", "actor/grad_norm", "actor/loss"}
     expected |= {"reward", "reward_std", "frac_reward_zero_std", "response_length/mean", "timing_s/actor.generate"}
     expected |= {"kl", "timing_s/ref.logprobs"} if "kl_coef" in options else set()
-    for row in metrics_of(recipe):
+    for row in logged(recipe):
         assert expected <= row.keys()
         assert row["training/skipped_steps"] == 0
         assert row["training/optimizer_steps"] == options.get("mini_batches", 1) * options.get("epochs", 1)
-    first = metrics_of(recipe)[0]
+    first = logged(recipe)[0]
     if "kl_coef" in options:
         assert first["kl"] == pytest.approx(0, abs=1e-9 if "mini_batches" not in options else 1e-2)
     for sample in samples_of(recipe, 1):
@@ -77,7 +69,7 @@ def test_a_run_of_each(make_recipe: MakeRecipe, name: str) -> None:
 def test_remax_keeps_the_greedy_rollout_apart(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(algorithm="remax", options={})
     run(recipe)
-    row, samples = metrics_of(recipe)[0], samples_of(recipe, 1)
+    row, samples = logged(recipe)[0], samples_of(recipe, 1)
     greedy = [s for s in samples if s["rollout"] == "actor.generate#2"]
     drawn = [s for s in samples if s["rollout"] == "actor.generate"]
     assert (len(greedy), len(drawn)) == (3, 12)
@@ -216,7 +208,7 @@ def test_two_arms(make_recipe: MakeRecipe, tmp_path: Path, name: str) -> None:
     options = {key: value for key, value in options.items() if key not in ("kl_coef", "overlong_buffer_tokens")}
     recipe = make_recipe(algorithm=algorithm, options=options, **keys)
     run(recipe)
-    rewards = [row["reward"] for row in metrics_of(recipe)]
+    rewards = [row["reward"] for row in logged(recipe)]
     assert 0.3 < rewards[0] < 0.7
     assert sum(rewards[-3:]) / 3 > 0.95, rewards
 
@@ -233,14 +225,14 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path, n
     def until_the_fourth_step() -> None:
         from plait.runtime.calls import Calls
 
-        train = Calls._trained
+        training = Calls.training
 
         def dying(self: Calls, node: Any, state: Any) -> Any:
             if state.step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return train(self, node, state)
+            return training(self, node, state)
 
-        Calls._trained = dying  # type: ignore[method-assign]
+        Calls.training = dying  # type: ignore[method-assign]
         run(killed)
 
     assert wait_for(in_child(until_the_fourth_step), 120) == -signal.SIGKILL

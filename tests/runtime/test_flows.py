@@ -26,6 +26,7 @@ from plait.runtime.prepare import prepare
 from plait.workers.loading import build_models
 from tests.cases import slow_but
 from tests.runtime.test_resume import in_child, result_of, wait_for
+from tests.runtime.written import logged
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -76,10 +77,6 @@ def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: 
     return make_recipe(algorithm=flow, **(own | keys))
 
 
-def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
-    return read_rows(recipe.run_dir / "metrics.jsonl")
-
-
 @pytest.mark.parametrize(
     ("flow", "metric", "better"),
     [
@@ -99,14 +96,14 @@ def test_offline_flows_learn(
     assert metric in after, sorted(after)
     assert better(before[metric], after[metric]) == after[metric] != before[metric]
     assert (recipe.run_dir / "final" / "model.safetensors").is_file()
-    assert all(math.isfinite(value) for row in metrics_of(recipe) for value in row.values())
+    assert all(math.isfinite(value) for row in logged(recipe) for value in row.values())
 
 
 @pytest.mark.parametrize("flow", ["ppo", "safe_rlhf"])
 def test_flows_with_critics(make_recipe: MakeRecipe, data: dict[str, str], flow: str) -> None:
     recipe = recipe_of(flow, make_recipe, data, steps=3)
     run(recipe)
-    rows = metrics_of(recipe)
+    rows = logged(recipe)
     names = {"critic/vf_loss", "critic/vf_explained_var", "actor/pg_loss", "reward", "critic/grad_norm", "kl"}
     updates = recipe.steps * (4 if flow == "ppo" else 3)
     steps = [row["training/optimizer_steps"] + row["critic/optimizer_steps"] for row in rows]
@@ -128,7 +125,7 @@ def test_an_evaluation_leaves_training_as_it_was(
     run(often)
     weights = [recipe.run_dir / "final" / "model.safetensors" for recipe in (seldom, often)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert "eval/reward" in metrics_of(often)[0] or "eval/actor/loss" in metrics_of(often)[0]
+    assert "eval/reward" in logged(often)[0] or "eval/actor/loss" in logged(often)[0]
 
 
 OFFLINE = ["sft", "reward_model", "dpo"]
@@ -151,14 +148,14 @@ def kill_in_step(recipe: Recipe, step: int) -> None:
     def until_then() -> None:
         from plait.runtime.calls import Calls
 
-        train = Calls._trained
+        training = Calls.training
 
         def dying(self: Calls, node: Any, state: Any) -> Any:
             if state.step == step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return train(self, node, state)
+            return training(self, node, state)
 
-        Calls._trained = dying  # type: ignore[method-assign]
+        Calls.training = dying  # type: ignore[method-assign]
         run(recipe)
 
     assert wait_for(in_child(until_then), 120) == -signal.SIGKILL
@@ -178,7 +175,7 @@ def test_adapters_alone_are_trained_and_saved(
     loaded = PeftModel.from_pretrained(base, final)
     changed = [tensor.abs().max() for name, tensor in loaded.state_dict().items() if "lora_B" in name]
     assert min(changed) > 0
-    rows = metrics_of(recipe)
+    rows = logged(recipe)
     if flow == "ppo":
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6), "the reference is the base without the adapter"
         assert rows[-1]["kl"] > 0
@@ -187,7 +184,7 @@ def test_adapters_alone_are_trained_and_saved(
     assert run(killed, resume=True).finished
     weights = [run_dir / "final" / "adapter_model.safetensors" for run_dir in (recipe.run_dir, killed.run_dir)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert [row["actor/loss"] for row in metrics_of(killed)] == [row["actor/loss"] for row in rows]
+    assert [row["actor/loss"] for row in logged(killed)] == [row["actor/loss"] for row in rows]
 
 
 def test_roles_with_adapters_share_one_base(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
@@ -210,7 +207,7 @@ def test_dynamic_sampling_draws_until_groups_differ(make_recipe: MakeRecipe, tmp
     keys |= {"reward.functions": [f"{tmp_path}/some.py:some"], "data.chat_template": False}
     recipe = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
     run(recipe)
-    for step, row in enumerate(metrics_of(recipe), 1):
+    for step, row in enumerate(logged(recipe), 1):
         assert row["frac_reward_zero_std"] == 0
         assert row["dynamic/groups_drawn"] == 3 * row["dynamic/rounds"]
         samples = read_rows(recipe.run_dir / "samples" / f"step-{step:06d}.jsonl")

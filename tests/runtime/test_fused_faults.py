@@ -11,8 +11,8 @@ import pytest
 
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from tests.runtime.faulty_runs import FLOW, broken_off, filled, recipe_of
 from tests.runtime.plans import write_plan
-from tests.runtime.test_faults import FLOW, broken_off, recipe_of
 from tests.runtime.test_fused_training import ACTOR_CRITIC, schedule_of
 
 TOGETHER = "critic.train + actor.train"
@@ -34,13 +34,8 @@ SENDS = """
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("faults")
     flow = textwrap.dedent(FLOW + SENDS).replace("from plait.algorithms.grpo import grpo as grpo", "")
-    (folder / "flow.py").write_text("from plait.algorithms.ppo import ppo as ppo\n" + flow)
-    (folder / "reward.py").write_text(
-        "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
-    )
-    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))
+    folder = filled(tmp_path_factory.mktemp("faults"), "from plait.algorithms.ppo import ppo as ppo\n" + flow)
     write_plan(folder, "plan", ACTOR_CRITIC, [schedule_of((2, 2), (2, 2))])
     return folder
 

@@ -10,8 +10,8 @@ import pytest
 
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from tests.runtime.faulty_runs import FLOW, broken_off, recipe_of
 from tests.runtime.plans import write_plan
-from tests.runtime.test_faults import FLOW, broken_off, recipe_of
 
 MOVES = """
     import sys

@@ -20,7 +20,8 @@ from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from plait.runtime.scorer import translator_for
 from tests.models.tiny import tiny_tokenizer
-from tests.runtime.test_flows import MakeRecipe, data, metrics_of, recipe_of
+from tests.runtime.test_flows import MakeRecipe, data, recipe_of
+from tests.runtime.written import logged
 
 __all__ = ["data"]
 
@@ -33,7 +34,7 @@ def test_a_reward_model_fills_the_reward(make_recipe: MakeRecipe, data: dict[str
     keys = {"reward.model": folder, "reward.model_weight": 0.5, "evaluation.items": 2, "reward.weights": [2.0]}
     recipe = recipe_of("ppo", make_recipe, data, steps=2, **keys)
     outcome = run(recipe)
-    row = metrics_of(recipe)[0]
+    row = logged(recipe)[0]
     assert row["reward"] == pytest.approx(0.5 * row["rewards/model/mean"] + 2 * row["rewards/count_sevens/mean"])
     assert row["rewards/model/mean"] != 0
     assert outcome.after is not None

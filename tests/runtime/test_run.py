@@ -24,24 +24,17 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.export import export_checkpoint
 from plait.schedule.timeline import load_any
+from tests.runtime.written import logged, samples_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MakeRecipe = Callable[..., Recipe]
-
-
-def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def samples_of(recipe: Recipe, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run_dir / f"samples/step-{step:06d}.jsonl").read_text().splitlines()]
 
 
 def test_a_run_explains_itself(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(**{"evaluation.items": 4, "evaluation.every": 1})
     outcome = run(recipe)
     assert outcome.finished
-    rows = metrics_of(recipe)
+    rows = logged(recipe)
     assert [row["step"] for row in rows] == [1, 2]
     evaluations = read_rows(recipe.run_dir / "evaluations.jsonl")
     assert [row["step"] for row in evaluations] == [0, 1, 2], "the last one is due at the last step and done once"
@@ -119,7 +112,7 @@ def test_which_weights_gave_each_token_is_recorded(make_recipe: MakeRecipe, monk
         assert row["token_versions"] == [0] + [7] * (len(row["token_ids"]) - 1)
         assert row["policy_version"] == 7
     assert not any("token_versions" in row for row in second)
-    shares = [row.get("training/mixed_versions") for row in metrics_of(recipe)]
+    shares = [row.get("training/mixed_versions") for row in logged(recipe)]
     assert shares == [len(mixed) / len(first), None]
 
 
@@ -142,7 +135,7 @@ def test_the_final_folder_loads_in_transformers(make_recipe: MakeRecipe, tmp_pat
 def test_the_reward_rises(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(steps=25, **{"prompts_per_step": 6, "samples_per_prompt": 8, "optimizer.learning_rate": 0.01})
     run(recipe)
-    rewards = [row["reward"] for row in metrics_of(recipe)]
+    rewards = [row["reward"] for row in logged(recipe)]
     assert sum(rewards[-5:]) / 5 > 3 * sum(rewards[:5]) / 5 + 0.5
 
 
@@ -174,7 +167,7 @@ def test_own_flow_loss_and_reward_from_the_command_line(make_recipe: MakeRecipe,
     command += ["--reward.functions", f"[{EXAMPLES}/length_reward.py:brief]"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    rows = metrics_of(recipe)
+    rows = logged(recipe)
     assert {"rewards/brief/mean", "actor/pushed"} <= rows[-1].keys()
     assert {sample["advantages"] for sample in samples_of(recipe, 1)} <= {-1.0, 0.0, 1.0}
 
@@ -211,8 +204,8 @@ def test_a_step_that_is_asked_to_stop_is_finished_and_saved(make_recipe: MakeRec
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "handlers are given back"
     outcome = run(stopped, resume=True)
     assert outcome.finished
-    assert [row["step"] for row in metrics_of(stopped)] == list(range(1, 7))
-    for left, right in zip(metrics_of(undisturbed), metrics_of(stopped), strict=True):
+    assert [row["step"] for row in logged(stopped)] == list(range(1, 7))
+    for left, right in zip(logged(undisturbed), logged(stopped), strict=True):
         assert {k: v for k, v in left.items() if not k.startswith(("timing_", "perf/"))} == {
             k: v for k, v in right.items() if not k.startswith(("timing_", "perf/"))
         }

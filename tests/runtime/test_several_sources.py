@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ import pytest
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from tests.data.json_rows import written
 from tests.runtime.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture
@@ -28,8 +23,8 @@ def two_sources(make_recipe: MakeRecipe, tmp_path: Path) -> MakeRecipe:
         "def length(completions, kind, **columns):\n"
         "    return [len(text) + (100.0 if one == 'word' else 0.0) for text, one in zip(completions, kind)]\n"
     )
-    sums = write(tmp_path / "sums.jsonl", [{"prompt": f"{n} + 4 =", "total": n + 4} for n in range(12)])
-    words = write(tmp_path / "words.jsonl", [{"prompt": f"word {n}", "kind": "word"} for n in range(8)])
+    sums = written(tmp_path / "sums.jsonl", [{"prompt": f"{n} + 4 =", "total": n + 4} for n in range(12)])
+    words = written(tmp_path / "words.jsonl", [{"prompt": f"word {n}", "kind": "word"} for n in range(8)])
 
     def make(**keys: Any) -> Recipe:
         return make_recipe(
@@ -78,7 +73,7 @@ def test_a_run_over_two_sources_goes_on_on_two_devices(two_sources: MakeRecipe, 
 def test_pairs_of_two_sources(two_sources: MakeRecipe, tmp_path: Path) -> None:
     """The loss on held-out pairs of each, and of both together: half the pairs are of each."""
     sources = [
-        write(
+        written(
             tmp_path / f"{name}.jsonl",
             [{"prompt": f"{name} {n}", "chosen": " 7" * n, "rejected": " 4"} for n in range(1, 9)],
         )

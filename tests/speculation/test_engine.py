@@ -22,8 +22,8 @@ from plait.speculation.drafter import Asked, Guesses
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import How
 from tests.cases import slow_but
+from tests.generation.requests import with_head as request
 from tests.generation.test_engine import by_uid, requests
-from tests.generation.test_open_loop import request
 from tests.models.tiny import tiny_model
 from tests.training.exact import ExactFloat64
 

@@ -33,20 +33,15 @@ from tests.training.batches import (
     run_all,
     train,
 )
-from tests.training.exact import ExactFloat64
 from tests.training.padded import Padded, gradients_of, padded
+
+pytestmark = pytest.mark.usefixtures("exact_float64")
 
 TEMPERATURE = 0.7
 MASK = Column("trained", Level.TOKEN, 6, 0)
 BETA = Column("beta", Level.BATCH, 7, 7)
 BETA_VALUE = np.array(0.3)
 TOKEN_LOSSES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-
-
-@pytest.fixture(autouse=True)
-def exact_float64():
-    with ExactFloat64():
-        yield
 
 
 def masked_rows(*, seed: int = 0, drop: tuple[int, ...] = (), pairs: bool = False) -> Rows:

@@ -34,17 +34,10 @@ from tests.training.batches import (
     train,
     with_policy_columns,
 )
-from tests.training.exact import ExactFloat64
 
 TEMPERATURE = 0.7
 OPTIONS = GRPOOptions(kl_coef=0.05, clip_low=0.2, clip_high=0.28)
 COLUMNS = {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}
-
-
-@pytest.fixture
-def exact_float64():
-    with ExactFloat64():
-        yield
 
 
 def eager_logprobs(module, sample: Sample) -> torch.Tensor:

@@ -1,8 +1,29 @@
-"""Tiny models and recipes, as runs have them."""
+"""Tiny models and recipes, as runs have them; and processes that run what they are told."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from plait.launch.interface import Group
+from plait.launch.local import LocalProcesses
+from tests.models.parallel.team_workers import TeamWorker
 from tests.runtime.conftest import make_recipe as make_recipe
 from tests.runtime.conftest import models_are_checked_once as models_are_checked_once
 from tests.runtime.conftest import place as place
 from tests.runtime.conftest import placed as placed
 from tests.runtime.conftest import texts_are_parsed_once as texts_are_parsed_once
 from tests.runtime.conftest import tiny_folder as tiny_folder
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Group]:
+    with LocalProcesses(threads=1).start(TeamWorker, 2) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Group]:
+    with LocalProcesses(threads=1).start(TeamWorker, 4) as group:
+        yield group

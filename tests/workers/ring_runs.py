@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from plait.data.records import Prompt, Sample
+from plait.data.records import Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
-from plait.kernels.noise import NoiseKey
+from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
 from plait.models.parallel.partial import part_of
@@ -27,14 +26,6 @@ Said = dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]
 LAYERS = 4
 _teams: dict[Any, Any] = {}
 _models: dict[Any, Any] = {}
-
-
-def request(uid: int, num_tokens: int, lengths: Sequence[int] = (), **sampling: Any) -> Request:
-    """A request of recorded lengths, or of samples that end by themselves (`num_samples`)."""
-    token_ids = tuple((7 * at + 31 * uid) % 290 + 5 for at in range(num_tokens))
-    count = sampling.pop("num_samples", len(lengths))
-    asked = Sampling(**{"max_tokens": 60, **({"stop_token_ids": ()} if lengths else {}), **sampling})
-    return Request(Prompt(uid, "", token_ids), count, asked, NoiseKey(5), lengths=tuple(lengths) or None)
 
 
 def said(samples: Sequence[Sample]) -> Said:

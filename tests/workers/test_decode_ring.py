@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,22 +15,11 @@ from plait.launch.failures import WorkerError
 from plait.launch.interface import Group
 from plait.launch.local import LocalProcesses
 from tests.cases import examples, slow_but
+from tests.generation.requests import request
 from tests.models.parallel.team_workers import TeamWorker
-from tests.workers.ring_runs import Found, alone, request
+from tests.workers.ring_runs import Found, alone
 
 LIMIT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Group]:
-    with LocalProcesses(threads=1).start(TeamWorker, 2) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Group]:
-    with LocalProcesses(threads=1).start(TeamWorker, 4) as group:
-        yield group
 
 
 def ask(group: Group, function: str, *arguments: Any) -> list[Found]:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from plait.launch.interface import Group
-from plait.launch.local import LocalProcesses
 from plait.workers.sample_offers import Lack
-from tests.models.parallel.team_workers import TeamWorker
 from tests.workers.sample_moves import Found, Said, alone
 
 LIMIT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Group]:
-    with LocalProcesses().start(TeamWorker, 2) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Group]:
-    with LocalProcesses().start(TeamWorker, 4) as group:
-        yield group
 
 
 def ask(group: Group, function: str, *arguments: Any) -> list[Any]:

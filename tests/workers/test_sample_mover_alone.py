@@ -16,8 +16,9 @@ from plait.policy.step import Key
 from plait.schedule.work import to_the_end
 from plait.workers.sample_mover import End, SampleMover
 from tests.cases import examples
+from tests.generation.requests import with_head
 from tests.generation.test_engine import by_uid
-from tests.generation.test_open_loop import model_of, request
+from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
 
 HERE = Layout.on((0,))
@@ -47,19 +48,21 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
     """Any samples, at any token, ahead or at once or computed again, into a pool that may be too small or have their
     beginnings, from a source that may compute all again on the way: and nothing is left over in either pool."""
     options = {"max_running": 4, "max_prefill_tokens": 25, "prefix_cache_tokens": cache}
-    source = Engine(model_of(), SamplingSettings(**options))
-    target = Engine(model_of(), SamplingSettings(**options, kv_tokens=pool))
+    source = Engine(shared_model(), SamplingSettings(**options))
+    target = Engine(shared_model(), SamplingSettings(**options, kv_tokens=pool))
     mover = SampleMover(Peers.alone(), End(HERE, source), End(HERE, target))
     delivered: list[Sample] = []
     with ExactFloat64():
         for uid, (size, lengths, head) in enumerate(asked):
-            source.add(request(uid, size, lengths, head))
+            source.add(with_head(uid, size, lengths, head))
             delivered += source.step()
-        target.add(request(9, 20, [30], 0))
+        target.add(with_head(9, 20, [30], 0))
         for number, (keys, how, count) in enumerate(stages):
             here: list[Key] = [key for key in sorted(keys) if key in SampleMoves(source.state).started]
             if how == "ahead":
-                prompts = [request(uid, size, lengths, head).prompt for uid, (size, lengths, head) in enumerate(asked)]
+                prompts = [
+                    with_head(uid, size, lengths, head).prompt for uid, (size, lengths, head) in enumerate(asked)
+                ]
                 mover.take(mover.give(here, mover.here(prompts), number), number)
             else:
                 again = here if how == "recompute" else here[::2] if how == "some" else ()
@@ -77,9 +80,9 @@ def test_samples_that_move_say_the_same(asked, pool, cache, stages, recompute) -
             assert blocks.num_cached * 16 <= cache
             assert (engine.occupancy.kv_bytes == 0) == (blocks.num_cached == 0)
         said = {key: one for key, one in by_uid(delivered).items() if key != "9.0"}
-        alone = Engine(model_of(), SamplingSettings())
+        alone = Engine(shared_model(), SamplingSettings())
         for uid, (size, lengths, head) in enumerate(asked):
-            alone.add(request(uid, size, lengths, head))
+            alone.add(with_head(uid, size, lengths, head))
         expected = by_uid(drain(alone))
     assert {key: one.token_ids for key, one in said.items()} == {key: one.token_ids for key, one in expected.items()}
     for key, one in said.items():
