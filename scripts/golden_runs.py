@@ -59,7 +59,7 @@ if not any(
 from tests.golden.cases import BEGUN_KEYS, BEGUN_STEPS, CASES, STEPS, Case, Keys  # noqa: E402
 from tests.golden.inputs import write_inputs  # noqa: E402
 from tests.golden.record import differences, fingerprint, record_of  # noqa: E402
-from tests.runtime.plan_files import write_plan  # noqa: E402
+from tests.runs.plan_files import write_plan  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
 CHECKPOINTS = GOLDEN / "checkpoints"

@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from plait.cost.measured.rates import measure_rates
-from tests.runtime.conftest import make_recipe, models_are_checked_once, texts_are_parsed_once, tiny_folder
+from tests.runs.conftest import make_recipe, models_are_checked_once, texts_are_parsed_once, tiny_folder
 
 __all__ = ["make_recipe", "models_are_checked_once", "rates_are_measured_once", "texts_are_parsed_once", "tiny_folder"]
 

@@ -1,6 +1,6 @@
 """Tiny models and recipes, as runs have them."""
 
-from tests.runtime.conftest import make_recipe as make_recipe
-from tests.runtime.conftest import place as place
-from tests.runtime.conftest import placed as placed
-from tests.runtime.conftest import tiny_folder as tiny_folder
+from tests.runs.conftest import make_recipe as make_recipe
+from tests.runs.conftest import place as place
+from tests.runs.conftest import placed as placed
+from tests.runs.conftest import tiny_folder as tiny_folder

@@ -15,9 +15,9 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.runtime.stored_recipe import recipe_text
 from tests.launch.nodes.ray_nodes import addressed
-from tests.runtime.conftest import make_recipe as make_recipe
-from tests.runtime.conftest import tiny_folder as tiny_folder
-from tests.runtime.nodes import ends, free_port, left_of, started
+from tests.runs.conftest import make_recipe as make_recipe
+from tests.runs.conftest import tiny_folder as tiny_folder
+from tests.runs.nodes import ends, free_port, left_of, started
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

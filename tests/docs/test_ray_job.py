@@ -13,7 +13,7 @@ import pytest
 
 from plait.observe.run_log import read_rows
 from tests.docs.test_cluster_page import ROOT, group
-from tests.runtime.nodes import ends, free_port, started
+from tests.runs.nodes import ends, free_port, started
 
 pytestmark = pytest.mark.slow
 TINY = "--steps 2 --prompts_per_step 2 --samples_per_prompt 2 --evaluation.items 4 --dtype float32"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.frame import Place
-from tests.runtime.conftest import tiny_folder
+from tests.runs.conftest import tiny_folder
 
 __all__ = ["tiny_folder"]
 

@@ -73,7 +73,7 @@ GRPO, PPO, SAFE, OWN = FLOWS["grpo"], FLOWS["ppo"], FLOWS["safe_rlhf"], FLOWS["o
 class Case:
     """A run.
 
-    plan: call → where, `"0,1 tp2 | 2 after=drop"` (see `tests.runtime.plan_files`); or `"split 4"`; None: one process.
+    plan: call → where, `"0,1 tp2 | 2 after=drop"` (see `tests.runs.plan_files`); or `"split 4"`; None: one process.
     stops: it is stopped after so many steps each, and resumed; under `plans[i]` from the i-th stop on, where these are.
     kills: SIGKILL ends it as soon as so many steps are in its log, then it is resumed.
     begun: a folder of `checkpoints/`, in which the run was begun; it is copied and resumed.

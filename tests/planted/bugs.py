@@ -31,7 +31,7 @@ SAMPLING = (
         "plait.workers.instances:engine_of",
         "return Engine(model, settings, keep_memory",
         "from plait.models.backbone_model import copy_of\n        return Engine(copy_of(model), settings, keep_memory",
-        ("runtime/test_algorithms.py::test_two_arms[grpo]",),
+        ("runs/test_algorithms.py::test_two_arms[grpo]",),
         doctor="stale_sampler_weights",
     ),
     Bug(
@@ -314,7 +314,7 @@ STATE = (
         "plait.runtime.session:Session._open",
         "prepared.feed(self.done.prompts_drawn)",
         "prepared.feed(0)",
-        ("runtime/test_flows.py::test_a_killed_run_resumes_exactly[ppo]",),
+        ("runs/test_flows.py::test_a_killed_run_resumes_exactly[ppo]",),
     ),
 )
 

@@ -12,13 +12,13 @@ from plait.algorithms.losses import kl_estimate
 from tests.cases import slow_but
 from tests.planted.bugs import BUGS
 from tests.planted.switch import Bug, function_at, planted
-from tests.runtime.conftest import make_recipe as make_recipe
-from tests.runtime.conftest import tiny_folder as tiny_folder
+from tests.runs.conftest import make_recipe as make_recipe
+from tests.runs.conftest import tiny_folder as tiny_folder
+from tests.runs.test_flows import data as data
+from tests.runs.test_flows import recipe_of as flow_recipe
 from tests.runtime.test_doctor import ending_folder as ending_folder
 from tests.runtime.test_doctor import recipe_of as recipe_of
 from tests.runtime.test_doctor import said
-from tests.runtime.test_flows import data as data
-from tests.runtime.test_flows import recipe_of as flow_recipe
 
 TESTS = Path(__file__).parents[1]
 SHOWN = [bug for bug in BUGS if bug.doctor]

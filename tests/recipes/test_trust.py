@@ -14,7 +14,7 @@ from plait.cli import main
 from plait.errors import ConfigError
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.trust import check_origin, code_of
-from tests.runtime.test_breaking_off import MakeRecipe
+from tests.runs.test_breaking_off import MakeRecipe
 
 FLOW = """
 from pathlib import Path

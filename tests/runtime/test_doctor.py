@@ -41,8 +41,8 @@ from plait.runtime.weight_facts import fingerprint
 from plait.workers import instances, loading
 from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer
-from tests.runtime.test_flows import data as data
-from tests.runtime.test_flows import recipe_of as flow_recipe
+from tests.runs.test_flows import data as data
+from tests.runs.test_flows import recipe_of as flow_recipe
 
 MakeRecipe = Callable[..., Recipe]
 Patch = pytest.MonkeyPatch

@@ -23,8 +23,8 @@ from plait.runtime.prepare import prepare
 from plait.runtime.stored_recipe import as_begun, changed_keys, recipe_text
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
-from tests.runtime.plans import write_plan
-from tests.runtime.profiles import keep_made_up_profile
+from tests.runs.plans import write_plan
+from tests.runs.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -18,7 +18,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.history import History, Origin, code_files
-from tests.runtime.test_breaking_off import MakeRecipe, steps_of, tree, write_reward
+from tests.runs.test_breaking_off import MakeRecipe, steps_of, tree, write_reward
 
 
 def history(recipe: Recipe) -> dict[str, Any]:

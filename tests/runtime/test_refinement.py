@@ -13,7 +13,7 @@ from plait.cost.profile import DraftRecord, KindRecord
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.refinement import drafts_of, run_record
-from tests.runtime.profiles import keep_made_up_profile
+from tests.runs.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]
 

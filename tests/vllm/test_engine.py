@@ -21,7 +21,7 @@ from plait.launch.local import LocalProcesses
 from plait.models.loading import load_model
 from plait.vllm.engine import VllmEngine
 from plait.vllm.messages import Loading
-from tests.runtime.conftest import tiny_folder  # noqa: F401
+from tests.runs.conftest import tiny_folder  # noqa: F401
 from tests.vllm.faulty import Faulty, Unready
 from tests.vllm.stand_in import Here, StandIn
 

@@ -12,7 +12,7 @@ import pytest
 from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from tests.runtime.conftest import make_recipe, tiny_folder  # noqa: F401
+from tests.runs.conftest import make_recipe, tiny_folder  # noqa: F401
 from tests.vllm.stand_in import standing_in
 
 MakeRecipe = Callable[..., Recipe]

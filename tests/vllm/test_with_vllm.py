@@ -24,7 +24,7 @@ from plait.vllm.engine import VllmEngine, start_vllm
 from plait.vllm.environment import install_text, look, vllm_python
 from plait.vllm.messages import Loading
 from tests.models.tiny import tiny_model, tiny_tokenizer
-from tests.runtime.conftest import make_recipe  # noqa: F401
+from tests.runs.conftest import make_recipe  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,

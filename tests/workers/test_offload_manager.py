@@ -23,7 +23,7 @@ from plait.runtime.session import Session
 from plait.schedule.timeline import load_any
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.recorder import Recorder
-from tests.runtime.plans import assert_equal_runs, write_plan
+from tests.runs.plans import assert_equal_runs, write_plan
 
 MakeRecipe = Callable[..., Recipe]
 FLOW = """

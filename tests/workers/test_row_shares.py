@@ -22,7 +22,7 @@ from plait.training.row_shares import shares_of
 from plait.workers.commands import ScoreCall, TrainCall
 from plait.workers.messages import Message
 from plait.workers.row_stubs import pack_shares, unpack_share
-from tests.runtime.plans import tokens_of, write_plan
+from tests.runs.plans import tokens_of, write_plan
 
 WEIGHTS, SCORE, MASK = (
     Column(n, lv, 0, i)

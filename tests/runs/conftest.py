@@ -1,0 +1,102 @@
+"""A tiny model as a checkpoint folder, and recipes that train it in a second."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from plait.models.files.saving import save_pretrained
+from plait.recipes import keys, recipe_file
+from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
+from plait.yaml_text import parse
+from tests.models.tiny import checked_once, tiny_model, tiny_tokenizer
+from tests.runs.placed_runs import fill, recipe_in
+
+REWARD = """
+def count_sevens(completions, **columns):
+    return [float(text.count("7")) for text in completions]
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model = tiny_model("llama", dtype=torch.float32)
+    model.tokenizer = tiny_tokenizer()
+    save_pretrained(model, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_are_checked_once() -> Iterator[None]:
+    """A quarter of what a tiny run computes is the self-check of its model, which is the same for all."""
+    with checked_once():
+        yield
+
+
+@functools.cache
+def _parsed(text: str, texts_only: bool) -> Any:
+    return parse(text, texts_only=texts_only)
+
+
+def parsed_once(text: str, *, texts_only: bool = False) -> Any:
+    """As `parse`, which reads no text a second time."""
+    return copy.deepcopy(_parsed(text, texts_only))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def texts_are_parsed_once() -> Iterator[None]:
+    """A tenth of what a tiny run computes is reading its recipe, key by key and again and again."""
+    with mock.patch.object(recipe_file, "parse", parsed_once), mock.patch.object(keys, "parse", parsed_once):
+        yield
+
+
+@pytest.fixture
+def make_recipe(tiny_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
+    """`make_recipe(steps=3, sampling={...})`: a recipe over 12 prompts with a reward of one's own."""
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"what is {i} plus 4?"}) + "\n" for i in range(12))
+    )
+    (tmp_path / "reward.py").write_text(REWARD)
+
+    def make(**given: Any) -> Recipe:
+        tree: dict[str, Any] = {
+            "model": str(tiny_folder),
+            "steps": 2,
+            "prompts_per_step": 3,
+            "samples_per_prompt": 4,
+            "data.source": str(tmp_path / "prompts.jsonl"),
+            "reward.functions": [f"{tmp_path}/reward.py:count_sevens"],
+            "sampling.max_response_tokens": 6,
+            "optimizer.learning_rate": 1e-3,
+            "options": {"kl_coef": 0.05},
+            "dtype": "float32",
+            "threads": 1,
+            "run_dir": str(tmp_path / "run"),
+        }
+        return load_recipe(None, list((tree | given).items()))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """The folder of runs that are compared; see `placed_runs`."""
+    folder = tmp_path_factory.mktemp("placements")
+    fill(folder, tiny_folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def placed(place: Path, tiny_folder: Path) -> Callable[..., Recipe]:
+    """`placed("grpo", "name of the run", steps=3)`: a recipe in `place`."""
+    return functools.partial(recipe_in, place, tiny_folder)

@@ -1,0 +1,55 @@
+"""What two runs must have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from plait.observe.run_log import read_rows
+from tests.runs.plan_files import write_plan as write_plan
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, float]]:
+    """What a run computed, step by step: no times, no memory, and not how the work was divided (ranks that share a
+    group compute its prompt each)."""
+    rows = read_rows(run_dir / "metrics.jsonl")
+    return [
+        {k: float(v) for k, v in row.items() if not k.startswith(("timing_", "perf/")) and "tokens_computed" not in k}
+        for row in rows
+    ]
+
+
+def tokens_of(run_dir: Path) -> dict[str, list[tuple[str, list[int], str]]]:
+    """File of samples → who said what; there is none where a flow reads its samples."""
+    files = sorted((run_dir / "samples").glob("*"))
+    return {
+        path.name: [(row["uid"], row["token_ids"], row["response"]) for row in map(json.loads, path.open())]
+        for path in files
+    }
+
+
+def assert_equal_runs(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
+    """Identical tokens; every metric and every weight within `tolerance`."""
+    assert tokens_of(found) == tokens_of(expected)
+    mine, theirs = metrics_of(found), metrics_of(expected)
+    assert [row.keys() for row in mine] == [row.keys() for row in theirs]
+    far = {
+        (int(row["step"]), name): (row[name], other[name])
+        for row, other in zip(mine, theirs, strict=True)
+        for name in row
+        if not abs(row[name] - other[name]) <= tolerance * max(1.0, abs(other[name]))
+    }
+    assert not far, far
+    weights, others = (load_file(_final(folder)) for folder in (found, expected))
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, others[name], rtol=0, atol=tolerance)
+
+
+def _final(run_dir: Path) -> Path:
+    """The weights at the end, or the adapters."""
+    [path] = (run_dir / "final").glob("*.safetensors")
+    return path

@@ -1,0 +1,302 @@
+"""Every built-in flow beyond the critic-free ones, from data to final weights, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from plait.cost.estimate import memory_table
+from plait.errors import RunError, UserError
+from plait.models.files.saving import save_pretrained
+from plait.models.scalar_loading import load_scalar
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.prepare import prepare
+from plait.workers.loading import build_models
+from tests.cases import slow_but
+from tests.runs.test_resume import in_child, result_of, wait_for
+from tests.runs.written import logged
+
+MakeRecipe = Callable[..., Recipe]
+
+WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, str]:
+    """Files of examples, of pairs whose chosen responses speak of sevens, and a cost."""
+    files = {
+        "examples": [
+            {"prompt": f"count {i}", "completion": f" {WORDS[i % 9]} 7 {WORDS[(i * 5) % 9]}"} for i in range(24)
+        ],
+        "pairs": [
+            {"prompt": f"say {i}", "chosen": f" 7 {WORDS[i % 9]} 7", "rejected": f" 4 {WORDS[(i + 2) % 9]}"}
+            for i in range(24)
+        ],
+    }
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "cost.py").write_text(
+        "def long(completions, **columns):\n    return [len(c) / 10 - 1 for c in completions]\n"
+    )
+    return {name: str(tmp_path / f"{name}.jsonl") for name in files} | {"cost": f"{tmp_path}/cost.py:long"}
+
+
+def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: Any) -> Recipe:
+    given = {
+        "reward.functions": [],
+        "sampling": {},
+        "samples_per_prompt": 8,
+        "evaluation.items": 4,
+        "prompts_per_step": 4,
+    }
+    match flow:
+        case "sft":
+            own = {**given, "data.source": data["examples"], "options": {}}
+        case "reward_model" | "dpo":
+            own = {**given, "data.source": data["pairs"], "options": {}}
+        case "ppo":
+            own = {"options": {"kl_coef": 0.05, "mini_batches": 2, "target_kl": 0.1, "reward_norm": "mean-std"}}
+        case "safe_rlhf":
+            own = {
+                "options": {"ptx_coef": 0.5, "kl_coef": 0.02, "cost_window": 8},
+                "cost.functions": [data["cost"]],
+                "pretraining.source": data["examples"],
+            }
+    return make_recipe(algorithm=flow, **(own | keys))
+
+
+@pytest.mark.parametrize(
+    ("flow", "metric", "better"),
+    [
+        ("sft", "eval/actor/loss", min),
+        ("reward_model", "eval/reward/accuracy", max),
+        ("dpo", "eval/rewards/accuracies", max),
+    ],
+)
+def test_offline_flows_learn(
+    make_recipe: MakeRecipe, data: dict[str, str], flow: str, metric: str, better: Any
+) -> None:
+    recipe = recipe_of(flow, make_recipe, data, steps=12, **{"evaluation.every": 12, "optimizer.learning_rate": 3e-3})
+    outcome = run(recipe)
+    assert outcome.before is not None
+    assert outcome.after is not None
+    before, after = outcome.before.metrics(), outcome.after.metrics()
+    assert metric in after, sorted(after)
+    assert better(before[metric], after[metric]) == after[metric] != before[metric]
+    assert (recipe.run_dir / "final" / "model.safetensors").is_file()
+    assert all(math.isfinite(value) for row in logged(recipe) for value in row.values())
+
+
+@pytest.mark.parametrize("flow", ["ppo", "safe_rlhf"])
+def test_flows_with_critics(make_recipe: MakeRecipe, data: dict[str, str], flow: str) -> None:
+    recipe = recipe_of(flow, make_recipe, data, steps=3)
+    run(recipe)
+    rows = logged(recipe)
+    names = {"critic/vf_loss", "critic/vf_explained_var", "actor/pg_loss", "reward", "critic/grad_norm", "kl"}
+    updates = recipe.steps * (4 if flow == "ppo" else 3)
+    steps = [row["training/optimizer_steps"] + row["critic/optimizer_steps"] for row in rows]
+    assert sum(steps) == updates, "Safe-RLHF's actor is trained twice in a step"
+    names |= {"lambda", "episode_cost", "cost", "actor/ptx_loss"} if flow == "safe_rlhf" else {"kl_coef"}
+    assert names <= rows[-1].keys(), sorted(names - rows[-1].keys())
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize("flow", ["sft", "ppo"])
+def test_an_evaluation_leaves_training_as_it_was(
+    make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
+) -> None:
+    """No draw, no order of the data and no weight depends on whether held-out items were looked at in between."""
+    keys = {"steps": 3, "evaluation.items": 3}
+    seldom = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "seldom"), **keys)
+    often = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "often"), **keys, **{"evaluation.every": 1})
+    run(seldom)
+    run(often)
+    weights = [recipe.run_dir / "final" / "model.safetensors" for recipe in (seldom, often)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert "eval/reward" in logged(often)[0] or "eval/actor/loss" in logged(often)[0]
+
+
+OFFLINE = ["sft", "reward_model", "dpo"]
+FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
+
+
+@pytest.mark.parametrize("flow", slow_but(["safe_rlhf"], FLOWS))
+def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str) -> None:
+    """Killed in the middle of the fourth step of five, with a checkpoint every two; carried values go on too."""
+    keys = {"steps": 5, "checkpoint.every": 2}
+    whole = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "whole"), **keys)
+    run(whole)
+    killed = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "killed"), **keys)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    assert result_of(killed.run_dir) == result_of(whole.run_dir)
+
+
+def kill_in_step(recipe: Recipe, step: int) -> None:
+    def until_then() -> None:
+        from plait.runtime.calls import Calls
+
+        training = Calls.training
+
+        def dying(self: Calls, node: Any, state: Any) -> Any:
+            if state.step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return training(self, node, state)
+
+        Calls.training = dying  # type: ignore[method-assign]
+        run(recipe)
+
+    assert wait_for(in_child(until_then), 120) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("flow", slow_but(["ppo"], ["ppo", "sft"]))
+def test_adapters_alone_are_trained_and_saved(
+    make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
+) -> None:
+    keys = {"lora": {"rank": 4}, "steps": 5, "checkpoint.every": 2, "optimizer.learning_rate": 1e-2}
+    recipe = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "whole"), **keys)
+    run(recipe)
+    final = recipe.run_dir / "final"
+    assert (final / "adapter_model.safetensors").is_file()
+    assert not (final / "model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, final)
+    changed = [tensor.abs().max() for name, tensor in loaded.state_dict().items() if "lora_B" in name]
+    assert min(changed) > 0
+    rows = logged(recipe)
+    if flow == "ppo":
+        assert rows[0]["kl"] == pytest.approx(0, abs=1e-6), "the reference is the base without the adapter"
+        assert rows[-1]["kl"] > 0
+    killed = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "killed"), **keys)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    weights = [run_dir / "final" / "adapter_model.safetensors" for run_dir in (recipe.run_dir, killed.run_dir)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert [row["actor/loss"] for row in logged(killed)] == [row["actor/loss"] for row in rows]
+
+
+def test_roles_with_adapters_share_one_base(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
+    recipe = recipe_of("ppo", make_recipe, data, lora={"rank": 2})
+    prepared = prepare(recipe)
+    models = build_models(prepared.models, recipe)
+    assert set(models) == {"actor", "ref", "critic"}
+    assert len({model.weights.data_ptr() for model in models.values()}) == 1
+    table = dict(memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, 20).expected)
+    assert len([what for what in table if what.endswith("weights (float32)")]) == 1
+    assert table["actor: adapter, its masters, moments and gradients"] > 0
+
+
+def test_dynamic_sampling_draws_until_groups_differ(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    keys = {"steps": 5, "checkpoint.every": 2, "prompts_per_step": 3, "options": {"dynamic_sampling": True}}
+    (tmp_path / "some.py").write_text(
+        "def some(prompts, completions, **columns):\n"
+        "    return [float(i) if int(p.split()[2]) % 2 else 1.0 for i, p in enumerate(prompts)]\n"
+    )
+    keys |= {"reward.functions": [f"{tmp_path}/some.py:some"], "data.chat_template": False}
+    recipe = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
+    run(recipe)
+    for step, row in enumerate(logged(recipe), 1):
+        assert row["frac_reward_zero_std"] == 0
+        assert row["dynamic/groups_drawn"] == 3 * row["dynamic/rounds"]
+        samples = read_rows(recipe.run_dir / "samples" / f"step-{step:06d}.jsonl")
+        assert len(samples) == 4 * row["dynamic/groups_drawn"]
+        taught = {sample["uid"].split(".")[0] for sample in samples if "advantages" in sample}
+        assert len(taught) == 3
+    killed = make_recipe(run_dir=str(tmp_path / "killed"), **keys)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    assert result_of(killed.run_dir) == result_of(recipe.run_dir)
+
+
+def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def count_sevens(completions, **columns):\n    return [1.0] * len(completions)\n"
+    )
+    recipe = make_recipe(options={"dynamic_sampling": True, "max_sampling_rounds": 2})
+    with pytest.raises(RunError, match=r"drew 6 groups in 2 rounds and kept none.*options\.max_sampling_rounds"):
+        run(recipe)
+
+
+@pytest.mark.parametrize(
+    ("flow", "keys", "message"),
+    [
+        ("sft", {"reward.functions": ["x.py:f"]}, "`reward` is set, but the flow `sft` has no role `reward`"),
+        ("sft", {"samples_per_prompt": 2}, "`samples_per_prompt` is set, but the flow `sft` draws none; remove it"),
+        ("sft", {"sampling.temperature": 0.5}, "`sampling` is set, but the flow `sft` generates nothing"),
+        ("ppo", {"pretraining.source": "x.jsonl"}, "reads no examples beside its prompts"),
+        ("safe_rlhf", {"pretraining": None}, r"trains on `examples` beside its prompts; set `pretraining\.source`"),
+        ("safe_rlhf", {"cost.functions": []}, r"role `cost`, which nothing fills: set `cost\.functions`"),
+        ("dpo", {"evaluation.functions": ["json:dumps"]}, r"`evaluation\.functions` is set, but .* nothing to judge"),
+        ("dpo", {"data.source": "reasoning_gym:chain_sum"}, "pairs"),
+        ("sft", {"evaluation.temperature": 1.0}, r"`evaluation\.temperature` is set, but .* generates nothing"),
+        ("ppo", {"data.max_example_tokens": 9}, r"`data\.max_example_tokens` is set, but the flow `ppo` reads prompts"),
+        ("reward_model", {"reward.functions": ["x.py:f"]}, r"`reward\.functions` is set, but .* as a model; remove it"),
+        ("ppo", {"reward.model_weight": 2.0}, r"`reward\.model_weight` is set, but `reward\.model` is not"),
+        (
+            "ppo",
+            {"reward.functions": [], "reward.model": "m", "reward.weights": [1.0]},
+            r"`reward\.weights` is set, but they are of `reward\.functions`",
+        ),
+        ("ppo", {"options": {"critic_warmup_steps": 2}}, r"`steps` is 2, but actor\.train does nothing in"),
+        (
+            "ppo",
+            {"options": {"mini_batches": 13}},
+            r"13 mini-batches \(`options\.mini_batches`\), but .* has 12 samples",
+        ),
+        ("dpo", {"options": {"mini_batches": 5}}, r"5 mini-batches .*, but a step has 4 groups"),
+    ],
+)
+def test_what_a_flow_has_no_use_for_is_refused(
+    make_recipe: MakeRecipe, data: dict[str, str], flow: str, keys: dict[str, Any], message: str
+) -> None:
+    recipe = recipe_of(flow, make_recipe, data, **keys)
+    with pytest.raises(UserError, match=message):
+        run(recipe)
+    assert not recipe.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("flow", "key", "kind", "message"),
+    [
+        ("ppo", "model", "reward_model", "key `model`: `.*` is a reward model .*, but the role `actor` begins as"),
+        ("dpo", "model", "reward_model", "key `model`: `.*` is a reward model"),
+        ("ppo", "reward.model", "language_model", "key `reward.model`: `.*` is a language model .* without a head"),
+        ("safe_rlhf", "cost.model", "language_model", "key `cost.model`: `.*` is a language model"),
+        ("ppo", "reward.model", "adapter", "key `reward.model`: `.*` is a LoRA adapter alone.*`plait export"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_role_is_refused(
+    make_recipe: MakeRecipe,
+    data: dict[str, str],
+    tiny_folder: Path,
+    tmp_path: Path,
+    flow: str,
+    key: str,
+    kind: str,
+    message: str,
+) -> None:
+    """Before weights are read: a head made up on the way would train, and mean nothing."""
+    folder = tmp_path / "other"
+    match kind:
+        case "reward_model":
+            save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), folder)
+        case "adapter":
+            folder.mkdir()
+            (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+        case _:
+            folder = tiny_folder
+    keys = {key: str(folder)} | ({key.replace("model", "functions"): []} if key != "model" else {})
+    with pytest.raises(UserError, match=message):
+        prepare(recipe_of(flow, make_recipe, data, **keys))

@@ -1,0 +1,273 @@
+"""Runs whose plan has two roles train together by one schedule: it is executed, and nothing that is computed changes.
+Real processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.cost.placed import Facts
+from plait.cost.placement import parameters_of
+from plait.cost.workload import Lengths
+from plait.errors import ConfigError
+from plait.models.files.saving import save_pretrained
+from plait.planner.evaluate import score
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.fusing import with_order, workload_of
+from plait.runtime.prepare import Prepared, prepare
+from plait.runtime.run_planning import costs_of_run
+from plait.schedule.action import Action, Kind, parse_action
+from plait.schedule.fused import FusedOrder
+from plait.schedule.pipeline import Pipeline, Workload, fused_workload
+from plait.schedule.placements import placements_of
+from plait.schedule.plan import Plan
+from plait.schedule.schedule import Schedule
+from plait.schedule.timeline import load_any
+from tests.cases import slow_but
+from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.runs.placed_runs import PPO, SAFE, Flow
+from tests.runs.plans import assert_equal_runs, write_plan
+from tests.training.schedules import shuffled
+
+STEPS = 3
+WARM_UP: Flow = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2, "critic_warmup_steps": 1}})
+DEEP: Flow = ("ppo", PPO[1] | {"model": "PLACE/deep"})
+"""A model of four layers."""
+
+ACTOR_CRITIC = {
+    "actor.generate": "0,1 dp2",
+    "actor.train": "0,1 pp2 schedule=both",
+    "ref.logprobs": "0",
+    "critic.train": "1,0 pp2 schedule=both",
+}
+CRITICS = {
+    "actor.generate": "0,1 dp2",
+    "actor.train": "0,1 tp2",
+    "ref.logprobs": "0",
+    "critic.train": "0,1 pp2 schedule=both",
+    "cost_critic.train": "1,0 pp2 schedule=both",
+}
+FOUR = {
+    "actor.generate": "0,1,2,3 dp4",
+    "actor.train": "0,1,2,3 pp4 schedule=both",
+    "ref.logprobs": "0",
+    "critic.train": "3,2,1,0 pp4 schedule=both",
+}
+BESIDE = {
+    "actor.generate": "0,1,2,3 dp4",
+    "actor.train": "0,1,2,3 dp2 pp2 schedule=both",
+    "ref.logprobs": "0",
+    "critic.train": "1,0,3,2 dp2 pp2 schedule=both",
+}
+
+
+def schedule_of(stages: tuple[int, ...], counts: tuple[int, ...], models: tuple[str, ...] = ("actor", "critic")) -> str:
+    """A random valid one, as a file."""
+    workload = fused_workload(stages, counts, (1.0, 1.0), models=models)
+    return replace(shuffled(workload, sum(counts)), name="both").to_json()
+
+
+CASES: dict[str, tuple[Flow, dict[str, str], str]] = {
+    "actor and critic": (PPO, ACTOR_CRITIC, schedule_of((2, 2), (2, 2))),
+    "one micro-batch": (PPO, ACTOR_CRITIC, schedule_of((2, 2), (1, 1))),
+    "many": (PPO, ACTOR_CRITIC, schedule_of((2, 2), (4, 8))),
+    "critic warm-up": (WARM_UP, ACTOR_CRITIC, schedule_of((2, 2), (2, 4))),
+    "two critics": (SAFE, CRITICS, schedule_of((2, 2), (2, 3), ("critic", "cost_critic"))),
+    "actor twice": (SAFE, ACTOR_CRITIC | {"cost_critic.train": "0,1 dp2"}, schedule_of((2, 2), (2, 2))),
+    "a critic of one stage": (
+        PPO,
+        ACTOR_CRITIC | {"critic.train": "0,1 dp2 schedule=both"},
+        schedule_of((2, 1), (2, 2)),
+    ),
+    "dp beside it": (PPO, BESIDE, schedule_of((2, 2), (2, 2))),
+    "copies beside it": (
+        PPO,
+        BESIDE | {"critic.train": "0,1,2,3 dp4 schedule=both"},
+        schedule_of((2, 1), (3, 2)),
+    ),
+    "four": (DEEP, FOUR, schedule_of((4, 4), (4, 4))),
+    "four and two": (DEEP, FOUR | {"critic.train": "1,0,3,2 dp2 pp2 schedule=both"}, schedule_of((4, 2), (4, 2))),
+    "tensor parallel": (
+        PPO,
+        BESIDE | {"actor.train": "0,1,2,3 tp2 pp2 schedule=both", "critic.train": "2,3,0,1 tp2 pp2 schedule=both"},
+        schedule_of((2, 2), (2, 2)),
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deep(place: Path) -> None:
+    model = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
+    model.tokenizer = tiny_tokenizer()
+    save_pretrained(model, place / "deep")
+
+
+@pytest.fixture(scope="module")
+def reference(placed: Callable[..., Recipe], place: Path) -> Callable[[Flow], Path]:
+    """The run of a flow on one process."""
+
+    def get(flow: Flow) -> Path:
+        name = f"one {flow[0]} {len(str(flow))}"
+        if not (place / name).exists():
+            run(placed(flow[0], name, steps=STEPS, **flow[1]))
+        return place / name
+
+    return get
+
+
+def fused_run(
+    place: Path,
+    placed: Callable[..., Recipe],
+    name: str,
+    flow: Flow,
+    places: dict[str, str],
+    schedule: str,
+    **keys: Any,
+) -> Path:
+    plan = write_plan(place, name.replace(" ", "-"), places, [schedule] if schedule else [])
+    recipe = placed(flow[0], name, **{"steps": STEPS, **flow[1], "plan": str(plan), **keys})
+    assert run(recipe).finished
+    return recipe.run_dir
+
+
+@pytest.mark.parametrize("name", slow_but(("actor and critic",), CASES))
+def test_training_together_changes_nothing(
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[[Flow], Path]
+) -> None:
+    flow, places, schedule = CASES[name]
+    found = fused_run(place, placed, name, flow, places, schedule)
+    assert_equal_runs(found, reference(flow))
+    plan = Plan.load(found / "plan.json")
+    assert plan.schedules == (Schedule.from_json(schedule),)
+    order = placements_of(plan, schedule_roles(plan)[0]).schedule
+    assert isinstance(order, FusedOrder)
+    assert_executed(found, order, first_step=1 + flow[1]["options"].get("critic_warmup_steps", 0))
+
+
+FOUND = {call: text.replace("=both", "=fused") for call, text in ACTOR_CRITIC.items()}
+
+
+@pytest.mark.slow
+def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
+    place: Path, placed: Callable[..., Recipe], reference: Callable[[Flow], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {**PPO[1], "plan": str(write_plan(place, "found", FOUND))}
+    recipe = placed("ppo", "found", steps=STEPS, **keys)
+    plan = prepare(recipe).plan
+    (schedule,) = plan.schedules
+    assert schedule.name == "fused"
+    assert prepare(recipe).plan == plan, "no clock has a say in it"
+    assert run(recipe.model_copy(update={"steps": 2})).finished
+    assert Plan.load(recipe.run_dir / "plan.json") == plan
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was found before")
+
+    monkeypatch.setattr("plait.runtime.fusing.search", never)
+    assert run(recipe, resume=True).finished
+    assert_equal_runs(recipe.run_dir, reference(PPO))
+    order = placements_of(plan, "actor").schedule
+    assert isinstance(order, FusedOrder)
+    assert_executed(recipe.run_dir, order, first_step=1)
+
+
+def test_an_order_is_as_short_as_it_can_be_and_keeps_to_the_memory_that_is_left(
+    place: Path, placed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two equal models of two stages: no bubbles, but where a rank may hold one micro-batch of each alone."""
+    recipe = placed("ppo", "short", **PPO[1], plan=str(write_plan(place, "short", FOUND)))
+    plan = prepare(recipe).plan
+    prepared = prepare(recipe)
+    facts = facts_of(prepared, replace(plan, schedules=()))
+    costs = costs_of_run(prepared, Lengths.fixed(8))
+    workload = workload_of(facts, costs)
+    assert [(p.model, p.ranks, p.num_microbatches) for p in workload.pipelines] == [
+        ("critic", (0, 1), 6),
+        ("actor", (1, 0), 6),
+    ], "six samples in a mini-batch"
+    assert score(workload, plan.schedules[0]).makespan <= 1.02 * max(workload.work_s())
+    monkeypatch.setattr("plait.runtime.fusing.device_bytes", lambda *_: 0)
+    tight = workload_of(facts, costs)
+    most = [p.activation[0][0] for p in tight.pipelines]
+    assert tight.caps == (max(most),) * 2
+    found = with_order(facts, lambda: costs).schedules[0]
+    assert all(peak <= cap for peak, cap in zip(score(tight, found).peak_memory, tight.caps, strict=True))
+
+
+def facts_of(prepared: Prepared, plan: Plan) -> Facts:
+    parameters = parameters_of(prepared.models)
+    return Facts(
+        prepared.recipe,
+        prepared.models,
+        prepared.shapes,
+        parameters,
+        plan,
+        prepared.flow,
+        prepared.longest_tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"critic.train": "1,0 pp2"}, "`schedule` fused of actor.train: expected several roles that train together"),
+        ({"critic.train": "0 schedule=fused"}, "expected critic on the same ranks and with the same tp as actor"),
+        (
+            {"actor.train": "0,1 dp2 schedule=fused", "critic.train": "0,1 dp2 schedule=fused"},
+            "expected `pp` above 1 of actor or another role",
+        ),
+    ],
+)
+def test_an_order_that_cannot_be_found_is_refused(
+    places: dict[str, str], message: str, place: Path, placed: Callable[..., Recipe]
+) -> None:
+    recipe = placed("ppo", "refused", **PPO[1], plan=str(write_plan(place, "refused", FOUND | places)))
+    with pytest.raises(ConfigError, match=message):
+        prepare(recipe)
+
+
+def schedule_roles(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(action.model for action in plan.schedules[0]))
+
+
+def assert_executed(run_dir: Path, order: FusedOrder, first_step: int) -> None:
+    """Every rank did the actions of its row in that order, those of each role under its own name."""
+    done = executed(run_dir, order)
+    assert {step for _, step, _ in done} == set(range(1, STEPS + 1))
+    assert {action.model for actions in done.values() for action in actions} == set(order.roles)
+    for (rank, step, _), actions in done.items():
+        if step is not None and step < first_step:
+            assert {action.model for action in actions} == {"critic"}
+            continue
+        at = order.layout.coordinates(rank)
+        counts = Counter((a.model, a.copy) for a in actions if a.kind is Kind.FORWARD)
+        assert counts, "a copy without samples has nothing to do"
+        pipelines = []
+        for role, copy, rows in order.copies_in(at.dp):
+            table = ((1.0,) * counts[role, copy],) * len(rows)
+            pipelines.append(Pipeline(role, copy, rows, table, table, table))
+        row = order(Workload(tuple(pipelines), len(order.rows))).ids()[at.pp]
+        mine = {(role, copy) for role, copy, rows in order.copies_in(at.dp) if at.pp in rows}
+        assert [a.id for a in actions] == [
+            name for name in row if (parse_action(name).model, parse_action(name).copy) in mine
+        ]
+
+
+def executed(run_dir: Path, order: FusedOrder) -> dict[tuple[int, int | None, str], list[Action]]:
+    """(rank, step, mini-batch) → forwards and backwards of the first training calls, in the order in which they ran."""
+    found: dict[tuple[int, int | None, str], list[Action]] = {}
+    for span in load_any(run_dir / "trace.json").ordered().spans:
+        if span.kind in (Kind.FORWARD, Kind.BACKWARD) and span.action.split("/")[0].endswith(".train"):
+            call, batch, name = span.action.split("/", 2)
+            action = parse_action(name)
+            assert (call, span.role) == (f"{action.model}.train", action.model)
+            if action.model in order.roles:
+                found.setdefault((span.rank, span.step, batch), []).append(action)
+    return found

@@ -1,0 +1,111 @@
+"""A worker that is killed, stopped or raises while samples go on in another instance, or when a rank that they have
+left begins to score: as in any phase, it is named, and --resume continues to the undisturbed result."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from tests.runs.faulty_runs import FLOW, broken_off, recipe_of
+from tests.runs.plans import write_plan
+
+MOVES = """
+    import sys
+
+    from plait.policy.migration import HowToMove
+    from plait.runtime.rebalancing import Balance
+    from plait.workers.migrations import SampleMoverOfRank
+
+    STAGES = ("here", "give", "take", "rest")
+    does = SampleMoverOfRank.do
+
+    def do(self, gathering):
+        if self._rank == int(lines[0]) and gathering.stage.value == lines[1]:
+            fault()
+        return does(self, gathering)
+
+    def look(self, *, frees):
+        # In the second step and later half of the samples of one instance go over, their keys and values ahead.
+        if self.num_moved or self._moves.is_moving or sum(self._engine.running) > 10 or not all(self._engine.running):
+            return
+        rank, stage = (int(lines[0]), lines[1]) if lines else (0, "rest")
+        source = rank if stage in ("give", "rest") else 1 - rank
+        keys = self._moves.unfinished[source][::2]
+        self._move({(source, 1 - source): keys}, {}, HowToMove(frozenset(keys[:1]), ahead=True))
+
+    @contextlib.contextmanager
+    def scoring(self, action):
+        with doing(self, action):
+            if lines and self.rank == int(lines[0]) and action.split("/")[0] == lines[1]:
+                fault()
+            yield
+
+    if "pytest" not in sys.modules:
+        Balance.look = look
+        if lines and lines[1] in STAGES:
+            SampleMoverOfRank.do = do
+        elif lines:
+            StatusFile.doing = scoring
+"""
+PLACES = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
+KEYS = {"sampling.max_response_tokens": 24, "sampling.stop_token_ids": [*range(3, 300, 12)], "micro_batch_tokens": 128}
+STAGES = [
+    ("kill", "here", 1),
+    ("kill", "give", 1),
+    ("kill", "take", 1),
+    ("kill", "rest", 0),
+    ("stop", "give", 1),
+    ("stop", "rest", 1),
+    ("raise", "take", 1),
+    ("raise", "rest", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "flow.py").write_text(textwrap.dedent(FLOW) + textwrap.dedent(MOVES))
+    (folder / "reward.py").write_text(
+        "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
+    )
+    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))
+    write_plan(folder, "plan", PLACES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path, tiny_folder: Path) -> Path:
+    whole = recipe_of(place, tiny_folder, "undisturbed", freeze_after_s=60, **KEYS)
+    run(whole)
+    return whole.run_dir
+
+
+def recipe(place: Path, tiny_folder: Path, fault: str, name: str, **keys: object) -> Recipe:
+    """Only a rank that is stopped has to be seen soon."""
+    return recipe_of(
+        place, tiny_folder, f"{fault}-{name}", freeze_after_s=10 if fault == "stop" else 60, **KEYS, **keys
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "stage", "rank"), STAGES)
+def test_a_fault_while_samples_move_is_named_and_the_run_goes_on(
+    fault: str, stage: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
+) -> None:
+    """When a rank is about to do its part of any stage; for the last one the other side waits."""
+    broken = recipe(place, tiny_folder, fault, f"{stage}-{rank}", rebalance="auto", fusion="off")
+    broken_off(broken, fault, stage, rank, undisturbed, named="actor.generate", waits=stage == "rest")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "rank"), [("kill", 1), ("stop", 1), ("raise", 0)])
+def test_a_fault_of_a_rank_that_begins_to_score_is_named_and_the_run_goes_on(
+    fault: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
+) -> None:
+    """Samples were gathered when half of them were left, and the rank that they left scores."""
+    broken = recipe(place, tiny_folder, fault, f"score-{rank}", fusion=0.5)
+    broken_off(broken, fault, "ref.logprobs", rank, undisturbed, waits=False)

@@ -1,0 +1,101 @@
+"""Where the calls of a flow run changes nothing of what is computed: tokens, metrics, weights. float64."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from tests.cases import slow_but
+from tests.runs.placed_runs import GRPO, PLANS, PPO, Flow, where
+from tests.runs.plans import assert_equal_runs
+
+QUICK_STEPS = {"grpo-nothing-stays-2": 2, "grpo-followed-2": 3}
+"""In the third step the reference has followed."""
+
+
+@pytest.fixture(scope="module")
+def reference(placed: Callable[..., Recipe], place: Path) -> Callable[[str, dict[str, Any]], Path]:
+    """The run of a flow on one process, run once."""
+
+    def get(flow: str, keys: dict[str, Any]) -> Path:
+        name = f"one-{flow}-{zlib.crc32(repr(sorted(keys.items())).encode()):08x}"
+        if not (place / name).exists():
+            run(placed(flow, name, **keys))
+        return place / name
+
+    return get
+
+
+@pytest.mark.parametrize("name", slow_but(tuple(QUICK_STEPS), PLANS))
+def test_a_plan_changes_nothing(
+    name: str,
+    place: Path,
+    placed: Callable[..., Recipe],
+    reference: Callable[[str, dict[str, Any]], Path],
+) -> None:
+    (flow, keys), plan = PLANS[name]
+    if name in QUICK_STEPS:
+        keys = {**keys, "steps": QUICK_STEPS[name]}
+    recipe = placed(flow, name, **keys, **where(place, name, plan))
+    outcome = run(recipe)
+    assert outcome.finished
+    assert_equal_runs(recipe.run_dir, reference(flow, keys))
+
+
+PARTED: dict[str, tuple[Flow, dict[str, str]]] = {
+    "grpo-2": (
+        ("grpo", GRPO[1] | {"checkpoint_activations": True, "steps": 2}),
+        {"actor.generate": "0,1 dp2", "actor.train": "0,1 tp2", "ref.logprobs": "0,1 pp2"},
+    ),
+    "grpo-divided-gradients-4": (
+        ("grpo", GRPO[1] | {"optimizer.shard_gradients": True, "steps": 3}),
+        {"actor.generate": "0,1 dp2", "actor.train": "0,1,2,3 dp2 tp2", "ref.logprobs": "0"},
+    ),
+    "ppo-4": (
+        PPO,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1,2,3 tp2 pp2",
+            "ref.logprobs": "0,1,2,3 dp2 tp2",
+            "critic.train": "0,1,2,3 tp4",
+            "critic.values": "0,1,2,3 dp2 tp2",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["grpo-2"], PARTED))
+def test_tokens_that_ranks_part_between_layers_change_nothing(
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[[str, dict[str, Any]], Path]
+) -> None:
+    (flow, keys), plan = PARTED[name]
+    recipe = placed(flow, f"parted-{name}", **keys, **where(place, f"parted-{name}", plan), sequence_parallel=True)
+    assert run(recipe).finished
+    assert_equal_runs(recipe.run_dir, reference(flow, keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", ["auto", 1, 3])
+def test_stages_in_exact_mode_generate_what_one_process_does_to_the_bit(
+    groups: str | int, placed: Callable[..., Recipe], place: Path
+) -> None:
+    """Steps in flight have other samples in them, and the rest of the step is the same program."""
+    keys = {**GRPO[1], "steps": 3, "dtype": "float32", "sampling.exact": True}
+    name, plan = f"exact-{groups}", {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "0"}
+    ring = placed("grpo", name, **keys, **{"sampling.decode_groups": groups}, **where(place, name, plan))
+    alone = placed("grpo", f"{name}-alone", **keys)
+    for recipe in (ring, alone):
+        assert run(recipe).finished
+    assert bits_of(ring.run_dir) == bits_of(alone.run_dir)
+
+
+def bits_of(run_dir: Path) -> dict[str, bytes]:
+    """Samples with their log-probs, and the weights."""
+    files = [*sorted((run_dir / "samples").iterdir()), run_dir / "final/model.safetensors"]
+    return {file.name: file.read_bytes() for file in files}

@@ -1,0 +1,136 @@
+"""Plans nobody thought of: random layouts and instances of every call. The test's id is the seed of its plan, and the
+plan is printed where it fails. float64, as in `test_placements`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from tests.runs.placed_runs import GRPO, OWN, PPO, SAFE, Flow, where
+from tests.runs.plans import assert_equal_runs
+
+STEPS = 3
+LARGEST_TP, LARGEST_PP = 4, 2
+"""Query heads and layers of the tiny model."""
+
+FLOWS: dict[str, tuple[Flow, tuple[str, ...]]] = {
+    "grpo": (GRPO, ("actor.generate", "actor.train", "ref.logprobs")),
+    "ppo": (
+        PPO,
+        ("actor.generate", "actor.train", "actor.logprobs", "ref.logprobs", "critic.train", "critic.values"),
+    ),
+    "safe": (
+        SAFE,
+        (
+            *("actor.generate", "actor.train", "ref.logprobs", "critic.train", "critic.values"),
+            *("cost_critic.train", "cost_critic.values"),
+        ),
+    ),
+    "own": (
+        OWN,
+        ("actor.generate", "actor.train", "actor.logprobs", "ref.logprobs", "critic.train", "critic.values"),
+    ),
+}
+SEEDS_OF = {1: 1, 2: 2, 4: 2}
+"""Ranks → seeds of each flow."""
+
+
+def random_plan(calls: tuple[str, ...], num_ranks: int, seed: str) -> dict[str, str]:
+    """On `num_ranks` ranks, or fewer where the draw leaves one out."""
+    chance = random.Random(seed)
+    drawn = {
+        call: _instances(chance, num_ranks) if call.endswith(".generate") else [_layout(chance, num_ranks)]
+        for call in calls
+    }
+    used = sorted({rank for layouts in drawn.values() for ranks, _ in layouts for rank in ranks})
+    places = {}
+    for call, layouts in drawn.items():
+        options = _options(chance, call, " pp2" in layouts[0][1])
+        texts = [",".join(str(used.index(rank)) for rank in ranks) + sizes + options for ranks, sizes in layouts]
+        places[call] = " | ".join(texts)
+    return places
+
+
+def _layout(chance: random.Random, num_ranks: int, *, copies: bool = True) -> tuple[list[int], str]:
+    """Ranks in any order, and their sizes; one copy alone where `copies` is false."""
+    several = [
+        (dp, tp, pp)
+        for dp in range(1, num_ranks + 1 if copies else 2)
+        for tp in range(1, LARGEST_TP + 1)
+        for pp in range(1, LARGEST_PP + 1)
+        if dp * tp * pp <= num_ranks
+    ]
+    dp, tp, pp = chance.choice(several)
+    return chance.sample(range(num_ranks), dp * tp * pp), f" dp{dp} tp{tp} pp{pp}"
+
+
+def _instances(chance: random.Random, num_ranks: int) -> list[tuple[list[int], str]]:
+    """Instances of any sizes, on ranks of their own."""
+    free = chance.sample(range(num_ranks), num_ranks)
+    found = []
+    while free and (not found or chance.random() < 0.7):
+        members, sizes = _layout(chance, len(free), copies=False)
+        found.append(([free[i] for i in members], sizes))
+        free = [rank for i, rank in enumerate(free) if i not in members]
+    return found
+
+
+def _options(chance: random.Random, call: str, staged: bool) -> str:
+    words = []
+    if chance.random() < 0.3:
+        words.append("after=offload")
+    if not call.endswith(".generate") and chance.random() < 0.4:
+        words.append(f"micro_batch_tokens={chance.choice((32, 100, 500))}")
+    if call.endswith(".train") and staged:
+        words.append(f"schedule={chance.choice(('1F1B', 'gpipe'))}")
+    return "".join(f" {word}" for word in words)
+
+
+@pytest.fixture(scope="module")
+def reference(placed: Callable[..., Recipe], place: Path) -> Callable[[Flow], Path]:
+    """The run of a flow on one process, run once."""
+
+    def get(flow: Flow) -> Path:
+        recipe = placed(flow[0], f"one-{flow[0]}", steps=STEPS, **flow[1])
+        if not recipe.run_dir.exists():
+            run(recipe)
+        return recipe.run_dir
+
+    return get
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flow", "num_ranks", "seed"),
+    [(flow, ranks, seed) for flow in FLOWS for ranks, seeds in SEEDS_OF.items() for seed in range(seeds)],
+)
+def test_a_random_plan_changes_nothing(
+    flow: str,
+    num_ranks: int,
+    seed: int,
+    place: Path,
+    placed: Callable[..., Recipe],
+    reference: Callable[[Flow], Path],
+) -> None:
+    (algorithm, keys), calls = FLOWS[flow]
+    plan = random_plan(calls, num_ranks, f"{flow}-{num_ranks}-{seed}")
+    print(plan)
+    name = f"{flow}-{num_ranks}-{seed}"
+    recipe = placed(algorithm, name, steps=STEPS, **keys, **where(place, name, plan))
+    run(recipe)
+    assert_equal_runs(recipe.run_dir, reference(FLOWS[flow][0]))
+
+
+def test_plans_are_reproducible_and_differ() -> None:
+    calls = FLOWS["safe"][1]
+    plans = [random_plan(calls, 4, f"safe-4-{seed}") for seed in range(20)]
+    assert plans == [random_plan(calls, 4, f"safe-4-{seed}") for seed in range(20)]
+    assert len({str(plan) for plan in plans}) == 20
+    said = " ".join(text for plan in plans for text in plan.values())
+    for word in ("dp4", "tp2", "pp2", "tp4", "|", "after=offload", "micro_batch_tokens=32", "schedule=gpipe"):
+        assert word in said

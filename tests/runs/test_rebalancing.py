@@ -1,0 +1,77 @@
+"""Samples that go on in other instances during a rollout: nothing of what is computed changes. float64."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.errors import ConfigError
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from tests.cases import slow_but
+from tests.runs.plans import assert_equal_runs, write_plan
+
+KEYS: dict[str, Any] = {
+    "dtype": "float64",
+    "steps": 1,
+    "prompts_per_step": 6,
+    "sampling.max_response_tokens": 40,
+    "sampling.stop_token_ids": [*range(3, 300, 12)],  # responses of many lengths
+    "micro_batch_tokens": 128,
+    "checkpoint.every": 1,
+    "fusion": "off",
+}
+DP2 = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
+PLANS = {
+    "dp2": DP2,
+    "leader last": {**DP2, "actor.generate": "1,0 dp2"},
+    "tp2 beside one": {"actor.generate": "0,1 tp2 | 2", "actor.train": "0,1,2 dp3", "ref.logprobs": "0"},
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "speculation": {"sampling.speculation": 3},
+    "samples wait": {"sampling.max_running": 4},
+}
+
+
+CASES = [*(("dp2", change) for change in CHANGES), ("leader last", "plain"), ("tp2 beside one", "plain")]
+
+
+@pytest.mark.parametrize("word", ["on", 0.5])
+def test_what_rebalance_may_not_be(make_recipe: Callable[..., Recipe], word: Any) -> None:
+    with pytest.raises(ConfigError, match="key `rebalance`: "):
+        make_recipe(rebalance=word)
+    assert make_recipe().rebalance == "off"
+
+
+@pytest.mark.parametrize(("plan", "change"), slow_but([("dp2", "speculation")], CASES))
+def test_moves_change_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path, plan: str, change: str) -> None:
+    """The moves of the second step are given as decisions that a run before had made: half of the samples go over
+    when 20 are left, the bulk of them ahead, and others come back when 12 are, of which some are computed again."""
+    keys = KEYS | CHANGES[change]
+    one = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "one"))
+    run(one)
+    keys |= {"rebalance": "auto", "plan": str(write_plan(tmp_path, "plan", PLANS[plan]))}
+    placed = make_recipe(**keys, run_dir=str(tmp_path / "placed"))
+    run(placed)
+    decided = read_rows(placed.run_dir / "rebalancing.jsonl")
+    assert [(row["step"], row["moves"]) for row in decided] == [(1, [])], "nothing was measured yet"
+    groups = [[(uid, index) for index in range(make_recipe(**keys).samples_per_prompt)] for uid in range(6, 12)]
+    over = [key for group in groups for key in group[::2]]
+    back = [key for group in groups for key in group[1::2]]
+    asked = {"step": 2, "call": "actor.generate", "curve": {"fixed_s": 1.0, "each_s": 1.0, "move_s": 1.0}}
+    first = {"left": 20, "pairs": [[0, 1, over]], "ahead": True, "recompute": over[:2]}
+    second = {"left": 12, "pairs": [[1, 0, back]], "ahead": False, "recompute": back[::3]}
+    asked |= {"moves": [first, second], "move_s": None}
+    with open(placed.run_dir / "rebalancing.jsonl", "a") as file:
+        file.write(json.dumps(asked) + '\n{"step": 3, "torn')
+    run(placed.model_copy(update={"steps": 2}), resume=True)
+    assert_equal_runs(placed.run_dir, one.run_dir)
+    assert read_rows(placed.run_dir / "metrics.jsonl")[1]["perf/samples_moved"] > 0
+    rows = read_rows(placed.run_dir / "rebalancing.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]

@@ -1,0 +1,154 @@
+"""Reward models as rewards: their scores, their own tokens, and what cannot be one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.data.packed import pack
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.errors import RunError, UserError
+from plait.models.files.saving import save_pretrained
+from plait.models.scalar_loading import load_scalar
+from plait.observe.run_log import read_rows
+from plait.runtime.api import run
+from plait.runtime.prepare import prepare
+from plait.runtime.scorer import translator_for
+from tests.models.tiny import tiny_tokenizer
+from tests.runs.test_flows import MakeRecipe, data, recipe_of
+from tests.runs.written import logged
+
+__all__ = ["data"]
+
+
+def test_a_reward_model_fills_the_reward(make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path) -> None:
+    """Trained here, then the reward of PPO, beside a function; the critic begins as it."""
+    trained = recipe_of("reward_model", make_recipe, data, steps=6, run_dir=str(tmp_path / "rm"))
+    run(trained)
+    folder = str(trained.run_dir / "final")
+    keys = {"reward.model": folder, "reward.model_weight": 0.5, "evaluation.items": 2, "reward.weights": [2.0]}
+    recipe = recipe_of("ppo", make_recipe, data, steps=2, **keys)
+    outcome = run(recipe)
+    row = logged(recipe)[0]
+    assert row["reward"] == pytest.approx(0.5 * row["rewards/model/mean"] + 2 * row["rewards/count_sevens/mean"])
+    assert row["rewards/model/mean"] != 0
+    assert outcome.after is not None
+    assert math.isfinite(outcome.after.metrics()["eval/reward"])
+    scorer = load_scalar(folder, dtype="float32", device="cpu", seed=0)
+    for sample in read_rows(recipe.run_dir / "samples" / "step-000001.jsonl")[:4]:
+        batch = pack([(sample["prompt_ids"], [sample["token_ids"]])])
+        score = float(scorer.values_and_scores(batch)[1][0].detach())
+        assert sample["reward_score"] == pytest.approx(0.5 * score + 2 * sample["response"].count("7"), abs=1e-4)
+
+
+def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:
+    actor, other = tiny_tokenizer(), tiny_tokenizer()
+    assert translator_for(actor, other) is None, "one vocabulary, one template"
+    other.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    translator = translator_for(actor, other)
+    assert translator is not None
+    prompt = Prompt(0, "rendered", (1, 2), {"prompt": "what is 7?"})
+    sample = Sample(prompt, 0, (5, 6), (-1.0, -1.0), "it is 7", FinishReason.STOP)
+    (read,) = translator.translate_all([sample])
+    assert other.decode(read.prompt.token_ids + read.token_ids) == "<user>what is 7?<assistant>it is 7"
+    other.chat_template = None
+    (raw,) = translator.translate_all([sample])
+    ids = raw.prompt.token_ids + raw.token_ids
+    assert ids[-1] == other.eos_token_id
+    assert other.decode(ids, skip_special_tokens=True) == "renderedit is 7"
+    (truncated,) = translator.translate_all([dataclasses.replace(sample, finish_reason=FinishReason.LENGTH)])
+    assert truncated.token_ids[-1] != other.eos_token_id, "the end was not said"
+
+
+@pytest.mark.parametrize("texts", [("it is 7", "it is 8", "it is 7"), ("7", "it is not", "")])
+def test_translated_samples_of_a_prompt_share_what_they_begin_with(texts: tuple[str, ...]) -> None:
+    """One prompt for all, of which nothing is another sample's: else its scores would be too."""
+    other = tiny_tokenizer()
+    other.chat_template = None
+    translator = translator_for(tiny_tokenizer(), other)
+    assert translator is not None
+    prompt = Prompt(0, "what is 7?", (1, 2), {"prompt": "what is 7?"})
+    samples = [Sample(prompt, i, (5, 6), (-1.0, -1.0), text, FinishReason.LENGTH) for i, text in enumerate(texts)]
+    read = translator.translate_all(samples)
+    assert len({one.prompt.token_ids for one in read}) == 1
+    assert len(read[0].prompt.token_ids) >= 3
+    for one, text in zip(read, texts, strict=True):
+        assert one.token_ids
+        assert other.decode(one.prompt.token_ids + one.token_ids) == "what is 7?" + text
+
+
+def test_a_reward_model_with_its_own_tokens_scores_groups(
+    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Each sample's score is that of its own text alone, whatever its group says."""
+    model = load_scalar(str(tiny_folder), dtype="float32")
+    model.tokenizer.chat_template = None
+    save_pretrained(model, tmp_path / "reward_model")
+    recipe = make_recipe(steps=1, **{"reward.functions": [], "reward.model": str(tmp_path / "reward_model")})
+    run(recipe)
+    for sample in read_rows(recipe.run_dir / "samples" / "step-000001.jsonl"):
+        ids = model.tokenizer(sample["prompt"] + sample["response"])["input_ids"]
+        ids += [2] * (sample["finish_reason"] == "stop")
+        score = float(model.values_and_scores(pack([(ids[:-1], [ids[-1:]])]))[1][0])
+        assert sample["reward_score"] == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, r"`reward.model` gives sample 0.0 the score (nan|-?inf) \(12 of 12 scores are not finite\)"),
+        ({"reward.on_error": "drop"}, r"no sample of 12 has a score from `reward`; look at key `reward.model`"),
+    ],
+)
+def test_a_reward_model_whose_scores_are_not_finite_is_named(
+    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    model = load_scalar(str(tiny_folder), dtype="float32")
+    model.module.score.weight.data.fill_(3e38)  # finite, as a file must be; its products are not
+    save_pretrained(model, tmp_path / "reward_model")
+    given = {"reward.functions": [], "reward.model": str(tmp_path / "reward_model")}
+    with pytest.raises(RunError, match=message):
+        run(make_recipe(**(given | keys)))
+
+
+@pytest.mark.parametrize(
+    ("flow", "keys", "message"),
+    [
+        (
+            "ppo",
+            ("reward.model",),
+            r"the critic begins as .* \(key `reward.model`\) .*; set `critic.model`, such as to",
+        ),
+        ("ppo", ("critic.model",), r"the critic begins as .* \(key `critic.model`\) .*; give another `critic.model`"),
+        ("reward_model", ("reward.model",), r"the reward begins as .*; give another `reward.model`"),
+        ("ppo", ("reward.model", "critic.model"), None),
+    ],
+)
+def test_a_critic_reads_the_tokens_of_the_actor(
+    make_recipe: MakeRecipe,
+    data: dict[str, str],
+    tiny_folder: Path,
+    tmp_path: Path,
+    flow: str,
+    keys: tuple[str, ...],
+    message: str | None,
+) -> None:
+    """Only a frozen reward model has samples rendered for it; to a critic the ids would mean other texts."""
+    model = load_scalar(str(tiny_folder), dtype="float32")
+    tokenizer = json.loads(model.tokenizer.backend_tokenizer.to_str())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    save_pretrained(model, tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    given = {key: str(tmp_path / "other") for key in keys} | {"steps": 1}
+    if message is None:
+        recipe = recipe_of(flow, make_recipe, data, **(given | {"critic.model": str(tiny_folder)}))
+        assert run(recipe).finished
+        return
+    with pytest.raises(UserError, match=message):
+        prepare(recipe_of(flow, make_recipe, data, **given))

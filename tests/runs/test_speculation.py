@@ -1,0 +1,193 @@
+"""Training with drafts is training without: the same tokens, metrics and weights, on one device and on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.cost.device_memory import Facts, memory_by_device
+from plait.cost.estimate import memory_table
+from plait.cost.generation_memory import packed_bytes
+from plait.cost.placement import parameters_of
+from plait.cost.workload import Lengths, SampleLengths
+from plait.errors import ConfigError, ModelError
+from plait.layout.mesh import Layout
+from plait.models.files.saving import save_pretrained
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.machine import machine_of
+from plait.runtime.planning import Planning
+from plait.runtime.prepare import prepare
+from tests.cases import slow_but
+from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.runs.placed_runs import GRPO, recipe_in, where
+from tests.runs.plans import assert_equal_runs
+
+STEPS = 5
+"""A step takes 3 of 12 prompts: a pass and a quarter."""
+
+MODEL = "MODEL"
+"""In place of the folder of the policy as it begins."""
+
+HOW: dict[str, dict[str, Any]] = {
+    "auto": {"sampling.speculation": "auto"},
+    "five": {"sampling.speculation": 5},
+    "chunks": {"sampling.speculation": 3, "sampling.max_prefill_tokens": 7, "sampling.max_running": 5},
+    "a pool of keys that is too small": {"sampling.speculation": 4, "sampling.kv_tokens": 96},
+    "a pool of texts that is too small": {"sampling.speculation": 4, "sampling.draft_pool_bytes": 1 << 16},
+    "a draft model": {"sampling.speculation": 4, "sampling.draft_model": MODEL},
+    "a draft model, where it pays": {"sampling.speculation": "auto", "sampling.draft_model": MODEL},
+}
+PLACES = {
+    "instances": {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"},
+    "tp2": {"actor.generate": "1,0 tp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"},
+    "pp2": {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "1"},
+}
+
+
+def recipe_of(place: Path, tiny_folder: Path, run_dir: str, **keys: Any) -> Recipe:
+    # Cold, so that a model of random weights says some of what it said before.
+    base = {"steps": STEPS, "sampling.max_response_tokens": 12, "sampling.temperature": 0.1}
+    keys = {key: str(tiny_folder) if value == MODEL else value for key, value in keys.items()}
+    return recipe_in(place, tiny_folder, "grpo", run_dir, **(GRPO[1] | base | keys))
+
+
+@pytest.fixture(scope="module")
+def plain(place: Path, tiny_folder: Path) -> Path:
+    recipe = recipe_of(place, tiny_folder, "plain")
+    run(recipe)
+    return Path(recipe.run_dir)
+
+
+def accepted(run_dir: Path) -> float:
+    return sum(row.get("perf/spec/accepted_tokens", 0.0) for row in read_rows(run_dir / "metrics.jsonl"))
+
+
+QUICK = ("auto", "a pool of keys that is too small", "a draft model")
+"""Five are guessed as four are; where guesses pay is decided alike whoever makes them; tests of the engine have chunks
+and small pools of texts."""
+
+
+@pytest.mark.parametrize("how", slow_but(QUICK, HOW))
+def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder: Path, plain: Path) -> None:
+    recipe = recipe_of(place, tiny_folder, how, **HOW[how])
+    run(recipe)
+    assert_equal_runs(Path(recipe.run_dir), plain)
+    assert accepted(plain) == 0
+    if HOW[how]["sampling.speculation"] != "auto":
+        assert accepted(Path(recipe.run_dir)) > 0
+
+
+@pytest.mark.parametrize("how", slow_but([4], ["auto", 4]))
+def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> None:
+    keys = {"sampling.exact": True, "dtype": "float32", "steps": 4}
+    without, drafting = (
+        recipe_of(place, tiny_folder, f"exact-{how}-{guesses}", **keys, **{"sampling.speculation": guesses})
+        for guesses in ("off", how)
+    )
+    for recipe in (without, drafting):
+        run(recipe)
+    assert_equal_runs(Path(drafting.run_dir), Path(without.run_dir), tolerance=0.0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "model"),
+    [
+        ("tp2", MODEL),
+        *(
+            pytest.param(plan, model, marks=pytest.mark.slow)
+            for plan in ("instances", "pp2")
+            for model in (None, MODEL)
+        ),
+    ],
+)
+def test_all_ranks_take_the_same_drafts(
+    plan: str, model: str | None, place: Path, tiny_folder: Path, plain: Path
+) -> None:
+    """One rank of an instance drafts, and has the draft model."""
+    keys = where(place, f"spec-{plan}", PLACES[plan]) | {"sampling.speculation": 4, "sampling.draft_model": model}
+    recipe = recipe_of(place, tiny_folder, f"on-{plan}-{model}", **keys)
+    run(recipe)
+    assert_equal_runs(Path(recipe.run_dir), plain)
+    assert accepted(Path(recipe.run_dir)) > 0
+
+
+def test_a_resumed_run_has_lost_what_it_knew_and_nothing_else(place: Path, tiny_folder: Path, plain: Path) -> None:
+    keys = {"sampling.speculation": 4, "checkpoint.every": 2}
+    run(recipe_of(place, tiny_folder, "resumed", **keys, steps=4))
+    recipe = recipe_of(place, tiny_folder, "resumed", **keys)
+    run(recipe, resume=True)
+    assert_equal_runs(Path(recipe.run_dir), plain)
+
+
+def other_tokens(folder: Path) -> Path:
+    """A model whose tokenizer has other ids."""
+    model = tiny_model("llama", dtype=torch.float32)
+    model.tokenizer = tiny_tokenizer()
+    model.tokenizer.add_tokens(["another"])
+    ids = model.tokenizer.get_vocab()
+    assert max(ids.values()) < 320
+    save_pretrained(model, folder)
+    return folder
+
+
+def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path, tiny_folder: Path) -> None:
+    """Here the policy has a token more than the draft model knows."""
+    more = other_tokens(tmp_path / "more")
+    keys = {"sampling.speculation": "auto", "sampling.draft_model": str(tiny_folder)}
+    recipe = recipe_of(place, more, "more", **keys)
+    said = (
+        r"`sampling.draft_model` is `.*tiny`, which guesses the tokens of `.*more`, but 1 of these, such as 'another'"
+    )
+    with pytest.raises(ConfigError, match=said):
+        prepare(recipe)
+    keys = {"sampling.speculation": 3, "sampling.draft_model": str(tmp_path)}
+    none = recipe_of(place, tiny_folder, "none", **keys)
+    with pytest.raises(ModelError, match=r"key `sampling.draft_model`: model: "):
+        prepare(none)
+    nameless = recipe_of(place, tiny_folder, "nameless", **keys | {"sampling.draft_model": ""})
+    with pytest.raises(ModelError, match=r"key `sampling.draft_model`: model: expected a known name .* empty name"):
+        prepare(nameless)
+
+
+def test_a_draft_model_is_of_use_only_where_something_is_guessed(place: Path, tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"draft_model is '.*', but nothing is guessed; set speculation to auto"):
+        recipe_of(place, tiny_folder, "off", **{"sampling.draft_model": MODEL})
+
+
+def test_its_seconds_stand_in_plans(place: Path, tiny_folder: Path) -> None:
+    """Of a fixed length it guesses in every step; what `auto` comes to is known when a run has measured it."""
+    sizes, found = SampleLengths(Lengths.fixed(8), Lengths.fixed(8)), {}
+    for how in (3, "auto"):
+        keys = {"sampling.speculation": how, "sampling.draft_model": MODEL}
+        ready = prepare(recipe_of(place, tiny_folder, f"plans-{how}", **keys))
+        cluster, _ = machine_of(ready.recipe, ready.shape, 1)
+        planning = Planning(ready.recipe, ready.flow, ready.models, ready.shapes, cluster, sizes)
+        found[how] = planning.costs.call("actor.generate", "decode", Layout.on(range(1)))
+    assert found[3].terms["draft model"] > 0
+    assert "draft model" not in found["auto"].terms
+
+
+def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Path) -> None:
+    """A model of the policy's shape: as many bytes as that, of each engine that drafts."""
+    keys = {"sampling.speculation": "auto", "sampling.draft_model": MODEL, "dtype": "float32"}
+    prepared = prepare(recipe_of(place, tiny_folder, "forecast", **keys))
+    table = memory_table(prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_tokens)
+    rows = dict(table.expected)
+    assert rows["draft model: weights (float32)"] == rows["actor: weights (float32)"]
+    assert rows["draft model: weights packed for decoding"] == packed_bytes(prepared.shape, "float32")
+    caches = [size for what, size in rows.items() if "KV cache" in what]
+    assert len(caches) == 2
+    assert caches[0] == caches[1]
+    placed = prepare(recipe_of(place, tiny_folder, "tp2", **keys, **where(place, "forecast-tp2", PLACES["tp2"])))
+    parameters = parameters_of(placed.models)
+    facts = Facts(
+        placed.recipe, placed.models, placed.shapes, parameters, placed.plan, placed.flow, placed.longest_tokens
+    )
+    devices = {rank: [what for what, _ in one.rows] for one in memory_by_device(facts) for rank in one.ranks}
+    drafts = {rank: sum("draft model" in what for what in rows) for rank, rows in devices.items()}
+    assert drafts == {0: 3, 1: 0}, "the leader drafts, whichever place it has in the instance"
