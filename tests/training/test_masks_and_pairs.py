@@ -285,9 +285,9 @@ def test_a_role_is_asked_for_what_its_model_has():
         RunError, match=r"critic.logprobs: role `critic` is a scalar model, which has values and scores"
     ):
         run_all(scalar().score(rows, Score.LOGPROBS))
-    for call in ("values", "scores"):
-        with pytest.raises(RunError, match=rf"actor.{call}: role `actor` is a language model, which has logprobs"):
-            run_all(getattr(language(), call)(rows))
+    for what, name in ((Score.VALUES, "values"), (Score.SCORE, "scores")):
+        with pytest.raises(RunError, match=rf"actor.{name}: role `actor` is a language model, which has logprobs"):
+            run_all(language().score(rows, what))
     with pytest.raises(RunError, match="role `critic` is a scalar model"):
         run_all(train(scalar(), rows, {}, lambda batch: batch.logprobs.sum()))
 
