@@ -116,11 +116,44 @@ def test_all_ranks_take_the_same_drafts(
     assert accepted(Path(recipe.run_dir)) > 0
 
 
-def test_a_resumed_run_has_lost_what_it_knew_and_nothing_else(place: Path, tiny_folder: Path, plain: Path) -> None:
+GUESSED = ("draft_tokens", "accepted_tokens", "acceptance_of_history")
+
+
+@pytest.mark.parametrize("plan", slow_but([None], [None, "instances", "tp2"]))
+def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
+    plan: str | None, place: Path, tiny_folder: Path, plain: Path
+) -> None:
+    """The last step asks again what an earlier one asked in another stay, and guesses from what was said then."""
     keys = {"sampling.speculation": 4, "checkpoint.every": 2}
-    run(recipe_of(place, tiny_folder, "resumed", **keys, steps=4))
-    recipe = recipe_of(place, tiny_folder, "resumed", **keys)
+    if plan is not None:
+        keys |= where(place, f"resumed-{plan}", PLACES[plan])
+    through = recipe_of(place, tiny_folder, f"through-{plan}", **keys)
+    run(through)
+    run(recipe_of(place, tiny_folder, f"resumed-{plan}", **keys, steps=4))
+    resumed = recipe_of(place, tiny_folder, f"resumed-{plan}", **keys)
+    run(resumed, resume=True)
+    assert_equal_runs(Path(resumed.run_dir), plain)
+    last, wanted = (read_rows(Path(one.run_dir) / "metrics.jsonl")[-1] for one in (resumed, through))
+    for figure in GUESSED:
+        assert last[f"perf/spec/{figure}"] == wanted[f"perf/spec/{figure}"]
+    assert last["perf/spec/accepted_tokens"] > 0
+
+
+def test_a_resumed_run_without_its_samples_has_lost_guesses_and_nothing_else(
+    place: Path, tiny_folder: Path, plain: Path
+) -> None:
+    keys = {"sampling.speculation": 4, "checkpoint.every": 2}
+    recipe = recipe_of(place, tiny_folder, "lost", **keys)
+    run(recipe_of(place, tiny_folder, "lost", **keys, steps=4))
+    texts = {path: path.read_text() for path in (Path(recipe.run_dir) / "samples").glob("step-*.jsonl")}
+    gone, *damaged = texts
+    gone.unlink()
+    for path in damaged:
+        path.write_text(texts[path][:100] + "\n")
     run(recipe, resume=True)
+    assert "perf/spec/acceptance_of_history" not in read_rows(Path(recipe.run_dir) / "metrics.jsonl")[-1]
+    for path, text in texts.items():
+        path.write_text(text)
     assert_equal_runs(Path(recipe.run_dir), plain)
 
 

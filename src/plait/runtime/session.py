@@ -21,6 +21,7 @@ from plait.runtime.batches import Batches
 from plait.runtime.directory import RunDirectory
 from plait.runtime.doctor import RunDoctor
 from plait.runtime.drawn import read_drawn, stored_drawn
+from plait.runtime.earlier_texts import recall_earlier
 from plait.runtime.engine_gate import check_engines
 from plait.runtime.evaluation import Evaluation
 from plait.runtime.executor import Executor
@@ -124,6 +125,7 @@ class Session:
         with contextlib.ExitStack() as undo:
             if self._resume:
                 self._cut_back(checkpoint)
+                recall_earlier(self.workers, prepared, self.directory.files, self.done.step, self.batches.whole)
             else:
                 undo.callback(self.directory.unbegin)
                 self.directory.begin(recipe_text(recipe))

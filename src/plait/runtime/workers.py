@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from plait.checkpoint.store import FileDigest
+from plait.data.records import Sample
 from plait.engines import GenerationEngine, TrainingEngine
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
@@ -72,6 +73,11 @@ class Workers(Protocol):
     def performance(self) -> dict[str, float]:
         """Metrics since the last time: rows sent and received, how drafts went, how busy stages were in generation;
         each where there is such a thing."""
+        ...
+
+    def recall(self, role: str, samples: Sequence[Sample]) -> None:
+        """The engine of a role that guesses is told what the role drew earlier, the newest last. Nothing is in
+        flight."""
         ...
 
     def sync_references(self, share: float | None) -> None:

@@ -20,7 +20,7 @@ from plait.workers.announcer import Call
 from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
 from plait.workers.gathering import Gathering
 from plait.workers.lockstep_engine import Halt, LockstepEngine, Word
-from plait.workers.messages import Do, Message, pack_samples, unpack_requests
+from plait.workers.messages import Do, Message, pack_samples, unpack_requests, unpack_samples
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
@@ -230,6 +230,8 @@ class FollowerLoop:
                 yield from rank_state.following(header["role"], header["share"])
             case Do.VERSION:
                 self._lockstep(header["role"]).update_weights(header["version"])
+            case Do.RECALL:
+                self._lockstep(header["role"]).recall(unpack_samples(command, {}))
             case Do.GATHER:
                 rank_state.gather(header["role"])
             case Do.SAVE:

@@ -51,6 +51,8 @@ class Do(StrEnum):
     """A role's weights become an average of those of the role that it follows."""
     VERSION = "version"
     """The engine of a role has new weights."""
+    RECALL = "recall"
+    """What a role drew earlier, for its engine to guess from."""
     GATHER = "gather"
     """The whole weights of a role, for the leader."""
     SAVE = "save"

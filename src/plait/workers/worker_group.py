@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from plait.data.records import Sample
 from plait.observe.progress import Progress
 from plait.policy.decode_ring import StageUse, busy_shares
 from plait.rewards.pool import RewardPool
@@ -80,6 +81,12 @@ class WorkerGroup:
         since = [now.since(self._speculation.get(role, Counts())) for role, now in counts.items()]
         self._speculation |= {role: now + Counts() for role, now in counts.items()}
         return {f"perf/spec/{name}": value for name, value in sum(since, Counts()).figures().items()}
+
+    def recall(self, role: str, samples: Sequence[Sample]) -> None:
+        """See Workers.recall."""
+        engine = self._engines[role]
+        assert isinstance(engine, RemoteEngine), "another engine than plait's guesses, and is told nothing"
+        engine.recall(samples)
 
     def sync_references(self, share: float | None) -> None:
         """See `Announcer.sync_references`."""
