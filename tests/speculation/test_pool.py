@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,11 +11,14 @@ from hypothesis import strategies as st
 
 from plait.kernels.draft_lookup import CELLS
 from plait.kernels.noise import draw_key_of, gumbel_of
+from plait.speculation import pool as pool_module
 from plait.speculation.drafter import Asked, Guesses, PoolDrafter
-from plait.speculation.pool import least_bytes
+from plait.speculation.pool import least_bytes, most_entries
 
 SURE = np.ones(int(np.prod(CELLS)))
 PROMPT = (40, 41, 42, 43, 44)
+FRAMES = 16_000
+"""Bytes of what Python has beside: calls, the tokens of the moment."""
 
 
 def asked(slot: int = 0, *, place: int, key: int = 0, greedy: bool = True, limit: int = 15) -> Asked:
@@ -109,6 +114,38 @@ def test_what_was_asked_for_the_longest_ago_goes_first() -> None:
         assert (guessed(pool, asked(place=1)) != []) == known
         pool.end(0)
     assert pool.num_bytes <= least_bytes()
+
+
+@pytest.mark.parametrize(
+    ("budget", "prompt_tokens", "tokens"), [(1 << 20, 200, 50), (1 << 20, 1, 1), (1 << 16, 3, 900)]
+)
+def test_the_budget_holds_all_that_python_takes_also_while_texts_are_dropped(
+    budget: int, prompt_tokens: int, tokens: int
+) -> None:
+    """Long prompts of short samples, prompts and samples of a token, prompts of long samples: several times as many as
+    there is room for. The tuples of prompts are not kept: they are dropped as soon as they are told."""
+    said, probs = np.arange(tokens) % 97, np.full(tokens, 0.5)
+    PoolDrafter(budget).record((1,) * prompt_tokens, said, probs)
+    tracemalloc.start()
+    pool = PoolDrafter(budget)
+    for number in range(3 * budget // (50 * (prompt_tokens + tokens))):
+        pool.record((number, *range(prompt_tokens - 1)), said, probs)
+    now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert now <= pool.num_bytes + FRAMES <= budget + FRAMES
+    assert peak <= budget + FRAMES
+    assert pool.used > most_entries(budget) // 64, "it holds something"
+
+
+def test_a_prompt_of_the_hash_of_another_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "hash", lambda token_ids: 7, raising=False)
+    pool = PoolDrafter(1 << 20)
+    pool.record(PROMPT, np.array([1, 2, 3]), np.full(3, 0.5))
+    for slot, prompt_ids in enumerate((PROMPT, (50, 51, 52))):
+        pool.begin(slot, prompt_ids)
+        say(pool, slot, 1)
+    assert guessed(pool, asked(0, place=1)) == [2, 3]
+    assert guessed(pool, asked(1, place=1)) == []
 
 
 STEPS = st.lists(

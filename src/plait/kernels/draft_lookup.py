@@ -153,6 +153,35 @@ def try_guesses(
 
 
 @njit(nogil=True, error_model="numpy")
+def count_entries(used, owners_N, lengths_O):
+    """Add to the lengths of texts the first `used` entries."""
+    for entry in range(used):
+        lengths_O[owners_N[entry]] += 1
+
+
+@njit(nogil=True, error_model="numpy")
+def keep(used, kept_O, numbers_O, tokens_N, before_N, probs_N, owners_N, places_N):
+    """Move the entries of texts that are kept to the front, in their order; how many they are. Chains are not kept.
+
+    Args:
+        kept_O: whether each text is; what it goes on from is, then.
+        numbers_O: of each text that is kept, its new number.
+        places_N: is written: where each entry stands now; -1: nowhere.
+    """
+    count = 0
+    for entry in range(used):
+        owner, at = owners_N[entry], before_N[entry]
+        if not kept_O[owner]:
+            places_N[entry] = -1
+            continue
+        before_N[count] = places_N[at] if at >= 0 else -1
+        tokens_N[count], probs_N[count], owners_N[count] = tokens_N[entry], probs_N[entry], numbers_O[owner]
+        places_N[entry] = count
+        count += 1
+    return count
+
+
+@njit(nogil=True, error_model="numpy")
 def index_again(used, roots_O, tokens_N, before_N, owners_N, chains_2N, heads_2H):
     """All entries from the start, in their order; heads are empty."""
     for entry in range(used):

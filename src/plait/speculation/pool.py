@@ -7,7 +7,7 @@ them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,13 @@ ENTRY_BYTES = 4 + 4 + 4 + 4 + 2 * 4 + 2 * 2 * 4
 """Bytes of an entry: token, the one before, probability, text, chains, and two heads of each kind."""
 TEXT_BYTES = 8 + 1
 """Bytes of a text: hash of its prompt, kind."""
+DROPPING_BYTES = 8 + 8 + 8 + 4 + 1
+"""Bytes of a text while some are dropped: its length, its place in the order of prompts, the hash there, its new
+number, whether it is kept. While arrays grow, one after another, it is less."""
+PROMPT_BYTES = 512
+"""What Python takes for a prompt at most: its record, its numbers, its place in a dictionary that has just grown."""
+ENTRIES_PER_TEXT, ENTRIES_PER_PROMPT = 8, 64
+"""Texts and prompts have room for so many entries each: if they are shorter, they take it all the same."""
 NONE = -1
 MIN_ENTRIES = 1 << 10
 """Entries of a new pool."""
@@ -29,23 +36,20 @@ MIN_ENTRIES = 1 << 10
 
 @dataclass(slots=True)
 class _Prompt:
-    """A prompt, and the texts that go on from it."""
+    """A prompt that the index has. Its tokens are there one after another; its samples' texts have the same root."""
 
-    token_ids: tuple[int, ...]
     root: int
-    text: int
-    """Number of its own text."""
     end: int
-    """Its last entry; NONE where it found no room."""
+    """Its last entry."""
+    num_tokens: int
     num_running: int = 0
-    responses: list[int] = field(default_factory=list)
-    """Texts of its samples."""
 
 
 class Texts:
-    """The arrays of the index, for so many entries and texts."""
+    """The arrays of the index, for so many entries."""
 
-    def __init__(self, num_entries: int, num_texts: int) -> None:
+    def __init__(self, num_entries: int) -> None:
+        num_texts = num_entries // ENTRIES_PER_TEXT
         self.tokens_N = np.zeros(num_entries, np.int32)
         self.before_N = np.zeros(num_entries, np.int32)
         self.probs_N = np.zeros(num_entries, np.float32)
@@ -64,17 +68,37 @@ class Texts:
         """As the look-up takes them."""
         return self.tokens_N, self.before_N, self.probs_N, self.owners_N, self.chains_2N, self.heads_2H
 
+    def grow(self, used: int) -> None:
+        """To twice the size, one array after another: no two of them stand beside what they were."""
+        size = 2 * len(self.tokens_N)
+        self.chains_2N = self.heads_2H = np.zeros((2, 0), np.int32)
+        for name in ("tokens_N", "before_N", "probs_N", "owners_N", "roots_O", "kinds_O"):
+            longer = np.zeros(2 * len(getattr(self, name)), getattr(self, name).dtype)
+            longer[: len(longer) // 2] = getattr(self, name)
+            setattr(self, name, longer)
+        self.chains_2N = np.full((2, size), NONE, np.int32)
+        self.heads_2H = np.full((2, 2 * size), NONE, np.int32)
+        self.index_again(used)
+
+    def index_again(self, used: int) -> None:
+        """Chains of the first so many entries."""
+        self.heads_2H.fill(NONE)
+        draft_lookup.index_again(
+            used, self.roots_O, self.tokens_N, self.before_N, self.owners_N, self.chains_2N, self.heads_2H
+        )
+
 
 class TextPool:
     """Texts by number, of prompts by their token ids.
 
     Args:
-        budget_bytes: that its arrays take at most.
+        budget_bytes: that it takes at most, also while it grows or drops texts; beside some 200 bytes for each sample
+            under way.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
-        self.texts = Texts(*_sizes(MIN_ENTRIES))
+        self.texts = Texts(MIN_ENTRIES)
         self.used = 0
         """Entries."""
         self.num_texts = 0
@@ -82,13 +106,14 @@ class TextPool:
         """Last entry of the text of each slot; NONE: it is not recorded."""
         self.owners = np.zeros(0, np.int64)
         self.roots = np.zeros(0, np.uint64)
-        self._prompts: dict[tuple[int, ...], _Prompt] = {}
-        """The one that was asked for last stands last."""
+        self._prompts: dict[int, _Prompt] = {}
+        """By the hash of their tokens; the one that was asked for last stands last."""
         self._of_slot: dict[int, _Prompt] = {}
 
     @property
     def num_bytes(self) -> int:
-        return self.texts.num_bytes
+        """Without what samples under way take."""
+        return self.texts.num_bytes + PROMPT_BYTES * len(self._prompts)
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
         """A sample of a prompt begins in a slot: nothing is said yet."""
@@ -105,7 +130,6 @@ class TextPool:
         self._of_slot[slot] = prompt
         if self._has_room(0, 1):
             self.owners[slot] = self._new_text(prompt.root, SIBLING)
-            prompt.responses.append(int(self.owners[slot]))
             self.roots[slot], self.ends[slot] = prompt.root, prompt.end
 
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
@@ -130,10 +154,8 @@ class TextPool:
     def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None:
         """A sample that was drawn earlier, whole."""
         prompt = self._prompt(prompt_ids)
-        if prompt is None or not self._has_room(len(token_ids), 1) or prompt_ids not in self._prompts:
-            return
-        prompt.responses.append(text := self._new_text(prompt.root, EARLIER))
-        self._append(token_ids, probs, text, prompt.root, prompt.end)
+        if prompt is not None and self._has_room(len(token_ids), 1) and self._prompts.get(prompt.root) is prompt:
+            self._append(token_ids, probs, self._new_text(prompt.root, EARLIER), prompt.root, prompt.end)
 
     def end(self, slot: int) -> None:
         """The sample in a slot says nothing more."""
@@ -147,17 +169,18 @@ class TextPool:
         kinds[kinds == SIBLING] = EARLIER
 
     def _prompt(self, token_ids: tuple[int, ...]) -> _Prompt | None:
-        """None where it finds no room."""
-        if (kept := self._prompts.pop(token_ids, None)) is not None:
-            self._prompts[token_ids] = kept
-            return kept
-        if not self._has_room(len(token_ids), 1):
-            return None
+        """None where it finds no room, or another prompt has its hash."""
         # A hash of ints is the same in every process.
         root = hash(token_ids) & (2**64 - 1)
+        if (kept := self._prompts.pop(root, None)) is not None:
+            self._prompts[root] = kept
+            known = self.texts.tokens_N[kept.end + 1 - kept.num_tokens : kept.end + 1]
+            return kept if np.array_equal(known, token_ids) else None
+        if not self._has_room(len(token_ids), 1, 1):
+            return None
         text = self._new_text(root, OWN)
         end = self._append(np.array(token_ids, np.int64), np.zeros(len(token_ids)), text, root, NONE)
-        self._prompts[token_ids] = prompt = _Prompt(token_ids, root, text, end)
+        self._prompts[root] = prompt = _Prompt(root, end, len(token_ids))
         return prompt
 
     def _new_text(self, root: int, kind: int) -> int:
@@ -173,72 +196,87 @@ class TextPool:
         self.used += len(token_ids)
         return int(end)
 
-    def _has_room(self, num_entries: int, num_texts: int) -> bool:
+    def _has_room(self, num_entries: int, num_texts: int, num_prompts: int = 0) -> bool:
         """Whether so much fits in, after growing or dropping what is least of use."""
-        if self._fits(num_entries, num_texts):
+        if self._fits(num_entries, num_texts, num_prompts):
             return True
-        size = len(self.texts.tokens_N)
-        if sum(_bytes(*_sizes(2 * size))) <= self._budget_bytes:
-            self._keep(np.ones(self.num_texts, bool), 2 * size)
-            return self._has_room(num_entries, num_texts)
-        self._drop(size // 2)
-        return self._fits(num_entries, num_texts)
+        if _bytes(2 * len(self.texts.tokens_N)) <= self._budget_bytes:
+            self.texts.grow(self.used)
+            return self._has_room(num_entries, num_texts, num_prompts)
+        self._drop()
+        return self._fits(num_entries, num_texts, num_prompts)
 
-    def _fits(self, num_entries: int, num_texts: int) -> bool:
-        entries, texts = len(self.texts.tokens_N), len(self.texts.kinds_O)
-        return self.used + num_entries <= entries and self.num_texts + num_texts <= texts
-
-    def _drop(self, most: int) -> None:
-        """Drop texts until no more than so many entries are left, or all that are left are in use."""
-        lengths = np.bincount(self.texts.owners_N[: self.used], minlength=self.num_texts)
-        kept = np.ones(self.num_texts, bool)
-        left = self.used
-        for key, prompt in list(self._prompts.items()):
-            if left <= most:
-                break
-            if prompt.num_running == 0:
-                numbers = [prompt.text, *prompt.responses]
-                del self._prompts[key]
-            else:
-                numbers = [number for number in prompt.responses if self.texts.kinds_O[number] == EARLIER]
-                numbers = [number for number in numbers if number not in set(self.owners[self.ends != NONE].tolist())]
-            kept[numbers] = False
-            left -= int(lengths[numbers].sum())
-        self._keep(kept, len(self.texts.tokens_N))
-
-    def _keep(self, kept_O: NDArray[np.bool_], num_entries: int) -> None:
-        """Only these texts, in arrays of so many entries; numbers of texts and entries follow."""
-        old, used = self.texts, self.used
-        kept_N = kept_O[old.owners_N[:used]]
-        places_N, numbers_O = np.cumsum(kept_N) - 1, np.cumsum(kept_O) - 1
-        new = Texts(*_sizes(num_entries))
-        self.used, self.num_texts = int(kept_N.sum()), int(kept_O.sum())
-        before = old.before_N[:used][kept_N]
-        new.before_N[: self.used] = np.where(before == NONE, NONE, places_N[before])
-        new.tokens_N[: self.used], new.probs_N[: self.used] = old.tokens_N[:used][kept_N], old.probs_N[:used][kept_N]
-        new.owners_N[: self.used] = numbers_O[old.owners_N[:used][kept_N]]
-        new.roots_O[: self.num_texts] = old.roots_O[: len(kept_O)][kept_O]
-        new.kinds_O[: self.num_texts] = old.kinds_O[: len(kept_O)][kept_O]
-        self.texts = new
-        for prompt in self._prompts.values():
-            prompt.text, prompt.end = int(numbers_O[prompt.text]), int(places_N[prompt.end])
-            prompt.responses = [int(numbers_O[number]) for number in prompt.responses if kept_O[number]]
-        live = self.ends != NONE
-        self.ends[live], self.owners[live] = places_N[self.ends[live]], numbers_O[self.owners[live]]
-        draft_lookup.index_again(
-            self.used, new.roots_O, new.tokens_N, new.before_N, new.owners_N, new.chains_2N, new.heads_2H
+    def _fits(self, num_entries: int, num_texts: int, num_prompts: int) -> bool:
+        room = len(self.texts.tokens_N)
+        return (
+            self.used + num_entries <= room
+            and self.num_texts + num_texts <= room // ENTRIES_PER_TEXT
+            and len(self._prompts) + num_prompts <= room // ENTRIES_PER_PROMPT
         )
 
+    def _drop(self) -> None:
+        """Drop texts until half of the room is free, or all that are left are in use."""
+        texts, half, count = self.texts, len(self.texts.tokens_N) // 2, self.num_texts
+        lengths_O = np.zeros(count, np.int64)
+        draft_lookup.count_entries(self.used, texts.owners_N, lengths_O)
+        order_O = np.argsort(texts.roots_O[:count])
+        roots_O = texts.roots_O[order_O]
+        live = np.unique(self.owners[self.ends != NONE])
+        kept_O, left, left_texts = np.ones(count, bool), self.used, count
+        for root, prompt in list(self._prompts.items()):
+            if (
+                left <= half
+                and left_texts <= half // ENTRIES_PER_TEXT
+                and len(self._prompts) <= half // ENTRIES_PER_PROMPT
+            ):
+                break
+            first, stop = np.searchsorted(roots_O, np.uint64(root)), np.searchsorted(roots_O, np.uint64(root), "right")
+            numbers = order_O[first:stop]
+            if prompt.num_running == 0:
+                del self._prompts[root]
+            else:
+                numbers = numbers[texts.kinds_O[numbers] == EARLIER]
+                numbers = numbers[~np.isin(numbers, live)]
+            kept_O[numbers] = False
+            left, left_texts = left - int(lengths_O[numbers].sum()), left_texts - len(numbers)
+        del lengths_O, order_O, roots_O
+        self._keep(kept_O)
 
-def _sizes(num_entries: int) -> tuple[int, int]:
-    """Entries and texts of arrays; a text of fewer than eight tokens takes the room of eight."""
-    return num_entries, num_entries // 8
+    def _keep(self, kept_O: NDArray[np.bool_]) -> None:
+        """Only these texts; they move to the front, and numbers of texts and entries follow."""
+        texts, count = self.texts, len(kept_O)
+        numbers_O = np.cumsum(kept_O, dtype=np.int32)
+        numbers_O -= 1
+        places_N = texts.chains_2N[0]  # which are made again
+        self.used = int(
+            draft_lookup.keep(
+                self.used, kept_O, numbers_O, texts.tokens_N, texts.before_N, texts.probs_N, texts.owners_N, places_N
+            )
+        )
+        for prompt in self._prompts.values():
+            prompt.end = int(places_N[prompt.end])
+        live = self.ends != NONE
+        self.ends[live], self.owners[live] = places_N[self.ends[live]], numbers_O[self.owners[live]]
+        self.num_texts = int(kept_O.sum())
+        texts.roots_O[: self.num_texts] = texts.roots_O[:count][kept_O]
+        texts.kinds_O[: self.num_texts] = texts.kinds_O[:count][kept_O]
+        texts.index_again(self.used)
 
 
-def _bytes(num_entries: int, num_texts: int) -> tuple[int, int]:
-    return num_entries * ENTRY_BYTES, num_texts * TEXT_BYTES
+def _bytes(num_entries: int) -> int:
+    """What a pool of so many entries takes at most."""
+    texts, prompts = num_entries // ENTRIES_PER_TEXT, num_entries // ENTRIES_PER_PROMPT
+    return num_entries * ENTRY_BYTES + texts * (TEXT_BYTES + DROPPING_BYTES) + prompts * PROMPT_BYTES
 
 
 def least_bytes() -> int:
     """Budget of the smallest pool."""
-    return sum(_bytes(*_sizes(MIN_ENTRIES)))
+    return _bytes(MIN_ENTRIES)
+
+
+def most_entries(budget_bytes: int) -> int:
+    """Tokens that a pool has room for within a budget."""
+    size = MIN_ENTRIES
+    while _bytes(2 * size) <= budget_bytes:
+        size *= 2
+    return size
