@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -90,6 +91,16 @@ def test_what_is_guessed_changes_no_response(
     assert found["acceptance_of_history"] > 0
     told = [(row["token_ids"], row["finish_reason"]) for row in rows(tmp_path)]
     assert told == [(row["token_ids"], row["finish_reason"]) for row in map(json.loads, plain.splitlines())]
+    assert main([*long, "--overwrite", "--speculation", "7", "--history", str(earlier)]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"speculation: {found['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
+        f"({found['drafted_steps']:.0%} of steps)\n  {found['draft_tokens']:.0f} rows verified guesses, "
+        f"{found['draft_acceptance_rate']:.0%} of which came true; where all before had, by place in the guess: "
+        f"1 {found['acceptance_at_1']:.0%}, 2 {found['acceptance_at_2']:.0%}, "
+    ) in said
+    assert f"history {found['acceptance_of_history']:.0%}\n  " in said
+    assert re.search(r"\n  -?\d+\.\d s saved by the fitted cost of a step, \d+\.\d s spent on guessing\n", said)
     assert main([*long, "--overwrite", "--speculation", "auto"]) == 0
     assert "speculation: " in capsys.readouterr().out
 
