@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from plait.kernels.draft_lookup import NUM_SOURCES
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import by_survival, first, most_per_second, sure_at, sure_tokens
+from plait.speculation.choice import LEAST_GAIN, Weighed, first, sure_at, weigh
+from plait.speculation.drafter import Guesses
+from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost, non_negative_fit
 
 SURVIVAL = np.array([[0.9, 0.8, 0.1], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]])
 LENGTHS = np.array([3, 2, 0])
 
 
+def weighed(
+    seconds_M1: FloatArray,
+    survival: FloatArray = SURVIVAL,
+    lengths: IntArray = LENGTHS,
+    known: float = 0.0,
+    **how: float,
+) -> Weighed:
+    guesses = Guesses(np.zeros(survival.shape, np.int32), lengths, np.zeros(survival.shape, np.int64), survival)
+    how = {"often": 1.0, "room_s": math.inf, "more_s": 0.0} | how
+    return weigh(guesses, np.full(NUM_SOURCES, known), seconds_M1, **how)
+
+
 def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> None:
-    ranked = by_survival(SURVIVAL, LENGTHS)
-    assert ranked.samples_M.tolist() == [0, 0, 1, 1, 0]
-    assert ranked.places_M.tolist() == [0, 1, 0, 1, 2]
-    assert ranked.survival_M.tolist() == [0.9, 0.8, 0.5, 0.5, 0.1]
+    assert weighed(np.ones(6)).samples_M.tolist() == [0, 0, 1, 1, 0]
+    equal = np.full((3, 2), 0.5)
+    assert weighed(np.ones(7), equal, np.array([2, 2, 2])).samples_M.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -30,41 +48,71 @@ def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> No
     ],
 )
 def test_as_many_are_computed_as_give_the_most_tokens_per_second(row_s: float, lengths: list[int], gain: float) -> None:
-    found = most_per_second(by_survival(SURVIVAL, LENGTHS), 1.0 + row_s * np.arange(6), 3)
+    found = weighed(1.0 + row_s * np.arange(6)).best
     assert found.lengths_B.tolist() == lengths
     assert found.gain == pytest.approx(gain)
 
 
+def test_what_every_step_takes_beside_makes_rows_cheaper() -> None:
+    found = weighed(1.0 + 0.2 * np.arange(6), more_s=1.0).best
+    assert found.lengths_B.tolist() == [2, 2, 0]
+    assert found.gain == pytest.approx((3 + 2.7) / 3 / 1.4)
+
+
 def test_a_gain_within_the_error_of_the_estimates_is_none() -> None:
-    found = most_per_second(by_survival(np.array([[0.11]]), np.array([1])), np.array([1.0, 1.1]), 1)
+    found = weighed(np.array([1.0, 1.1]), np.array([[0.11]]), np.array([1])).best
     assert found.lengths_B.tolist() == [0]
 
 
 def test_of_what_is_not_allowed_the_next_best_is_computed() -> None:
     """The gain is that of the best, which tells whether looking up is worth its time."""
-    allowed = np.array([True, True, True, False, False, False])
-    found = most_per_second(by_survival(SURVIVAL, LENGTHS), 1.0 + 0.1 * np.arange(6), 3, allowed)
-    assert found.lengths_B.tolist() == [2, 0, 0]
-    assert found.gain == pytest.approx((3 + 2.7) / 3 / 1.4)
+    found = weighed(1.0 + 0.1 * np.arange(6), room_s=0.25)
+    assert found.allowed_M1.tolist() == [True, True, True, False, False, False]
+    assert found.best.lengths_B.tolist() == [2, 0, 0]
+    assert found.best.gain == pytest.approx((3 + 2.7) / 3 / 1.4)
+    assert not weighed(1.0 + 0.1 * np.arange(6), room_s=-1.0).best.lengths_B.any()
 
 
 def test_what_guesses_are_sure_to_come_to_by_hand() -> None:
     """Of one token that comes true by a half, the standard deviation is a half: 0.5 − 0.7 · 0.5. Of two in a row, by
-    0.9 and 0.8: none with 0.1, one with 0.1, two with 0.8; 1.7 on average, squares 3.3, so a variance of 0.41."""
-    one = np.array([[0.5]])
-    assert sure_tokens(by_survival(one, np.array([1])), one) == pytest.approx([0.0, 0.15])
-    two = np.array([[0.9, 0.8]])
+    0.9 and 0.8: none with 0.1, one with 0.1, two with 0.8; 1.7 on average, squares 3.3, so a variance of 0.41. In
+    steps of a second of one sample that is what they are sure to gain in seconds, where rows cost nothing."""
+    one, two = np.array([[0.5]]), np.array([[0.9, 0.8]])
+    assert weighed(np.ones(2), one, np.array([1]), 1.0).least_price_s == pytest.approx(-0.15)
     expected = [0.9 - 0.7 * 0.09**0.5, 1.7 - 0.7 * 0.41**0.5]
-    assert sure_tokens(by_survival(two, np.array([2])), two) == pytest.approx([0.0, *expected])
+    assert weighed(np.ones(3), two, np.array([2]), 1.0).least_price_s == pytest.approx(-expected[1])
     assert sure_at(two) == pytest.approx(expected)
-    assert sure_tokens(by_survival(two, np.array([2])), 0.0 * two).tolist() == [0.0, 0.0, 0.0], "nothing is known"
+    assert weighed(np.ones(3), two, np.array([2]), 0.0).least_price_s == 0.0, "nothing is known"
+    sure = weighed(np.array([1.0, 1.2, 2.0]), two, np.array([2]), 1.0, room_s=0.0)
+    assert sure.allowed_M1.tolist() == [True, True, True], "what is sure to gain more than it takes needs no room"
+    seldom = weighed(np.array([1.0, 1.2, 2.0]), two, np.array([2]), 1.0, room_s=0.0, often=0.05)
+    assert seldom.allowed_M1.tolist() == [True, False, False]
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_what_is_decided_at_once_is_what_arrays_say(num_samples: int, most: int, seed: int) -> None:
+    """The same by sorting and sums over all guesses."""
+    rng = np.random.default_rng(seed)
+    survival = rng.uniform(0.05, 1.0, (num_samples, most)).cumprod(1)
+    lengths = rng.integers(0, most + 1, num_samples)
+    survival *= np.arange(most) < lengths[:, None]
+    num_tokens = int(lengths.sum())
+    seconds = 1.0 + rng.uniform(0.0, 0.3, num_tokens + 1).cumsum()
+    found = weighed(seconds, survival, lengths, 0.6, room_s=0.4)
+    order = np.argsort(-survival.T.ravel(), kind="stable")[:num_tokens]
+    assert found.samples_M.tolist() == (order % num_samples).tolist()
+    likely = survival.T.ravel()[order]
+    gains = (num_samples + np.array([0.0, *likely.cumsum()])) / seconds * seconds[0] / num_samples
+    assert found.best.gain == pytest.approx(gains.max())
+    best = int(np.where(found.allowed_M1, gains, 0.0).argmax())
+    assert found.best.lengths_B.sum() == (best if gains[best] >= LEAST_GAIN else 0)
 
 
 def test_beginnings_of_chains_are_chosen() -> None:
-    ranked = by_survival(SURVIVAL, LENGTHS)
+    samples_M = weighed(np.ones(6)).samples_M
     for count in range(6):
-        assert first(ranked, count, 3).lengths_B.sum() == count
-    assert first(ranked, 3, 3).lengths_B.tolist() == [2, 1, 0]
+        assert first(samples_M, count, 3).lengths_B.sum() == count
+    assert first(samples_M, 3, 3).lengths_B.tolist() == [2, 1, 0]
 
 
 def test_the_fit_finds_weights_that_are_not_negative() -> None:

@@ -25,7 +25,7 @@ from plait.speculation.acceptance import Learned
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, PoolDrafter
 from plait.speculation.pool import least_bytes
-from plait.speculation.speculation import How, Speculation
+from plait.speculation.speculation import PROBES, How, Speculation
 
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
 
@@ -129,13 +129,16 @@ def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculate
 def _load() -> None:
     """Compiled look-ups, on a text of nobody: they would take some steps' time in the first step of all, from which
     `auto` would conclude that looking up does not pay."""
-    speculation = Speculation("auto", PoolDrafter(least_bytes()))
+    speculation = Speculation("auto", PoolDrafter(least_bytes()), clock=lambda: 0.0)
     slots, text = np.zeros(1, np.int64), np.arange(8, dtype=np.int64) % 4
+    for other in range(4, 32):  # more than there is room for: some are dropped
+        speculation.drafter.record((other,), text, np.ones(len(text)))
     speculation.begin(0, (0, 1, 2, 3))
-    for _ in range(2):
+    for _ in range(2 + PROBES):  # from then on it is asked what pays
         speculation.hear(slots, np.array([len(text)]), text, np.ones(len(text)))
         speculation.is_due(1, len(text))
         speculation.guess(Asked(slots, slots.astype(np.uint64), slots, slots > 0, slots + 8, ()), len(text))
+        speculation.done(1, 0, len(text), 1, 1e-3)
 
 
 def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:
@@ -179,6 +182,8 @@ class Speculator:
         self._context = 0
         self._running: Sequence[Key] = ()
         """Those that ran when that was looked at last."""
+        self._asked = Asked(*(np.zeros(0, np.int64) for _ in range(5)), ())
+        """Of them, what does not change from step to step."""
 
     @property
     def counts(self) -> Counts:
@@ -194,22 +199,10 @@ class Speculator:
         self._hear()
         self._part(started)
         samples = [started[key] for key in running]
-        numbers = np.array(
-            [
-                (
-                    self._heard[s.key].slot,
-                    s.noise_key,
-                    len(s.token_ids),
-                    s.request.sampling.temperature == 0,
-                    s.num_left - 1,
-                )
-                for s in samples
-            ],
-            dtype=np.int64,
-        ).T
-        slots_B, keys_B, places_B, greedy_B, limits_B = np.ascontiguousarray(numbers)
-        samplings = [response.request.sampling for response in samples]
-        asked = Asked(slots_B, keys_B.view(np.uint64), places_B, greedy_B.astype(bool), limits_B, samplings)
+        same = self._asked
+        places_B = np.array([len(sample.token_ids) for sample in samples])
+        limits_B = np.array([sample.num_left - 1 for sample in samples])
+        asked = Asked(same.slots_B, same.keys_B, places_B, same.greedy_B, limits_B, same.samplings)
         guesses = self.speculation.guess(asked, self._context)
         return {key: guess for key, guess in zip(running, guesses, strict=True) if guess}
 
@@ -248,7 +241,7 @@ class Speculator:
         self.speculation.acceptance.take(learned)
 
     def _meet(self, started: Mapping[Key, Response], running: Sequence[Key]) -> None:
-        """Samples that are new."""
+        """Samples that are new, and what is the same of all that run."""
         for key in running:
             if key not in self._heard:
                 self._begin(key, started[key])
@@ -256,6 +249,16 @@ class Speculator:
                 self._hear()
                 self._end(key)
                 self._begin(key, started[key])
+        samples, slots = [started[key] for key in running], [self._heard[key].slot for key in running]
+        samplings = [sample.request.sampling for sample in samples]
+        self._asked = Asked(
+            np.array(slots, np.int64),
+            np.array([sample.noise_key for sample in samples], np.int64).view(np.uint64),
+            np.zeros(len(slots), np.int64),
+            np.array([sampling.temperature == 0 for sampling in samplings], bool),
+            np.zeros(len(slots), np.int64),
+            samplings,
+        )
 
     def _hear(self) -> None:
         """What was said since the last time."""

@@ -126,7 +126,7 @@ def try_guesses(
     slots_B, counts_B, token_ids_T, guesses_SK, cells_SK, lengths_S, computed_S, at_S, cells_X, places_X, hits_X
 ):  # fmt: skip
     """Hold what samples have said against what was guessed before: one trial for each guess of which all before came
-    true. The last three arguments are written; returns the number of trials.
+    true. The last three arguments are written; returns the number of trials, and how many of them were computed.
 
     Args:
         lengths_S: tokens of the guess of each slot; 0 once one of them was wrong.
@@ -134,7 +134,7 @@ def try_guesses(
         at_S: of these, how many have come true; is written.
         places_X: of each trial, the place in the guess where it was computed, -1 where it was only looked up.
     """
-    num_trials, start = 0, 0
+    num_trials, num_computed, start = 0, 0, 0
     for row in range(len(slots_B)):
         slot, stop = slots_B[row], start + counts_B[row]
         for i in range(start, stop):
@@ -144,12 +144,33 @@ def try_guesses(
             hit = guesses_SK[slot, at] == token_ids_T[i]
             cells_X[num_trials], hits_X[num_trials] = cells_SK[slot, at], hit
             places_X[num_trials] = at if at < computed_S[slot] else -1
+            num_computed += at < computed_S[slot]
             num_trials += 1
             at_S[slot] = at + 1
             if not hit:
                 lengths_S[slot] = 0
         start = stop
-    return num_trials
+    return num_trials, num_computed
+
+
+@njit(nogil=True, error_model="numpy")
+def remember(
+    slots_B, token_ids_BK, cells_BK, guessed_B, computed_B, guesses_SK, cells_SK, lengths_S, computed_S, at_S
+):  # fmt: skip
+    """Keep what was guessed, to be held against what samples say; the last five arguments are written.
+
+    A guess that was only looked up is followed to its end, before another one takes its place.
+
+    Args:
+        guessed_B, computed_B: tokens of each guess, and of these how many are computed.
+    """
+    for row in range(len(slots_B)):
+        slot = slots_B[row]
+        if at_S[slot] < lengths_S[slot] and computed_B[row] == 0 and computed_S[slot] == 0:
+            continue
+        for place in range(guessed_B[row]):
+            guesses_SK[slot, place], cells_SK[slot, place] = token_ids_BK[row, place], cells_BK[row, place]
+        lengths_S[slot], computed_S[slot], at_S[slot] = guessed_B[row], computed_B[row], 0
 
 
 @njit(nogil=True, error_model="numpy")

@@ -12,11 +12,14 @@ Shapes: B samples, K tokens of a guess, M guessed tokens, the likeliest first.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.kernels import draft_choice
+from plait.speculation.drafter import Guesses
 from plait.speculation.pool import FloatArray, IntArray
 
 LEAST_GAIN = 1.04
@@ -24,16 +27,6 @@ LEAST_GAIN = 1.04
 SPREADS = 0.7
 """Standard deviations of a step's tokens that its gain must exceed so as to be sure: with that, the sum of 32 steps is
 four of its own above nothing."""
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """All guessed tokens of a batch, the likeliest first, of equals those that stand earlier in their guess."""
-
-    samples_M: IntArray
-    places_M: IntArray
-    """In the guess, from 0."""
-    survival_M: FloatArray
 
 
 @dataclass(frozen=True)
@@ -46,32 +39,8 @@ class Choice:
     """Expected tokens per second against those without guesses, of as many as would give most."""
 
 
-def by_survival(survival_BK: FloatArray, lengths_B: IntArray) -> Ranked:
-    """The tokens of guesses that are so long."""
-    num_samples, num_tokens = len(lengths_B), int(lengths_B.sum())
-    # Behind the end of a guess survival is 0, so the first of all are those that there are.
-    order_M = np.argsort(-survival_BK.T.ravel(), kind="stable")[:num_tokens]
-    places_M, samples_M = np.divmod(order_M, num_samples)
-    return Ranked(samples_M, places_M, survival_BK[samples_M, places_M])
-
-
-def sure_tokens(ranked: Ranked, known_BK: FloatArray, often: float = 1.0) -> FloatArray:
-    """[M + 1]: that the first 0 … M guesses are sure to come to.
-
-    Args:
-        known_BK: survival, as far as it is known: less, where little was seen.
-        often: share of the steps in which there are guesses; of fewer the sum is less sure.
-    """
-    known_M = known_BK[ranked.samples_M, ranked.places_M]
-    before_M = (known_BK.cumsum(1) - known_BK)[ranked.samples_M, ranked.places_M]
-    # Of the tokens a of one guess that come true, E[a²] is the sum of (2 place + 1) survival.
-    variance_M = (2 * ranked.places_M + 1) * known_M - known_M * (2 * before_M + known_M)
-    spread_M = np.sqrt(np.maximum(variance_M.cumsum(), 0.0))
-    return np.concatenate([np.zeros(1), np.maximum(known_M.cumsum() - SPREADS / np.sqrt(often) * spread_M, 0.0)])
-
-
 def sure_at(known_BK: FloatArray) -> FloatArray:
-    """[K]: tokens that guesses of so many are sure to come to, as `sure_tokens` counts them.
+    """[K]: tokens that guesses of so many are sure to come to.
 
     Args:
         known_BK: survival, as far as it is known.
@@ -88,27 +57,54 @@ def staked(prices_X: FloatArray, sure_X: FloatArray) -> FloatArray:
     return np.where(sure_X > prices_X, prices_X - sure_X, prices_X)
 
 
-def most_per_second(
-    ranked: Ranked, seconds_M1: FloatArray, num_samples: int, allowed_M1: NDArray[np.bool_] | None = None
-) -> Choice:
-    """The first m of the guesses with the largest (B + S(m)) / T(B + m); none, where that gains too little.
+@dataclass(frozen=True)
+class Weighed:
+    """All guesses of a batch, weighed at once."""
+
+    samples_M: IntArray
+    """The sample of each, the likeliest first."""
+    allowed_M1: NDArray[np.bool_]
+    """Whether the margin covers the first so many, or they are sure to gain."""
+    best: Choice
+    """The first m of them, of those that are allowed, with the largest (B + S(m)) / T(B + m); none, where that gains
+    too little."""
+    least_price_s: float
+    """Of any number of them: what they take, less what they are sure to gain."""
+
+
+def weigh(
+    guesses: Guesses, known_S: FloatArray, seconds_M1: FloatArray, *, often: float, room_s: float, more_s: float
+) -> Weighed:
+    """Which guesses pay (`draft_choice.choose`).
 
     Args:
+        known_S: how much is known of each source.
         seconds_M1: of a step with the first 0 … M guesses.
-        allowed_M1: of them, so many may be computed; None: any number. None at all always may.
+        often: share of the steps in which there are guesses; of fewer it is less sure what they come to.
+        room_s: that the margin covers.
+        more_s: that every step takes beside.
     """
-    tokens_M1 = num_samples + np.concatenate([np.zeros(1), np.cumsum(ranked.survival_M)])
-    per_second_M1 = tokens_M1 / np.maximum(seconds_M1, 1e-12)
-    gains_M1 = per_second_M1 / per_second_M1[0]
-    allowed_gains_M1 = gains_M1 if allowed_M1 is None else np.where(allowed_M1, gains_M1, 0.0)
-    best = int(allowed_gains_M1.argmax())
-    count = best if allowed_gains_M1[best] >= LEAST_GAIN else 0
-    return first(ranked, count, num_samples, float(gains_M1.max()))
+    num_tokens = len(seconds_M1) - 1
+    samples_M, allowed_M1 = np.empty(num_tokens, np.int64), np.empty(num_tokens + 1, bool)
+    best, gain, most_gain, least_price_s = draft_choice.choose(
+        guesses.survival_BK,
+        guesses.lengths_B,
+        guesses.cells_BK,
+        known_S,
+        seconds_M1,
+        SPREADS / math.sqrt(often),
+        room_s,
+        more_s,
+        samples_M,
+        allowed_M1,
+    )
+    chosen = first(samples_M, best if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
+    return Weighed(samples_M, allowed_M1, chosen, least_price_s)
 
 
-def first(ranked: Ranked, count: int, num_samples: int, gain: float = 1.0) -> Choice:
-    """The first so many of the guesses."""
-    return Choice(np.bincount(ranked.samples_M[:count], minlength=num_samples), gain)
+def first(samples_M: IntArray, count: int, num_samples: int, gain: float = 1.0) -> Choice:
+    """The first so many of the guesses of these samples."""
+    return Choice(np.bincount(samples_M[:count], minlength=num_samples), gain)
 
 
 def nothing(num_samples: int) -> Choice:

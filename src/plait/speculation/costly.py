@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
+from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES, NUM_SOURCES
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import LEAST_GAIN, by_survival, most_per_second, nothing, staked, sure_at
+from plait.speculation.choice import LEAST_GAIN, nothing, staked, sure_at, weigh
 from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
 from plait.speculation.ledger import Ledger
 from plait.speculation.margin import KEPT
@@ -87,9 +87,8 @@ class LookedUp:
         num_samples = len(guesses.lengths_B)
         found = nothing(num_samples)
         if guesses.num_tokens:
-            ranked = by_survival(guesses.survival_BK, guesses.lengths_B)
             seconds_M1 = seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1))
-            found = most_per_second(ranked, seconds_M1, num_samples)
+            found = weigh(guesses, np.zeros(NUM_SOURCES), seconds_M1, often=1.0, room_s=inf, more_s=0.0).best
         is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < found.lengths_B[:, None]
         return cls((guesses.survival_BK * is_taken_BK).sum(1), found.lengths_B, found.gain, seconds, spent_s)
 
@@ -143,7 +142,7 @@ class Costly:
         since = self._ledger.counts.steps - self._thought_at
         if since * THINKING * self._ledger.step.seconds < thinking_s:
             return False
-        return bool(self._ledger.margin.covers(np.array([thinking_s]), plain_s, kept=0.0)[0])
+        return bool(thinking_s <= self._ledger.margin.room_s(plain_s, kept=0.0))
 
     def steps_to_wait(self) -> int:
         """Steps after which it may be worth the time again to find out whether guesses pay."""
@@ -226,7 +225,7 @@ class Costly:
         if allowed_K[best] < LEAST_GAIN * others:
             fewer = len(rows_R) // 2
             found = self._that_pays(asked, rows_R[:fewer], expected_BK, looked_up) if fewer else None
-            if found is None and self._ledger.margin.covers(np.array([token_s]), plain_s, once_s=once_s, kept=kept)[0]:
+            if found is None and token_s <= self._ledger.margin.room_s(plain_s, once_s=once_s, kept=kept):
                 return Wanted(rows_R, 1, 0.0, 0.0, is_trial=True)  # to know more of it takes no rows
             return found
         least = 0.5 * min(1.0, float(per_second_K[best]) * token_s / len(rows_R))

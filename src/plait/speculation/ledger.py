@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from plait.speculation.counts import Counts
 from plait.speculation.margin import WINDOW, Margin
 from plait.speculation.step_cost import StepCost, Typical
@@ -21,9 +19,9 @@ REST = 64
 """Steps without guesses then."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Spent:
-    """Seconds of a step, beside its rows."""
+    """Seconds of a step, beside its rows; grows."""
 
     before_s: float = 0.0
     """Of accounting, before it began: the step's own seconds are without."""
@@ -83,7 +81,7 @@ class Ledger:
 
     def plain_s(self, num_samples: int, num_context: int) -> float:
         """A step without guesses."""
-        return float(self.cost.seconds(np.array([num_samples]), num_context)[0])
+        return self.cost.of(num_samples, num_context)
 
     def quiet(self, num_rows: int, num_context: int, seconds: float) -> None:
         """A step in which guesses were not looked for.
@@ -139,9 +137,7 @@ class Ledger:
         self.account()
         more_s = 0.0
         if num_drafted:
-            rows = np.array([num_rows, num_rows + num_drafted])
-            plain_s, with_s = self.cost.seconds(rows, num_context).tolist()
-            more_s = with_s - plain_s
+            more_s = self.cost.of(num_rows + num_drafted, num_context) - self.cost.of(num_rows, num_context)
         self.margin.done(seconds, spent.seconds + more_s)
 
     def _took(self, seconds: float) -> None:

@@ -10,12 +10,10 @@ Shapes: W windows, by the steps that they reach back: 0 … WINDOW − 1; X pric
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import chain
-
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.kernels import draft_choice
 from plait.speculation.pool import FloatArray
 
 WINDOW = 32
@@ -31,12 +29,14 @@ class Margin:
     """What the last steps took and lost."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, float]] = deque([(0.0, 0.0)] * (WINDOW - 1), maxlen=WINDOW - 1)
-        """What each took and lost, the newest first."""
+        self._steps_W2 = np.zeros((WINDOW - 1, 2))
+        """What each took and lost, in a ring."""
+        self._newest = 0
 
     def done(self, seconds: float, lost_s: float) -> None:
         """A step took so long, and lost so much of it."""
-        self._steps.appendleft((seconds, lost_s))
+        self._newest = (self._newest + 1) % len(self._steps_W2)
+        self._steps_W2[self._newest] = seconds, lost_s
 
     def covers(
         self, prices_X: FloatArray, plain_s: float, *, once_s: float = 0.0, again: int = 1, kept: float = KEPT
@@ -53,14 +53,9 @@ class Margin:
         room_s, room_again_s = self._room(plain_s, once_s, again, kept)
         return np.asarray(prices_X <= np.where(prices_X < 0, room_again_s, room_s))
 
+    def room_s(self, plain_s: float, *, once_s: float = 0.0, kept: float = KEPT) -> float:
+        """The largest price that is covered; see `covers`."""
+        return self._room(plain_s, once_s, 1, kept)[0]
+
     def _room(self, plain_s: float, once_s: float, again: int, kept: float) -> tuple[float, float]:
-        """The largest price that all windows have room for; and the largest, if it is paid `again` times in those that
-        have as many steps to come. Numbers one by one: of so few, arrays take longer."""
-        room_s = room_again_s = float("inf")
-        taken_s, lost_s, steps = 0.0, once_s, WINDOW
-        for step_s, step_lost_s in chain(((0.0, 0.0),), self._steps):
-            taken_s, lost_s = taken_s + step_s, lost_s + step_lost_s
-            left_s = MOST_LOST * (taken_s + steps * plain_s) - lost_s - (steps - 1) * kept * plain_s
-            room_s, room_again_s = min(room_s, left_s), min(room_again_s, left_s / min(steps, again))
-            steps -= 1
-        return room_s, room_again_s
+        return draft_choice.room(self._steps_W2, self._newest, MOST_LOST, plain_s, once_s, again, kept)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from plait.kernels import draft_lookup
 from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
 from plait.speculation import choice
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import Choice, Ranked
+from plait.speculation.choice import Choice
 from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
@@ -131,8 +130,8 @@ class Speculation:
 
     def hear(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         """What samples have said since they were heard last; see `Drafter.say`."""
-        cells_X, places_X, hits_X = (np.zeros(len(token_ids_T), np.int64) for _ in range(3))
-        count = draft_lookup.try_guesses(
+        cells_X, places_X, hits_X = np.empty((3, len(token_ids_T)), np.int64)
+        count, num_computed = draft_lookup.try_guesses(
             slots_B, counts_B, token_ids_T,
             self._guesses_SK, self._cells_SK, self._lengths_S, self._computed_S, self._at_S,
             cells_X, places_X, hits_X,
@@ -140,7 +139,8 @@ class Speculation:
         if count:
             cells_X, places_X, hits_X = cells_X[:count], places_X[:count], hits_X[:count]
             self.acceptance.learn(cells_X, hits_X)
-            self._count_computed(cells_X[places_X >= 0], places_X[places_X >= 0], hits_X[places_X >= 0])
+            if num_computed:
+                self._count_computed(cells_X[places_X >= 0], places_X[places_X >= 0], hits_X[places_X >= 0])
         for drafter in self._drafters:
             drafter.say(slots_B, counts_B, token_ids_T, probs_T)
 
@@ -176,7 +176,7 @@ class Speculation:
         began = self._clock()
         self.ledger.account()
         self._began = self._clock()
-        self._spent = replace(self._spent, before_s=self._spent.before_s + self._began - began)
+        self._spent.before_s += self._began - began
         self.counts.drafting_s += self._began - began
         self._drafted_s, self._wanted = 0.0, None
         self._looks = self._pool_is_due(num_samples, num_context)
@@ -204,10 +204,12 @@ class Speculation:
         if self._costly is not None and self._thinks:
             guesses = self._drafted(self._costly, asked, guesses, num_context)
         self._is_open = False
-        if guesses is not None:
+        if guesses is not None and self._found(guesses.num_tokens):
             lengths_B = self._chosen(guesses, num_context).lengths_B
-            if guesses.num_tokens:
-                self._remember(asked.slots_B, guesses, lengths_B)
+            draft_lookup.remember(
+                asked.slots_B, guesses.token_ids_BK, guesses.cells_BK, guesses.lengths_B, lengths_B,
+                self._guesses_SK, self._cells_SK, self._lengths_S, self._computed_S, self._at_S,
+            )  # fmt: skip
             for row in lengths_B.nonzero()[0].tolist():
                 drafts[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
                 self._is_open = True
@@ -222,8 +224,8 @@ class Speculation:
     def _looked(self) -> None:
         """What it took counts, from the question whether guesses are due to their choice."""
         self._last_s = self._clock() - self._began
-        spent, looking_s = self._spent, self._last_s - self._drafted_s
-        self._spent = replace(spent, looking_s=spent.looking_s + looking_s, drafted_s=spent.drafted_s + self._drafted_s)
+        self._spent.looking_s += self._last_s - self._drafted_s
+        self._spent.drafted_s += self._drafted_s
         self.counts.drafting_s += self._last_s
 
     def not_computed(self) -> None:
@@ -291,7 +293,7 @@ class Speculation:
         if self._asks < self._pool_due_at:
             return False
         plain_s = self.ledger.plain_s(num_samples, num_context)
-        if self._sure_s > looking_s or self.margin.covers(np.array([looking_s]), plain_s, kept=0.0)[0]:
+        if self._sure_s > looking_s or looking_s <= self.margin.room_s(plain_s, kept=0.0):
             return True
         if looking_s > MOST_LOST * WINDOW * plain_s:  # it never will be, unless that was a chance
             self._looking.doubt()
@@ -304,8 +306,7 @@ class Speculation:
         """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
         if self._how != "auto":
             return 0.0
-        rows = np.array([num_samples, num_samples + 1])
-        plain, more = self.cost.seconds(rows, num_context).tolist()
+        plain, more = self.cost.of(num_samples, num_context), self.cost.of(num_samples + 1, num_context)
         return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - plain) * num_samples / max(plain, 1e-12)))
 
     def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:
@@ -331,43 +332,39 @@ class Speculation:
         costly.took(wanted, thought - looked_at, self._drafted_s)
         return guesses
 
+    def _found(self, num_tokens: int) -> bool:
+        """Whether so many guessed tokens are any. Nothing gains nothing; nor is it known what pays, at first."""
+        if self._how == "auto":
+            self._often = max(LEAST_OFTEN, 0.95 * self._often + 0.05 * bool(num_tokens))
+            if num_tokens == 0 or self.cost.num_steps < PROBES:
+                self._gain, self._sure_s = _smoothed(self._gain, 0.0), 0.9 * self._sure_s
+        return num_tokens > 0
+
     def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
-        """Which of the guesses are computed."""
-        num_samples = len(guesses.lengths_B)
+        """Which of the guesses are computed, of which there are some."""
+        num_samples, num_tokens = len(guesses.lengths_B), guesses.num_tokens
         if self._how != "auto":
             return Choice(guesses.lengths_B, 1.0)
-        self._often = max(LEAST_OFTEN, 0.95 * self._often + 0.05 * bool(guesses.num_tokens))
-        if self.cost.num_steps < PROBES or guesses.num_tokens == 0:
-            self._gain, self._sure_s = _smoothed(self._gain, 0.0), 0.9 * self._sure_s
+        if self.cost.num_steps < PROBES:
             return choice.nothing(num_samples)
-        ranked = choice.by_survival(guesses.survival_BK, guesses.lengths_B)
-        seconds_M1 = self.cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
-        allowed_M1 = self._covered(guesses, ranked, seconds_M1)
-        if probed := self._probed(num_samples, allowed_M1):
-            return choice.first(ranked, probed, num_samples)
-        # What the model's guesses took, those of the next step will, too.
-        again_s = 0.0 if self._wanted is None else self._wanted.seconds
-        best = choice.most_per_second(ranked, seconds_M1 + again_s, num_samples, allowed_M1)
-        if self._wanted is None:
-            self._gain = _smoothed(self._gain, best.gain - 1.0)
-        if not self.ledger.may_guess:
-            return choice.nothing(num_samples)
-        return best
-
-    def _covered(self, guesses: Guesses, ranked: Ranked, seconds_M1: FloatArray) -> NDArray[np.bool_]:
-        """[M + 1]: whether the margin covers the first so many guesses, or they are sure to gain."""
-        plain_s, num_samples = float(seconds_M1[0]), len(guesses.lengths_B)
-        known_BK = guesses.survival_BK * self.acceptance.known_S[guesses.cells_BK // _PER_SOURCE % NUM_SOURCES]
-        often = self._often if self._wanted is None else 1.0
-        sure_M1 = choice.sure_tokens(ranked, known_BK, often) * plain_s / num_samples
-        prices_M1 = choice.staked(seconds_M1 - plain_s, sure_M1)
-        again = 1 if self._wanted is None else self._wanted.again
-        looking_s = self._looking.seconds
-        if self._wanted is None:
-            self._sure_s = 0.9 * self._sure_s - 0.1 * float(prices_M1.min())
-        once_s = self._drafted_s + looking_s
-        covered_M1 = self.margin.covers(prices_M1, plain_s, once_s=once_s, again=again)
-        return (prices_M1 <= 0) | covered_M1
+        seconds_M1 = self.cost.seconds(np.arange(num_samples, num_samples + num_tokens + 1), num_context)
+        wanted, looks = self._wanted, self._drafted_s + self._looking.seconds
+        weighed = choice.weigh(
+            guesses,
+            self.acceptance.known_S,
+            seconds_M1,
+            often=self._often if wanted is None else 1.0,
+            room_s=self.margin.room_s(float(seconds_M1[0]), once_s=looks),
+            # What the model's guesses took, those of the next step will, too.
+            more_s=0.0 if wanted is None else wanted.seconds,
+        )
+        if wanted is None:
+            self._sure_s = 0.9 * self._sure_s - 0.1 * weighed.least_price_s
+        if probed := self._probed(num_samples, weighed.allowed_M1):
+            return choice.first(weighed.samples_M, probed, num_samples)
+        if wanted is None:
+            self._gain = _smoothed(self._gain, weighed.best.gain - 1.0)
+        return weighed.best if self.ledger.may_guess else choice.nothing(num_samples)
 
     def _probed(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
         """Guesses to compute, to learn what so many rows take; 0: that is known, or there are too few, or the margin
@@ -379,18 +376,6 @@ class Speculation:
                 self._probes[key] = self._probes.get(key, 0) + 1
                 return more
         return 0
-
-    def _remember(self, slots_B: IntArray, guesses: Guesses, lengths_B: IntArray) -> None:
-        """What was guessed, to be held against what the samples say."""
-        # A guess that was only looked up is followed to its end, before another one takes its place.
-        open_B = (self._at_S[slots_B] >= self._lengths_S[slots_B]) | (lengths_B > 0) | (self._computed_S[slots_B] > 0)
-        slots = slots_B[open_B]
-        width = guesses.token_ids_BK.shape[1]
-        self._guesses_SK[slots, :width] = guesses.token_ids_BK[open_B]
-        self._cells_SK[slots, :width] = guesses.cells_BK[open_B]
-        self._lengths_S[slots] = guesses.lengths_B[open_B]
-        self._computed_S[slots] = lengths_B[open_B]
-        self._at_S[slots] = 0
 
 
 def _smoothed(mean: float, value: float) -> float:

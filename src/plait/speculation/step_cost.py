@@ -18,6 +18,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.kernels import draft_choice
 from plait.speculation.pool import FloatArray
 
 KNOTS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -93,9 +94,16 @@ class StepCost:
             self._fresh = 0
 
     def seconds(self, num_rows_X: NDArray, num_context: float) -> FloatArray:
-        """[X]; zeros before the first step."""
-        fitted_X = np.interp(num_rows_X, *self._lines) + self._token_s * num_context
-        return fitted_X * np.interp(np.log(num_rows_X), *self._scales)
+        """[X], of row counts of at least 1; zeros before the first step."""
+        seconds_X = np.empty(len(num_rows_X))
+        context_s = self._token_s * float(num_context)
+        draft_choice.step_seconds(np.asarray(num_rows_X, float), context_s, *self._lines, *self._scales, seconds_X)
+        return seconds_X
+
+    def of(self, num_rows: int, num_context: float) -> float:
+        """Seconds of one step; see `seconds`."""
+        context_s = self._token_s * float(num_context)
+        return draft_choice.seconds_of(float(num_rows), context_s, *self._lines, *self._scales)
 
     def _fit(self) -> None:
         for key in self._buckets.keys() - self._medians.keys():
