@@ -7,6 +7,7 @@ and by how far the second lies behind it. With these shares as survival, which n
 of a step are chosen that give the most tokens per second: among chains, and among trees.
 
     python benchmarks/draft_trees.py                 # SmolLM2-135M-Instruct, three rollouts of eight prompts, minutes
+    python benchmarks/draft_trees.py --curve "mine=1:9,8:10.5,32:27"      # ms of steps of so many rows
     python benchmarks/draft_trees.py --tiny          # does the benchmark itself work?
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from step_curves import EPYC, XEON, StepCurve, curve
 
 from plait.generation.engine import Engine, drain
 from plait.generation.settings import SamplingSettings
@@ -32,14 +34,12 @@ from plait.kernels.noise_bits import draw_key, gumbel
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
 from plait.speculation.pool import TextPool
-from speculation import requests, tiny_model
+from speculation import TASKS, requests, tiny_model
 
 DEEP = 4
 """Tokens of a path."""
 MOST = 8
 """Guessed rows of a sample."""
-COSTS = {"one core: 11.2 + 1.6 n ms": (11.2, 1.6), "rows for a fifth of that": (11.2, 0.32)}
-"""A step of n rows: as `benchmarks/README.md` has it for SmolLM2-135M, and where rows are nearly free."""
 GROUP = 8
 
 
@@ -124,8 +124,8 @@ class Known:
 
 def drawn(model: LanguageModel, options: argparse.Namespace, rollout: int) -> list[Said]:
     """The samples of a rollout."""
-    asked = requests(model, options, GROUP * options.tasks, rollout)
-    engine = Engine(model, SamplingSettings(max_running=GROUP * options.tasks))
+    asked = requests(model, options, GROUP * options.prompts, rollout)
+    engine = Engine(model, SamplingSettings(max_running=GROUP * options.prompts))
     for one in asked:
         engine.add(one)
     found = []
@@ -189,16 +189,15 @@ def survivals(known: Known, shares: Shares, slot: int, one: Said, place: int, *,
     return found
 
 
-def per_second(rows: Sequence[Sequence[float]], running: int, cost: tuple[float, float]) -> float:
-    """Tokens per ms of steps of so many samples, drawn from all places at random, each with its best number of rows."""
-    fixed, each = cost
+def per_second(rows: Sequence[Sequence[float]], running: int, step_s: StepCurve) -> float:
+    """Tokens per second of steps of so many samples, from all places at random, each with its best number of rows."""
     order, tokens, taken = list(rows), 0.0, 0.0
     random.Random(0).shuffle(order)
     for start in range(0, len(order) - running + 1, running):
         sums = np.cumsum([0.0, *sorted((s for one in order[start : start + running] for s in one), reverse=True)])
-        ms = fixed + each * (running + np.arange(len(sums)))
-        best = int(((running + sums) / ms).argmax())
-        tokens, taken = tokens + running + float(sums[best]), taken + float(ms[best])
+        seconds = step_s(running + np.arange(len(sums)))
+        best = int(((running + sums) / seconds).argmax())
+        tokens, taken = tokens + running + float(sums[best]), taken + float(seconds[best])
     return tokens / taken
 
 
@@ -206,23 +205,32 @@ def main() -> None:
     """Read the options, draw, and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--tasks", type=int, default=8, help=f"prompts, of {GROUP} samples each")
+    parser.add_argument("--task", choices=tuple(TASKS), default="chat", help="of benchmarks/speculation.py")
+    parser.add_argument("--prompts", type=int, default=8, help=f"of {GROUP} samples each")
     parser.add_argument("--rollouts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96, help="of a response at most")
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument(
+        "--curve",
+        type=curve,
+        nargs="+",
+        default=[EPYC, XEON],
+        help="NAME=ROWS:MS,ROWS:MS…: what steps of so many rows take",
+    )
     parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 8, 32], help="samples that run at a time")
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.tiny:
-        options.tasks, options.tokens, options.rollouts, options.running = 2, 20, 2, [1, 4]
+        options.prompts, options.tokens, options.rollouts, options.running = 2, 20, 2, [1, 4]
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype="bfloat16")
     rollouts = [drawn(model, options, number) for number in range(options.rollouts)]
     shares, known = Shares(), Known()
     for samples in rollouts:
         learn(known, shares, samples)
-    print(f"temperature {options.temperature:g}, {sum(len(s.token_ids) for r in rollouts for s in r)} tokens")
+    tokens = sum(len(one.token_ids) for samples in rollouts for one in samples)
+    print(f"{options.task}, temperature {options.temperature:g}, {tokens} tokens")
     for rank, name in enumerate(("first", "second")):
         print(name, *(f"{shares.of_rank(rank, place):.1%}" for place in range(DEEP)))
     rows: dict[bool, list[list[float]]] = {}
@@ -234,12 +242,12 @@ def main() -> None:
             ]
     print("\n| a step | running | chains to plain | trees to plain | trees to chains |")
     print("| --- | --- | --- | --- | --- |")
-    for name, cost in COSTS.items():
+    for step_s in options.curve:
         for running in options.running:
-            plain = running / (cost[0] + cost[1] * running)
-            chains, trees = (per_second(rows[tree], running, cost) for tree in (False, True))
+            plain = running / float(step_s(running))
+            chains, trees = (per_second(rows[tree], running, step_s) for tree in (False, True))
             print(
-                f"| {name} | {running} | {chains / plain:.3f} | {trees / plain:.3f} | {trees / chains:.3f} |",
+                f"| {step_s} | {running} | {chains / plain:.3f} | {trees / plain:.3f} | {trees / chains:.3f} |",
                 flush=True,
             )
 

@@ -28,6 +28,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,7 @@ from placed.recipes import grpo
 from placed.runs import RunFailed
 from sides import positive, row
 from stage_fusion import distributions
+from step_curves import EPYC, H200, XEON, StepCurve, curve
 
 from plait.engines import Traits
 from plait.observe.run_log import read_rows
@@ -47,11 +49,6 @@ from plait.runtime.decisions import Experience
 from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
 from plait.schedule.timeline import Span, Timeline
 
-CURVES: dict[str, Callable[[int], float]] = {
-    "one core, 135M": lambda running: 0.0134 + 0.0020 * running,
-    "one GPU, 8B": lambda running: 0.00435 + 0.000047 * running,
-}
-"""Seconds of a decode step: measured on one core, and as computed for an H200 from its bandwidth."""
 PROMPT = 128
 """Tokens of a prompt, simulated."""
 Key = tuple[int, int]
@@ -167,14 +164,14 @@ def recorded(file: Path) -> Lengths:
 
 
 def simulated(
-    before: Lengths, lengths: Lengths, count: int, curve: str, slots: int, move_steps: float
+    before: Lengths, lengths: Lengths, count: int, step_of: StepCurve, slots: int, move_steps: float
 ) -> tuple[float, float, float, int]:
     """Seconds off, on and even, and how many samples moved.
 
     Args:
         move_steps: seconds of a move, in steps of one sample.
     """
-    step_s = CURVES[curve]
+    step_s = cache(lambda running: float(step_of(running)))
     move_s = move_steps * step_s(1)
     first, plain, engine = (Instances(one, count, step_s, slots, move_s) for one in (before, lengths, lengths))
     first.run(None)
@@ -194,17 +191,17 @@ def simulated(
 
 def simulate(options: argparse.Namespace) -> None:
     print(row("simulated", ["off", "on", "even", "speed", "of gain", "moved"], "medians of rollouts"))
-    for curve in CURVES:
+    for step_of in options.curve:
         for count in options.instances:
             rows = []
             for first, second in _rollouts(count, options):
-                rows.append(simulated(first, second, count, curve, options.slots, options.move_steps))
+                rows.append(simulated(first, second, count, step_of, options.slots, options.move_steps))
             off, on, even, moved = (median(column) for column in zip(*rows, strict=True))
             speeds = [numbers[0] / numbers[1] for numbers in rows]
             # Of each rollout, as medians of three columns may be of three rollouts.
             part = median((o - n) / (o - e) if o > e else 1.0 for o, n, e, _ in rows)
             values = [f"{off:.2f}", f"{on:.2f}", f"{even:.2f}", f"{off / on:.3f}", f"{part:.0%}", f"{moved:.0f}"]
-            print(row(f"{curve}, {count}", values, f"slowest {min(speeds):.3f}"), flush=True)
+            print(row(f"{step_of.name}, {count}", values, f"slowest {min(speeds):.3f}"), flush=True)
 
 
 def _rollouts(count: int, options: argparse.Namespace) -> list[tuple[Lengths, Lengths]]:
@@ -249,14 +246,14 @@ def even_of(turn: Turn) -> float:
     steps = [span for span in turn.of("generate") if span.kind == "DECODE" and span.tokens]
     if not steps:
         return turn.seconds("generate")
-    curve = line_through(turn.decode_steps)
+    fixed_s, each_s = line_through(turn.decode_steps)
     by_rank: dict[int, list[Span]] = {}
     for span in steps:
         by_rank.setdefault(span.rank, []).append(span)
     behind = max(by_rank, key=lambda rank: max(span.end_s for span in by_rank[rank]))
     other = turn.seconds("generate") - sum(span.duration_s for span in by_rank[behind])
     lengths = {0: [len(response) for response in turn.responses]}
-    return other + even_s(lengths, len(by_rank), lambda running: curve[0] + curve[1] * running, len(lengths[0]))
+    return other + even_s(lengths, len(by_rank), lambda running: fixed_s + each_s * running, len(lengths[0]))
 
 
 def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -295,6 +292,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
     parser.add_argument("--parts", nargs="*", choices=("simulated", "real"), default=["simulated", "real"])
     parser.add_argument("--repeats", type=positive, default=5, help="rollouts simulated, runs of each kind")
+    parser.add_argument(
+        "--curve",
+        type=curve,
+        nargs="+",
+        default=[EPYC, XEON, H200],
+        help="NAME=SAMPLES:MS,SAMPLES:MS…: what steps take",
+    )
     parser.add_argument("--instances", type=positive, nargs="*", default=[4, 8, 16, 32])
     parser.add_argument("--lengths", nargs="*", default=[], help="files of a run's samples, in the order of its steps")
     parser.add_argument("--per-instance", type=positive, default=32, help="samples, simulated")

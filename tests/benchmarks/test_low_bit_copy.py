@@ -17,4 +17,4 @@ def test_it_runs() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     rows = [line.split("|")[1].strip() for line in ended.stdout.splitlines() if line.startswith("| ")]
-    assert rows == ["group", "---", "32"]
+    assert rows == ["group", "---", "16"]

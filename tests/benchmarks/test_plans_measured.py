@@ -52,14 +52,15 @@ def test_samples_spread_evenly_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     slot each: the two short ones, then the long ones, in steps of 2 seconds: 4 + 6. Nobody gives among equals."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = importlib.import_module("sample_reallocation")
+    curve = importlib.import_module("step_curves").curve("a core=1:15.4,11:35.4")
     lengths = {0: [2, 3], 1: [2, 3]}
     assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 8) == 8.0
     assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 1) == 10.0
-    off, on, even, moved = bench.simulated(lengths, lengths, 2, "one core, 135M", 8, 2.0)
+    off, on, even, moved = bench.simulated(lengths, lengths, 2, curve, 8, 2.0)
     assert off == on == pytest.approx(even)
     assert moved == 0
     long = {0: range(93, 101), 1: range(13, 21)}
-    off, on, even, moved = bench.simulated(long, long, 2, "one core, 135M", 8, 2.0)
+    off, on, even, moved = bench.simulated(long, long, 2, curve, 8, 2.0)
     assert even <= on < off
     assert moved > 0
 
