@@ -20,6 +20,7 @@ from plait.speculation.pool import most_entries
 
 Drawn = tuple[str, Sample]
 """A call of the flow, and a finished sample of it."""
+_COLUMNS = ("prompt_ids", "token_ids", "sampling_logprobs")
 
 
 def recall_earlier(
@@ -50,7 +51,7 @@ def recall_earlier(
         elif max(room.values()) < 0:
             break
     for role, samples in kept.items():
-        workers.recall(role, samples[::-1])
+        workers.known_texts.recall(role, samples[::-1])
 
 
 def _ahead(names: Mapping[int, str], batches: Sequence[DrawnBatch]) -> list[Drawn]:
@@ -73,8 +74,8 @@ def _newest_first(files: RunFiles, calls: Iterable[str], step: int, ahead: Seque
             continue
         for row in reversed(rows):
             call = row.get("rollout", next(iter(calls)))
-            prompt_ids, token_ids, logprobs = (row.get(key) for key in ("prompt_ids", "token_ids", "sampling_logprobs"))
-            if call in calls and prompt_ids and token_ids and len(logprobs or ()) == len(token_ids):
+            prompt_ids, token_ids, logprobs = (row.get(key) or () for key in _COLUMNS)
+            if call in calls and prompt_ids and token_ids and len(logprobs) == len(token_ids):
                 uid, _, index = str(row["uid"]).partition(".")
                 prompt, reason = Prompt(int(uid), "", tuple(prompt_ids)), FinishReason(row["finish_reason"])
                 yield call, Sample(prompt, int(index), tuple(token_ids), tuple(logprobs), "", reason)

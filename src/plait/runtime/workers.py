@@ -42,11 +42,20 @@ class LeaderWeights(Protocol):
         ...
 
 
+class KnownTexts(Protocol):
+    """What engines that guess know from before."""
+
+    def recall(self, role: str, samples: Sequence[Sample]) -> None:
+        """The engine of a role is told what the role drew earlier, the newest last. Nothing is in flight."""
+        ...
+
+
 class Workers(Protocol):
     """All that computes for a run: one process or several, of which one leads."""
 
     checkpoint: CheckpointParts
     leader_weights: LeaderWeights
+    known_texts: KnownTexts
 
     def engine(self, role: str) -> GenerationEngine | None:
         """That of a role, one for all calls; None: the role does not generate."""
@@ -73,11 +82,6 @@ class Workers(Protocol):
     def performance(self) -> dict[str, float]:
         """Metrics since the last time: rows sent and received, how drafts went, how busy stages were in generation;
         each where there is such a thing."""
-        ...
-
-    def recall(self, role: str, samples: Sequence[Sample]) -> None:
-        """The engine of a role that guesses is told what the role drew earlier, the newest last. Nothing is in
-        flight."""
         ...
 
     def sync_references(self, share: float | None) -> None:

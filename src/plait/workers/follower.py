@@ -19,6 +19,7 @@ from plait.schedule.work import MOVED_ON, Work, nothing
 from plait.workers.announcer import Call
 from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
 from plait.workers.gathering import Gathering
+from plait.workers.known_texts import recall_here
 from plait.workers.lockstep_engine import Halt, LockstepEngine, Word
 from plait.workers.messages import Do, Message, pack_samples, unpack_requests, unpack_samples
 from plait.workers.rank_state import RankState
@@ -231,7 +232,7 @@ class FollowerLoop:
             case Do.VERSION:
                 self._lockstep(header["role"]).update_weights(header["version"])
             case Do.RECALL:
-                self._lockstep(header["role"]).recall(unpack_samples(command, {}))
+                recall_here(rank_state, header["role"], unpack_samples(command, {}))
             case Do.GATHER:
                 rank_state.gather(header["role"])
             case Do.SAVE:

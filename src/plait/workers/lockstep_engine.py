@@ -131,11 +131,6 @@ class LockstepEngine:
         """The weights have changed while nothing is in flight."""
         self._engine.update_weights(version)
 
-    def recall(self, samples: Sequence[Sample]) -> None:
-        """What was drawn earlier, the newest last, to guess from."""
-        for sample in samples:
-            self._engine.speculates.recall(sample.prompt.token_ids, sample.token_ids, sample.logprobs)
-
     @property
     def has_heard(self) -> bool:
         """Whether the next step begins with something new."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,6 @@ from plait.workers.messages import (
     Do,
     Message,
     pack_requests,
-    pack_samples,
     unpack_said,
     unpack_samples,
     unpack_speculation,
@@ -251,15 +249,6 @@ class RemoteEngine:
             self._announcer.rank_state.offloads.want((self._role, "decode"))
             self._own[0].hear(number, stage)
         return number
-
-    def recall(self, samples: Sequence[Sample]) -> None:
-        """See Workers.recall. Of each instance that rank is told that drafts."""
-        assert not self.has_work, "what was drawn earlier is told before anything is asked for"
-        said = pack_samples(samples, {})
-        message = Message({**said.header, "do": Do.RECALL, "role": self._role}, said.arrays)
-        self._announcer.tell(tuple(self._sources), message, None)
-        if self._own is not None:
-            self._own[0].recall(samples)
 
     def update_weights(self, version: int) -> None:
         """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
-from plait.data.records import Sample
 from plait.observe.progress import Progress
 from plait.policy.decode_ring import StageUse, busy_shares
 from plait.rewards.pool import RewardPool
@@ -15,6 +14,7 @@ from plait.vllm.engine import VllmEngine
 from plait.workers.announcer import Announcer
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
+from plait.workers.known_texts import KnownTexts
 from plait.workers.leader_weights import LeaderWeights
 from plait.workers.messages import Do, Message
 from plait.workers.ranks import LEADER
@@ -45,6 +45,7 @@ class WorkerGroup:
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
+        self.known_texts = KnownTexts(announcer)
 
     def spans(self) -> list[Span]:
         """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
@@ -81,12 +82,6 @@ class WorkerGroup:
         since = [now.since(self._speculation.get(role, Counts())) for role, now in counts.items()]
         self._speculation |= {role: now + Counts() for role, now in counts.items()}
         return {f"perf/spec/{name}": value for name, value in sum(since, Counts()).figures().items()}
-
-    def recall(self, role: str, samples: Sequence[Sample]) -> None:
-        """See Workers.recall."""
-        engine = self._engines[role]
-        assert isinstance(engine, RemoteEngine), "another engine than plait's guesses, and is told nothing"
-        engine.recall(samples)
 
     def sync_references(self, share: float | None) -> None:
         """See `Announcer.sync_references`."""
