@@ -24,6 +24,8 @@ from plait.schedule.timeline import Timeline
 STEPS_BETWEEN = 32
 """Steps of the instance that decodes slowest, after which ends are foretold again; or when an instance has half of the
 samples left that it had then."""
+STEPS_BETWEEN_SHORT = 8
+"""The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""
 LEAST_LEFT = 32
 """Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
 
@@ -122,7 +124,7 @@ class Balance:
             return
         if self._asked is not None:
             self._repeat(self._asked, sum(running))
-        elif self._curve is not None and self._lengths and self._is_due(running):
+        elif self._curve is not None and self._lengths and self._is_due(self._curve, running):
             self._judged_at, self._judged_with = max(self._steps), running
             self._decide(self._curve, frees=frees)
 
@@ -132,8 +134,9 @@ class Balance:
         move_s = self._moves.moved_s if self.num_moved else None
         self._rebalancer.experience.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
 
-    def _is_due(self, running: Sequence[int]) -> bool:
-        if max(self._steps) - self._judged_at >= STEPS_BETWEEN:
+    def _is_due(self, curve: Curve, running: Sequence[int]) -> bool:
+        between = STEPS_BETWEEN_SHORT if curve.move_s < curve.step_s(1, 0.0) else STEPS_BETWEEN
+        if max(self._steps) - self._judged_at >= between:
             return True
         return any(2 * now < then for now, then in zip(running, self._judged_with, strict=True))
 
