@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +13,10 @@ from plait.cli.app import Whole
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
-    from plait.schedule.compare import Comparison
     from plait.schedule.timeline import Timeline
+
+_HEAD = 1024
+"""Characters in which a file says what it is."""
 
 trace = App(name="trace", help="Look at a timeline: what ran when, on which rank.")
 
@@ -36,13 +39,14 @@ def show(
     as_json
         Print the figures as JSON.
     """
+    from plait.cli.trace_text import summary_of
     from plait.schedule.gantt import ascii_gantt
 
     timeline = _load(file, step)
     if as_json:
-        say(json.dumps(_summary(timeline)))
+        say(json.dumps(summary_of(timeline)))
         return 0
-    summary = _summary(timeline)
+    summary = summary_of(timeline)
     say(f"{summary['source']} timeline: {summary['num_actions']} actions, {summary['makespan_s']:g} s\n")
     say(f"{'lane':<20}{'busy':>8}{'actions':>9}")
     for lane in summary["lanes"]:
@@ -68,30 +72,44 @@ def diff(
     step: Whole | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Compare two timelines, predicted and measured say: the same actions, in the same order, in how much time.
+    """Compare two timelines: the same actions, in the same order, in how much time. Where one is predicted and has
+    calls whole, of which the other, measured, has the parts: busy seconds of calls by rank, and of kinds of actions.
 
-    Exit code 0 when both ran the same actions in the same order, else 1.
+    Exit code 0 when both ran the same actions in the same order, or every whole call on the same ranks; else 1.
 
     Parameters
     ----------
     a
-        A timeline or Chrome trace; errors are relative to it.
+        A timeline, a Chrome trace, the folder of a run or a plan with a prediction; errors are relative to it.
     b
         Another.
     step
-        Only this training step.
+        Only this training step; of calls that are predicted whole, which are the same in every step, all.
     as_json
         Print the comparison as JSON.
     """
     from dataclasses import asdict
 
-    from plait.schedule.compare import compare
+    from plait.cli.trace_text import actions_text, calls_text
+    from plait.schedule.compare import compare, compare_calls, whole_side
 
-    comparison = compare(_load(a, step), _load(b, step))
+    timelines = _timeline_of(a), _timeline_of(b)
+    whole = whole_side(*timelines)
+    parts = [side != whole for side in ("a", "b")]
+    left, right = (
+        _of_step(timeline, step if cut else None, path)
+        for timeline, cut, path in zip(timelines, parts, (a, b), strict=True)
+    )
+    if whole is not None:
+        by_call = compare_calls(left, right, whole)
+        record = {**asdict(by_call), "same_calls": by_call.same_calls}
+        say(json.dumps(record) if as_json else calls_text(by_call), end="\n" if as_json else "")
+        return 0 if by_call.same_calls else 1
+    comparison = compare(left, right)
     if as_json:
         say(json.dumps({**asdict(comparison), "same_rows": comparison.same_rows}))
     else:
-        say(_described(comparison), end="")
+        say(actions_text(comparison), end="")
     return 0 if comparison.same_rows else 1
 
 
@@ -162,12 +180,33 @@ def chrome(file: Path, out: Path, *, overwrite: bool = False) -> int:
 
 
 def _load(path: Path, step: int | None) -> Timeline:
+    return _of_step(_timeline_of(path), step, path)
+
+
+def _timeline_of(path: Path) -> Timeline:
+    """What a file holds; of a run's folder what it measured, of a plan what was predicted for it."""
+    from plait.errors import DataError
+    from plait.runtime.run_files import RunFiles
+    from plait.schedule.plan import FORM, Plan
+    from plait.schedule.timeline import load_any
+
+    if path.is_dir():
+        path = RunFiles(path).trace
+        if not path.is_file():
+            raise DataError(f"{path}: expected the trace of a run in its folder, found none; give a run's folder")
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        if f'"{FORM.format}"' in file.read(_HEAD):
+            if (predicted := Plan.load(path).predicted) is None:
+                raise DataError(f"{path}: this plan has no predicted timeline; give that of a run, or of `plait plan`")
+            return predicted
+    return load_any(path)
+
+
+def _of_step(timeline: Timeline, step: int | None, path: Path) -> Timeline:
     from dataclasses import replace
 
     from plait.errors import DataError
-    from plait.schedule.timeline import load_any
 
-    timeline = load_any(path)
     if step is None:
         return timeline
     spans = tuple(span for span in timeline.spans if span.step == step)
@@ -178,66 +217,3 @@ def _load(path: Path, step: int | None) -> Timeline:
     first, last = min(s.start_s for s in spans), max(s.end_s for s in spans)
     memory = tuple(point for point in timeline.memory if first <= point.time_s <= last)
     return replace(timeline, spans=spans, memory=memory)
-
-
-def _summary(timeline: Timeline) -> dict:
-    from plait.schedule.idle import waited_s
-
-    makespan = timeline.makespan_s
-    lanes: dict[tuple[int, str], list[float]] = {}
-    kinds: dict[str, list] = {}
-    for span in timeline.ordered().spans:
-        lanes.setdefault((span.rank, span.lane), []).append(span.duration_s)
-        kinds.setdefault(span.kind, []).append(span)
-    return {
-        "source": timeline.source,
-        "num_actions": len(timeline.spans),
-        "makespan_s": makespan,
-        "lanes": [
-            {"rank": rank, "lane": lane, "busy": sum(times) / makespan if makespan else 0.0, "actions": len(times)}
-            for (rank, lane), times in lanes.items()
-        ],
-        "kinds": [
-            {
-                "kind": kind,
-                "actions": len(spans),
-                "seconds": sum(span.duration_s for span in spans),
-                "bytes": sum(span.bytes for span in spans),
-                "tokens": sum(span.tokens for span in spans),
-            }
-            for kind, spans in sorted(kinds.items())
-        ],
-        "waits": [
-            {
-                "rank": rank,
-                "seconds": seconds,
-                "share": seconds / makespan if makespan else 0.0,
-                "for_rank": cause[0] if cause else None,
-                "for": cause[1] if cause else None,
-            }
-            for rank, causes in waited_s(timeline).items()
-            for cause, seconds in causes.most_common()
-        ],
-        "peak_memory": {str(rank): timeline.peak_memory(rank) for rank in timeline.ranks if timeline.memory},
-    }
-
-
-def _described(c: Comparison) -> str:
-    change = f" ({c.makespan_b / c.makespan_a - 1:+.1%})" if c.makespan_a else ""
-    lines = [f"makespan  {c.makespan_a:g} s and {c.makespan_b:g} s{change}", ""]
-    lines.append(f"{'kind':<12}{'actions':>8}{'seconds a':>13}{'seconds b':>13}{'mean error':>12}")
-    for kind in c.kinds:
-        row = (kind.kind, kind.count, kind.seconds_a, kind.seconds_b, kind.mean_error)
-        lines.append("{:<12}{:>8}{:>13.6g}{:>13.6g}{:>12.1%}".format(*row))
-    lines.append("")
-    for name, rows in (("a", c.only_a), ("b", c.only_b)):
-        for step, rank, action in rows[:5]:
-            where = f"rank {rank}" if step is None else f"step {step}, rank {rank}"
-            lines.append(f"only in {name}: {action} ({where})")
-        if len(rows) > 5:
-            lines.append(f"only in {name}: {len(rows) - 5} more")
-    for rank, lane, first, second in c.reordered:
-        lines.append(f"rank {rank} {lane}: a runs {first} where b runs {second}")
-    if c.same_rows:
-        lines.append("the same actions in the same order")
-    return "\n".join(lines) + "\n"

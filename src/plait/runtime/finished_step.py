@@ -7,7 +7,7 @@ from plait.runtime.process import resident_bytes
 from plait.runtime.session import Session
 from plait.runtime.step import StepState
 from plait.runtime.step_metrics import step_metrics, tokens_of
-from plait.workers.recorder import seconds_by_call
+from plait.schedule.busy import busiest_s, call_of, kind_of
 
 
 def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[str, float]:
@@ -18,9 +18,9 @@ def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[s
         metrics |= off_policy_metrics(session.prepared.flow, state, session.batches.whole, most)
         idle = idle_ratios(timeline, session.prepared.plan, seconds)
         metrics |= {f"perf/{side}_idle_ratio": share for side, share in idle.items()}
-    for call, busy in seconds_by_call(timeline).items():
-        metrics[f"timing_s/{call}"] = busy
+    metrics |= {f"timing_s/{call}": busy for call, busy in busiest_s(timeline, call_of).items()}
     metrics["timing_s/step"] = seconds
+    metrics |= {f"perf/kind_s/{kind}": busy for kind, busy in busiest_s(timeline, kind_of).items()}
     metrics["perf/throughput"] = tokens_of(state) / seconds
     metrics["perf/resident_bytes"] = resident_bytes()
     metrics |= session.workers.performance()

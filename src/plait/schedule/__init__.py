@@ -12,7 +12,7 @@
 * `work`: what a rank does an action at a time; `dispatch`: which work goes on next; `needs` and `open_steps`: which
   calls wait for which, and which steps run beside each other.
 * `timeline`: actions with start, end and bytes, predicted or measured; `compare` holds two against each other, `idle`
-  says what ranks waited for, `gantt` draws one.
+  says what ranks waited for, `busy` what they were busy with, by call and by kind of action, `gantt` draws one.
 
 Enters: numbers, a dataflow. Leaves: records. Imports `dataflow`, `layout` and what lies below them; no torch.
 """

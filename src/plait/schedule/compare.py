@@ -1,11 +1,15 @@
-"""Two timelines held against each other: the same rows, and how far apart in time."""
+"""Two timelines held against each other: the same rows, and how far apart in time; or, where one has calls whole and
+the other their parts, as a prediction and its run do, the busy seconds of calls and of kinds of actions."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.schedule.timeline import Span, Timeline
+from plait.schedule.busy import busy_by_rank, call_of, kind_of
+from plait.schedule.timeline import Span, Timeline, covered_s
+from plait.schedule.work import DISK
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,99 @@ class Comparison:
     def same_rows(self) -> bool:
         """Whether both ran the same actions in the same order on every lane."""
         return not (self.only_a or self.only_b or self.reordered)
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Busy seconds in a step, in the mean over its steps; None: there is nothing of it on that side.
+
+    name: of a call or a move, on `rank`; of a kind of action, on all ranks together, with `rank` None
+    """
+
+    name: str
+    rank: int | None
+    seconds_a: float | None
+    seconds_b: float | None
+
+    @property
+    def error(self) -> float | None:
+        """(b − a) / a."""
+        if self.seconds_b is None or not self.seconds_a:
+            return None
+        return self.seconds_b / self.seconds_a - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallComparison:
+    """Two timelines of which one has parts of what the other has whole: calls by rank, kinds, seconds of a step.
+
+    whole: which of them has calls as one action, a or b
+    """
+
+    whole: str
+    calls: tuple[Busy, ...]
+    kinds: tuple[Busy, ...]
+    step_a: float
+    step_b: float
+
+    @property
+    def same_calls(self) -> bool:
+        """Whether every call that one side has whole was done on the same ranks on the other."""
+        pairs = [(call.seconds_a, call.seconds_b) for call in self.calls]
+        if self.whole == "b":
+            pairs = [(parts, whole) for whole, parts in pairs]
+        return all(parts is not None for whole, parts in pairs if whole is not None)
+
+
+def whole_side(a: Timeline, b: Timeline) -> str | None:
+    """Which of two timelines has as one action, such as `actor.train`, what the other has parts of alone, such as
+    `actor.train/b0/mb3`: a or b. None: neither has, they are of one grain."""
+    left, right = ({span.action for span in timeline.spans} for timeline in (a, b))
+    for side, whole, parts in (("a", left, right), ("b", right, left)):
+        calls = {action.split("/", 1)[0] for action in parts if "/" in action} - parts
+        if whole & calls:
+            return side
+    return None
+
+
+def compare_calls(a: Timeline, b: Timeline, whole: str) -> CallComparison:
+    """Busy seconds of two timelines of different grain, in a step of each.
+
+    Args:
+        whole: as `whole_side` says.
+    """
+    steps_a, steps_b = _num_steps(a), _num_steps(b)
+    calls = []
+    left, right = busy_by_rank(a, call_of), busy_by_rank(b, call_of)
+    for name in dict.fromkeys((*left, *right)):
+        mine, other = left.get(name, {}), right.get(name, {})
+        for rank in sorted({*mine, *other}):
+            calls.append(Busy(name, rank, _in_a_step(mine, rank, steps_a), _in_a_step(other, rank, steps_b)))
+    left, right = busy_by_rank(a, kind_of), busy_by_rank(b, kind_of)
+    kinds = []
+    for kind in dict.fromkeys((*left, *right)):
+        seconds_a = sum(left[kind].values()) / steps_a if kind in left else None
+        seconds_b = sum(right[kind].values()) / steps_b if kind in right else None
+        kinds.append(Busy(kind, None, seconds_a, seconds_b))
+    return CallComparison(whole, tuple(calls), tuple(kinds), _step_s(a) / steps_a, _step_s(b) / steps_b)
+
+
+def _num_steps(timeline: Timeline) -> int:
+    return max(1, len({span.step for span in timeline.spans}))
+
+
+def _step_s(timeline: Timeline) -> float:
+    """Seconds of all steps, without what is between them (an evaluation) and what is written to a disk."""
+    steps: dict[int | None, tuple[float, float]] = {}
+    for span in timeline.spans:
+        if span.lane != DISK:
+            start_s, end_s = steps.get(span.step, (span.start_s, span.end_s))
+            steps[span.step] = min(start_s, span.start_s), max(end_s, span.end_s)
+    return covered_s(steps.values())
+
+
+def _in_a_step(seconds: Mapping[int, float], rank: int, steps: int) -> float | None:
+    return seconds[rank] / steps if rank in seconds else None
 
 
 def compare(a: Timeline, b: Timeline) -> Comparison:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.errors import ConfigError
@@ -19,6 +19,9 @@ from plait.simulator.step_weights import Weights
 
 STEPS = 3
 """That a prediction plays: the first begins with weights that must be moved, as all others do."""
+
+STEP_TERMS = ("optimizer", "gradients", "new weights")
+"""Terms of a training call that are its optimizer steps, as cost models name them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     played, weights = simulator.play(places, steps=steps), simulator.weights(places)
     places = played.places
     ranks = {mask: _ranks(mask) for mask in {action.mask for action in played.actions}}
-    spans = tuple(span for action in played.actions for span in _spans(action, ranks[action.mask]))
+    spans = tuple(
+        span for action in played.actions for span in _spans(action, ranks[action.mask], _terms(action, graph, places))
+    )
     points = tuple(_points(played, graph, places, weights, ranks))
     return Prediction(
         played.step_s,
@@ -100,13 +105,18 @@ def _ranks(mask: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
 
 
-def _spans(action: Action, ranks: Sequence[int]) -> Iterator[Span]:
+def _spans(action: Action, ranks: Sequence[int], terms: Mapping[str, float]) -> Iterator[Span]:
+    """Of training the optimizer steps by themselves, all behind the last of its micro-batches."""
     lane = COMPUTE if action.kind in ("DECODE", "SCORE", "TRAIN") else LINK
-    share = action.bytes // max(1, len(ranks))
+    share, steps_s = action.bytes // max(1, len(ranks)), 0.0
+    if action.kind == "TRAIN" and (whole_s := sum(terms.values())) > 0:
+        of_steps = sum(seconds for name, seconds in terms.items() if name in STEP_TERMS) / whole_s
+        steps_s = of_steps * (action.end_s - action.start_s)
+    until_s, step = action.end_s - steps_s, action.step + 1
     for rank in ranks:
-        yield Span(
-            action.name, action.kind, rank, action.start_s, action.end_s, share, 0, lane, action.role, action.step + 1
-        )
+        yield Span(action.name, action.kind, rank, action.start_s, until_s, share, 0, lane, action.role, step)
+        if steps_s > 0:
+            yield Span(f"{action.name}/step", "STEP", rank, until_s, action.end_s, 0, 0, lane, action.role, step)
 
 
 def _records(played: Played, graph: StepGraph, places: Sequence[Place], step: int) -> tuple[CallRecord, ...]:
@@ -120,14 +130,19 @@ def _records(played: Played, graph: StepGraph, places: Sequence[Place], step: in
         if action.kind not in ("DECODE", "SCORE", "TRAIN"):
             records.append(CallRecord(action.name, action.kind, action.start_s - begun, seconds, action.bytes))
             continue
-        slot = graph.calls[action.call].slot
-        place = places[slot]
-        cost = place.costs[graph.calls_of[slot].index(action.call)]
-        record = CallRecord(
-            action.name, action.kind, action.start_s - begun, seconds, action.bytes, place.placements, dict(cost.terms)
-        )
-        records.append(record)
+        placements = places[graph.calls[action.call].slot].placements
+        terms = dict(_terms(action, graph, places))
+        start_s = action.start_s - begun
+        records.append(CallRecord(action.name, action.kind, start_s, seconds, action.bytes, placements, terms))
     return tuple(sorted(records, key=lambda call: call.start_s))
+
+
+def _terms(action: Action, graph: StepGraph, places: Sequence[Place]) -> Mapping[str, float]:
+    """What a call's seconds are spent on; of anything else nothing is said."""
+    if action.kind not in ("DECODE", "SCORE", "TRAIN"):
+        return {}
+    slot = graph.calls[action.call].slot
+    return places[slot].costs[graph.calls_of[slot].index(action.call)].terms
 
 
 def _points(

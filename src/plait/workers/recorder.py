@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from plait.schedule.timeline import Span, Timeline
-from plait.schedule.work import DISK, Done, Result, Work
+from plait.schedule.work import Done, Result, Work
 
 
 class Recorder:
@@ -96,16 +95,3 @@ class Recorder:
         """The spans since the last `take`; they are kept no longer."""
         spans, self._spans = tuple(self._spans), []
         return Timeline(spans, source="measured")
-
-
-def seconds_by_call(timeline: Timeline) -> dict[str, float]:
-    """Busy seconds per call of the flow: `actor.generate/decode` counts for `actor.generate`. Of several ranks, those
-    of the busiest. Checkpoints are no call (`DISK`)."""
-    totals: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for span in timeline.spans:
-        if span.lane == DISK:
-            continue
-        # A computation is one action, whose name may have a slash of its own (`critic/returns/mean`).
-        call = span.action if span.kind == "COMPUTE" else span.action.split("/", 1)[0]
-        totals[call][span.rank] += span.duration_s
-    return {call: max(of_ranks.values()) for call, of_ranks in totals.items()}

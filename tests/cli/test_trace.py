@@ -1,0 +1,76 @@
+"""`plait trace diff` of a prediction and its run, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.schedule.plan import Plan
+from plait.schedule.timeline import Span, Timeline, write_chrome_trace
+
+Run = tuple[int, str, str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Training of 2 s was predicted, optimizer steps of 0.5 s in it; steps of the run took 3 and 4 s, 1 s of each the
+    optimizer's, and its own functions 0.5."""
+    predicted = (
+        Span("actor.train", "TRAIN", 0, 0.0, 1.5, step=1),
+        Span("actor.train/step", "STEP", 0, 1.5, 2.0, step=1),
+    )
+    measured = (
+        Span("actor.train/b0/mb0", "TRAIN", 0, 0.0, 2.0, step=1),
+        Span("actor.train/b0/step", "STEP", 0, 2.0, 3.0, step=1),
+        Span("actor.train/b0/mb0", "TRAIN", 0, 5.0, 7.5, step=2),
+        Span("advantages", "COMPUTE", 0, 7.5, 8.0, step=2),
+        Span("actor.train/b0/step", "STEP", 0, 8.0, 9.0, step=2),
+    )
+    Plan("one", 1, predicted=Timeline(predicted)).save(tmp_path / "plan.json")
+    write_chrome_trace(tmp_path / "trace.json", Timeline(measured, source="measured"))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: object) -> Run:
+    code = main([str(word) for word in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_plan_and_the_folder_of_its_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "trace", "diff", folder / "plan.json", folder)
+    rows = [line.split() for line in out.splitlines() if line]
+    assert code == 0
+    assert ["step", "2", "3.5", "+75.0%"] in rows
+    assert ["actor.train", "(rank", "0)", "2", "3.25", "+62.5%"] in rows
+    assert ["all", "STEP", "0.5", "1", "+100.0%"] in rows
+    assert "only in b: advantages (rank 0), all COMPUTE" in out
+    assert "only in a" not in out
+
+
+def test_either_side_and_one_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "trace", "diff", folder, folder / "plan.json", "--step", 2, "--json")
+    record = json.loads(out)
+    assert (code, record["whole"], record["same_calls"]) == (0, "b", True)
+    assert record["calls"][0] == {"name": "actor.train", "rank": 0, "seconds_a": 3.5, "seconds_b": 2.0}
+    code, out, _ = run(capsys, "trace", "diff", folder, folder)
+    assert (code, "the same actions in the same order" in out) == (0, True)
+
+
+def test_what_was_predicted_elsewhere_ends_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spans = tuple(Span("actor.train", "TRAIN", rank, 0.0, 1.0, step=1) for rank in (0, 1))
+    Timeline(spans).save(folder / "two.json")
+    code, out, _ = run(capsys, "trace", "diff", folder / "two.json", folder)
+    assert (code, "only in a: actor.train (rank 1)" in out) == (1, True)
+
+
+def test_what_has_no_timeline_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Plan("one", 1).save(folder / "plan.json")
+    code, _, err = run(capsys, "trace", "diff", folder / "plan.json", folder)
+    assert (code, "this plan has no predicted timeline" in err) == (2, True)
+    (tmp_path / "empty").mkdir()
+    code, _, err = run(capsys, "trace", "show", tmp_path / "empty")
+    assert (code, "expected the trace of a run" in err) == (2, True)
