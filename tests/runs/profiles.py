@@ -10,7 +10,7 @@ from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 
 
-def keep_made_up_profile(recipe: Recipe) -> Profile:
+def keep_made_up_profile(recipe: Recipe, layer_s: float = 1.0) -> Profile:
     """A layer takes seconds: more than any tiny model's."""
     rates = LinkRecord(bytes_per_s=1e9, latency_s=1e-4)
     profile = Profile(
@@ -21,7 +21,7 @@ def keep_made_up_profile(recipe: Recipe) -> Profile:
         model=recipe.model,
         shape=ModelShape.from_config(read_config(recipe.model), recipe.model),
         memory_gib=8.0,
-        forward=((16, 1.0), (64, 2.0)),
+        forward=((16, layer_s), (64, 2 * layer_s)),
         backward=((16, 1.0), (64, 2.0)),
         decode=((1, 64, 1.0), (8, 64, 2.0)),
         head=((16, 1.0), (64, 2.0)),

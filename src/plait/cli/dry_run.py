@@ -12,10 +12,9 @@ from typing import Any
 
 from plait.cli.plan_text import ranks_text
 from plait.cli.staleness_report import staleness_text
-from plait.cost.device_memory import DeviceMemory, memory_by_device
-from plait.cost.estimate import Arithmetic, human_bytes, memory_table
-from plait.cost.placed import Facts
-from plait.cost.placement import num_devices, parameters_of, resolve_plan
+from plait.cost.device_memory import memory_of_plan
+from plait.cost.estimate import Arithmetic, human_bytes
+from plait.cost.placement import num_devices, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
 from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
@@ -185,14 +184,8 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
     """One column for each device, or for several that hold as much of everything."""
     from rich.table import Table
 
-    recipe, flow, models, shapes = prepared.recipe, prepared.flow, prepared.models, prepared.shapes
-    if plan.num_ranks == 1 and _is_plain(plan):
-        alone = memory_table(recipe, flow, models, shapes, prepared.longest_tokens)
-        columns = [DeviceMemory([0], alone.expected, [], alone.slack)]
-    else:
-        parameters = parameters_of(models)
-        facts = Facts(recipe, models, shapes, parameters, plan, flow, prepared.longest_tokens)
-        columns = memory_by_device(facts)
+    of = prepared
+    columns = memory_of_plan(of.recipe, of.flow, of.models, of.shapes, plan, of.longest_tokens)
     names = [f"device {ranks_text(device.ranks)}" for device in columns] if plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
     _add_rows(table, "", [dict(device.rows) for device in columns])
@@ -206,11 +199,6 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
     _add_rows(table, "", [dict(device.slack) for device in columns])
     table.add_row("at most", *(human_bytes(device.most_bytes) for device in columns), style="bold")
     return table
-
-
-def _is_plain(plan: Plan) -> bool:
-    """Whether everything stays where it is, in micro-batches of the recipe's size."""
-    return all(p.after == "keep" and p.micro_batch_tokens is None for p in plan.placements)
 
 
 def _add_rows(table: Any, label: str, cells: Sequence[Mapping[str, int]]) -> None:

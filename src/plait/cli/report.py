@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
-from plait.runtime.forecast import Beside, write_forecast
+from plait.runtime.forecast import STEP, Beside, Forecast, read_forecast
 from plait.runtime.run_files import SUMMARY
 
 if TYPE_CHECKING:
@@ -22,20 +23,19 @@ if TYPE_CHECKING:
     from plait.runtime.evaluation import Evaluation
 
 _KEPT_COLUMNS = 120
+_MOST_RANKS = 8
 _ANSWERS_COLUMNS = 72
 """Below, a table of answers would be columns of single words."""
 
 
 def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     """The result of a finished run, or how to go on with a stopped one; `summary.txt` of its folder gets it too."""
-    beside: list[Beside] = []
-    with contextlib.suppress(OSError):  # a full disk has been said
-        beside = write_forecast(recipe.run_dir)
+    forecast = read_forecast(recipe.run_dir)
     kept = StringIO()
     for console in (SafeConsole(), SafeConsole(file=kept, width=_KEPT_COLUMNS, force_terminal=False)):
         _print_outcome(console, recipe, outcome)
-        if beside:
-            _print_forecast(console, beside)
+        if forecast is not None:
+            _print_forecast(console, forecast)
     with contextlib.suppress(OSError):  # it was said
         write_file(recipe.run_dir / SUMMARY, kept.getvalue().lstrip("\n"))
 
@@ -53,14 +53,44 @@ def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> No
     console.print(f"metrics: {recipe.run_dir}/metrics.jsonl", soft_wrap=True)
 
 
-def _print_forecast(console: SafeConsole, beside: Sequence[Beside]) -> None:
-    """What the plan said of each call, and what the run measured."""
+def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:
+    """What was predicted of calls, kinds of actions and ranks, and what the run measured."""
     table = Table("seconds of a step", "predicted", "measured", "error", box=None, pad_edge=False, header_style="bold")
-    for call in beside:
-        numbers = ("-" if value is None else f"{value:.3g}" for value in (call.predicted_s, call.measured_s))
-        table.add_row(call.call, *numbers, "-" if call.error is None else f"{call.error:+.0%}")
+    for beside in _worth_a_row(forecast.calls, forecast):
+        _add_beside(table, beside.name, beside, _seconds)
+    table.add_section()
+    for beside in _worth_a_row(forecast.kinds, forecast):
+        _add_beside(table, f"all {beside.name}", beside, _seconds)
+    table.add_section()
+    for beside in _farthest(forecast.memory):
+        _add_beside(table, f"memory of rank {beside.name}, at most", beside, _bytes)
     console.print()
     console.print(table)
+
+
+def _worth_a_row(rows: Sequence[Beside], forecast: Forecast) -> list[Beside]:
+    """What was predicted, and what else took more than a hundredth of a step."""
+    least_s = 0.01 * next((one.measured or 0.0 for one in forecast.calls if one.name == STEP), 0.0)
+    return [one for one in rows if one.predicted is not None or (one.measured or 0.0) > least_s]
+
+
+def _farthest(ranks: Sequence[Beside]) -> list[Beside]:
+    """Ranks in their order; of many those whose predictions are farthest off."""
+    far = sorted(ranks, key=lambda rank: -abs(rank.error or 0.0))[:_MOST_RANKS]
+    return [rank for rank in ranks if rank in far]
+
+
+def _add_beside(table: Table, title: str, beside: Beside, text_of: Callable[[float], str]) -> None:
+    numbers = ("-" if value is None else text_of(value) for value in (beside.predicted, beside.measured))
+    table.add_row(title, *numbers, "-" if beside.error is None else f"{beside.error:+.0%}")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}"
+
+
+def _bytes(count: float) -> str:
+    return human_bytes(int(count))
 
 
 def _place(outcome: Outcome) -> str:

@@ -7,11 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
-from plait.cost.estimate import PROCESS, Rows
+from plait.cost.estimate import PROCESS, Rows, memory_table
 from plait.cost.held_parameters import HeldPart, held_parts, rows_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
+from plait.cost.placement import parameters_of
 from plait.cost.working_memory import PROCESS_BYTES, slack_rows
+from plait.dataflow import Dataflow
+from plait.models.shape import ModelShape
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+from plait.schedule.plan import Plan
 
 
 @dataclass
@@ -35,6 +41,29 @@ class DeviceMemory:
     def most_bytes(self) -> int:
         """An upper bound of what is held at a time."""
         return self.expected_bytes + sum(count for _, count in self.slack)
+
+
+def memory_of_plan(
+    recipe: Recipe,
+    flow: Dataflow,
+    models: Sequence[RoleModel],
+    shapes: Mapping[str, ModelShape],
+    plan: Plan,
+    longest_tokens: int,
+) -> list[DeviceMemory]:
+    """What a dry run says of the memory of each device. Imports torch where a plan asks for more than shapes.
+
+    Args:
+        models: which model each role begins as.
+        shapes: by the model's name.
+        plan: completed.
+        longest_tokens: of the prompts; where nothing is generated, of the given samples.
+    """
+    is_plain = all(p.after == "keep" and p.micro_batch_tokens is None for p in plan.placements)
+    if plan.num_ranks == 1 and is_plain:
+        alone = memory_table(recipe, flow, models, shapes, longest_tokens)
+        return [DeviceMemory([0], alone.expected, [], alone.slack)]
+    return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, longest_tokens))
 
 
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:

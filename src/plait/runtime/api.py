@@ -21,6 +21,7 @@ from plait.recipes.role_models import REWARD_ROLES
 from plait.recipes.stages import stage_names
 from plait.recipes.trust import user_recipe
 from plait.runtime.claim import claim
+from plait.runtime.conclusion import conclude
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.directory import RunDirectory
@@ -37,13 +38,12 @@ from plait.runtime.prepared import Kept, Prepared
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of
-from plait.runtime.refinement import refine
 from plait.runtime.reward_pools import open_pools
 from plait.runtime.run_files import RunFiles
+from plait.runtime.run_planning import with_prediction
 from plait.runtime.session import Session
 from plait.runtime.stored_recipe import as_begun
 from plait.schedule.plan import Plan
-from plait.schedule.schedule import Schedule
 from plait.workers.recorder import Recorder
 
 
@@ -138,9 +138,13 @@ def _run_claimed(
     def prepared_for(recipe: Recipe, resume: bool = True) -> Prepared:
         num_nodes = 1 if nodes is None else nodes.num_nodes
         plan = kept_plan(recipe, directory.files, num_nodes) if resume else None
-        kept = Kept(plan, _orders_in(directory.files.plan) if resume else ())
+        earlier = _plan_in(directory.files.plan) if resume else None
         network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
-        return prepare(recipe, flow=flow, kept=kept, machines=Machines(num_nodes, network))
+        machines = Machines(num_nodes, network)
+        prepared = prepare(
+            recipe, flow=flow, kept=Kept(plan, () if earlier is None else earlier.schedules), machines=machines
+        )
+        return replace(prepared, plan=with_prediction(prepared, machines, earlier))
 
     prepared = prepared_for(recipe, resume)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
@@ -151,7 +155,7 @@ def _run_claimed(
         return supervised(of_run, prepared, directory, prepared_for, resume=resume, origin=origin, nodes=nodes)
     with Session(prepared, directory, resume=resume, leading=Alone(prepared), origin=origin) as session:
         outcome = train_session(session)
-    refine(prepared, directory.path)
+    conclude(prepared, directory.path)
     return outcome
 
 
@@ -163,12 +167,12 @@ def kept_plan(recipe: Recipe, files: RunFiles, nodes: int = 1) -> Plan | None:
     return plan if (plan.num_ranks, plan.nodes) == (num_devices(recipe), nodes) else None
 
 
-def _orders_in(path: Path) -> tuple[Schedule, ...]:
-    """Those of the plan that a run kept; none where that cannot be read: they are found again."""
+def _plan_in(path: Path) -> Plan | None:
+    """That which a run kept; None where it cannot be read: what it says is found again."""
     try:
-        return Plan.load(path).schedules
+        return Plan.load(path)
     except DataError:
-        return ()
+        return None
 
 
 def path_of(function: Callable[..., Any]) -> str:

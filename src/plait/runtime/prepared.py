@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.cost.estimate import ModelShape
+from plait.cost.workload import Lengths, SampleLengths
 from plait.data.examples import ExampleSet, ExampleStream, Given
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, PromptStream
@@ -18,6 +19,9 @@ from plait.rewards.functions import RewardFunction
 from plait.runtime.feed import Feed
 from plait.schedule.plan import Plan
 from plait.schedule.schedule import Schedule
+
+MEASURED_ROWS = 64
+"""Of each source, whose lengths stand for all in what is predicted of a run."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,26 @@ class Prepared:
     def longest_tokens(self) -> int:
         """Tokens of the longest prompt; without prompts, of the longest given sample with its prompt."""
         return longest_tokens(self.train_set, self.given)
+
+    @property
+    def lengths(self) -> SampleLengths:
+        """Tokens of the first rows, in prompts and responses; responses that are drawn are as long as they may be."""
+        if self.train_set is not None:
+            prompts = [
+                len(rows.prompt(index, index).token_ids)
+                for rows in self.train_set.sets
+                for index in range(min(MEASURED_ROWS, len(rows)))
+            ]
+            return SampleLengths(Lengths.recorded(prompts), Lengths.fixed(self.recipe.sampling.max_response_tokens))
+        samples = [
+            given.sample
+            for examples in self.given.values()
+            for rows in examples.sets
+            for index in range(min(MEASURED_ROWS, len(rows)))
+            for given in rows.given(index, index)
+        ]
+        prompts = Lengths.recorded([max(1, len(sample.prompt.token_ids)) for sample in samples])
+        return SampleLengths(prompts, Lengths.recorded([max(1, len(sample.token_ids)) for sample in samples]))
 
     def feed(self, drawn: int = 0) -> Feed:
         """The data of the run, from the `drawn`-th prompt on."""

@@ -6,9 +6,12 @@ import os
 
 import torch
 
+from plait.workers.peak_memory import forget_peak
+
 
 def set_up(threads: int) -> None:
-    """Fix the number of compute threads: the same number gives the same bits.
+    """Fix the number of compute threads: the same number gives the same bits. What the process holds at most counts
+    from now on.
 
     Args:
         threads: 0 takes what OMP_NUM_THREADS says, else one per core that this process may use.
@@ -18,6 +21,7 @@ def set_up(threads: int) -> None:
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     asked = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
     torch.set_num_threads(asked)
+    forget_peak()
 
 
 def resident_bytes() -> int:

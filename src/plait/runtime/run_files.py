@@ -16,7 +16,7 @@ RUN_DIR/
     moments.jsonl              where samples stood that went on with new weights
     fusion.jsonl               when the last samples of each rollout were gathered, and why
     rebalancing.jsonl          which samples instances gave to others, and why
-    forecast.json              seconds of each call as the plan foretold them, beside those measured, where it did
+    forecast.json              seconds of calls and kinds of actions, memory of ranks: predicted beside measured
     summary.txt                what the command printed at the end
     run.lock                   locked by the process that works here (`run_lock`)
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -11,27 +12,35 @@ from plait.cost.model_costs import ModelCosts
 from plait.cost.placement import num_devices
 from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
-from plait.errors import ConfigError
+from plait.errors import ConfigError, cause_of
 from plait.models.shape import ModelShape
+from plait.observe.loading import loading
+from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.runtime.lengths import lengths_of
 from plait.runtime.machine import machine_of, measured_machine
 from plait.runtime.network import THIS_ONE, Machines
 from plait.runtime.planning import Planning
+from plait.runtime.prepared import Prepared
 from plait.runtime.stored_recipe import with_sampling
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import FUSION, Plan
 
 
-def planning_for_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> Planning:
+def planning_for_run(
+    run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE, devices: int | None = None
+) -> Planning:
     """What foretells a run, for prompts of these lengths and responses as long as they may be.
+
+    Args:
+        devices: None: as many as the recipe says.
 
     Raises:
         ConfigError: nodes cannot share the devices evenly.
     """
     recipe, shape = run.recipe, run.shapes[run.recipe.model]
-    count, nodes = num_devices(recipe), machines.count
+    count, nodes = devices or num_devices(recipe), machines.count
     if count % nodes:
         raise ConfigError(f"`devices`: expected a multiple of the {nodes} nodes of this run, found {count}")
     machine = measured_machine if machines.measures else machine_of
@@ -41,6 +50,29 @@ def planning_for_run(run: Foretellable, prompts: Lengths, machines: Machines = T
         calibration = replace(calibration, source=f"{calibration.source}; {machines.network.label}")
     lengths = lengths_of(None, recipe, lambda: prompts)
     return Planning(recipe, run.flow, run.models, run.shapes, cluster, lengths, calibration)
+
+
+def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: Plan | None = None) -> Plan:
+    """The plan of a run with a predicted timeline: its own; that of an earlier stay; else one by what is kept of this
+    machine, for responses as long as they may be. Where nothing can be foretold, the plan as it is, and why is said.
+
+    Args:
+        earlier: the plan of the stay before, whatever it was.
+    """
+    plan = prepared.plan
+    if plan.predicted is None and earlier is not None and replace(earlier, predicted=None) == plan:
+        plan = earlier
+    if plan.predicted is not None:
+        return plan
+    try:
+        lengths, by_what_is_kept = prepared.lengths, replace(machines, measures=False)
+        planning = planning_for_run(prepared, lengths.prompts, by_what_is_kept, plan.num_ranks)
+        prediction = replace(planning, lengths=lengths).predict(plan)
+    except Exception as error:  # the boundary of the prediction: what is wrong with it keeps no run from its work
+        say(f"nothing is predicted of this run: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
+        return plan
+    loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {planning.calibration.source}")
+    return replace(plan, predicted=prediction.timeline)
 
 
 def settled_by_costs(

@@ -81,7 +81,7 @@ class Workers(Protocol):
 
     def performance(self) -> dict[str, float]:
         """Metrics since the last time: rows sent and received, how drafts went, how busy stages were in generation;
-        each where there is such a thing."""
+        each where there is such a thing. What each rank has held at most."""
         ...
 
     def sync_references(self, share: float | None) -> None:

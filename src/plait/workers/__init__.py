@@ -7,6 +7,7 @@
   it; `follower` is the loop of every other rank.
 * `lockstep_engine`: ranks that generate together. `sample_mover`, `sample_offers`: samples that change instance.
 * `recorder`: goes on with any work and writes down what was done; `status_file` says it to who watches.
+* `peak_memory`: the most that a rank has held.
 
 A group of one has the same leader and no followers.
 """

@@ -22,6 +22,7 @@ from plait.workers.gathering import Gathering
 from plait.workers.known_texts import recall_here
 from plait.workers.lockstep_engine import Halt, LockstepEngine, Word
 from plait.workers.messages import Do, Message, pack_samples, unpack_requests, unpack_samples
+from plait.workers.peak_memory import peak_bytes
 from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
@@ -245,7 +246,8 @@ class FollowerLoop:
                 rank_state.offloads.want()
                 spans = _as_values(recorder.take().spans, header["zero"])
                 uses = [astuple(lockstep.take_use()) for lockstep in self._engines.values()]
-                self._answer(header["number"], Message({"spans": spans, "uses": uses}), "a timeline")
+                answer = Message({"spans": spans, "uses": uses, "peak_bytes": peak_bytes()})
+                self._answer(header["number"], answer, "a timeline")
             case _:
                 raise AssertionError(f"a command `{do}` that nobody serves")
 

@@ -17,6 +17,7 @@ from plait.workers.clock import RunClock
 from plait.workers.known_texts import KnownTexts
 from plait.workers.leader_weights import LeaderWeights
 from plait.workers.messages import Do, Message
+from plait.workers.peak_memory import peak_bytes
 from plait.workers.ranks import LEADER
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
@@ -42,6 +43,8 @@ class WorkerGroup:
         self._speculation: dict[str, Counts] = {}
         self._uses: list[StageUse] = []
         """What the other ranks said since the last `performance`."""
+        self._peak_bytes: dict[int, tuple[int, int | None]] = {}
+        """Rank → `peak_memory.peak_bytes` of its process, as it said last."""
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
@@ -57,15 +60,26 @@ class WorkerGroup:
                 header = self.announcer.answer(rank, number, "its timeline").header
                 spans += [Span(*values) for values in header["spans"]]
                 self._uses += [StageUse(*values) for values in header["uses"]]
+                self._peak_bytes[rank] = tuple(header["peak_bytes"])
         return spans
 
     def performance(self) -> dict[str, float]:
         """Metrics since the last time: bytes of rows that this rank has sent and received, how drafts went, how busy
-        stages were while they decoded (as of the last `spans`); each where there is such a thing."""
+        stages were while they decoded (as of the last `spans`); each where there is such a thing. What each rank has
+        held at most, since the run began."""
         own = [use for engine in self._engines.values() if (use := engine.take_use()) is not None]
         decoding, self._uses = busy_shares((*self._uses, *own)), []
         busy = {f"perf/decode_busy/{name}": share for name, share in decoding.items()}
-        return self._row_traffic() | self._draft_counts() | busy
+        return self._row_traffic() | self._draft_counts() | busy | self._peaks()
+
+    def _peaks(self) -> dict[str, float]:
+        self._peak_bytes[LEADER] = peak_bytes()
+        peaks: dict[str, float] = {}
+        for rank, (resident, on_device) in sorted(self._peak_bytes.items()):
+            peaks[f"perf/peak_bytes/rank_{rank}"] = resident
+            if on_device is not None:
+                peaks[f"perf/device_peak_bytes/rank_{rank}"] = on_device
+        return peaks
 
     def _row_traffic(self) -> dict[str, float]:
         if not self._others:

@@ -16,6 +16,7 @@ from plait.models.parallel import nccl
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
+from plait.runtime.conclusion import conclude
 from plait.runtime.controller import Outcome, train
 from plait.runtime.directory import RunDirectory
 from plait.runtime.history import Origin
@@ -24,7 +25,6 @@ from plait.runtime.prepare import prepare
 from plait.runtime.prepared import Kept
 from plait.runtime.process import set_up
 from plait.runtime.processes.progress_relay import RelayedProgress
-from plait.runtime.refinement import refine
 from plait.runtime.session import Session
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
@@ -93,7 +93,7 @@ class Worker:
                 outcome = train(session)
                 assert session.workers is not None, "a session that leads has its workers"
                 session.workers.close()
-            refine(prepared, directory.path)
+            conclude(prepared, directory.path)
             return outcome
         with self._status.doing("load models"):
             rank_state = self._parts()

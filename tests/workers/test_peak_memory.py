@@ -1,0 +1,24 @@
+"""The most that a process has held, counted from when that was asked for."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from plait.workers.peak_memory import forget_peak, peak_bytes
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="a system that counts no peaks")
+def test_the_peak_stays_until_it_is_forgotten() -> None:
+    size, near = 64 << 20, 8 << 20  # the kernel counts in batches of pages
+    forget_peak()
+    before, _ = peak_bytes()
+    block = np.ones(size, dtype=np.uint8)
+    held, _ = peak_bytes()
+    assert held >= before + size - near
+    del block
+    assert peak_bytes()[0] >= held - near, "it is given back, and was held"
+    forget_peak()
+    assert peak_bytes()[0] <= held - size // 2
