@@ -141,9 +141,7 @@ def _run_claimed(
         earlier = _plan_in(directory.files.plan) if resume else None
         network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
         machines = Machines(num_nodes, network)
-        prepared = prepare(
-            recipe, flow=flow, kept=Kept(plan, () if earlier is None else earlier.schedules), machines=machines
-        )
+        prepared = prepare(recipe, flow=flow, kept=Kept(plan, earlier), machines=machines)
         return replace(prepared, plan=with_prediction(prepared, machines, earlier))
 
     prepared = prepared_for(recipe, resume)

@@ -88,7 +88,7 @@ def prepare(
     if plan is None:
         plan = _found(outlined, _lengths_in(data), machines)
     check_engine_plan(recipe, plan)
-    plan, recipe = settled_by_costs(outlined, plan, partial(_lengths_in, data), machines)
+    plan, recipe = settled_by_costs(outlined, kept.settled(plan), partial(_lengths_in, data), machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
@@ -97,7 +97,9 @@ def prepare(
     plan = settled(replace(outlined, recipe=recipe), plan, longest)
     if to_be_found(plan):
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest)
-        plan = with_order(facts, lambda: costs_of_run(outlined, _lengths_in(data), machines), kept.orders)
+        plan = with_order(
+            facts, lambda: costs_of_run(outlined, _lengths_in(data), machines, plan.num_ranks), kept.orders
+        )
     return Prepared(
         recipe,
         outlined.flow,

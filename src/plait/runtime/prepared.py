@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.cost.estimate import ModelShape
@@ -48,12 +48,22 @@ class Outline:
 class Kept:
     """What was found for a run when it began, and stays so.
 
-    plan:   of a recipe that leaves it to be found; None: it is resolved, or found, anew
-    orders: schedules that a plan leaves to be found; see `fusing.with_order`
+    plan:    of a recipe that leaves it to be found; None: it is resolved, or found, anew
+    earlier: the plan of the stay before, whose orders and settings of policies hold where a plan leaves these open
     """
 
     plan: Plan | None = None
-    orders: Sequence[Schedule] = ()
+    earlier: Plan | None = None
+
+    @property
+    def orders(self) -> Sequence[Schedule]:
+        """Schedules; see `fusing.with_order`."""
+        return () if self.earlier is None else self.earlier.schedules
+
+    def settled(self, plan: Plan) -> Plan:
+        """A plan with the settings of its policies that were found before."""
+        found = {} if self.earlier is None else {policy.name: policy for policy in self.earlier.policies}
+        return replace(plan, policies=tuple(p if p.settings else found.get(p.name, p) for p in plan.policies))
 
 
 NOTHING_KEPT = Kept()

@@ -94,21 +94,23 @@ def settled_by_costs(
     is_told = recipe.fusion == "auto" and any(p.name == FUSION and not p.settings for p in plan.policies)
     if not has_groups and not is_told:
         return plan, recipe
-    costs = costs_of_run(run, prompts(), machines)
+    costs = costs_of_run(run, prompts(), machines, plan.num_ranks)
     if has_groups:
         groups = max(costs.decode_groups(*ring) for ring in rings)
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
     return with_fusion_times(plan, costs) if is_told else plan, recipe
 
 
-def costs_of_run(run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE) -> ModelCosts:
+def costs_of_run(
+    run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE, devices: int | None = None
+) -> ModelCosts:
     """What things take in a run, by what was measured of this machine before, else by conservative numbers; its
     arguments are those of `planning_for_run`.
 
     Raises:
         ConfigError: nodes cannot share the devices evenly.
     """
-    return planning_for_run(run, prompts, replace(machines, measures=False)).costs
+    return planning_for_run(run, prompts, replace(machines, measures=False), devices).costs
 
 
 class Foretellable(Protocol):

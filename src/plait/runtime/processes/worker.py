@@ -85,7 +85,7 @@ class Worker:
         self._status.tick()
         if self.rank == LEADER:
             with self._status.doing("prepare"):
-                kept, machines = Kept(job.plan, job.plan.schedules), Machines(job.plan.nodes)
+                kept, machines = Kept(job.plan, job.plan), Machines(job.plan.nodes)
                 prepared = prepare(job.recipe, flow=job.flow, kept=kept, machines=machines)
             assert prepared.plan == job.plan, "the leader completes the plan otherwise than who started it"
             directory = RunDirectory.lent(job.run_dir)
