@@ -29,7 +29,7 @@ def test_a_named_plan_is_that_of_a_run(
     cluster = replace(whole, device=replace(whole.device, memory_bytes=memory))
     for module in (placement, prepare):
         monkeypatch.setattr(module, "device_bytes", lambda recipe, devices: memory)
-    monkeypatch.setattr(placement, "_check_devices", lambda recipe, plan, nodes: None)
+    monkeypatch.setattr(placement, "check_devices", lambda recipe, plan, nodes: None)
     monkeypatch.setattr(prepare, "say", lambda text, file: None)
     run = outline(make_recipe(devices=2, plan=name))
     run = replace(run, recipe=run.recipe.model_copy(update={"device": device}))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.cli.plan_text import ranks_text
+from plait.cli.ranks_text import ranks_text
 from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.estimate import Arithmetic, human_bytes

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from plait.cli.plan_report import Report
+from plait.cli.ranks_text import few_ranks_text
 from plait.cost.estimate import human_bytes
 from plait.schedule.gantt import ascii_gantt
 from plait.schedule.plan import Placement
@@ -18,8 +19,6 @@ from plait.simulator.steps import CallRecord
 GANTT_RANKS = 16
 """Rows of the picture in a terminal: of more ranks every so-manieth."""
 LEAST_COLUMNS, MOST_COLUMNS = 40, 120
-MOST_RANKS_NAMED = 4
-"""Of those that do not follow each other."""
 LABEL = 14
 """Characters of the words that the first lines begin with."""
 
@@ -117,21 +116,6 @@ def _calls(report: Report, width: int) -> Iterator[str]:
             f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{record.start_s:>8.3g}{record.seconds:>10.4g}"
         )
         yield f"{line}  {largest}".rstrip() if most else line
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`0-3`; `0,2,1` where they do not follow each other."""
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, ranks))
-
-
-def few_ranks_text(ranks: Sequence[int]) -> str:
-    """`ranks_text`; of many that do not follow each other the first."""
-    text = ranks_text(ranks)
-    if len(ranks) <= MOST_RANKS_NAMED or "-" in text:
-        return text
-    return f"{','.join(map(str, ranks[:MOST_RANKS_NAMED]))}…"
 
 
 def _cut(p: Placement) -> str:

@@ -63,7 +63,7 @@ def resolve_plan(
         plan = named_plan(recipe.plan, flow, planned, devices)
     else:
         label, plan = f"plan `{recipe.plan}`", _from_file(recipe)
-    _check_devices(recipe, plan, nodes)
+    check_devices(recipe, plan, nodes)
     plan = on_nodes(plan, nodes, label)
     _check_adapters(recipe, plan, label)
     plan = complete(plan, flow, planned, label)
@@ -184,7 +184,7 @@ def num_devices(recipe: Recipe) -> int:
     return max(1, recipe.devices)
 
 
-def _check_devices(recipe: Recipe, plan: Plan, nodes: int) -> None:
+def check_devices(recipe: Recipe, plan: Plan, nodes: int) -> None:
     """Raises ConfigError where this machine has too few; those of others are counted where they join, or by Ray."""
     here = nodes == 1 and recipe.launcher != "ray"
     if recipe.device == "cuda" and plan.num_ranks > 1 and here:

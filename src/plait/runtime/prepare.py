@@ -67,8 +67,7 @@ def prepare(
 
     Args:
         flow: the function that `recipe.algorithm` names, where it is at hand.
-        to_come: key of the recipe → the model that an earlier stage will put there; until then one of its shape stands
-            there.
+        to_come: key → the model that an earlier stage will put there; until then one of its shape stands there.
         trains: False where the model is only measured: it may then be an adapter alone.
         kept: what an earlier stay of the run has found.
         machines: that the run is on.
@@ -97,9 +96,8 @@ def prepare(
     plan = settled(replace(outlined, recipe=recipe), plan, longest)
     if to_be_found(plan):
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest)
-        plan = with_order(
-            facts, lambda: costs_of_run(outlined, _lengths_in(data), machines, plan.num_ranks), kept.orders
-        )
+        costs = partial(costs_of_run, outlined, _lengths_in(data), machines, plan.num_ranks)
+        plan = with_order(facts, costs, kept.orders)
     return Prepared(
         recipe,
         outlined.flow,

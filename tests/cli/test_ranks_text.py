@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.cli.plan_text import few_ranks_text, ranks_text
+from plait.cli.ranks_text import few_ranks_text, ranks_text
 
 
 @pytest.mark.parametrize(
