@@ -6,6 +6,7 @@ the second are assumptions or fits. Bandwidths are bytes per second in one direc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -99,3 +100,18 @@ DEVICES: Mapping[str, Device] = {
 }
 """By name. Vendors' data sheets: dense bfloat16 (without sparsity), memory, memory bandwidth, float32 outside of tensor
 cores. CPUs are not listed: they are measured."""
+
+_KIND = re.compile(r"nvidia|geforce|tesla|sxm\d*|pcie|hbm\d\w*|\d+gb")
+"""Words of a driver's name that do not tell one GPU from another: the maker, how it is plugged in, its memory."""
+_SIZE = re.compile(r"-\d+G$")
+
+
+def known_device(name: str, memory_bytes: int) -> Device | None:
+    """The GPU of a driver's name (`NVIDIA A100-SXM4-80GB`), by all of its words; None: it is not listed.
+
+    Args:
+        memory_bytes: of those that differ in nothing else, the one whose memory is nearest.
+    """
+    words = [word for word in re.findall(r"\w+", name.lower()) if not _KIND.fullmatch(word)]
+    same = [device for device in DEVICES.values() if re.findall(r"\w+", _SIZE.sub("", device.name).lower()) == words]
+    return min(same, key=lambda device: abs(device.memory_bytes - memory_bytes), default=None)

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 from plait.cost.cluster import ClusterSpec
-from plait.cost.hardware import DEVICES, Device, Link, Software
+from plait.cost.hardware import Device, Link, Software, known_device
 from plait.memory_limits import limit
 
 
@@ -30,10 +30,8 @@ def conservative_cluster(device: str, devices: int) -> ClusterSpec:
         import torch
 
         properties = torch.cuda.get_device_properties(0)
-        device_spec = next((spec for name, spec in DEVICES.items() if name.split("-")[0] in properties.name), None)
-        flops, bandwidth = (
-            (device_spec.flops, device_spec.memory_bandwidth) if device_spec is not None else (100e12, 1e12)
-        )
+        known = known_device(properties.name, properties.total_memory)
+        flops, bandwidth = (100e12, 1e12) if known is None else (known.flops, known.memory_bandwidth)
         gpu = Device(properties.name, flops, properties.total_memory, bandwidth)
         near = Link(50e9, 10e-6)
         return ClusterSpec(1, devices, gpu, near, near, Link(20e9, 10e-6), name="this machine")
