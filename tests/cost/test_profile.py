@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
-from plait.cost.kept_profiles import load_profile, profile_path, save_profile
+from plait.cost.hardware import Link
+from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profile_path, save_profile
+from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import Pair
 from plait.cost.measured.measuring import by_layer, measure
 from plait.cost.measured.stopwatch import in_rounds
@@ -273,6 +275,20 @@ def test_processes_share_the_machine() -> None:
     assert found.intra.bandwidth == 5e7
 
 
+def test_what_leaves_a_device_goes_over_its_own_link() -> None:
+    """Where it was measured; else as processes send each other."""
+    assert PROFILE.cluster(2).host == Link(1e8, 1e-4)
+    own = PROFILE.model_copy(update={"host": LinkRecord(bytes_per_s=2e10, latency_s=1e-5)})
+    assert own.cluster(2).host == Link(2e10, 1e-5)
+    assert own.cluster(2).inter == Link(1e8, 1e-4)
+
+
+def test_copies_to_a_devices_host_are_measured() -> None:
+    found = measure_host("cpu")
+    assert found.bytes_per_s > 1e7
+    assert 0 < found.latency_s < 1
+
+
 def test_a_file_is_what_was_saved(tmp_path: Path) -> None:
     save_profile(PROFILE, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == PROFILE
@@ -297,17 +313,16 @@ def test_what_does_not_fit_is_named(tmp_path: Path, change: dict[str, object], m
 
 def test_profiles_are_kept_by_what_they_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
-    paths = {
-        profile_path(*key)
-        for key in (
-            ("a", "m", "float32", 1),
-            ("b", "m", "float32", 1),
-            ("a", "m", "float32", 2),
-            ("a", "n", "float32", 1),
-        )
-    }
-    assert len(paths) == 4
+    other = replace(SHAPE, layers=5)
+    changes = ({}, {"machine": "b"}, {"threads": 2}, {"model": "n"}, {"dtype": "float32"}, {"shape": other})
+    profiles = [PROFILE.model_copy(update=change) for change in changes]
+    paths = {keep_profile(profile) for profile in profiles}
+    assert len(paths) == 6
     assert {path.parent for path in paths} == {tmp_path / "profiles"}
+    (tmp_path / "profiles" / "by-hand.json").write_text(profile_path(PROFILE).read_text())
+    found = kept_profiles(PROFILE.machine, PROFILE.device)
+    assert len(found) == 5
+    assert {profile.shape for profile in found} == {SHAPE, other}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from dataclasses import astuple
+from hashlib import blake2b
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from plait.cost.hardware import DEVICES
+from plait.cost.hardware import GIB, known_device
 from plait.cost.profile import Profile
 from plait.data.package_file import cache_folder
 from plait.errors import DataError
@@ -42,35 +44,34 @@ def load_profile(path: Path) -> Profile:
         raise DataError(f"{path}: `{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
 
 
-def profile_path(machine: str, model: str, dtype: str, threads: int) -> Path:
-    """Where a profile is kept: by the machine, the model's shape, the dtype and the threads."""
-    name = re.sub(r"[^a-z0-9.]+", "-", f"{machine} {model} {dtype} {threads}".lower()).strip("-")
+def profile_path(profile: Profile) -> Path:
+    """Where it is kept: by the machine, the model's name with a digest of its shape (one folder may have one model
+    after another), the dtype and the threads."""
+    digest = blake2b(repr(astuple(profile.shape)).encode(), digest_size=4).hexdigest()
+    words = (profile.machine, profile.model, digest, profile.dtype, str(profile.threads))
+    name = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
     return cache_folder() / "profiles" / f"{name}.json"
 
 
 def kept_profiles(machine: str, device: str) -> list[Profile]:
-    """Those of this machine that are kept; a file that cannot be read is none."""
+    """Those of this machine that are kept; a file that cannot be read, or has not the name of its profile, is none."""
     return [profile for profile in _all_kept() if (profile.machine, profile.device) == (machine, device)]
 
 
 def profiles_of_gpu(name: str) -> list[Profile]:
-    """Those that are kept of machines with a GPU of `hardware.DEVICES`: `A100-80G` is in the name that CUDA gives an
-    `NVIDIA A100-SXM4-80GB`."""
-    if name not in DEVICES:
-        return []
-    wanted = {re.sub(r"^(\d+)G$", r"\1GB", word) for word in name.split("-")}
-    return [
-        profile
-        for profile in _all_kept()
-        if profile.device == "cuda" and wanted <= set(re.split(r"[^A-Za-z0-9]+", profile.machine))
-    ]
+    """Those that are kept of machines with a GPU of `hardware.DEVICES`."""
+    kept = [(profile, int(profile.memory_gib * GIB)) for profile in _all_kept() if profile.device == "cuda"]
+    known = [(profile, known_device(profile.machine, num_bytes)) for profile, num_bytes in kept]
+    return [profile for profile, device in known if device is not None and device.name == name]
 
 
 def _all_kept() -> list[Profile]:
     profiles = []
     for path in sorted((cache_folder() / "profiles").glob("*.json")):
         with contextlib.suppress(DataError):
-            profiles.append(load_profile(path))
+            profile = load_profile(path)
+            if path == profile_path(profile):
+                profiles.append(profile)
     return profiles
 
 
@@ -80,7 +81,7 @@ def keep_profile(profile: Profile) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    path = profile_path(profile.machine, profile.model, profile.dtype, profile.threads)
+    path = profile_path(profile)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_profile(profile, path)
     return path

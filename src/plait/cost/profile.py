@@ -103,6 +103,7 @@ class Profile(Settings):
     drawing:           (samples, seconds of a step of generation beside its layers); empty: not measured
     products:          (rows, floating point operations per second of a product with a layer's largest matrix)
     optimizer_s:       seconds of an optimizer step, of each number that is trained
+    host:              copies between a device and its host's memory, in the slower direction; None: as `send`
     error:             mean of |predicted / measured - 1| over whole steps of sizes that were not among the points
     runs:              what runs measured since, the newest last
     """
@@ -131,6 +132,7 @@ class Profile(Settings):
     send: LinkRecord
     all_reduce: LinkRecord
     between: LinkRecord | None = None
+    host: LinkRecord | None = None
     contention: float = Field(1.0, ge=1)
     error: float = Field(ge=0)
     runs: tuple[RunRecord, ...] = ()
@@ -208,7 +210,8 @@ class Profile(Settings):
         link = Link(self.all_reduce.bytes_per_s, self.all_reduce.latency_s)
         send = Link(self.send.bytes_per_s, self.send.latency_s)
         exact = Software(1.0, 1.0, 1.0, 0.0, 0.0)
-        return ClusterSpec(1, devices, device, link, send, send, None, f"{devices}x{self.machine}", exact)
+        host = send if self.host is None else Link(self.host.bytes_per_s, self.host.latency_s)
+        return ClusterSpec(1, devices, device, link, send, host, None, f"{devices}x{self.machine}", exact)
 
 
 def kind_on(mode: str, ranks: int) -> str:

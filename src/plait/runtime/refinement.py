@@ -143,24 +143,13 @@ def _never() -> None:
 
 def _kept_with(profile: Profile, record: RunRecord) -> Profile:
     """The profile as it is kept now, with this record; others may have added theirs meanwhile."""
-    path = profile_path(profile.machine, profile.model, profile.dtype, profile.threads)
+    path = profile_path(profile)
     with _alone(path):
         newest = kept_profiles(machine_name(profile.device), profile.device)
-        kept = next(
-            (
-                candidate
-                for candidate in newest
-                if candidate.model == profile.model and _key(candidate) == _key(profile)
-            ),
-            profile,
-        )
+        kept = next((candidate for candidate in newest if profile_path(candidate) == path), profile)
         kept = kept.with_run(record)
         keep_profile(kept)
     return kept
-
-
-def _key(profile: Profile) -> tuple[str, int]:
-    return profile.dtype, profile.threads
 
 
 @contextlib.contextmanager

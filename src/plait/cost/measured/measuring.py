@@ -19,6 +19,7 @@ from plait.cost.machine import machine_name
 from plait.cost.measured.cut import FEW as CUT_FEW
 from plait.cost.measured.cut import MANY as CUT_MANY
 from plait.cost.measured.cut import REPEATS as CUT_REPEATS
+from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
 from plait.cost.measured.links import measure_links
 from plait.cost.measured.rates import COPIED_BYTES
@@ -119,6 +120,7 @@ def measure(
         send=links.send,
         all_reduce=links.all_reduce,
         between=links.between,
+        host=measure_host(device) if device == "cuda" else None,
         contention=links.contention if device == "cpu" else 1.0,
         error=0.0,
     )
