@@ -23,16 +23,16 @@ from tests.cost.smollm2 import SHAPE, SIZES
 PARAMETERS = decoder_parameters(**SIZES, vocabulary=49152, tied=True)
 
 
-def facts_of(make_plan, algorithm="ppo", lora=0) -> Facts:
+def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Facts:
     """Facts of a recipe whose every model is a SmolLM2-135M; `make_plan` takes the flow and what is planned with."""
     recipe = Recipe.model_validate(
-        {"model": "smollm", "algorithm": algorithm, "data": {"source": "none.jsonl"}, "lora": {"rank": lora}}
+        {"model": model, "algorithm": algorithm, "data": {"source": "none.jsonl"}, "lora": {"rank": lora}, **keys}
     )
     flow = trace_algorithm(load_flow(algorithm), {"kl_coef": 0.1}, (*MODEL_ROLES, *REWARD_ROLES))
     models = role_models(flow, recipe)
     planned = {one.role: PlannedModel(one.scalar, SHAPE.parameters, SHAPE.layers, 1.0) for one in models}
     plan = complete(make_plan(flow, planned), flow, planned, "plan")
-    return Facts(recipe, models, {"smollm": SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, 128)
+    return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, 128)
 
 
 def named(name, devices, tp=1):

@@ -17,7 +17,7 @@ from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.move_bound import BoundedMoves
 from plait.cost.moves import move_cost
-from plait.cost.passes import Passes, pieces, total
+from plait.cost.passes import Passes, total
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import Dataflow
@@ -149,14 +149,6 @@ def test_a_pipeline_fills_and_drains_once() -> None:
             "rows": 1536 / 0.5e7,
         },
     )
-
-
-def test_a_prompts_samples_are_cut_where_that_fills_a_pipeline_better() -> None:
-    """One prompt of a token with 8 samples of 8: in eight pieces the prompt is computed eight times, which is less than
-    a pipeline that waits. In two prompts of 100 tokens with 2 samples each it is more."""
-    assert pieces(8, 8, 1.0, 8.0, 8) == (8.0, 8)
-    assert pieces(4, 2, 100.0, 8.0, 8) == (2.0, 2)
-    assert pieces(4, 8, 10.0, 8.0, 1) == (1.0, 1)  # half of a prompt's samples, the whole of the prompt
 
 
 def test_rows_go_through_one_rank() -> None:

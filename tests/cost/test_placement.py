@@ -12,12 +12,12 @@ import pytest
 from plait.cli.dry_run import dry_run
 from plait.cost import placement
 from plait.cost.device_memory import memory_by_device
-from plait.cost.estimate import PROCESS, model_shape
+from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import packed_bytes
 from plait.cost.held_parameters import parameter_rows
 from plait.cost.placed import Facts, Placed
 from plait.cost.placement import parameters_of, resolve_plan
-from plait.cost.working_memory import PROCESS_BYTES
+from plait.cost.working_memory import PROCESS, PROCESS_BYTES
 from plait.errors import ConfigError, DataError, LayoutError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Parameters
@@ -179,7 +179,7 @@ def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
     columns = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
     table = {rank: dict(one.rows) for one in columns for rank in one.ranks}
-    assert all(one.during == [] and one.expected_bytes == sum(dict(one.rows).values()) for one in columns)
+    assert all(one.expected_bytes == max(dict(one.during).values()) <= sum(dict(one.rows).values()) for one in columns)
     assert all(one.most_bytes == one.expected_bytes + sum(dict(one.slack).values()) for one in columns)
     assert all(dict(one.slack)["buckets of a move"] == 2 * (64 << 20) for one in columns)
     train = Layout.on((0, 1), pp=2)

@@ -26,6 +26,8 @@ class Cost:
     tails: tuple[Tail, ...] = ()
     first_s: float = 0.0
     in_parts_s: float = 0.0
+    activation_bytes: tuple[int, ...] = (0,)
+    plain_bytes: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,15 @@ class StandIn:
     tails: tuple[Tail, ...] = ()
     first_s: float = 0.0
     crowded_s: float = 0.0
+    process_bytes: int = 0
+    slack_bytes: int = 0
 
     @property
     def cluster(self) -> Devices:
         return Devices(Cluster(self.nodes, self.devices), Device(self.memory))
+
+    def slack(self, **_: object) -> Mapping[str, int]:
+        return {"slack": self.slack_bytes}
 
     def call(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
@@ -89,7 +96,8 @@ class StandIn:
         working = tuple(int(self.activations * share * one / sizes.tp / sizes.pp) + 1 for one in in_flight)
         several = mode == "decode" and sizes.dp > 1
         first_s = self.first_s if mode == "decode" else 0.0
-        return Cost(sum(terms.values()), terms, 0, working, self.tails if several else (), first_s)
+        tails = self.tails if several else ()
+        return Cost(sum(terms.values()), terms, 0, working, tails, first_s, activation_bytes=working)
 
     @property
     def pool_takes_rest(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.cost.working_memory import PROCESS
 from plait.dataflow import trace
 from plait.errors import ConfigError
 from plait.schedule.completion import complete
@@ -195,6 +196,10 @@ def test_memory_by_hand() -> None:
     assert memory.peak_bytes == 4 * 10 + 2 * 80 + 5
     assert sum(memory.terms.values()) == memory.peak_bytes
     assert memory.terms["actor: optimizer state"] == 80
+    beside = {"process_bytes": 30, "slack_bytes": 7}
+    (other,) = predicted(named_plan("colocated", PPO, MODELS, 1), **beside).memory
+    assert other.peak_bytes == sum(other.terms.values()) == memory.peak_bytes + 30 + 7
+    assert (other.terms[PROCESS], other.terms["slack"]) == (30, 7)
     tight = predicted(named_plan("colocated", PPO, MODELS, 1), memory=204)
     assert not tight.feasible
     assert tight.timeline.peak_memory(0) == 205

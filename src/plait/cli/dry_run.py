@@ -189,12 +189,10 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
     names = [f"device {ranks_text(device.ranks)}" for device in columns] if plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
     _add_rows(table, "", [dict(device.rows) for device in columns])
-    leaves = any(device.during for device in columns)
-    if leaves:
-        table.add_section()
-        _add_rows(table, "all of it during ", [dict(device.during) for device in columns])
+    table.add_section()
+    _add_rows(table, "all of it during ", [dict(device.during) for device in columns])
     expected = (human_bytes(device.expected_bytes) for device in columns)
-    table.add_row("the most of these" if leaves else "together", *expected, style="bold")
+    table.add_row("the most of these", *expected, style="bold")
     table.add_section()
     _add_rows(table, "", [dict(device.slack) for device in columns])
     table.add_row("at most", *(human_bytes(device.most_bytes) for device in columns), style="bold")

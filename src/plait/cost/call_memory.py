@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import packed_bytes, pool_tokens
+from plait.cost.micro_batch import LargestBatch, in_flight
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.working_memory import (
-    LargestBatch,
     activation_bytes,
     head_gradient_bytes,
     is_fused,
@@ -56,22 +56,34 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     """What a call that trains or scores takes."""
     recipe, shape, width = facts.recipe, facts.shapes[model.name], BYTES[facts.recipe.dtype]
     rows = [(ACTIVATIONS, _activations(rank, facts, model, mode, layout, fused=is_fused(recipe)))]
+    tp = layout.parallelism.tp
     if not model.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
-        rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device)))
+        rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device, tp)))
         if mode == "train" and recipe.lora.rank == 0:
-            rows.append(("gradient of the head", head_gradient_bytes(shape, width)))
+            rows.append(("gradient of the head", head_gradient_bytes(shape, width, tp)))
     return [(what, count) for what, count in rows if count]
+
+
+def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) -> LargestBatch:
+    """The largest micro-batch of a call that trains or scores."""
+    return LargestBatch.of(
+        facts.recipe,
+        facts.flow,
+        facts.longest_tokens,
+        model.role,
+        trains=mode == "train",
+        dp=layout.parallelism.dp,
+        pp=layout.parallelism.pp,
+        budget_tokens=facts.places[model.role].micro_batch_tokens.get(mode),
+    )
 
 
 def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> float:
     """What the largest micro-batch keeps of a layer of this rank."""
     recipe, shape, sizes = facts.recipe, facts.shapes[model.name], layout.parallelism
-    tokens = facts.places[model.role].micro_batch_tokens.get(mode, recipe.micro_batch_tokens)
-    share = {"prompts_per_step": -(-recipe.prompts_per_step // sizes.dp), "micro_batch_tokens": tokens}
-    batch = LargestBatch.of(recipe.model_copy(update=share), facts.flow, facts.longest_tokens)
     of_all = activation_bytes(
         shape,
-        batch,
+        largest_batch(facts, model, mode, layout),
         BYTES[recipe.dtype],
         fused=fused,
         checkpointed=mode == "train" and recipe.checkpoint_activations,
@@ -83,14 +95,18 @@ def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout
 
 def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
     """What micro-batches of the largest size keep of this rank's layers at a time."""
-    # 1F1B: a stage has as many micro-batches in flight as there are stages from it to the end. Scoring keeps
-    # nothing for a backward: one layer's activations at a time.
+    of_layer = micro_batch_bytes(facts, model, mode, layout, fused=fused)
+    if mode != "train":  # nothing is kept for a backward: one layer's activations at a time
+        return int(of_layer)
     stage, order = layout.coordinates(rank).pp, facts.places[model.role].schedule
-    in_flight = order.in_flight[stage] if isinstance(order, StatedOrder) else layout.parallelism.pp - stage
+    if isinstance(order, StatedOrder):
+        held = order.in_flight[stage]
+    else:
+        count = largest_batch(facts, model, mode, layout).count
+        held = in_flight(order if isinstance(order, str) else "", count, layout.parallelism.pp - stage)
     if isinstance(order, FusedOrder):  # or alone, by 1F1B
-        in_flight = max(in_flight, order.in_flight[order.layout.coordinates(rank).pp][model.role])
-    layers = in_flight * _stage_layers(layout, rank, facts.shapes[model.name]) if mode == "train" else 1
-    return int(layers * micro_batch_bytes(facts, model, mode, layout, fused=fused))
+        held = max(held, order.in_flight[order.layout.coordinates(rank).pp][model.role])
+    return int(held * _stage_layers(layout, rank, facts.shapes[model.name]) * of_layer)
 
 
 def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.working_memory import Amount
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 
@@ -43,6 +44,7 @@ class CallCost:
     tails:            of generation by several instances, the ways in which it may end; `seconds` is of the first
     first_s:          of generation, when its first prompts have all their samples
     in_parts_s:       more than `seconds`, where samples are scored in parts by ranks that have none left to generate
+    activation_bytes: of `working_bytes`, what forwards keep; plain_bytes: of a family whose layers are not fused, these
     """
 
     seconds: float
@@ -53,6 +55,8 @@ class CallCost:
     tails: tuple[Tail, ...] = ()
     first_s: float = 0.0
     in_parts_s: float = 0.0
+    activation_bytes: tuple[int, ...] = (0,)
+    plain_bytes: tuple[int, ...] = (0,)
 
     def times(self, factor: float) -> CallCost:
         """Taking so many times as long; bytes stay."""
@@ -93,6 +97,17 @@ class Costs(Protocol):
 
     @property
     def cluster(self) -> ClusterSpec: ...
+
+    @property
+    def process_bytes(self) -> int:
+        """What a process holds beside models and what calls take."""
+        ...
+
+    def slack(
+        self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
+    ) -> Mapping[str, Amount]:
+        """See `working_memory.slack_terms`."""
+        ...
 
     def call(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""

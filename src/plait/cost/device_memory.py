@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
-from plait.cost.estimate import PROCESS, Rows, memory_table
+from plait.cost.estimate import Rows, memory_table
 from plait.cost.held_parameters import HeldPart, held_parts, rows_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.placement import parameters_of
-from plait.cost.working_memory import PROCESS_BYTES, slack_rows
+from plait.cost.working_memory import PROCESS, PROCESS_BYTES, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -28,14 +28,14 @@ class DeviceMemory:
     rows: Rows
     """All of a step's parts, though some may never be there at once."""
     during: Rows
-    """(a call, or what else is done, all that is held then); empty where nothing ever leaves the device."""
+    """(a call, or what else is done, all that is held then)."""
     slack: Rows
     """What may come on top."""
 
     @property
     def expected_bytes(self) -> int:
-        """The most that is held at a time, as far as it is expected; where nothing leaves, all of it together."""
-        return max((count for _, count in self.during), default=sum(count for _, count in self.rows))
+        """The most that is held at a time, as far as it is expected."""
+        return max(count for _, count in self.during)
 
     @property
     def most_bytes(self) -> int:
@@ -62,7 +62,7 @@ def memory_of_plan(
     is_plain = all(p.after == "keep" and p.micro_batch_tokens is None for p in plan.placements)
     if plan.num_ranks == 1 and is_plain:
         alone = memory_table(recipe, flow, models, shapes, longest_tokens)
-        return [DeviceMemory([0], alone.expected, [], alone.slack)]
+        return [DeviceMemory([0], alone.expected, alone.during, alone.slack)]
     return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, longest_tokens))
 
 
@@ -105,23 +105,23 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
             else:
                 largest[what] = max(largest.get(what, 0), count)
     rows += largest.items()
-    # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
+    # Keys, values and the copy are given back before anything is trained or scored: what those take makes room for it.
     others = sum(largest.values())
     rows += [(f"{role}: {PACKED}, beyond activations", n - others) for role, n in packed.items() if n > others]
-    during = [] if facts.offload_policy.keeps_all else _during(rank, facts, held, working)
+    during = _during(rank, facts, held, working)
     slack = slack_rows(
-        facts.recipe,
+        facts.recipe.device,
         activations=largest.get(ACTIVATIONS, 0),
         plain=plain_activations(rank, facts),
         weights=max((part.num_bytes for part in held if not part.is_state), default=0),
-        working=sum(count for _, count in rows) - PROCESS_BYTES - sum(part.num_bytes for part in held),
-        moves=bool(during) or facts.plan.num_ranks > 1,
+        working=max(count for _, count in during) - during[0][1],
+        moves=facts.plan.num_ranks > 1 or not facts.offload_policy.keeps_all,
     )
     return DeviceMemory([rank], rows, during, slack)
 
 
 def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows]) -> Rows:
-    """All that is held while models are read, during each call, and while weights are moved."""
+    """All that is held while models are read, first; during each call; while weights are moved."""
     kept = PROCESS_BYTES + sum(part.num_bytes for part in held if part.after == "keep")
     leaving = [part for part in held if part.after != "keep"]
     rows: Rows = [("reading models", PROCESS_BYTES + _reading_bytes(held))]

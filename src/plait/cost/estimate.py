@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, draft_weights
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
+from plait.cost.micro_batch import LargestBatch
+from plait.cost.shape_parameters import adapter_parameters
 from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.cost.working_memory import (
+    PROCESS,
     PROCESS_BYTES,
-    LargestBatch,
     activation_bytes,
     head_gradient_bytes,
     is_fused,
+    is_packed,
     logits_bytes,
     slack_rows,
 )
@@ -73,6 +76,8 @@ class MemoryTable:
 
     expected: Rows
     """Weights, optimizer state, KV cache, activations, logits, for samples as long as they may be."""
+    during: Rows
+    """(a call, or what else is done, all that is held then)."""
     slack: Rows
     """What may come on top: with it, an upper bound."""
 
@@ -92,7 +97,7 @@ def memory_table(
     """
     held = _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
     shape, width = shapes[recipe.model], BYTES[recipe.dtype]
-    rows: Rows = []
+    cache: Rows = []
     if flow.of_kind(CallKind.GENERATE):
         running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
         context = longest_tokens + recipe.sampling.max_response_tokens
@@ -103,51 +108,63 @@ def memory_table(
         limit = f", {kept} at most" if kept < running * context else ""
         limit = f", a pool of {kept}" if recipe.device == "cuda" or recipe.sampling.engine == "vllm" else limit
         kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
-        rows.append((f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes))
-        rows += draft_cache(recipe, shapes, kept)
+        cache = [(f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes)]
+        cache += draft_cache(recipe, shapes, kept)
         held += draft_weights(recipe, shapes)
-    batch = LargestBatch.of(recipe, flow, longest_tokens)
-    activations = _largest_activations(recipe, models, shapes, batch, fused=is_fused(recipe))
-    forward = [(f"activations ({batch.tokens} tokens)", activations)]
+    largest = {
+        fused: _largest_activations(recipe, flow, models, shapes, longest_tokens, fused) for fused in (True, False)
+    }
+    activations, tokens = largest[is_fused(recipe)]
+    forward = [(f"activations ({tokens} tokens)", activations)]
     if any(not model.scalar for model in models):
         forward.append(("logits of one chunk", logits_bytes(shape, width, recipe.device)))
     if any(model.trained and not model.scalar for model in models) and recipe.lora.rank == 0:
         forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
-    rows += forward
-    if flow.of_kind(CallKind.GENERATE) and recipe.sampling.engine == "vllm":
+    rows, packed = [*cache, *forward], 0
+    is_elsewhere = bool(cache) and recipe.sampling.engine == "vllm"
+    if is_elsewhere:
         rows.append(("weights in vLLM's process", shape.parameters * width))
-    elif flow.of_kind(CallKind.GENERATE) and recipe.device == "cpu" and recipe.dtype != "float64":
+    elif cache and is_packed(recipe):
         # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
         packed, others = packed_bytes(shape, recipe.dtype), sum(size for _, size in forward)
         if packed > others:
             rows.append(("weights packed for decoding, beyond activations", packed - others))
+    read = PROCESS_BYTES + sum(size for _, size in held)
+    during: Rows = [("reading models", read)]
+    if is_elsewhere:
+        during.append(("all calls", read + sum(size for _, size in rows)))
+    else:
+        during += [("generation", read + sum(size for _, size in cache) + packed)] if cache else []
+        during.append(("scoring and training", read + sum(size for _, size in forward)))
     slack = slack_rows(
-        recipe,
+        recipe.device,
         activations=activations,
-        plain=_largest_activations(recipe, models, shapes, batch, fused=False),
+        plain=largest[False][0],
         weights=max((shapes[model.name].parameters * width for model in models), default=0),
-        working=sum(size for _, size in rows),
+        working=max(size for _, size in during) - read,
     )
-    return MemoryTable([(PROCESS, PROCESS_BYTES), *held, *rows], slack)
-
-
-PROCESS = "process: libraries, tokenizer, kept kernels"
+    return MemoryTable([(PROCESS, PROCESS_BYTES), *held, *rows], during, slack)
 
 
 def _largest_activations(
     recipe: Recipe,
+    flow: Dataflow,
     models: Sequence[RoleModel],
     shapes: Mapping[str, ModelShape],
-    batch: LargestBatch,
-    *,
+    longest_tokens: int,
     fused: bool,
-) -> int:
-    """Roles compute one after the other, and what one has freed the next takes. A frozen one keeps one layer's."""
-    width, sizes = BYTES[recipe.dtype], [0]
+) -> tuple[int, int]:
+    """Bytes, and the tokens that they are of: roles compute one after the other, and what one has freed the next takes.
+    A score keeps one layer's."""
+    width, sizes = BYTES[recipe.dtype], [(0, 0)]
     for model in models:
-        again = recipe.checkpoint_activations and model.trained
-        of_all = activation_bytes(shapes[model.name], batch, width, fused=fused, checkpointed=again)
-        sizes.append(of_all if model.trained else of_all // shapes[model.name].layers)
+        shape, asked = shapes[model.name], {node.kind for node in flow.calls(model.role)}
+        for kind in asked & {CallKind.TRAIN, CallKind.SCORE}:
+            trains = kind is CallKind.TRAIN
+            batch = LargestBatch.of(recipe, flow, longest_tokens, model.role, trains=trains)
+            again = recipe.checkpoint_activations and trains
+            of_all = activation_bytes(shape, batch, width, fused=fused, checkpointed=again)
+            sizes.append((of_all if trains else of_all // shape.layers, batch.tokens))
     return max(sizes)
 
 
@@ -187,15 +204,6 @@ def _adapted_rows(
             count = adapter_parameters(shapes[model.name], recipe.lora.rank)
             rows.append((f"{model.role}: adapter, its masters, moments and gradients", count * per.total))
     return rows
-
-
-def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Parameters of adapters of all seven linear layers of a block; fewer where `lora.target_modules` names some of
-    them.
-    """
-    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
-    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))
 
 
 def human_bytes(count: int) -> str:

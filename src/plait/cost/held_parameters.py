@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from plait.cost.aliasing import flat_of
 from plait.cost.draft_memory import draft_weights, drafts_on
-from plait.cost.estimate import Rows, adapter_parameters
+from plait.cost.estimate import Rows
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import Owner, Use
 from plait.cost.placed import Placed
+from plait.cost.shape_parameters import adapter_parameters
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.placements import PartKey, part_key
 from plait.schedule.plan import After

@@ -10,21 +10,23 @@ from typing import Literal
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, MoveCost
+from plait.cost.forward_memory import forward_memory
 from plait.cost.generating import Generating
 from plait.cost.held_memory import state_bytes
+from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
-from plait.cost.passes import Micro, Passes, Terms, added, pieces, scaled, total
+from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
 from plait.cost.profile import Profile, kind_on
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
-from plait.cost.shape_parameters import parameters_of_shape
+from plait.cost.shape_parameters import adapter_parameters, parameters_of_shape
 from plait.cost.traffic import Traffic
-from plait.cost.working_memory import LargestBatch, activation_bytes, head_gradient_bytes, logits_bytes
+from plait.cost.working_memory import PROCESS_BYTES, Amount, slack_terms
 from plait.cost.workload import Samples, Workload
-from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import elements_by_stage, held_elements, stage_bounds
+from plait.layout.shards import elements_by_stage, held_elements
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
@@ -101,6 +103,17 @@ class ModelCosts:
         ratio = self._ratios.get(kind_on(mode, len(layout.mesh.ranks)))
         return cost if ratio is None else cost.times(ratio)
 
+    @property
+    def process_bytes(self) -> int:
+        return PROCESS_BYTES
+
+    def slack(
+        self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
+    ) -> Mapping[str, Amount]:
+        return slack_terms(
+            self.workload.device, activations=activations, plain=plain, weights=weights, working=working, moves=moves
+        )
+
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._held(role, layout.parallelism, trained)
 
@@ -150,11 +163,11 @@ class ModelCosts:
         sent = scored_bytes(self.workload.lengths, samples)
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
-        working = self._forward_bytes(node, layout, budget, train=False)
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._small_parts(node)) > count:
             in_parts_s = max(0.0, total(passes.scoring(micro / (parts / count), parts)) - whole_s)
-        return CallCost(total(terms), terms, num_bytes, working, in_parts_s=in_parts_s)
+        cost = CallCost(total(terms), terms, num_bytes, in_parts_s=in_parts_s)
+        return self._with_memory(cost, node, layout, budget, None)
 
     def _small_parts(self, node: Node) -> int:
         """Forwards of a copy that a call in parts has more, about: the first parts of the first model that scores these
@@ -167,7 +180,7 @@ class ModelCosts:
         role, sizes, options = str(node.role), layout.parallelism, node.training
         passes, samples = self._passes(role, layout), self.workload.samples_of(self.flow, node)
         mini_batches = min(options.mini_batches, samples.count)
-        share = ceil(samples.count / mini_batches / sizes.dp)
+        share = share_of(samples.count, mini_batches, sizes.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
         adapted = self.workload.lora_rank > 0
         step = passes.training(
@@ -183,8 +196,8 @@ class ModelCosts:
         sent = trained_bytes(self.workload.lengths, samples, len(node.inputs))
         terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
         moved = self._tp_bytes(passes, micro, layout) * count * sizes.dp * (2 + self.workload.checkpoint_activations)
-        working = self._forward_bytes(node, layout, budget, train=True)
-        return CallCost(total(terms), terms, steps * (moved + update_bytes), working)
+        cost = CallCost(total(terms), terms, steps * (moved + update_bytes))
+        return self._with_memory(cost, node, layout, budget, schedule)
 
     def _update(self, role: str, layout: Layout, sums: int) -> tuple[Terms, int]:
         """An optimizer step: gradients are summed over dp (`sums` times), each device updates its range, new weights
@@ -217,48 +230,36 @@ class ModelCosts:
         Samples of a prompt stay together, so that it is computed once, unless a pipeline is filled better by pieces of
         them, or a share is less than a prompt's samples.
         """
-        lengths, pp = self.workload.lengths, layout.parallelism.pp
+        lengths = self.workload.lengths
         p, r, per_prompt = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
-        least = self.cluster.software.micro_batches_per_stage * pp if pp > 1 else 1
-        prompts, count = pieces(share, per_prompt, p.mean, r.mean, least)
+        prompts, count = pieces(share, per_prompt, p.mean, r.mean, self._least(layout.parallelism))
         tokens = prompts * p.mean + share * r.mean
         pairs = prompts * (p.mean_square + p.mean) / 2 + share * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
         count = max(count, min(share, ceil(tokens / budget)))
         return Micro(tokens, pairs, share * r.mean) / count, count
 
+    def _least(self, sizes: Parallelism) -> int:
+        """Micro-batches that are wanted."""
+        return self.cluster.software.micro_batches_per_stage * sizes.pp if sizes.pp > 1 else 1
+
     # Bytes
 
-    def _forward_bytes(self, node: Node, layout: Layout, budget: int, *, train: bool) -> tuple[int, ...]:
-        role, sizes, workload = str(node.role), layout.parallelism, self.workload
-        shape, width = self.shapes[role], BYTES[workload.dtype]
-        samples = workload.samples_of(self.flow, node)
-        batch = LargestBatch.fitting(
-            ceil(samples.prompts / sizes.dp),
+    def _with_memory(self, cost: CallCost, node: Node, layout: Layout, budget: int, schedule: str | None) -> CallCost:
+        """The cost with what the largest micro-batch takes; `schedule` None: of a score."""
+        workload, sizes, samples = self.workload, layout.parallelism, self.workload.samples_of(self.flow, node)
+        options = TrainOptions() if schedule is None else node.training
+        batch = LargestBatch.of_share(
+            share_of(samples.count, options.mini_batches, sizes.dp),
             samples.per_prompt,
             workload.lengths.prompts.longest,
             workload.lengths.responses.longest,
             budget,
+            least=self._least(sizes),
+            whole_groups=options.whole_groups,
         )
-        of_all = activation_bytes(
-            shape,
-            batch,
-            width,
-            fused=workload.fused,
-            checkpointed=train and workload.checkpoint_activations,
-            tp=sizes.tp,
-            splits_tokens=train and workload.sequence_parallel,
-        )
-        bounds = stage_bounds(shape.layers, sizes)
-        num_bytes = []
-        for stage in range(sizes.pp):
-            kept = (sizes.pp - stage) * (bounds[stage + 1] - bounds[stage]) if train else 1
-            here = int(kept / shape.layers * of_all)
-            if stage == sizes.pp - 1 and role not in SCALAR_ROLES:
-                trained = train and workload.lora_rank == 0
-                here += logits_bytes(shape, width, workload.device)
-                here += head_gradient_bytes(shape, width) if trained else 0
-            num_bytes.append(here)
-        return tuple(num_bytes)
+        role = str(node.role)
+        found = forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
+        return replace(cost, working_bytes=found.working, activation_bytes=found.activations, plain_bytes=found.plain)
 
     def _tp_bytes(self, passes: Passes, micro: Micro, layout: Layout) -> int:
         """That the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
@@ -288,10 +289,13 @@ class ModelCosts:
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         width, dtype = BYTES[self.workload.dtype], self.workload.dtype
         followed, sharded = self.workload.follows and role == "actor", role in self.workload.sharded
+        adapters = self._adapter(role) * parameter_bytes(dtype, trained=True).total
         largest = []
         for parts in self._elements(role, sizes.tp, sizes.pp, sizes.stages):
             held = [count * width for count, _ in parts]
-            if trained:
+            if trained and adapters:
+                held = [num_bytes + adapters for num_bytes in held]
+            elif trained:
                 held = [
                     num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed, sharded=sharded)
                     for num_bytes, (count, once) in zip(held, parts, strict=True)
@@ -304,8 +308,16 @@ class ModelCosts:
         return elements_by_stage(self._parameters(role), Parallelism(1, tp, pp, stages))
 
     def _trained_elements(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
-        """Trained elements of a device of each stage, before dp divides them."""
+        """Trained elements of a device of each stage, before dp divides them: of an adapter, where there is one (and
+        then the model is not cut)."""
+        if adapter := self._adapter(role):
+            return (adapter,) * sizes.pp
         return tuple(held_elements(self._parameters(role), sizes, 0, stage, once=True) for stage in range(sizes.pp))
+
+    def _adapter(self, role: str) -> int:
+        """Elements of a role's adapter; 0: it has none."""
+        rank = self.workload.lora_rank
+        return adapter_parameters(self.shapes[role], rank) if rank else 0
 
     def _parameters_of(self, role: str) -> Parameters:
         if role in self._given:

@@ -260,21 +260,3 @@ class Passes:
             terms["filling and draining"] = waits * (sum(times) - times[slowest])
             terms["hops"] = waits * (len(stages) - 1) * hop_s
         return terms
-
-
-def pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:
-    """Prompts that are computed for `share` samples, `per_prompt` to a prompt, and in how many micro-batches: of the
-    ways to cut a prompt's samples the one that takes a pipeline least, all tokens and one micro-batch to fill it
-    (`training.micro_batches`).
-
-    Args:
-        least: micro-batches that are wanted.
-    """
-    groups = max(1.0, share / per_prompt)
-    ways = []
-    for parts in range(1, per_prompt + 1 if least > 1 else 2):
-        count = max(1, min(least, share, int(groups * parts)))
-        tokens = groups * parts * prompt + share * response
-        ways.append((tokens * (1 + 1 / count), groups * parts, count))
-    _, prompts, count = min(ways)
-    return prompts, count

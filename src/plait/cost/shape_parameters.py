@@ -1,4 +1,4 @@
-"""The parameters of a model that is known by its shape alone."""
+"""The parameters of a model that is known by its shape alone, and of adapters of it."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parame
         experts=shape.experts if mixture else 0,
         outputs=outputs,
     )
+
+
+def adapter_parameters(shape: ModelShape, rank: int) -> int:
+    """Parameters of adapters of all seven linear layers of a block; fewer where `lora.target_modules` names some of
+    them.
+    """
+    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
+    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))

@@ -1,14 +1,17 @@
 """What a micro-batch takes while it is scored or trained, and what may come on top of all that. Imports no torch.
 
-Each term is a number of its own. Those above `slack_rows` are what is expected: with SmolLM2-135M in bfloat16 on a CPU,
-micro-batches of 229 to 3,664 tokens keep 0 to 20 MiB + 2 % more than `activation_bytes` says.
+Each term is a number of its own. Those above `slack_terms` are what is expected: with SmolLM2-135M in bfloat16 on a
+CPU, micro-batches of 229 to 3,664 tokens keep 0 to 20 MiB + 2 % more than `activation_bytes` says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from plait.dataflow import CallKind, Dataflow
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.cost.micro_batch import LargestBatch
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
 from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_rows, head_row_bytes
@@ -18,6 +21,7 @@ IMPORTS_BYTES = 525 << 20
 """Resident before any weight: Python, torch, Transformers, the tokenizer. Measured with tiny models: 518 to 537 MiB."""
 KERNEL_BYTES, PREPARED_BYTES = 256 << 10, 1 << 20
 """Bytes of one kernel that oneDNN keeps, and of one product that torch keeps ready for it. Measured: 0.24 and 1 MB."""
+PROCESS = "process: libraries, tokenizer, kept kernels"
 PROCESS_BYTES = IMPORTS_BYTES + NUM_KERNELS * KERNEL_BYTES + NUM_PREPARED * PREPARED_BYTES
 
 COMPILING_BYTES = 150 << 20
@@ -26,43 +30,6 @@ GAPS_SHARE = 0.15
 """Share of the activations that is gaps between tensors of many sizes, which the allocator keeps."""
 READING_SHARE = 1.75
 """What reading a model's weights takes beside them, as a share of them. Measured with SmolLM2-135M: 447 MiB for 257."""
-
-
-@dataclass(frozen=True)
-class LargestBatch:
-    """The largest micro-batch of a step, in upper bounds."""
-
-    groups: int
-    samples_per_group: int
-    prompt_tokens: int
-    response_tokens: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, flow: Dataflow, longest_tokens: int) -> LargestBatch:
-        rollouts = flow.of_kind(CallKind.GENERATE)
-        if rollouts:
-            samples = max(node.generation.num_samples(recipe.samples_per_prompt) for node in rollouts)
-            prompt, response = longest_tokens, recipe.sampling.max_response_tokens
-        else:
-            pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
-            samples, prompt, response = 2 if pairs else 1, 1, longest_tokens - 1
-        return cls.fitting(recipe.prompts_per_step, samples, prompt, response, recipe.micro_batch_tokens)
-
-    @classmethod
-    def fitting(cls, groups: int, samples: int, prompt: int, response: int, budget_tokens: int) -> LargestBatch:
-        """As many of these groups as a micro-batch has room for, one at least."""
-        fitting = budget_tokens // (prompt + samples * response)
-        return cls(max(1, min(groups, fitting)), samples, prompt, response)
-
-    @property
-    def tokens(self) -> int:
-        return self.groups * (self.prompt_tokens + self.samples_per_group * self.response_tokens)
-
-    @property
-    def scores(self) -> int:
-        """Attention scores of one head."""
-        response = self.samples_per_group * self.response_tokens
-        return self.groups * (self.prompt_tokens**2 + response * (self.prompt_tokens + self.response_tokens))
 
 
 def activation_bytes(
@@ -110,14 +77,15 @@ def _layer_parts(shape: ModelShape, width: int, *, fused: bool) -> tuple[int, in
     return (4 * width + 4 * 2) * shape.hidden, width * (attention + 4 * shape.active_intermediate)
 
 
-def logits_bytes(shape: ModelShape, width: int, device: str) -> int:
-    """Bytes of the rows that pass the head of a language model at a time."""
-    return head_chunk_rows(shape.vocabulary, width, device) * head_row_bytes(shape.vocabulary, width)
+def logits_bytes(shape: ModelShape, width: int, device: str, tp: int = 1) -> int:
+    """Bytes of the rows that pass the head of a language model at a time, on the rank of tp that has most of it."""
+    vocabulary = -(-shape.vocabulary // tp)
+    return head_chunk_rows(vocabulary, width, device) * head_row_bytes(vocabulary, width)
 
 
-def head_gradient_bytes(shape: ModelShape, width: int) -> int:
-    """Beside the accumulated one, while the head's weights are trained."""
-    return shape.vocabulary * shape.hidden * (4 + 2 * width)
+def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
+    """Beside the accumulated one, while the head's weights are trained; as of `logits_bytes`."""
+    return -(-shape.vocabulary // tp) * shape.hidden * (4 + 2 * width)
 
 
 def is_fused(recipe: Recipe) -> bool:
@@ -130,26 +98,37 @@ def is_packed(recipe: Recipe) -> bool:
     return recipe.device == "cpu" and recipe.dtype != "float64" and not recipe.sampling.exact
 
 
-def slack_rows(
-    recipe: Recipe, *, activations: int, plain: int, weights: int, working: int, moves: bool = False
-) -> list[tuple[str, int]]:
-    """(what, bytes) that may come on top of what is expected, in bytes; with it the expected becomes an upper bound.
+Amount = int | NDArray[np.float64]
+"""Bytes: of one device, or of each of several."""
+
+
+def slack_terms(
+    device: str, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
+) -> Mapping[str, Amount]:
+    """What may come on top of what is expected, in bytes; with it the expected becomes an upper bound.
 
     Args:
+        device: cpu or cuda.
         activations: those expected of the largest micro-batch.
         plain: of a family whose layers are not fused.
         weights: of the largest model, in the compute dtype.
-        working: all that is held beside the process, weights and optimizer state once a step runs.
+        working: what the fullest moment of a step takes beyond that in which all models have been read.
         moves: whether weights are moved between layouts or leave the device.
     """
-    rows = [("gaps that the allocator keeps", int(GAPS_SHARE * activations))]
-    if plain > activations:
-        rows.append(("activations, where the family's layers are not of the common form", plain - activations))
-    if recipe.device == "cpu":
-        rows.append(("compiling kernels, in the first run on a machine", COMPILING_BYTES))
+    terms: dict[str, Amount] = {"gaps that the allocator keeps": np.floor(GAPS_SHARE * activations)}
+    terms["activations, where the family's layers are not of the common form"] = np.maximum(0, plain - activations)
+    if device == "cpu":
+        terms["compiling kernels, in the first run on a machine"] = COMPILING_BYTES
     if moves:
-        rows.append(("buckets of a move", 2 * BUCKET_BYTES))
-    reading = int(READING_SHARE * weights)
-    if reading > working:  # it is over when the first step begins
-        rows.append(("reading a model, beyond what a step takes", reading - working))
-    return rows
+        terms["buckets of a move"] = 2 * BUCKET_BYTES
+    # Reading is over when the first step begins.
+    terms["reading a model, beyond what a step takes"] = np.maximum(0, np.floor(READING_SHARE * weights) - working)
+    return terms
+
+
+def slack_rows(
+    device: str, *, activations: int, plain: int, weights: int, working: int, moves: bool = False
+) -> list[tuple[str, int]]:
+    """(what, bytes) of `slack_terms` of one device, as far as there is any."""
+    terms = slack_terms(device, activations=activations, plain=plain, weights=weights, working=working, moves=moves)
+    return [(what, int(count)) for what, count in terms.items() if count]

@@ -162,7 +162,13 @@ class PlanSpace:
         most = max(still + active for still, active in zip(held, working, strict=True))
         seconds = sum(cost.seconds for cost in asked.calls)
         form = Form(sizes, tokens, schedule, asked, seconds, float(max(held)), float(max(working)))
-        return form, most <= self.problem.costs.cluster.device.memory_bytes
+        return form, most <= self._room
+
+    @property
+    def _room(self) -> int:
+        """Bytes of a device beside the process itself."""
+        costs = self.problem.costs
+        return costs.cluster.device.memory_bytes - costs.process_bytes
 
     def form_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> Form:
         """The form of a slot in a given parallelism, whether it has room or not."""
@@ -179,7 +185,7 @@ class PlanSpace:
         working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
         layer = min(num_bytes / layers for num_bytes, layers in zip(held, sizes.stages, strict=True))
         rooms = [
-            costs.cluster.device.memory_bytes - (num_bytes - layer * layers) - active
+            self._room - (num_bytes - layer * layers) - active
             for num_bytes, layers, active in zip(held, sizes.stages, working, strict=True)
         ]
         layers = [layer] * len(facts.layer_work)

@@ -141,7 +141,9 @@ def _pipeline(
 
 
 def _left(facts: Facts, rank: int) -> float:
-    """Bytes of a device that nothing else is expected to take."""
+    """Bytes of a device that nothing but activations is expected to take while it trains."""
     memory = next(device for device in memory_by_device(facts) if rank in device.ranks)
     counted = sum(count for what, count in memory.rows if what == ACTIVATIONS)
-    return device_bytes(facts.recipe, facts.plan.num_ranks) - (memory.most_bytes - counted)
+    training = {p.call for p in facts.plan.placements if p.mode == "train"}
+    there = max(count for what, count in memory.during if what in training) - counted
+    return device_bytes(facts.recipe, facts.plan.num_ranks) - there - sum(count for _, count in memory.slack)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plait.layout.mesh import Cluster, Layout
 from plait.schedule.plan import Mode
+
+Floats = NDArray[np.float64]
 
 
 class Tail(Protocol):
@@ -46,6 +51,16 @@ class CallCost(Protocol):
     def working_bytes(self) -> tuple[int, ...]:
         """By pipeline stage: activations, keys and values, logits of a chunk: what is held while it runs, beside
         weights and optimizer state."""
+        ...
+
+    @property
+    def activation_bytes(self) -> tuple[int, ...]:
+        """Of these, what forwards keep."""
+        ...
+
+    @property
+    def plain_bytes(self) -> tuple[int, ...]:
+        """Of a family whose layers are not fused, these."""
         ...
 
     @property
@@ -94,6 +109,24 @@ class Costs(Protocol):
 
     @property
     def cluster(self) -> Devices: ...
+
+    @property
+    def process_bytes(self) -> int:
+        """What a process holds beside models and what calls take."""
+        ...
+
+    def slack(
+        self, *, activations: Floats, plain: Floats, weights: Floats, working: Floats, moves: bool
+    ) -> Mapping[str, Floats | int]:
+        """What ranks may hold on top of what is expected.
+
+        Args:
+            activations: [ranks] of the largest micro-batch; plain: of a family whose layers are not fused.
+            weights: [ranks] of the largest model.
+            working: [ranks] what the fullest moment of a step takes beyond that in which all models have been read.
+            moves: whether weights are moved, or leave devices.
+        """
+        ...
 
     def call(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""

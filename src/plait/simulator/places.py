@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from plait.layout.mesh import Layout
 from plait.schedule.plan import SCHEDULES, After, Placement
-from plait.simulator.costs import CallCost, Costs
+from plait.simulator.costs import CallCost, Costs, Floats
 from plait.simulator.step_graph import StepGraph
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 AFTERS: tuple[After, ...] = ("keep", "offload", "drop")
 """The most careful first; arrays hold their places."""
@@ -57,6 +56,7 @@ class Place:
     state:      [ranks] bytes of masters, moments and gradients; None: it is not trained
     after:      [ranks] place in AFTERS
     working:    [ranks] bytes that a call takes beside
+    activations: [ranks] of these, what forwards keep; plain: of a family whose layers are not fused
     load_s:     seconds in which its weights come from host memory, or go there; state_s: the state
     chunks:     parts in which a streaming score is computed
     """
@@ -102,13 +102,12 @@ class Place:
         self.seconds = tuple(
             _together([answer.calls[number].seconds for answer in asked]) for number in range(len(self.costs))
         )
-        self.working = np.zeros(len(self.weights))
+        self.working, self.activations, self.plain = np.zeros((3, len(self.weights)))
         for p, answer in zip(self.placements, asked, strict=True):
-            working = tuple(
-                max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in answer.calls)
-                for k in range(p.pp)
-            )
-            self.working[_at(p)] = np.array(working, float)[_stages(len(p.ranks), p.tp, p.pp)]
+            at, stages = _at(p), _stages(len(p.ranks), p.tp, p.pp)
+            self.working[at] = _most([cost.working_bytes for cost in answer.calls], p.pp)[stages]
+            self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
+            self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
 
     def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
         """The same place, whose calls take something else.
@@ -196,6 +195,11 @@ def _manner(p: Placement) -> tuple[object, ...]:
 def _together(seconds: list[float]) -> float:
     """Seconds of instances of different size that share the samples: each takes as many as it is fast."""
     return seconds[0] if len(seconds) == 1 else 1.0 / sum(1.0 / duration_s for duration_s in seconds)
+
+
+def _most(of_calls: Sequence[tuple[int, ...]], stages: int) -> Floats:
+    """[stages] bytes of the call with most; one number stands for all stages."""
+    return np.array([max(of[min(stage, len(of) - 1)] for of in of_calls) for stage in range(stages)], float)
 
 
 @lru_cache(maxsize=4096)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plait.cost.working_memory import PROCESS
+from plait.simulator.costs import Costs
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
 
@@ -29,39 +31,84 @@ class RankMemory:
         return self.peak_bytes <= self.limit_bytes
 
 
-def peak_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights]) -> Floats:
-    """[ranks] the most that each holds. What a call does not need has left its devices when it begins, so the most is
-    held during some call, or during calls that train together, or while weights are moved, whatever their order."""
-    kept = kept_bytes(weights)
-    peak = kept
+@dataclass(frozen=True, eq=False)
+class Held:
+    """[ranks] bytes. most: at the fullest moment; slack: what may come on top"""
+
+    most: Floats
+    slack: Mapping[str, Floats | int]
+
+    @property
+    def peak(self) -> Floats:
+        peak = self.most
+        for count in self.slack.values():
+            peak = peak + count
+        return peak
+
+
+def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> Held:
+    """What each rank holds. What a call does not need has left its devices when it begins, so the most is held during
+    some call, or during calls that train together, or while weights are moved, whatever their order; or when all models
+    have been read."""
+    kept = kept_bytes(weights) + costs.process_bytes
+    read = sum((of_family.read for of_family in weights), np.maximum.reduce([one.state for one in weights]))
+    read = most = read + costs.process_bytes
     present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     for slot, place in enumerate(places):
-        peak = np.maximum(peak, kept + present[slot] + place.working)
+        most = np.maximum(most, kept + present[slot] + place.working)
     for group in trained_together(graph, places):
-        peak = np.maximum(peak, kept + sum(present[slot] + places[slot].working for slot in group))
+        beside = np.maximum.reduce([places[slot].working - places[slot].activations for slot in group])
+        most = np.maximum(most, kept + beside + sum(present[slot] + places[slot].activations for slot in group))
     for of_family in weights:
         if of_family.moving is not None:
-            peak = np.maximum(peak, kept + of_family.moving)
-    return peak
+            most = np.maximum(most, kept + of_family.moving)
+    slack = costs.slack(
+        activations=_activations(graph, places, [place.activations for place in places]),
+        plain=_activations(graph, places, [place.plain for place in places]),
+        weights=np.maximum.reduce([of_family.largest for of_family in weights]),
+        working=most - read,
+        moves=len(kept) > 1 or any(of_family.units for of_family in weights),
+    )
+    return Held(most, slack)
+
+
+def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[Floats]) -> Floats:
+    """Those of the call with most of them, or of calls that train together."""
+    together = [np.sum([of_slots[slot] for slot in group], axis=0) for group in trained_together(graph, places)]
+    return np.maximum.reduce([*of_slots, *together])
 
 
 def kept_bytes(weights: Sequence[Weights]) -> Floats:
-    """[ranks] that are always there."""
+    """[ranks] of weights and optimizer state that are always there."""
     return sum((of_family.kept for of_family in weights[1:]), weights[0].kept)
 
 
-def memory_of(
-    graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], limit_bytes: int
-) -> list[RankMemory]:
+def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> list[RankMemory]:
     """The memory of each rank."""
-    peak = peak_bytes(graph, places, weights)
+    held = held_bytes(graph, places, weights, costs)
+    peak, limit_bytes = held.peak, costs.cluster.device.memory_bytes
     return [
-        RankMemory(rank, int(peak[rank]), limit_bytes, _terms(rank, graph, places, weights))
+        RankMemory(
+            rank,
+            int(peak[rank]),
+            limit_bytes,
+            _counted(
+                {PROCESS: costs.process_bytes, **_terms(rank, graph, places, weights), **_of_rank(held.slack, rank)}
+            ),
+        )
         for rank in range(len(peak))
     ]
 
 
-def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights]) -> dict[str, int]:
+def _of_rank(slack: Mapping[str, Floats | int], rank: int) -> dict[str, float]:
+    return {what: count if isinstance(count, int) else float(count[rank]) for what, count in slack.items()}
+
+
+def _counted(terms: Mapping[str, float]) -> dict[str, int]:
+    return {what: int(count) for what, count in terms.items() if count}
+
+
+def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights]) -> dict[str, float]:
     """Terms of the most that a rank holds: what stays, by role, and what the largest call needs beside."""
     terms_of_rank: dict[str, float] = {}
     for family in graph.families:
@@ -79,7 +126,9 @@ def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequen
                 terms_of_rank[f"{role}: weights"] = terms_of_rank.get(f"{role}: weights", 0.0) + place.weights[rank]
             if place.state is not None and place.state[rank] and place.after[rank] == KEEP:
                 terms_of_rank[f"{role}: optimizer state"] = place.state[rank]
-    extra: list[dict[str, float]] = [{}]
+    away = sum(of_family.read[rank] - of_family.kept[rank] for of_family in weights)
+    state = max(of_family.state[rank] for of_family in weights)
+    extra: list[dict[str, float]] = [{"reading models: what leaves later": away + state}]
     for family, of_family in zip(graph.families, weights, strict=True):
         for slot in family:
             what = graph.slots[slot]
@@ -93,7 +142,7 @@ def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequen
         names = {slot: str(graph.slots[slot]) for slot in group}
         extra.append(
             {f"{name}: brought back": present[slot][rank] for slot, name in names.items()}
-            | {name: places[slot].working[rank] for slot, name in names.items()}
+            | {name: places[slot].activations[rank] for slot, name in names.items()}
+            | {"one head at work": max(places[slot].working[rank] - places[slot].activations[rank] for slot in group)}
         )
-    terms_of_rank |= max(extra, key=lambda terms: sum(terms.values()))
-    return {what: int(count) for what, count in terms_of_rank.items() if count}
+    return terms_of_rank | max(extra, key=lambda terms: sum(terms.values()))

@@ -19,7 +19,7 @@ from plait.simulator.costs import Costs
 from plait.simulator.places import Floats, Place
 from plait.simulator.pool_room import PoolRoom
 from plait.simulator.step_graph import NO_MODEL, StepGraph
-from plait.simulator.step_memory import peak_bytes
+from plait.simulator.step_memory import held_bytes
 from plait.simulator.step_program import Action, StepProgram
 from plait.simulator.step_weights import Weights, weights_of
 
@@ -89,4 +89,5 @@ class StepSimulator:
             dispatcher.run()
             program.end_step()
             ends.append(clock.now_s)
-        return Played(tuple(program.actions), tuple(ends), peak_bytes(self.graph, places, weights), places)
+        peak = held_bytes(self.graph, places, weights, self.costs).peak
+        return Played(tuple(program.actions), tuple(ends), peak, places)

@@ -60,9 +60,15 @@ class Weights:
     kept:    [ranks] bytes that are always there
     present: slot → [ranks] bytes beside, while its calls run
     moving:  [ranks] bytes beside `kept` while copies are moved
+    read:    [ranks] bytes when all models have been read: every part, and state that stays
+    state:   [ranks] bytes of the largest state that leaves, which is made beside `read`
+    largest: [ranks] bytes of the largest part
     """
 
     kept: Floats
+    read: Floats
+    state: Floats
+    largest: Floats
     present: dict[int, Floats]
     moving: Floats | None
     units: tuple[Unit, ...]
@@ -75,7 +81,7 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
         places: of all slots of a family (`StepGraph.families`).
     """
     merged = _careful(places)
-    kept = np.zeros(len(places[0].weights))
+    kept, read, away = np.zeros((3, len(places[0].weights)))
     for number, place in enumerate(places):
         new = place.parts >= 0
         for other in places[:number]:
@@ -83,6 +89,7 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
         if graph.nested:
             new &= ~_in_whole(number, places, merged)
         kept += np.where(new & (merged[number] == KEEP), place.weights, 0.0)
+        read += np.where(new, place.weights, 0.0)
     present = {p.slot: np.where(m != KEEP, p.weights, 0.0) for p, m in zip(places, merged, strict=True)}
     copies = [copy for role in _roles(graph, places) for copy in _copies(graph, costs, role, places, merged)]
     units = _units(graph, places, merged, copies)
@@ -91,8 +98,9 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
             state = graph.slots[place.slot].role
             stays = place.placements[0].after == "keep"
             if stays:
-                kept = kept + place.state
+                kept, read = kept + place.state, read + place.state
             else:
+                away = np.maximum(away, place.state)
                 present[place.slot] = present[place.slot] + place.state
                 slots, seconds = frozenset({place.slot}), place.state_s
                 units.append(Unit(f"{state}.state", state, place.mask, slots, seconds, seconds))
@@ -104,7 +112,8 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
             for p in role:
                 if p.slot in moved.slots or p.slot == graph.home_of(moved.role):
                     moving += np.where(merged[places.index(p)] != KEEP, p.weights, 0.0)
-    return Weights(kept, present, moving, tuple(units), tuple(copies))
+    largest = np.maximum.reduce([place.weights for place in places])
+    return Weights(kept, read, away, largest, present, moving, tuple(units), tuple(copies))
 
 
 def _in_whole(number: int, places: Sequence[Place], merged: Sequence[Ints]) -> NDArray[np.bool_]:

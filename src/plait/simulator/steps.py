@@ -80,12 +80,12 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     spans = tuple(
         span for action in played.actions for span in _spans(action, ranks[action.mask], _terms(action, graph, places))
     )
-    points = tuple(_points(played, graph, places, weights, ranks))
+    points = tuple(_points(played, graph, places, weights, ranks, costs))
     return Prediction(
         played.step_s,
         Timeline(spans, points).ordered(),
         _records(played, graph, places, steps - 1),
-        tuple(memory_of(graph, places, weights, costs.cluster.device.memory_bytes)),
+        tuple(memory_of(graph, places, weights, costs)),
     )
 
 
@@ -151,9 +151,10 @@ def _points(
     places: Sequence[Place],
     weights: Sequence[Weights],
     ranks: dict[int, tuple[int, ...]],
+    costs: Costs,
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
-    kept = kept_bytes(weights)
+    kept = kept_bytes(weights) + costs.process_bytes
     present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     for rank in range(len(kept)):
         yield MemoryPoint(rank, 0.0, float(kept[rank]))
