@@ -28,7 +28,7 @@ def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Fact
     recipe = Recipe.model_validate(
         {"model": model, "algorithm": algorithm, "data": {"source": "none.jsonl"}, "lora": {"rank": lora}, **keys}
     )
-    flow = trace_algorithm(load_flow(algorithm), {"kl_coef": 0.1}, (*MODEL_ROLES, *REWARD_ROLES))
+    flow = trace_algorithm(load_flow(algorithm), {"kl_coef": 0.1, **recipe.options}, (*MODEL_ROLES, *REWARD_ROLES))
     models = role_models(flow, recipe)
     planned = {one.role: PlannedModel(one.scalar, SHAPE.parameters, SHAPE.layers, 1.0) for one in models}
     plan = complete(make_plan(flow, planned), flow, planned, "plan")

@@ -1,4 +1,4 @@
-"""Floating point operations of models, against those that ReaL's paper counts."""
+"""What tokens ask of layers with experts, by hand; operations of models, against those that ReaL's paper counts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import pytest
 from plait.cost.model_work import ModelWork
 from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
+from tests.cost.test_model_costs import SHAPE
 
 PROMPT, SAID, BATCH = 128, 128, 512
+MIXTURE = replace(
+    SHAPE, expert_layers=4, experts=8, experts_per_token=2, expert_intermediate=32, shared_intermediate=16
+)
 
 
 def forward(work: ModelWork, tokens: float, square_lengths: float) -> float:
@@ -44,3 +48,17 @@ def test_a_run_of_four_models_of_70b() -> None:
     seconds = step(shape) / 6.4542e15
     assert seconds == pytest.approx(38.4, abs=0.05)
     assert 1600 * seconds / 3600 == pytest.approx(17.05, abs=0.03)
+
+
+def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
+    """Every token reads attention, the shared expert and the router, and two of eight experts."""
+    work = ModelWork(MIXTURE, "bfloat16", 1)
+    dense, expert = 4 * 64 * 64 + 64 * (3 * 16 + 8), 3 * 64 * 32
+    assert [work.read(tokens) for tokens in (1, 3, 100)] == [2 * (dense + count * expert) for count in (2, 6, 8)]
+    assert work.products(10) == 2 * 10 * (dense + 2 * expert)
+
+
+def test_layers_are_averages_of_dense_ones_and_mixtures() -> None:
+    work = ModelWork(replace(MIXTURE, expert_layers=1), "float32", 1)
+    dense = 4 * 64 * 64 + (3 * 3 * 64 * 128 + 64 * (3 * 16 + 8)) / 4
+    assert work.read(100) == 4 * (dense + 8 * 3 * 64 * 32 / 4)
