@@ -42,7 +42,8 @@ def profile(
     quick
         Measure few sizes, in half a minute.
     out
-        File for the profile; by default it is kept in plait's cache, by machine, model, dtype and threads.
+        File for the profile; by default it is kept in plait's cache, by machine, model and its shape, dtype
+        and threads.
     overwrite
         Replace a file that `--out` names.
     """

@@ -99,17 +99,7 @@ def memory_table(
     shape, width = shapes[recipe.model], BYTES[recipe.dtype]
     cache: Rows = []
     if flow.of_kind(CallKind.GENERATE):
-        running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
-        context = longest_tokens + recipe.sampling.max_response_tokens
-        pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
-        kept = pool_tokens(running, context, pool, recipe.device)
-        if recipe.sampling.engine == "vllm":
-            kept = pool_tokens_of_vllm(recipe, shape)
-        limit = f", {kept} at most" if kept < running * context else ""
-        limit = f", a pool of {kept}" if recipe.device == "cuda" or recipe.sampling.engine == "vllm" else limit
-        kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
-        cache = [(f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes)]
-        cache += draft_cache(recipe, shapes, kept)
+        cache = _cache_rows(recipe, shapes, longest_tokens)
         held += draft_weights(recipe, shapes)
     largest = {
         fused: _largest_activations(recipe, flow, models, shapes, longest_tokens, fused) for fused in (True, False)
@@ -144,6 +134,22 @@ def memory_table(
         working=max(size for _, size in during) - read,
     )
     return MemoryTable([(PROCESS, PROCESS_BYTES), *held, *rows], during, slack)
+
+
+def _cache_rows(recipe: Recipe, shapes: Mapping[str, ModelShape], longest_tokens: int) -> Rows:
+    """Keys and values of the model that generates, and of one that guesses."""
+    shape = shapes[recipe.model]
+    running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
+    context = longest_tokens + recipe.sampling.max_response_tokens
+    pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
+    kept = pool_tokens(running, context, pool, recipe.device)
+    if recipe.sampling.engine == "vllm":
+        kept = pool_tokens_of_vllm(recipe, shape)
+    limit = f", {kept} at most" if kept < running * context else ""
+    limit = f", a pool of {kept}" if recipe.device == "cuda" or recipe.sampling.engine == "vllm" else limit
+    kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
+    rows = [(f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes)]
+    return rows + draft_cache(recipe, shapes, kept)
 
 
 def _largest_activations(
