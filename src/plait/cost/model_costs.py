@@ -12,25 +12,24 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, MoveCost
 from plait.cost.forward_memory import forward_memory
 from plait.cost.generating import Generating
-from plait.cost.held_memory import state_bytes
 from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
 from plait.cost.profile import Profile, kind_on
+from plait.cost.role_memory import RoleMemory
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
-from plait.cost.shape_parameters import adapter_parameters, parameters_of_shape
+from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.traffic import Traffic
 from plait.cost.working_memory import PROCESS_BYTES, Amount, slack_terms
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import elements_by_stage, held_elements
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
-from plait.training.memory import BYTES, parameter_bytes
+from plait.training.memory import parameter_bytes
 
 
 class ModelCosts:
@@ -67,15 +66,14 @@ class ModelCosts:
         self.move = cache(self._move)
         self.offload = cache(self._offload)
         self._parameters = cache(self._parameters_of)
-        self._held = cache(self._held_of)
-        self._elements = cache(self._elements_of)
+        self._memory = RoleMemory(workload, self.shapes, self._parameters)
         self._passes = cache(self._passes_of)
         self._generating = Generating(
             workload,
             cluster,
             self.shapes,
             self._passes,
-            lambda role, sizes: self._held(role, sizes, False),
+            lambda role, sizes: self._memory.held(role, sizes, False),
             profile,
         )
 
@@ -115,7 +113,7 @@ class ModelCosts:
         )
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
-        return self._held(role, layout.parallelism, trained)
+        return self._memory.held(role, layout.parallelism, trained)
 
     def step_line(self, call: str, layout: Layout) -> tuple[float, float]:
         """See `Generating.step_line`."""
@@ -203,7 +201,7 @@ class ModelCosts:
         """An optimizer step: gradients are summed over dp (`sums` times), each device updates its range, new weights
         are gathered."""
         sizes, per = layout.parallelism, parameter_bytes(self.workload.dtype, trained=True)
-        elements = max(self._trained_elements(role, sizes))
+        elements = max(self._memory.trained_elements(role, sizes))
         traffic = Traffic(self.cluster, layout)
         passed = 2 * (per.masters + per.moments) + (per.weights if per.masters else 0)
         read = elements / sizes.dp * (passed + per.gradients)
@@ -214,7 +212,7 @@ class ModelCosts:
             terms["gradients"] = sums * traffic.gather("dp", elements * per.gradients)
             terms["new weights"] = traffic.gather("dp", elements * per.weights)
         received = (sizes.dp - 1) / sizes.dp * (sums * per.gradients + per.weights) * sizes.dp * sizes.tp
-        return terms, int(received * sum(self._trained_elements(role, sizes)))
+        return terms, int(received * sum(self._memory.trained_elements(role, sizes)))
 
     def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None) -> CallCost:
         role, samples = str(node.role), self.workload.samples_of(self.flow, node)
@@ -276,48 +274,15 @@ class ModelCosts:
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         sizes = layout.parallelism
         if what == "weights":
-            stage_bytes = self._held(role, sizes, False)
+            stage_bytes = self._memory.held(role, sizes, False)
         else:
             per = parameter_bytes(self.workload.dtype, trained=True)
             stage_bytes = tuple(
-                -(-n // sizes.dp) * (per.masters + per.moments) for n in self._trained_elements(role, sizes)
+                -(-n // sizes.dp) * (per.masters + per.moments) for n in self._memory.trained_elements(role, sizes)
             )
         host = self.cluster.host
         terms = {"copies": host.latency_s + max(stage_bytes) / (host.bandwidth * self.cluster.software.links)}
         return MoveCost(total(terms), terms, sum(stage_bytes) * sizes.dp * sizes.tp)
-
-    def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
-        width, dtype = BYTES[self.workload.dtype], self.workload.dtype
-        followed, sharded = self.workload.follows and role == "actor", role in self.workload.sharded
-        adapters = self._adapter(role) * parameter_bytes(dtype, trained=True).total
-        largest = []
-        for parts in self._elements(role, sizes.tp, sizes.pp, sizes.stages):
-            held = [count * width for count, _ in parts]
-            if trained and adapters:
-                held = [num_bytes + adapters for num_bytes in held]
-            elif trained:
-                held = [
-                    num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed, sharded=sharded)
-                    for num_bytes, (count, once) in zip(held, parts, strict=True)
-                ]
-            largest.append(max(held))
-        return tuple(largest)
-
-    def _elements_of(self, role: str, tp: int, pp: int, stages: tuple[int, ...]) -> tuple[set[tuple[int, int]], ...]:
-        """What the devices of each stage hold: elements of weights, and of those that are trained there."""
-        return elements_by_stage(self._parameters(role), Parallelism(1, tp, pp, stages))
-
-    def _trained_elements(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
-        """Trained elements of a device of each stage, before dp divides them: of an adapter, where there is one (and
-        then the model is not cut)."""
-        if adapter := self._adapter(role):
-            return (adapter,) * sizes.pp
-        return tuple(held_elements(self._parameters(role), sizes, 0, stage, once=True) for stage in range(sizes.pp))
-
-    def _adapter(self, role: str) -> int:
-        """Elements of a role's adapter; 0: it has none."""
-        rank = self.workload.lora_rank
-        return adapter_parameters(self.shapes[role], rank) if rank else 0
 
     def _parameters_of(self, role: str) -> Parameters:
         if role in self._given:

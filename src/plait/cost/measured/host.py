@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from plait.cost.profile import LinkRecord
 from plait.cost.measured.stopwatch import seconds_of
+from plait.cost.profile import LinkRecord
 
 SIZES = (1 << 12, 1 << 26)
 """Bytes of a copy that is all latency, and of one that is none."""

@@ -1,0 +1,68 @@
+"""Weights and optimizer state of a role on the devices of each pipeline stage of a layout. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from plait.cost.held_memory import state_bytes
+from plait.cost.shape_parameters import adapter_parameters
+from plait.cost.workload import Workload
+from plait.layout.mesh import Parallelism
+from plait.layout.params import Parameters
+from plait.layout.shards import elements_by_stage, held_elements
+from plait.models.shape import ModelShape
+from plait.training.memory import BYTES, parameter_bytes
+
+
+class RoleMemory:
+    """Kept by instance: a search asks for the same again and again.
+
+    Args:
+        shapes: role → the shape of its model; parameters: → its parameters.
+    """
+
+    def __init__(
+        self, workload: Workload, shapes: Mapping[str, ModelShape], parameters: Callable[[str], Parameters]
+    ) -> None:
+        self._workload, self._shapes, self._parameters = workload, shapes, parameters
+        self._elements = cache(self._elements_of)
+        self._held = cache(self._held_of)
+
+    def held(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
+        """By stage, in bytes: of the device with most of them, weights, and with `trained` masters, moments and
+        gradients."""
+        return self._held(role, sizes, trained)
+
+    def trained_elements(self, role: str, sizes: Parallelism) -> tuple[int, ...]:
+        """Trained elements of a device of each stage, before dp divides them: of an adapter, where there is one (and
+        then the model is not cut)."""
+        if adapter := self._adapter(role):
+            return (adapter,) * sizes.pp
+        return tuple(held_elements(self._parameters(role), sizes, 0, stage, once=True) for stage in range(sizes.pp))
+
+    def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
+        workload, dtype = self._workload, self._workload.dtype
+        followed, sharded = workload.follows and role == "actor", role in workload.sharded
+        adapter_bytes = self._adapter(role) * parameter_bytes(dtype, trained=True).total
+        largest = []
+        for parts in self._elements(role, sizes.tp, sizes.pp, sizes.stages):
+            held = [count * BYTES[dtype] for count, _ in parts]
+            if trained and adapter_bytes:
+                held = [num_bytes + adapter_bytes for num_bytes in held]
+            elif trained:
+                held = [
+                    num_bytes + state_bytes(count, once, sizes.dp, dtype, followed=followed, sharded=sharded)
+                    for num_bytes, (count, once) in zip(held, parts, strict=True)
+                ]
+            largest.append(max(held))
+        return tuple(largest)
+
+    def _elements_of(self, role: str, tp: int, pp: int, stages: tuple[int, ...]) -> tuple[set[tuple[int, int]], ...]:
+        """What the devices of each stage hold: elements of weights, and of those that are trained there."""
+        return elements_by_stage(self._parameters(role), Parallelism(1, tp, pp, stages))
+
+    def _adapter(self, role: str) -> int:
+        """Elements of a role's adapter; 0: it has none."""
+        rank = self._workload.lora_rank
+        return adapter_parameters(self._shapes[role], rank) if rank else 0
