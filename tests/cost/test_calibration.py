@@ -19,6 +19,7 @@ from plait.cost.calibration import (
     uncorrected,
 )
 from plait.cost.cluster import Checked, read_cluster
+from plait.cost.hardware import DEVICES, GIB
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profiles_of_gpu
 from plait.cost.model_costs import ModelCosts
 from plait.cost.profile import KEPT_RUNS, KindRecord, RunRecord
@@ -159,7 +160,8 @@ def test_profiles_of_a_gpu_are_found_by_its_name(
     name: str, machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
-    profile = PROFILE.model_copy(update={"machine": machine, "device": "cuda"})
+    gib = DEVICES[name].memory_bytes / GIB
+    profile = PROFILE.model_copy(update={"machine": machine, "device": "cuda", "memory_gib": gib})
     keep_profile(profile)
     keep_profile(PROFILE)
     assert profiles_of_gpu(name) == [profile]

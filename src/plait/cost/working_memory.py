@@ -121,8 +121,9 @@ def slack_terms(
         terms["compiling kernels, in the first run on a machine"] = COMPILING_BYTES
     if moves:
         terms["buckets of a move"] = 2 * BUCKET_BYTES
-    # Reading is over when the first step begins.
-    terms["reading a model, beyond what a step takes"] = np.maximum(0, np.floor(READING_SHARE * weights) - working)
+    # Reading is over when the first step begins; a GPU gets what its host has read.
+    if device == "cpu":
+        terms["reading a model, beyond what a step takes"] = np.maximum(0, np.floor(READING_SHARE * weights) - working)
     return terms
 
 
