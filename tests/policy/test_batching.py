@@ -42,6 +42,21 @@ def test_prompts_are_prefilled_together_within_the_budget_and_cut_at_its_end() -
     assert (plan.kind, plan.rows) == (StepKind.DECODE, ((7, 0), (8, 0), (9, 0)))
 
 
+def test_a_sample_that_came_stands_ahead_of_an_older_prompt_that_holds_the_pool() -> None:
+    """Three of four blocks are a prompt's, of which a part is computed. Nothing else runs: it gives way to a sample
+    from elsewhere that needs two, and is computed again behind that."""
+    batch = scheduler(max_prefill_tokens=8, num_blocks=4)
+    batch.add(7, 12, [0])
+    assert chunks(batch.plan()) == [(7, None, 0, 8, False)]
+    assert batch.add_started((8, 0), 4, 7, 0) is None
+    plan = batch.plan()
+    assert chunks(plan) == [(8, 0, 0, 7, True)]
+    assert (plan.drawn, batch.blocks.num_held) == ([(8, 0)], 2)
+    assert batch.plan().rows == ((8, 0),)
+    batch.remove([(8, 0)])
+    assert chunks(batch.plan()) == [(7, None, 0, 8, False)]
+
+
 def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> None:
     batch = scheduler(max_running=3)
     batch.add(7, 3, range(4))

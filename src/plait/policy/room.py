@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from plait.policy.blocks import Blocks, num_blocks_for
-from plait.policy.sequences import Prompt, Sequences, Started, order_of
+from plait.policy.sequences import OLDEST, Order, Prompt, Sequences, Started, order_of
 from plait.policy.step import Key, Limits
 
 
@@ -62,7 +62,8 @@ class Room:
         blocks.hold(shared)
         count = num_blocks_for(item.num_tokens, block_tokens) - len(shared)
         spare = 0 if idle else len(self._sequences.running) + 1
-        while idle and blocks.num_free < count and self._evict_younger(item):
+        # Samples that have come from elsewhere stand ahead of prompts that are older.
+        while idle and blocks.num_free < count and (self._evict_younger(item.order) or self._evict_younger(OLDEST)):
             pass
         if blocks.num_free - count < spare:
             assert not idle, f"{item.num_tokens} tokens do not fit into an empty pool"
@@ -102,7 +103,7 @@ class Room:
         if not (lacking := self._num_lacking(sample, num_new)):
             return None  # the others have taken copies
         while blocks.num_free < lacking and sample.key in running:
-            if not self._evict_younger(sample):
+            if not self._evict_younger(sample.order):
                 youngest = max(running.values(), key=order_of)
                 self.preempt(youngest)
                 preempted.append(youngest.key)
@@ -149,9 +150,9 @@ class Room:
         has_room = sample.num_computed_tokens < len(sample.table) * self._limits.block_tokens
         return has_room and self.blocks.is_shared(sample.table[-1])
 
-    def _evict_younger(self, item: Started | Prompt) -> bool:
+    def _evict_younger(self, order: Order) -> bool:
         """Free the blocks of the youngest that waits, if it is younger; False where there is none."""
-        youngest = self._sequences.youngest_waiting(item.order)
+        youngest = self._sequences.youngest_waiting(order)
         if youngest is not None:
             self.evict(youngest)
         return youngest is not None

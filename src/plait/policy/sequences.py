@@ -15,6 +15,9 @@ from plait.policy.step import Key
 Order = tuple[int, int]
 """In which samples were asked for: the prompt's number, then the sample's index. Who is younger gives way."""
 
+OLDEST: Order = (-1, -1)
+"""Before all."""
+
 
 @dataclass(slots=True)
 class Started:
