@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
+from plait.generation.moves import SampleMoves
 from plait.generation.records import HeldKV
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
+from plait.models.compute.float64 import kept_float64
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import make_teams
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
+from plait.workers.gathering import Gathering, Stage, of_pairs
 from plait.workers.instances import engine_of
 from plait.workers.messages import Message
+from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.sample_mover import End, SampleMover, SamplesMoved, _speaker
 from plait.workers.sample_offers import Answer, Given, Lack
 from tests.models.tiny import tiny_model
@@ -58,6 +63,10 @@ class Found:
     num_prefilled: int = 0
     """Tokens that the target computed of what it was given in its first step."""
     wrong: list[str] = field(default_factory=list)
+    left: list[Key] = field(default_factory=list)
+    """Samples that have left this rank's instance by drawn moves."""
+    owned: list[frozenset[Key]] = field(default_factory=list)
+    """Samples that have started or ended in this rank's instance, after each of those."""
 
 
 def team_of(worker: Any, layout: Layout) -> Any:
@@ -161,12 +170,14 @@ OTHER = request(8, 11, [14])
 """Keeps the target busy."""
 
 
-def alone(family: str, dtype: str, exact: bool) -> Said:
+def alone(family: str, dtype: str, exact: bool = False, asked: Sequence[Request] = (*ASKED, STAY, OTHER)) -> Said:
     """What all of them say in one engine that nobody disturbs."""
-    engine = Engine(tiny_model(family, dtype=getattr(torch, dtype)), SamplingSettings(exact=exact))
-    for one in (*ASKED, STAY, OTHER):
-        engine.add(one)
-    return said(list(drain(engine)))
+    model = tiny_model(family, dtype=getattr(torch, dtype))
+    engine = Engine(model, SamplingSettings(exact=exact))
+    with kept_float64(model.dtype):
+        for one in asked:
+            engine.add(one)
+        return said(list(drain(engine)))
 
 
 def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Found:
@@ -219,14 +230,25 @@ def in_turn(worker: Any, case: str) -> Found:
     return ended(found, leaving, entering)
 
 
-def between(worker: Any, before: Any, after: Any, family: str, dtype: str) -> Found | None:
-    """From one instance to another; ranks of larger ones step together."""
+def between(worker: Any, before: Any, after: Any, family: str) -> Found | None:
+    """From one instance to another, in float64; ranks of larger ones step together."""
     found, settings = Found({}), SamplingSettings(max_prefill_tokens=30)
     source, target = layout_of(**before), layout_of(**after)
-    leaving, entering = (make_engine(worker, one, family, dtype, settings) for one in (source, target))
+    leaving, entering = (make_engine(worker, one, family, "float64", settings) for one in (source, target))
     mover = mover_of(worker, source, target, leaving, entering)
     if mover is None:
         return None
+    with kept_float64(torch.float64):
+        return gone_over(found, mover, (source, target), leaving, entering)
+
+
+def gone_over(
+    found: Found,
+    mover: SampleMover,
+    between: tuple[Layout, Layout],
+    leaving: Engine | None,
+    entering: Engine | None,
+) -> Found:
     if leaving is not None:
         for one in (STAY, *ASKED):
             leaving.add(one)
@@ -234,7 +256,7 @@ def between(worker: Any, before: Any, after: Any, family: str, dtype: str) -> Fo
     if entering is not None:
         entering.add(OTHER)
     steps(found, entering, 2)
-    ahead(found, mover, (source, target), KEYS)
+    ahead(found, mover, between, KEYS)
     steps(found, leaving, 2)
     steps(found, entering, 1)
     moved(found, mover, [key for key in KEYS if key not in found.said])
@@ -242,3 +264,96 @@ def between(worker: Any, before: Any, after: Any, family: str, dtype: str) -> Fo
     if entering is not None and entering.last_step is not None:
         found.num_prefilled = entering.last_step.num_prefill_tokens
     return ended(found, leaving, entering)
+
+
+@dataclass(frozen=True)
+class DrawnMove:
+    """Some samples of all other instances go to those that are kept.
+
+    recompute: of the keys, those that are computed again there
+    ahead:     the bulk of the others' goes ahead; those in `stays` are given up before the rest goes
+    steps:     of each instance, before each of the four stages
+    """
+
+    kept: tuple[int, ...]
+    keys: frozenset[Key]
+    recompute: frozenset[Key]
+    ahead: bool
+    stays: frozenset[Key]
+    steps: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class DrawnRollout:
+    """asked: uid → tokens of the prompt, lengths of its samples, the instance where they begin
+    pool: keys and values of each instance, in tokens; None: as many as there are"""
+
+    asked: tuple[tuple[int, tuple[int, ...], int], ...]
+    moves: tuple[DrawnMove, ...]
+    pool: int | None
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request(uid, size, lengths) for uid, (size, lengths, _) in enumerate(self.asked)]
+
+
+def drawn(worker: Any, places: Sequence[Any], rollout: DrawnRollout) -> Found:
+    """Instances that generate in float64, and samples that move between them. Every rank knows all moves, so that what
+    instances tell the leader passes between them here."""
+    instances = [layout_of(**place) for place in places]
+    settings = SamplingSettings(max_running=4, max_prefill_tokens=25, kv_tokens=rollout.pool)
+    engines = [make_engine(worker, one, "llama", "float64", settings) for one in instances]
+    [engine] = [one for one in engines if one is not None]
+    world = Layout.on(range(worker.context.num_ranks), dp=worker.context.num_ranks)
+    mover, found = SampleMoverOfRank(instances, engine, team_of(worker, world).all), Found({})
+    with kept_float64(torch.float64):
+        for one, (_, _, place) in zip(rollout.requests, rollout.asked, strict=True):
+            if place == mover.place:
+                engine.add(one)
+        for number, move in enumerate(rollout.moves):
+            play(found, mover, engine, gatherings(rollout, move, number, len(instances)), move.steps)
+            found.owned.append(frozenset((*SampleMoves(engine.state).started, *found.said)))
+        return ended(found, engine)
+
+
+def gatherings(rollout: DrawnRollout, move: DrawnMove, number: int, num_instances: int) -> list[Gathering]:
+    """The stages of a move. Samples never come back to where they began, where others of their prompt may be to begin
+    with: nobody asks for that."""
+    sources = [place for place in range(num_instances) if place not in move.kept]
+    to = {(uid, index): move.kept[(uid + index) % len(move.kept)] for uid, index in sorted(move.keys)}
+    keys = {key: target for key, target in to.items() if rollout.asked[key[0]][2] != target}
+    pairs = {
+        (source, target): [key for key in keys if keys[key] == target]
+        for source in sources
+        for target in sorted({*keys.values()})
+    }
+    prompts = [one.prompt for one in rollout.requests if one.prompt.uid in {uid for uid, _ in keys}]
+    every = Gathering(pairs, {one.uid: 0 for one in prompts}, move.recompute, Stage.HERE, number, prompts)
+    stays = move.stays if move.ahead else frozenset()
+    rest = {pair: [key for key in of_pair if key not in stays] for pair, of_pair in pairs.items()}
+    ahead = [replace(every, stage=stage) for stage in (Stage.HERE, Stage.GIVE, Stage.TAKE)] if move.ahead else []
+    return [*ahead, replace(every, stage=Stage.REST, pairs=rest)]
+
+
+def play(
+    found: Found, mover: SampleMoverOfRank, engine: Engine, stages: Sequence[Gathering], counts: Sequence[Sequence[int]]
+) -> None:
+    heard: dict[tuple[int, int], Message] = {}
+    for stage, of_instances in zip(stages, counts[-len(stages) :], strict=True):
+        for _ in range(of_instances[mover.place]):
+            if engine.has_work:
+                again = said(engine.step())
+                found.wrong += [f"{key} ended twice" for key in again.keys() & found.said.keys()]
+                found.said |= again
+        answer = mover.do(replace(stage, said=heard))
+        if answer is not None and stage.stage is Stage.REST:
+            found.left += [(uid, index) for uid, index in answer.header["left"]]
+        heard = told(answer, stage.stage) if stage.stage in (Stage.HERE, Stage.GIVE) else {}
+
+
+def told(answer: Message | None, stage: Stage) -> dict[tuple[int, int], Message]:
+    """What all instances say of a stage, all ranks of one the same."""
+    answers: list[Message | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, answer)
+    words = [Message(one.header[stage.value], one.arrays) for one in answers if one is not None]
+    return {pair: word for one in words for pair, word in of_pairs(one).items()}
