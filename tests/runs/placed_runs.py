@@ -66,8 +66,16 @@ PPO_MODEL = ("ppo", PPO[1] | {"reward.model": "PLACE/scorer", "reward.functions"
 SAFE_MODELS = ("safe_rlhf", SAFE[1] | {"reward.model": "PLACE/scorer", "cost.model": "PLACE/other_scorer"})
 """Each of a frozen model and a function."""
 
-FUSED_PPO = ("ppo", PPO_MODEL[1] | {"fusion": 0.5})
-FUSED_SAFE = ("safe_rlhf", SAFE_MODELS[1] | {"fusion": 0.5})
+LONG: dict[str, Any] = {
+    "steps": 3,
+    "prompts_per_step": 6,
+    "sampling.max_response_tokens": 40,
+    "sampling.stop_token_ids": [*range(3, 300, 12)],
+    "micro_batch_tokens": 128,
+}
+"""Responses of many lengths, so that samples are left when others have ended."""
+FUSED_PPO = ("ppo", PPO_MODEL[1] | LONG | {"fusion": 0.5})
+FUSED_SAFE = ("safe_rlhf", SAFE_MODELS[1] | LONG | {"fusion": 0.5})
 
 NO_ROLLOUT = {"reward.functions": None, "sampling.max_response_tokens": None, "samples_per_prompt": None}
 """Keys of flows that read their samples."""
@@ -185,6 +193,18 @@ PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {
         },
     ),
     "ppo-fused-2": (FUSED_PPO, "colocated 2"),
+    "ppo-fused-split-4": (FUSED_PPO, "split 4"),
+    "ppo-fused-stages-3": (
+        FUSED_PPO,
+        {
+            "actor.generate": "0,1 pp2 | 2",
+            "actor.train": "0,1,2 dp3",
+            "ref.logprobs": "0,1,2 dp3",
+            "critic.train": "0,1,2 dp3",
+            "critic.values": "0,1,2 dp3",
+            "reward.score": "0,1,2 dp3",
+        },
+    ),
     "ppo-fused-mixed-4": (
         FUSED_PPO,
         {

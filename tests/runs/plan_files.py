@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _MODES = {"generate": "decode", "train": "train"}
 
 
-def write_plan(folder: Path, name: str, places: dict[str, str], schedules: Sequence[str] = ()) -> Path:
+def write_plan(
+    folder: Path,
+    name: str,
+    places: dict[str, str],
+    schedules: Sequence[str] = (),
+    policies: Mapping[str, Mapping[str, float]] | None = None,
+) -> Path:
     """`places`: call → its ranks, and dp, tp and pp where they are not 1; `schedule=gpipe` and the like behind them.
-    Instances of different size stand beside each other: "0,1 tp2 | 2". `schedules`: the texts of their files."""
+    Instances of different size stand beside each other: "0,1 tp2 | 2". `schedules`: the texts of their files;
+    `policies`: name → settings."""
     placements = [_placement(call, text) for call, texts in places.items() for text in texts.split("|")]
     num_ranks = 1 + max(rank for placement in placements for rank in placement["ranks"])
     tree: dict[str, Any] = {
@@ -23,6 +30,7 @@ def write_plan(folder: Path, name: str, places: dict[str, str], schedules: Seque
         "placements": placements,
     }
     tree |= {"schedules": [json.loads(text) for text in schedules]} if schedules else {}
+    tree |= {"policies": [{"name": one, "settings": dict(of)} for one, of in (policies or {}).items()]}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(tree))
     return path

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runs.placed_runs import GRPO, PLANS, PPO, Flow, where
-from tests.runs.plans import assert_equal_runs
+from tests.runs.placed_runs import GRPO, LONG, PLANS, PPO, Flow, where
+from tests.runs.plans import assert_equal_runs, write_plan
 
 QUICK_STEPS = {"grpo-nothing-stays-2": 2, "grpo-followed-2": 3}
 """In the third step the reference has followed."""
@@ -45,6 +46,40 @@ def test_a_plan_changes_nothing(
     recipe = placed(flow, name, **keys, **where(place, name, plan))
     outcome = run(recipe)
     assert outcome.finished
+    assert_equal_runs(recipe.run_dir, reference(flow, keys))
+    if "fusion" in keys:
+        assert sum(row.get("perf/samples_moved", 0) for row in read_rows(recipe.run_dir / "metrics.jsonl")) > 0
+
+
+SHARED: dict[str, tuple[Flow, dict[str, str], dict[str, float]]] = {
+    "grpo-2": (
+        ("grpo", GRPO[1] | LONG | {"steps": 2}),
+        {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "1,0 dp2"},
+        {"actor": 0.05, "ref": 3.0},
+    ),
+    "ppo-4": (
+        ("ppo", PPO[1] | LONG),
+        {
+            "actor.generate": "0,1,2,3 dp4",
+            "actor.train": "0,1,2,3 dp2 pp2",
+            "ref.logprobs": "0,1,2,3 dp4",
+            "critic.train": "0,1,2,3 dp4",
+            "critic.values": "0,1,2,3 dp2 tp2",
+        },
+        {},
+    ),
+}
+"""What a pair of a query and a key takes in tokens, where the plan says other than what follows from shapes."""
+
+
+@pytest.mark.parametrize("name", slow_but(["grpo-2"], SHARED))
+def test_samples_that_are_divided_by_predicted_time_change_nothing(
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[[str, dict[str, Any]], Path]
+) -> None:
+    (flow, keys), plan, pair_tokens = SHARED[name]
+    path = write_plan(place, f"shared-{name}", plan, policies={"shares": pair_tokens})
+    recipe = placed(flow, f"shared-{name}", **keys, plan=str(path))
+    assert run(recipe).finished
     assert_equal_runs(recipe.run_dir, reference(flow, keys))
 
 

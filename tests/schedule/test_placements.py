@@ -12,7 +12,7 @@ from plait.layout.mesh import Layout
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import NAMES, Cut, PlannedModel, named_plan, shares
 from plait.schedule.placements import RolePlacement, layouts_of, placements_of
-from plait.schedule.plan import Placement, Plan
+from plait.schedule.plan import Placement, Plan, PolicyChoice
 
 SPEAKS, JUDGES = PlannedModel(scalar=False, num_elements=100), PlannedModel(scalar=True, num_elements=100)
 
@@ -224,6 +224,39 @@ def test_stages_get_equal_work_where_the_plan_does_not_state_them() -> None:
         "critic.train": (15, 15),
     }
     assert complete(plan, PPO, {"actor": speaks, "critic": judges, "ref": speaks}, "plan") == plan
+
+
+def test_shares_have_a_number_of_every_model() -> None:
+    """One that the file states, else the one of the model; roles that are no models of the flow have none."""
+    models = {"actor": PlannedModel(False, pair_tokens=0.5), "critic": PlannedModel(True, pair_tokens=0.25)}
+    given_plan = Plan("mine", 2, policies=(PolicyChoice("shares", (("critic", 3),)), PolicyChoice("fusion")))
+    plan = complete(given_plan, PPO, models | {"ref": SPEAKS}, "plan")
+    assert plan.policies == (
+        PolicyChoice("shares", (("actor", 0.5), ("critic", 3), ("ref", 0.0))),
+        PolicyChoice("fusion"),
+    )
+    assert [plan.pair_tokens(role) for role in ("actor", "critic", "ref", "other")] == [0.5, 3.0, 0.0, 0.0]
+    assert given_plan.pair_tokens("actor") == 0.0
+    assert complete(plan, PPO, models | {"ref": SPEAKS}, "plan") == plan
+    without = complete(Plan("mine", 2), PPO, FOUR, "plan")
+    assert (without.policies, without.pair_tokens("actor")) == ((), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (("shares", (("reward", 1),)), "settings of `shares`: expected roles actor, critic, ref, found `reward`"),
+        *(
+            (("shares", (("critic", value),)), "`shares` of critic: expected a number from 0 on, found ")
+            for value in (-0.5, float("inf"), float("nan"), "0.1", True)
+        ),
+        (("fusion", (("actor", 1),)), "settings of `fusion`: expected none, or all of step_s, .*, found actor$"),
+        (("migration", ()), "expected `fusion`, `shares`, or none, found `migration`$"),
+    ],
+)
+def test_policies_that_cannot_be(policy: tuple[str, tuple[tuple[str, float], ...]], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^mine: `policies`: {message}"):
+        complete(Plan("mine", 2, policies=(PolicyChoice(*policy),)), PPO, FOUR, "mine")
 
 
 def test_equal_stages_are_one_part_however_they_were_said() -> None:
