@@ -38,6 +38,8 @@ PLANS = {
         "actor.train": "0,1,2,3 dp2 tp2",
         "ref.logprobs": "0,1,2,3 dp2 pp2",
     },
+    "offloaded": {**DP2, "ref.logprobs": "0,1 dp2 after=offload"},
+    "all offloaded": dict.fromkeys(DP2, "0,1 dp2 after=offload"),
     "mixed": {
         "actor.generate": "0 | 1 | 2,3 tp2",
         "actor.train": "0,1,2,3 dp4",
@@ -58,17 +60,19 @@ def test_fusion_is_a_share_or_off(make_recipe: Callable[..., Recipe]) -> None:
 
 
 @pytest.mark.slow
-def test_auto_decides_by_what_steps_took_and_repeats_it(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dp2", "offloaded"])
+def test_auto_decides_by_what_steps_took_and_repeats_it(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, name: str
+) -> None:
     """The decisions of the steps stand in the run's folder: the first has no parts, as no lengths are known, the others
     do by what the plan says that things take. Without the plan's word nothing is gathered. A run that finds decisions
-    of its steps does what they say: here samples of the third step are gathered when five are left."""
+    of its steps does what they say: here samples of the third step are gathered when twelve are left, the bulk ahead,
+    also on ranks that do one thing after the other, as a model leaves them."""
     keys = KEYS | {"steps": 4, "checkpoint.every": 2}
     one = make_recipe(**keys, run_dir=str(tmp_path / "one"))
     run(one)
-    plan = write_plan(tmp_path, "plan", DP2)
-    record = json.loads(plan.read_text()) | {"policies": [{"name": "fusion", "settings": PARTS_PAY}]}
-    lets = tmp_path / "lets.json"
-    lets.write_text(json.dumps(record))
+    plan = write_plan(tmp_path, "plan", PLANS[name])
+    lets = write_plan(tmp_path, "lets", PLANS[name], policies={"fusion": PARTS_PAY})
     auto = make_recipe(**keys, run_dir=str(tmp_path / "auto"), plan=str(lets))
     run(auto)
     assert_equal_runs(auto.run_dir, one.run_dir)
@@ -79,7 +83,7 @@ def test_auto_decides_by_what_steps_took_and_repeats_it(make_recipe: Callable[..
     assert all((row["moved"] > 0) <= (row["gain_s"] >= row["needed_s"] > 0) for row in decided)
     again = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "again"), plan=str(lets))
     run(again)
-    asked = decided[2] | {"moved_at": 5, "moved": 3, "ahead": True}
+    asked = decided[2] | {"moved_at": 12, "moved": 3, "ahead": True}
     with open(again.run_dir / "fusion.jsonl", "a") as file:
         file.write(json.dumps(asked) + "\n" + '{"step": 4, "torn')
     run(again.model_copy(update={"steps": 4}), resume=True)
@@ -114,3 +118,6 @@ def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Pa
     assert min(s.start_s for s in trained) >= max(s.end_s for s in (*scored, *generated)), "of all samples"
     if name != "scores on one":  # the rank that scores may be the one that generates to the end
         assert min(s.start_s for s in scored) < max(s.end_s for s in generated), "while others still generated"
+    if "after=offload" in PLANS[name]["ref.logprobs"]:
+        loaded = [span for span in spans if (span.kind, span.role) == ("ONLOAD", "ref")]
+        assert min(s.end_s for s in loaded) < max(s.end_s for s in generated), "it is back before that"
