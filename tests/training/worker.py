@@ -123,10 +123,10 @@ def trainer_of(case: str, model: LanguageModel | ScalarModel, team: Team | None 
     return make_trainer(model, role=CASES[case][0], team=team, **{**SETTINGS, **options})
 
 
-def rows_of(case: str, step: int) -> Rows:
-    """Seven prompts with three samples, of pairs two; one response is empty."""
+def rows_of(case: str, step: int, prompts: int = 7) -> Rows:
+    """Prompts with three samples, of pairs two; one response is empty."""
     pairs = CASES[case][3].get("whole_groups", False)
-    rows = random_rows(7, 2 if pairs else 3, seed=step, empty=not pairs)
+    rows = random_rows(prompts, 2 if pairs else 3, seed=step, empty=not pairs)
     rng = np.random.default_rng(step)
     for column in (RETURNS, OLD_VALUES):
         rows = rows.with_column(column, rng.normal(size=rows.num_tokens))
@@ -274,7 +274,7 @@ class Worker:
         return found[0], False, ""
 
     def together(
-        self, schedule: Schedule, ranks: Mapping[str, str], slow: int = -1
+        self, schedule: Schedule, ranks: Mapping[str, str], slow: int = -1, prompts: int = 7
     ) -> tuple[list[str], Mapping[str, float], Mapping[str, float], list[str]] | None:
         """An actor and a critic in the pipelines of a schedule, two mini-batches in two epochs, one of which the critic
         alone has: together, and one after the other. Actions of the first pair of mini-batches here, metrics together
@@ -296,7 +296,8 @@ class Worker:
         if joint is None:
             return None
         how = {"mini_batches": 2, "epochs": 2, "step": 0}
-        rows = with_policy_columns(rows_of("grpo", 0), np.full(rows_of("grpo", 0).num_tokens, -5.0))
+        rows = rows_of("grpo", 0, prompts)
+        rows = with_policy_columns(rows, np.full(rows.num_tokens, -5.0))
         given = {"actor": rows.select(range(1)), "critic": rows}  # a batch of one sample is one mini-batch
         calls = {role: LossCall(CASES[case][1](), CASES[case][2]) for role, case in cases.items()}
 
