@@ -139,6 +139,19 @@ def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) 
         assert words in out
 
 
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [(8, "scoring may begin beside generation"), (2, "nothing to hide: one instance generates")],
+)
+def test_a_table_says_whether_fusion_has_something_to_hide(
+    devices: int, said: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "simulate", recipe, "--cluster", f"{devices}xH200", "--plan", "split")
+    assert code == 0
+    [line] = [line for line in out.splitlines() if line.startswith("fusion")]
+    assert said in line
+
+
 @pytest.mark.parametrize("columns", [60, 120])
 def test_it_fits_the_terminal(
     columns: int, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -79,3 +79,13 @@ def test_with_adapters_all_share_the_base() -> None:
     assert adapted.owner("actor") == adapted.owner("ref")
     assert adapted.of_weights("actor", 0, WHOLE) == "keep", "the reference keeps what is under the adapter"
     assert adapted.of_adapter("actor", 0, WHOLE) == "offload"
+
+
+def test_roles_that_score_with_copies() -> None:
+    """A role scores with its own weights where parts are those that it trains; a frozen role, wherever it scores."""
+    score = Placement("actor.logprobs", "score", (0, 1), dp=2)
+    ref = Placement("ref.logprobs", "score", (0, 1), tp=2)
+    models = (ACTOR, REF)
+    assert not idle(train(ranks=(0, 1), dp=2), score, ref, models=models).scores_with_copies
+    assert not idle(train(ranks=(0, 1), pp=2), generate(ranks=(0, 1), dp=2), ref, models=models).scores_with_copies
+    assert idle(train(ranks=(0, 1), pp=2), score, ref, models=models).scores_with_copies == {"actor"}

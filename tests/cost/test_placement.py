@@ -288,6 +288,23 @@ def test_a_dry_run_marks_calls_that_the_file_does_not_name(make_recipe, write_pl
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"plan": "split", "devices": 2}, "one instance generates"),
+        ({"plan": "colocated", "devices": 2, "options": {}}, "no model scores samples where they are generated"),
+        ({"plan": "colocated", "devices": 2}, ""),
+        ({"plan": "colocated"}, ""),
+    ],
+)
+def test_a_dry_run_says_where_fusion_has_nothing_to_hide(make_recipe, capsys, keys, said) -> None:
+    """On one device nobody expects it."""
+    assert dry_run(make_recipe(**keys)) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if "fusion" in line]
+    assert printed == ([f"fusion has nothing to hide: {said}"] if said else [])
+
+
+@pytest.mark.process
 def test_a_dry_run_prints_where_calls_run(make_recipe, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(make_recipe(plan="split", devices=4)) == 0
     printed = capsys.readouterr().out

@@ -14,6 +14,7 @@ from plait.cli.ranks_text import ranks_text
 from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.estimate import Arithmetic, human_bytes
+from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
 from plait.cost.workload import Lengths
@@ -111,9 +112,9 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     if prepared.recipe.max_staleness:
         foretold = _foretold(prepared, plan, nodes)
         console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
-    if plan.num_ranks > 1 and (
-        hidden := nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models])
-    ):
+    copied = OffloadPolicy(prepared.models, plan, adapted=prepared.recipe.lora.rank > 0).scores_with_copies
+    hidden = nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models], copied)
+    if plan.num_ranks > 1 and hidden:
         console.print(f"fusion has nothing to hide: {hidden}")
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))

@@ -103,6 +103,11 @@ class OffloadPolicy:
         ]
         return tuple(sorted(groups_of_copies, key=lambda copies: (CAREFUL.index(copies.after), sorted(copies.modes))))
 
+    @property
+    def scores_with_copies(self) -> frozenset[str]:
+        """Roles that score with copies, which have to be brought from their homes before."""
+        return frozenset(role for role in self._places if any("score" in copies.modes for copies in self.copies(role)))
+
     def held_copies(self, role: str) -> tuple[int, ...]:
         """Numbers of the copies that can keep older weights while the role is trained: all that generates, and does
         nothing else, on ranks that do not train it. Empty where some of what generates is none of these."""

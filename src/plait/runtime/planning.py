@@ -15,6 +15,7 @@ from plait.cost.fusion_times import with_fusion_times
 from plait.cost.idle_away import with_idle_away
 from plait.cost.model_costs import ModelCosts
 from plait.cost.move_bound import LARGE, BoundedMoves
+from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts, Placed
 from plait.cost.placement import check_layouts, check_sharded, on_nodes, parameters_of, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
@@ -263,4 +264,5 @@ class Planning:
 
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""
-        return nothing_to_hide(plan, self.flow, [model.role for model in self.models])
+        policy = OffloadPolicy(self.models, plan, adapted=self.recipe.lora.rank > 0)
+        return nothing_to_hide(plan, self.flow, [model.role for model in self.models], policy.scores_with_copies)

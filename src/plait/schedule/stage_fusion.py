@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import CallKind, Dataflow, Node
 from plait.schedule.needs import may_stream
 from plait.schedule.plan import Plan
 
 
-def nothing_to_hide(plan: Plan, flow: Dataflow, models: Collection[str]) -> str:
+def nothing_to_hide(plan: Plan, flow: Dataflow, models: Collection[str], copied: Collection[str]) -> str:
     """Why scoring cannot begin while others on the same ranks generate, in words; empty: it can.
 
     Args:
         plan: completed.
         models: roles that are models.
+        copied: those that score with copies of their weights, which have to be brought before: their calls score all
+            samples at once (`OffloadPolicy.scores_with_copies`).
     """
     rollouts = [node for node in flow.of_kind(CallKind.GENERATE) if node.role in models]
     if not rollouts:
@@ -27,8 +29,14 @@ def nothing_to_hide(plan: Plan, flow: Dataflow, models: Collection[str]) -> str:
             reasons.append("one instance generates")
             continue
         scores = [call for call in flow.of_kind(CallKind.SCORE) if call.rows == node.id and call.role in models]
-        places = [{rank for p in plan.placements_of(call.call, "score") for rank in p.ranks} for call in scores]
-        if any(may_stream(call, flow) and place & ranks for call, place in zip(scores, places, strict=True)):
+        here = [call for call in scores if may_stream(call, flow) and ranks & _ranks(plan, call)]
+        if any(call.role not in copied for call in here):
             return ""
-        reasons.append("no model scores samples where they are generated")
+        roles = " and ".join(dict.fromkeys(str(call.role) for call in here))
+        brought = f"weights of {roles} are brought from where they train before samples are scored"
+        reasons.append(brought if here else "no model scores samples where they are generated")
     return reasons[0]
+
+
+def _ranks(plan: Plan, call: Node) -> set[int]:
+    return {rank for p in plan.placements_of(call.call, "score") for rank in p.ranks}

@@ -1,0 +1,43 @@
+"""Whether scoring could begin on ranks that generate: by what reason it cannot. No torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.dataflow import Dataflow
+from plait.schedule.plan import Placement, Plan
+from plait.schedule.stage_fusion import nothing_to_hide
+from tests.schedule.test_placements import ALONE, PPO, SFT
+
+
+def placed(generates: int, **scores: tuple[int, ...]) -> Plan:
+    """The actor generates on the first ranks of four; others score on theirs."""
+    calls = {"ref": "ref.logprobs", "critic": "critic.values", "actor": "actor.logprobs"}
+    ranks = tuple(range(generates))
+    return Plan(
+        "mine",
+        4,
+        (
+            Placement("actor.generate", "decode", ranks, dp=generates),
+            *(Placement(calls[role], "score", on, dp=len(on)) for role, on in scores.items()),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("flow", "plan", "copied", "said"),
+    [
+        (SFT, placed(1), (), "nothing is generated"),
+        (PPO, placed(1, ref=(0,), critic=(0,)), (), "one instance generates"),
+        (PPO, placed(2, ref=(2,), critic=(2, 3)), (), "no model scores samples where they are generated"),
+        (PPO, placed(2, ref=(2,), critic=(1, 2)), (), ""),
+        (PPO, placed(2, ref=(2,), critic=(0, 1)), ("critic",), "weights of critic are brought from where they train"),
+        (PPO, placed(2, ref=(1,), critic=(0, 1)), ("critic",), ""),
+        (PPO, placed(2, ref=(1,), critic=(0, 1)), ("critic", "ref"), "weights of ref and critic are brought"),
+        (ALONE, placed(2, actor=(0, 1)), ("actor",), "weights of actor are brought"),
+    ],
+)
+def test_why_there_is_nothing_to_hide(flow: Dataflow, plan: Plan, copied: tuple[str, ...], said: str) -> None:
+    found = nothing_to_hide(plan, flow, ("actor", "ref", "critic"), copied)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
