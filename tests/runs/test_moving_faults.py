@@ -3,11 +3,13 @@ left begins to score: as in any phase, it is named, and --resume continues to th
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.runs.faulty_runs import FLOW, broken_off, recipe_of
@@ -53,16 +55,7 @@ MOVES = """
 """
 PLACES = {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0,1 dp2"}
 KEYS = {"sampling.max_response_tokens": 24, "sampling.stop_token_ids": [*range(3, 300, 12)], "micro_batch_tokens": 128}
-STAGES = [
-    ("kill", "here", 1),
-    ("kill", "give", 1),
-    ("kill", "take", 1),
-    ("kill", "rest", 0),
-    ("stop", "give", 1),
-    ("stop", "rest", 1),
-    ("raise", "take", 1),
-    ("raise", "rest", 0),
-]
+CASES = list(itertools.product(("kill", "stop", "raise"), ("here", "give", "take", "rest"), (0, 1)))
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +85,14 @@ def recipe(place: Path, tiny_folder: Path, fault: str, name: str, **keys: object
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "stage", "rank"), STAGES)
+@pytest.mark.parametrize(("fault", "stage", "rank"), CASES)
 def test_a_fault_while_samples_move_is_named_and_the_run_goes_on(
     fault: str, stage: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
     """When a rank is about to do its part of any stage; for the last one the other side waits."""
     broken = recipe(place, tiny_folder, fault, f"{stage}-{rank}", rebalance="auto", fusion="off")
     broken_off(broken, fault, stage, rank, undisturbed, named="actor.generate", waits=stage == "rest")
+    assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
 
 
 @pytest.mark.slow
@@ -109,3 +103,9 @@ def test_a_fault_of_a_rank_that_begins_to_score_is_named_and_the_run_goes_on(
     """Samples were gathered when half of them were left, and the rank that they left scores."""
     broken = recipe(place, tiny_folder, fault, f"score-{rank}", fusion=0.5)
     broken_off(broken, fault, "ref.logprobs", rank, undisturbed, waits=False)
+    assert all(samples_moved(broken))
+
+
+def samples_moved(recipe: Recipe) -> list[float]:
+    """Of each step."""
+    return [row["perf/samples_moved"] for row in read_rows(recipe.run_dir / "metrics.jsonl")]
