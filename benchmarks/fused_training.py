@@ -8,11 +8,13 @@ Two workers of one thread each, two random models of equal size, batches of equa
 
     1F1B        both models in two stages, one after the other
     opposite    1F1B of both, the second in the opposite direction, without a barrier between them
-    fused       the order that the search of `plait schedule` finds, with a backward of two forwards
+    greedy      the order of RLHFuse's greedy rule, where its search begins, with a backward of two forwards
+    fused       the order that the search of `plait schedule` finds, of equal durations
     dp          both models whole on both workers, half of the rows each, gradients summed over the workers
     one each    the actor on one worker, the critic on the other
 
-The ideal of `fused` against 1F1B one after the other is (M + 1) / M: no bubbles at all. Data parallelism and one model
+The ideal of `fused` against 1F1B one after the other is (M + 1) / M: no bubbles at all; that of `opposite` and `greedy`
+what their orders take where every action takes what it should. Data parallelism and one model
 for each worker have none either, where a worker has room for whole models: fusion cannot beat them, and is for those
 that have not. Printed is what was measured, whatever it shows.
 """
@@ -30,14 +32,24 @@ from placed.fused import ROLES, FusedWorker, write_model
 from sides import positive, row
 
 from plait.launch.local import LocalProcesses
+from plait.planner.evaluate import score
+from plait.planner.greedy import greedy
 from plait.planner.search import search
+from plait.planner.tables import schedule_from, tables_of
 from plait.schedule.generators import one_f_one_b
-from plait.schedule.pipeline import fused_workload
+from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule
 
 WARM_UP = 1
 DEADLINE_S = 900.0
-KINDS = {"1F1B": "1F1B", "opposite": "together", "fused": "together", "dp": "dp", "one each": "one each"}
+KINDS = {
+    "1F1B": "1F1B",
+    "opposite": "together",
+    "greedy": "together",
+    "fused": "together",
+    "dp": "dp",
+    "one each": "one each",
+}
 """How it is called → the arrangement of workers."""
 
 
@@ -56,21 +68,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         handle = group.submit(range(2), "seconds", arrangement, *how, orders.get(kind))
                         of_ranks = handle.result(DEADLINE_S)
                         runs[kind] += [max(both) for both in list(zip(*of_ranks, strict=True))[WARM_UP:]]
-                report(count, runs)
+                report(count, runs, orders)
     return 0
 
 
 def schedules(count: int) -> dict[str, Schedule]:
     """Of both models with so many micro-batches each, by the kind that follows them."""
-    workload = fused_workload((2, 2), (count, count), (1.0, 1.0), models=ROLES)
+    workload, tables = workload_of(count), tables_of(workload_of(count))
+    order = greedy(workload, tables)
+    assert order is not None, "there is no cap that the greedy rule could run into"
     best = search(workload, 600.0, max_moves=100_000).schedule
-    return {"opposite": one_f_one_b(workload), "fused": best}
+    return {
+        "opposite": one_f_one_b(workload),
+        "greedy": schedule_from(workload, tables, order, "greedy"),
+        "fused": best,
+    }
 
 
-def report(count: int, runs: dict[str, list[float]]) -> None:
+def workload_of(count: int) -> Workload:
+    return fused_workload((2, 2), (count, count), (1.0, 1.0), models=ROLES)
+
+
+def report(count: int, runs: dict[str, list[float]], orders: dict[str, Schedule]) -> None:
     print(row(f"M = {count}", ["seconds", "speed", "ideal", "of it"]))
-    base = median(runs["1F1B"])
-    ideals = dict.fromkeys(KINDS, (count + 1) / count) | {"1F1B": 1.0, "opposite": (6 * count + 6) / (6 * count + 5)}
+    base, one_by_one = median(runs["1F1B"]), 6.0 * (count + 1)
+    ideals = dict.fromkeys(KINDS, (count + 1) / count) | {"1F1B": 1.0}
+    ideals |= {kind: one_by_one / score(workload_of(count), orders[kind]).makespan for kind in ("opposite", "greedy")}
     for kind, seconds in runs.items():
         speed, ideal = base / median(seconds), ideals[kind]
         print(row(kind, [f"{median(seconds):.4f}", f"{speed:.3f}", f"{ideal:.3f}", f"{speed / ideal:.1%}"]))
