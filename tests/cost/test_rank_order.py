@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from plait.cli.dry_run import dry_run
-from plait.cost.placement import parameters_of, resolve_plan
+from plait.cost.model_parameters import parameters_of
+from plait.cost.placement import resolve_plan
 from plait.cost.rank_order import better_orders
 from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.cost.estimate import model_shape
-from plait.cost.placement import parameters_of
+from plait.cost.model_parameters import parameters_of
 from plait.errors import ModelError
 from plait.models.files.hub import read_config, resolve
 from plait.models.files.known_shapes import KNOWN

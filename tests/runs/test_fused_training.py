@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
-from plait.cost.placement import parameters_of
 from plait.cost.workload import Lengths
 from plait.errors import ConfigError
 from plait.models.files.saving import save_pretrained

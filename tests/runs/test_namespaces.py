@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cost.placement import parameters_of
+from plait.cost.model_parameters import parameters_of
 from plait.layout.holdings import weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move

@@ -10,8 +10,9 @@ import pytest
 
 from plait.cost.estimate import model_shape
 from plait.cost.held_parameters import parameter_rows
+from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Placed
-from plait.cost.placement import parameters_of, resolve_plan
+from plait.cost.placement import resolve_plan
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models

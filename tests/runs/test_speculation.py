@@ -11,7 +11,7 @@ import torch
 from plait.cost.device_memory import Facts, memory_by_device
 from plait.cost.estimate import memory_table
 from plait.cost.generation_memory import packed_bytes
-from plait.cost.placement import parameters_of
+from plait.cost.model_parameters import parameters_of
 from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError, ModelError
 from plait.layout.mesh import Layout

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
 from plait.cost.estimate import Rows, memory_table
 from plait.cost.held_parameters import HeldPart, held_parts, rows_of
+from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
-from plait.cost.placement import parameters_of
 from plait.cost.working_memory import PROCESS, PROCESS_BYTES, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.cost.held_parameters import parameter_rows
+from plait.cost.model_parameters import parameters_of
 from plait.cost.model_work import ModelWork
 from plait.cost.placed import Placed
 from plait.dataflow import Dataflow
@@ -15,7 +16,6 @@ from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
 from plait.layout.shards import check, check_instances
 from plait.memory_limits import limit
-from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
 from plait.recipes.keys import nearest
 from plait.recipes.recipe import Recipe
@@ -125,40 +125,6 @@ def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) 
             check_instances(own, placement.generate, cluster)
         except LayoutError as error:
             raise LayoutError(f"{label}: {role} {mode}: {error}") from error
-
-
-def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
-    """The parameters of each role's model, from the configurations alone; roles with equal models share one value.
-
-    Imports torch.
-    """
-    parameters: dict[tuple[str, bool], Parameters] = {}
-    for model in models:
-        if (model.name, model.scalar) not in parameters:
-            parameters[model.name, model.scalar] = _model_parameters(model.name, model.scalar)
-    return {model.role: parameters[model.name, model.scalar] for model in models}
-
-
-def _model_parameters(name: str, scalar: bool) -> Parameters:
-    """As a loaded model would have them; a scalar one has a head of one output."""
-    import torch
-    from transformers import CONFIG_MAPPING
-
-    from plait.models.files.pretrained import new_module
-    from plait.models.scalar_model import ScalarModule
-    from plait.models.working_weights import layout_of
-
-    read = read_config(name)
-    config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        if scalar:
-            decoder = new_module(config, decoder_only=True)
-            head_1H = torch.nn.Parameter(torch.empty(1, config.get_text_config().hidden_size))
-            module = ScalarModule(decoder, head_1H)
-        else:
-            module = new_module(config, decoder_only=False)
-    text = config.get_text_config()
-    return Parameters.of(layout_of(module), text.num_attention_heads, getattr(text, "num_key_value_heads", None))
 
 
 def _from_file(recipe: Recipe) -> Plan:

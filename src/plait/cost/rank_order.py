@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plait.cost.placement import parameters_of
+from plait.cost.model_parameters import parameters_of
 from plait.layout.holdings import weights
 from plait.layout.move import plan_move
 from plait.layout.regroup import regrouped

@@ -14,10 +14,11 @@ from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.idle_away import with_idle_away
 from plait.cost.model_costs import ModelCosts
+from plait.cost.model_parameters import parameters_of
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts, Placed
-from plait.cost.placement import check_layouts, check_sharded, on_nodes, parameters_of, planned_models, with_room
+from plait.cost.placement import check_layouts, check_sharded, on_nodes, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import SampleLengths, Workload
 from plait.dataflow import Dataflow

@@ -12,8 +12,9 @@ from typing import Any
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.idle_away import leaving_text, with_idle_away
+from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
-from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices, parameters_of, resolve_plan
+from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices, resolve_plan
 from plait.cost.workload import Lengths
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
