@@ -1,10 +1,10 @@
 """A recipe's plan before anything is loaded: resolved, checked against models and devices, printed."""
 
-from __future__ from dataclasses import replace
-import annotations
+from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

@@ -53,7 +53,7 @@ def test_models_are_cut_or_apart_where_the_fastest_have_no_room_together() -> No
 
 
 def test_where_kept_models_have_no_room_what_idles_is_in_host_memory() -> None:
-    of = problem(2, memory=100)
+    of = problem(2, memory=120)
     places = hybridflow(PlanSpace(of))
     assert places is not None
     assert Objective(of)(places).usable

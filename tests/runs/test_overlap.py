@@ -134,14 +134,14 @@ def test_functions_score_while_the_reference_does(
     )
     from plait.training.trainer import Trainer
 
-    logprobs = Trainer.logprobs
+    score = Trainer.score
 
     def told(self: Trainer, *args: Any, **kwargs: Any) -> Any:
-        found = yield from logprobs(self, *args, **kwargs)
+        found = yield from score(self, *args, **kwargs)
         (tmp_path / "scored").touch()
         return found
 
-    monkeypatch.setattr(Trainer, "logprobs", told)
+    monkeypatch.setattr(Trainer, "score", told)
     assert run(make_recipe(steps=1)).finished
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from plait.data.rows import Rows
+from plait.dataflow import Score
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora, without_lora
 from plait.models.lora_settings import LoraSettings
@@ -129,8 +130,8 @@ def test_roles_on_one_backbone_train_apart():
     }
 
     def outputs() -> dict[str, list[float]]:
-        calls = {name: trainer.values if name == "critic" else trainer.logprobs for name, trainer in trainers.items()}
-        return {name: run_all(call(rows))[1].tolist() for name, call in calls.items()}
+        asked = {name: Score.VALUES if name == "critic" else Score.LOGPROBS for name in trainers}
+        return {name: run_all(trainer.score(rows, asked[name]))[1].tolist() for name, trainer in trainers.items()}
 
     weights = base.weights.clone()
     plain = outputs()

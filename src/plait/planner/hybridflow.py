@@ -71,7 +71,8 @@ class _Mapper:
         self._devices = space.problem.num_devices
         self._unit = max(1, self._devices // MOST_UNITS)
         self._units = self._devices // self._unit
-        self._limit = space.problem.costs.cluster.device.memory_bytes
+        costs = space.problem.costs
+        self._limit = costs.cluster.device.memory_bytes - costs.process_bytes
         self.strategy = cache(self._strategy)
         self._fastest_s = cache(self._fastest)
         self._least_units = cache(self._least)
@@ -155,8 +156,10 @@ class _Mapper:
         if self._after == "keep":
             kept = sum(sum(layouts.values()) for layouts in self._by_layout(strategy, "static").values())
             return kept + max(form.active_bytes for form in strategy.values())
-        moved = max(sum(layouts.values()) for layouts in self._by_layout(strategy, "weights").values())
-        return max(moved, *(_all_bytes(form) for form in strategy.values()))
+        by_role = [sum(layouts.values()) for layouts in self._by_layout(strategy, "weights").values()]
+        # All models are read before any leaves, and the largest state is made beside them.
+        read = sum(by_role) + max(form.static_bytes - max(form.asked.held) for form in strategy.values())
+        return max(read, *by_role, *(_all_bytes(form) for form in strategy.values()))
 
     def _by_layout(self, strategy: Strategy, what: str) -> dict[str, dict[Parallelism, float]]:
         """Bytes of each role, by how it is cut."""
