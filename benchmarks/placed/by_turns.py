@@ -94,7 +94,7 @@ class Worker(worker.Worker):
     """Of a run by turns."""
 
     def run(self) -> Outcome | None:
-        with patch.object(worker, "train", by_turns), patch.object(worker, "refine", lambda prepared, folder: None):
+        with patch.object(worker, "train", by_turns), patch.object(worker, "conclude", lambda prepared, folder: None):
             return super().run()
 
 

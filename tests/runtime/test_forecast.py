@@ -53,7 +53,7 @@ def test_beside_by_hand() -> None:
     row = {"timing_s/actor.generate": 2.0, "timing_s/actor.train": 1.0, "timing_s/step": 5.0, "timing_s/score": 0.5}
     row |= {"perf/kind_s/DECODE": 2.0, "perf/kind_s/STEP": 0.25, "perf/peak_bytes/rank_0": 100}
     first = {**row, "timing_s/step": 99.0, "perf/peak_bytes/rank_0": 80}
-    found = forecast_of(Plan("p", 2, predicted=timeline), {0: 150, 1: 120}, [first, row])
+    found = forecast_of(Plan("p", 2, predicted=timeline), "a profile", {0: 150, 1: 120}, [first, row])
     assert found.calls == [
         Beside("actor.generate", 3.0, 2.0),
         Beside("actor.onload", 0.5, None),
@@ -74,8 +74,8 @@ def test_beside_by_hand() -> None:
 def test_what_was_not_predicted_is_measured_all_the_same(tmp_path: Path) -> None:
     """And comes back from its file; of a GPU its own memory counts."""
     row = {"timing_s/step": 5.0, "perf/peak_bytes/rank_0": 100, "perf/device_peak_bytes/rank_0": 40}
-    found = forecast_of(Plan("p", 1), {0: 50}, [row])
-    assert found == Forecast("p", [Beside(STEP, None, 5.0)], [], [Beside("0", 50, 40)])
+    found = forecast_of(Plan("p", 1), "a profile", {0: 50}, [row])
+    assert found == Forecast("p", "a profile", [Beside(STEP, None, 5.0)], [], [Beside("0", 50, 40)])
     (tmp_path / "forecast.json").write_text(found.to_json())
     assert Forecast.load(tmp_path / "forecast.json") == found
     assert json.loads(found.to_json())["memory"] == [

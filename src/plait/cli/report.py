@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from plait.cost.calibration import CONSERVATIVE
 from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
@@ -66,6 +67,8 @@ def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:
         _add_beside(table, f"memory of rank {beside.name}, at most", beside, _bytes)
     console.print()
     console.print(table)
+    remedy = "; `plait profile` measures what it takes" if forecast.source == CONSERVATIVE.source else ""
+    console.print(f"predicted by {forecast.source}{remedy}", soft_wrap=True)
 
 
 def _worth_a_row(rows: Sequence[Beside], forecast: Forecast) -> list[Beside]:

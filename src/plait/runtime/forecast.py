@@ -12,6 +12,7 @@ from plait.cost.device_memory import memory_of_plan
 from plait.cost.working_memory import PROCESS_BYTES
 from plait.observe.run_log import read_steps
 from plait.output import write_file
+from plait.runtime.machine import machine_of
 from plait.runtime.prepared import Prepared
 from plait.runtime.run_files import RunFiles
 from plait.schedule.busy import busiest_s, call_of, kind_of
@@ -46,9 +47,11 @@ class Beside:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A run's prediction beside its measurement. `memory` is named by ranks."""
+    """A run's prediction beside its measurement. source: where predicted seconds come from, in words; `memory` is named
+    by ranks."""
 
     plan: str
+    source: str
     calls: Sequence[Beside]
     kinds: Sequence[Beside]
     memory: Sequence[Beside]
@@ -56,6 +59,7 @@ class Forecast:
     def to_json(self) -> str:
         record = {
             "plan": self.plan,
+            "source": self.source,
             "calls": [_record("call", one.name, one, "s") for one in self.calls],
             "kinds": [_record("kind", one.name, one, "s") for one in self.kinds],
             "memory": [_record("rank", int(one.name), one, "bytes") for one in self.memory],
@@ -69,9 +73,8 @@ class Forecast:
         read = lambda part, what, unit: [  # noqa: E731
             Beside(str(row[what]), row[f"predicted_{unit}"], row[f"measured_{unit}"]) for row in record[part]
         ]
-        return cls(
-            record["plan"], read("calls", "call", "s"), read("kinds", "kind", "s"), read("memory", "rank", "bytes")
-        )
+        parts = read("calls", "call", "s"), read("kinds", "kind", "s"), read("memory", "rank", "bytes")
+        return cls(record["plan"], record["source"], *parts)
 
 
 def _record(what: str, name: str | int, beside: Beside, unit: str) -> dict[str, str | int | float | None]:
@@ -83,10 +86,13 @@ def _record(what: str, name: str | int, beside: Beside, unit: str) -> dict[str, 
     }
 
 
-def forecast_of(plan: Plan, held_bytes: Mapping[int, int], rows: Sequence[Mapping[str, float]]) -> Forecast:
+def forecast_of(
+    plan: Plan, source: str, held_bytes: Mapping[int, int], rows: Sequence[Mapping[str, float]]
+) -> Forecast:
     """Lay a plan's predicted timeline beside the metrics of steps: seconds by their median, bytes by the most.
 
     Args:
+        source: of the predicted seconds, in words.
         held_bytes: rank → what it is predicted to hold at most.
         rows: at least one.
     """
@@ -100,6 +106,7 @@ def forecast_of(plan: Plan, held_bytes: Mapping[int, int], rows: Sequence[Mappin
     peaks = _measured(rows, DEVICE_PEAK_BYTES if on_devices else PEAK_BYTES, max)
     return Forecast(
         plan.name,
+        source,
         [*_beside(calls, measured_calls), Beside(STEP, *step_s)],
         _beside(kinds, _measured(steady, KIND_S, median)),
         _beside({str(rank): count for rank, count in held_bytes.items()}, peaks),
@@ -128,7 +135,9 @@ def write_forecast(prepared: Prepared, folder: Path) -> None:
     files = RunFiles(folder)
     rows = read_steps(files.metrics)
     if rows:
-        write_file(files.forecast, forecast_of(prepared.plan, _held_bytes(prepared), rows).to_json())
+        _, calibration = machine_of(prepared.recipe, prepared.shape, prepared.plan.num_ranks)
+        forecast = forecast_of(prepared.plan, calibration.source, _held_bytes(prepared), rows)
+        write_file(files.forecast, forecast.to_json())
 
 
 def read_forecast(folder: Path) -> Forecast | None:

@@ -71,7 +71,8 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
     except Exception as error:  # the boundary of the prediction: what is wrong with it keeps no run from its work
         say(f"nothing is predicted of this run: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
         return plan
-    loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {planning.calibration.source}")
+    if planning.calibration.profile is not None:  # conservative numbers may be far off, and say little to a person
+        loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {planning.calibration.source}")
     return replace(plan, predicted=prediction.timeline)
 
 
