@@ -154,10 +154,14 @@ def _turn(session: Session, batch: StepState, way: str) -> tuple[Turn, StepState
 
 
 class Forced:
-    """A gate that has samples gathered when a given share is unfinished; also what it says of one rollout."""
+    """A gate that has samples scored in parts, and gathered when a given share is unfinished; also what it says of one
+    rollout."""
 
-    def __init__(self, share: float, most: int = 0) -> None:
-        self._share, self._most = share, most
+    def __init__(self, share: float, threshold: int = 0) -> None:
+        self._share, self.threshold = share, threshold
+
+    def scores_early(self, step: int, call: str, size: RolloutSize) -> bool:
+        return True
 
     def judge(self, step: int, call: str, size: RolloutSize) -> Forced:
         return Forced(self._share, int(self._share * size.samples))
@@ -172,7 +176,7 @@ class Forced:
         return 0.0
 
     def gathers(self, left: Remaining) -> bool:
-        return 0 < sum(map(len, left.unfinished)) <= self._most
+        return 0 < sum(map(len, left.unfinished)) <= self.threshold
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:
         return AT_ONCE
