@@ -27,9 +27,9 @@ from plait.kernels import noise
 from plait.speculation.drafter import Asked, Guesses, PoolDrafter, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import Speculation
-from tests.cases import slow_but
+from tests.cases import examples, slow_but
 
-NUM, VOCABULARY, LENGTH = 20_000, 5, 3
+NUM, VOCABULARY, LENGTH = examples(6_000, 20_000), 5, 3
 LOGITS_VV = torch.tensor(
     [
         [2.0, 0.5, 0.0, -1.0, 1.0],
@@ -293,7 +293,7 @@ def test_the_law_is_that_of_plain_sampling(drafter: Callable[[], Drafts], name: 
 
 
 @pytest.mark.parametrize(
-    "drafter", slow_but([always_three, by_known_texts], [by_noise, always_three, by_known_texts, by_a_draft_model])
+    "drafter", slow_but([always_three], [by_noise, always_three, by_known_texts, by_a_draft_model])
 )
 def test_a_rule_that_is_not_lossless_is_found_out(drafter: Callable[[], Drafts]) -> None:
     """(Of guesses at random it takes each as often as it would be drawn.)"""
