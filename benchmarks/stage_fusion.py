@@ -1,7 +1,7 @@
 """Generation and scoring on two workers of one thread: the last samples gathered by `auto`, at forced shares, or never.
 
-    python benchmarks/stage_fusion.py                        # on two idle cores, about an hour
-    python benchmarks/stage_fusion.py --distributions 4 --shares 0.25 0.5      # with forced shares, half an hour
+    python benchmarks/stage_fusion.py                        # on two idle cores, about half an hour
+    python benchmarks/stage_fusion.py --distributions 4 --shares 0.25 0.5      # with forced shares, ten minutes
     python benchmarks/stage_fusion.py --tiny --repeats 1     # does the benchmark itself work?
     python benchmarks/stage_fusion.py --distributions 3 --first 3 --picture fused-step.svg    # of one, a picture too
 

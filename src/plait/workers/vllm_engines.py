@@ -15,11 +15,12 @@ from plait.recipes.recipe import Recipe
 from plait.schedule.placements import WHOLE
 from plait.vllm.engine import VllmEngine, start_vllm
 from plait.vllm.messages import Loading
-from plait.workers.rank_state import RankState
+from plait.workers.announcer import Announcer
 
 
-def open_vllm(rank_state: RankState, role: str) -> VllmEngine:
+def open_vllm(announcer: Announcer, role: str) -> VllmEngine:
     """See `VllmEngine`, also for what is raised."""
+    rank_state = announcer.rank_state
     recipe, part = rank_state.recipe, rank_state.roles[role]
     model = part.parts[WHOLE]
     assert isinstance(model, LanguageModel), f"role {role} generates with a scalar model"

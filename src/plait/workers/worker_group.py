@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from plait.engines import GenerationEngine
 from plait.observe.progress import Progress
 from plait.policy.decode_ring import StageUse, busy_shares
 from plait.rewards.pool import RewardPool
 from plait.schedule.timeline import Span
 from plait.speculation.counts import Counts
-from plait.vllm.engine import VllmEngine
 from plait.workers.announcer import Announcer
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
@@ -22,6 +22,9 @@ from plait.workers.ranks import LEADER
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
 from plait.workers.vllm_engines import open_vllm
+
+OPENS: Mapping[str, Callable[[Announcer, str], GenerationEngine]] = {"plait": RemoteEngine, "vllm": open_vllm}
+"""`sampling.engine` → what opens it for a role."""
 
 
 class WorkerGroup:
@@ -37,8 +40,7 @@ class WorkerGroup:
         self.rank_state = announcer.rank_state
         self._recorder = announcer.recorder
         self._others = tuple(range(1, num_ranks))
-        self._engines: dict[str, RemoteEngine | VllmEngine] = {}
-        self._with_processes: list[VllmEngine] = []
+        self._engines: dict[str, GenerationEngine] = {}
         self._counted = (0, 0)
         self._speculation: dict[str, Counts] = {}
         self._uses: list[StageUse] = []
@@ -120,7 +122,7 @@ class WorkerGroup:
         self.announcer.forget()
         return ""
 
-    def engine(self, role: str) -> RemoteEngine | VllmEngine | None:
+    def engine(self, role: str) -> GenerationEngine | None:
         """That of the role, one for all calls; None: it does not generate.
 
         Raises:
@@ -130,11 +132,7 @@ class WorkerGroup:
         if not self.rank_state.places[role].generate:
             return None
         if role not in self._engines:
-            if self.rank_state.recipe.sampling.engine == "plait":
-                self._engines[role] = RemoteEngine(self.announcer, role)
-            else:
-                self._engines[role] = engine = open_vllm(self.rank_state, role)
-                self._with_processes.append(engine)
+            self._engines[role] = OPENS[self.rank_state.recipe.sampling.engine](self.announcer, role)
         return self._engines[role]
 
     def trainer(self, role: str, max_positions: int) -> RemoteTrainer:
@@ -159,5 +157,5 @@ class WorkerGroup:
 
     def end_engines(self) -> None:
         """End the processes that engines have for themselves, however the run ended."""
-        for engine in self._with_processes:
+        for engine in self._engines.values():
             engine.close()
