@@ -133,6 +133,10 @@ class GenerationEngine(Protocol):
         """The role's weights have changed; nothing is in flight. Later samples are stamped with `version`."""
         ...
 
+
+class GroupEngine(GenerationEngine, Protocol):
+    """What the group of all ranks asks of it beside."""
+
     @property
     def speculation(self) -> Counts | None:
         """How guesses went since the engine was made, as far as is known here; None: it makes none."""
@@ -145,10 +149,6 @@ class GenerationEngine(Protocol):
 
     def give_up(self) -> None:
         """Nobody waits for the samples any longer: they are forgotten."""
-        ...
-
-    def close(self) -> None:
-        """End what the engine has running for itself. Harmless when done before."""
         ...
 
 

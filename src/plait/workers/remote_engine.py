@@ -221,9 +221,6 @@ class RemoteEngine:
         if self._works and self._own is not None:
             self._own[0].hear(number, Halt(parks))
 
-    def close(self) -> None:
-        """See GenerationEngine: the ranks of its instances end with the run."""
-
     def give_up(self) -> None:
         """Nobody waits for the samples any longer: they are forgotten."""
         if not self.has_work:

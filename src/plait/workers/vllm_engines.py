@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 
 from plait.cost.estimate import model_shape
@@ -18,8 +20,12 @@ from plait.vllm.messages import Loading
 from plait.workers.announcer import Announcer
 
 
-def open_vllm(announcer: Announcer, role: str) -> VllmEngine:
-    """See `VllmEngine`, also for what is raised."""
+def open_vllm(announcer: Announcer, role: str, ends: ExitStack) -> VllmEngine:
+    """See `VllmEngine`, also for what is raised.
+
+    Args:
+        ends: its process ends with it.
+    """
     rank_state = announcer.rank_state
     recipe, part = rank_state.recipe, rank_state.roles[role]
     model = part.parts[WHOLE]
@@ -31,7 +37,9 @@ def open_vllm(announcer: Announcer, role: str) -> VllmEngine:
 
     say_loading("vLLM, in a process of its own")
     start = start_vllm(torch.get_num_threads(), recipe.freeze_after_s)
-    return VllmEngine(role, model, weights, loading, start)
+    engine = VllmEngine(role, model, weights, loading, start)
+    ends.callback(engine.close)
+    return engine
 
 
 def loading_of(recipe: Recipe, name: str, shape: ModelShape) -> Loading:

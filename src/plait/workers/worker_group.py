@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from typing import Any
 
-from plait.engines import GenerationEngine
+from plait.engines import GroupEngine
 from plait.observe.progress import Progress
 from plait.policy.decode_ring import StageUse, busy_shares
 from plait.rewards.pool import RewardPool
@@ -23,8 +24,11 @@ from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
 from plait.workers.vllm_engines import open_vllm
 
-OPENS: Mapping[str, Callable[[Announcer, str], GenerationEngine]] = {"plait": RemoteEngine, "vllm": open_vllm}
-"""`sampling.engine` → what opens it for a role."""
+OPENS: Mapping[str, Callable[[Announcer, str, ExitStack], GroupEngine]] = {
+    "plait": lambda announcer, role, ends: RemoteEngine(announcer, role),
+    "vllm": open_vllm,
+}
+"""`sampling.engine` → what opens it for a role; what it has running for itself is ended with the stack."""
 
 
 class WorkerGroup:
@@ -40,7 +44,8 @@ class WorkerGroup:
         self.rank_state = announcer.rank_state
         self._recorder = announcer.recorder
         self._others = tuple(range(1, num_ranks))
-        self._engines: dict[str, GenerationEngine] = {}
+        self._engines: dict[str, GroupEngine] = {}
+        self._ends = ExitStack()
         self._counted = (0, 0)
         self._speculation: dict[str, Counts] = {}
         self._uses: list[StageUse] = []
@@ -122,7 +127,7 @@ class WorkerGroup:
         self.announcer.forget()
         return ""
 
-    def engine(self, role: str) -> GenerationEngine | None:
+    def engine(self, role: str) -> GroupEngine | None:
         """That of the role, one for all calls; None: it does not generate.
 
         Raises:
@@ -132,7 +137,7 @@ class WorkerGroup:
         if not self.rank_state.places[role].generate:
             return None
         if role not in self._engines:
-            self._engines[role] = OPENS[self.rank_state.recipe.sampling.engine](self.announcer, role)
+            self._engines[role] = OPENS[self.rank_state.recipe.sampling.engine](self.announcer, role, self._ends)
         return self._engines[role]
 
     def trainer(self, role: str, max_positions: int) -> RemoteTrainer:
@@ -157,5 +162,4 @@ class WorkerGroup:
 
     def end_engines(self) -> None:
         """End the processes that engines have for themselves, however the run ended."""
-        for engine in self._engines.values():
-            engine.close()
+        self._ends.close()
