@@ -192,7 +192,8 @@ def streaming_table() -> str:
         "|---|" + "---|" * 5,
     ]
     responses = Lengths.lognormal(512 / 5, SIGMA, 512)
-    for (name, (fixed_s, each_s)), (count, samples) in product(CURVES.items(), ((2, 16), (4, 32), (8, 16), (32, 16))):
+    sizes = ((2, 16), (4, 32), (8, 16), (32, 16))
+    for (name, (fixed_s, each_s)), together, (count, samples) in product(CURVES.items(), (1, 8), sizes):
         step_s = lambda running, fixed_s=fixed_s, each_s=each_s: fixed_s + each_s * running  # noqa: E731
         batch = count * samples
         draws = [random.Random(seed).choices(responses.values, k=batch) for seed in range(DRAWS)]
@@ -200,13 +201,16 @@ def streaming_table() -> str:
         generation = sum(max(max(finish_times(row, step_s)) for row in load) for load in rows) / DRAWS
         cells = []
         for ratio in ratios:
-            rollout = Rollout(count, step_s, ratio * generation * count / batch, 64, 2 * step_s(1), frees=True)
+            rollout = Rollout(
+                count, step_s, ratio * generation * count / batch, 64, 2 * step_s(1), frees=True, together=together
+            )
             tried = range(0, batch // 2 + 1, max(1, batch // 32))
             tuned = tune(rollout, responses.values, batch, draws=DRAWS, seed=1, thresholds=tried)
             ends = [outcome(rollout, load, tuned.threshold) for load in rows]
             best = sum(streamed_s(rollout, batch, end) for end in ends)
             cells.append(f"{max(0.0, 1 - best / sum(end.total_s for end in ends)):.1%}")
-        lines.append(f"| {name}, {count} x {samples} | {' | '.join(cells)} |")
+        of_prompt = "" if together == 1 else f", {together} of a prompt"
+        lines.append(f"| {name}, {count} x {samples}{of_prompt} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
