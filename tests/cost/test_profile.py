@@ -122,6 +122,7 @@ def test_what_two_halves_of_a_layer_take_beyond_their_share_is_as_measured() -> 
     assert terms("ref.logprobs", "score", 4, forward=forward + 0.5)["tensor parallel"] == pytest.approx(on_four + 2.0)
 
 
+@pytest.mark.process
 def test_two_processes_measure_layers_that_they_share() -> None:
     """And nothing of a model whose heads cannot be parted."""
     config = {**KNOWN["smollm2-135m"], "hidden_size": 32, "intermediate_size": 64}
