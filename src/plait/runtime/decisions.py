@@ -18,6 +18,16 @@ CallOfStep = tuple[int, str]
 """A step, counted from 1, and a call of it."""
 
 
+def response_lengths(file: Path, rollout: str) -> list[int]:
+    """Tokens of the responses of one rollout of a step, in the order in which a run hears them.
+
+    Args:
+        file: of the step's samples; a flow of several rollouts names that of each.
+        rollout: its call.
+    """
+    return [len(row["token_ids"]) for row in read_rows(file) if row.get("rollout", rollout) == rollout]
+
+
 class Decisions:
     """One row of JSON for each call of a step; `step` and `call` are among its values.
 

@@ -8,10 +8,9 @@ from functools import partial
 
 from plait.cost.sample_moves import sample_move_times
 from plait.dataflow import CallKind, Node
-from plait.observe.run_log import read_rows
 from plait.policy.fusion_gate import fuses
 from plait.policy.migration import MoveTimes
-from plait.runtime.decisions import LENGTHS_OF_STEPS, Experience
+from plait.runtime.decisions import LENGTHS_OF_STEPS, Experience, response_lengths
 from plait.runtime.machine import machine_of
 from plait.runtime.prepared import Prepared
 from plait.runtime.rebalancing import Rebalancer
@@ -43,7 +42,7 @@ class RolloutMoves:
             return cls()
         lag = recipe.max_staleness
         samples = [files.samples(number) for number in range(max(1, step + 1 - LENGTHS_OF_STEPS - lag), step + 1)]
-        lengths = [[len(row["token_ids"]) for row in read_rows(file)] for file in samples if file.is_file()]
+        lengths = [response_lengths(file, rollouts[0].call) for file in samples if file.is_file()]
         times = _move_times(prepared, rollouts[0])
         experience = partial(Experience, lengths=lengths, times=times, step=step, lag=lag)
         return cls(
