@@ -26,7 +26,7 @@ from plait.cost.cluster import read_cluster
 from plait.cost.workload import Lengths, SampleLengths
 from plait.planner.plan_search import BETAS, Budget, SearchResult, search
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.planning import Planning
+from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 
 RECIPE = Path(__file__).parents[1] / "examples" / "large_ppo.yaml"

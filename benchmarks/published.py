@@ -27,7 +27,7 @@ from plait.cost.workload import Lengths, SampleLengths
 from plait.layout.mesh import Layout
 from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.planning import Planning
+from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 from plait.schedule.named_plans import Cut
 from plait.schedule.plan import Plan

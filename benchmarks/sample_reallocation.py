@@ -45,8 +45,8 @@ from plait.engines import Traits
 from plait.observe.run_log import read_rows
 from plait.policy.fusion_gate import line_through
 from plait.policy.migration import AT_ONCE, HowToMove
-from plait.runtime.decisions import Experience
-from plait.runtime.rebalancing import Balance, Bounds, Rebalancer
+from plait.runtime.folder.decisions import Experience
+from plait.runtime.steps.rebalancing import Balance, Bounds, Rebalancer
 from plait.schedule.timeline import Span, Timeline
 
 PROMPT = 128

@@ -24,8 +24,8 @@ from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import Budget
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.choosing import choose
-from plait.runtime.planning import Planning
+from plait.runtime.prediction.choosing import choose
+from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 
 PROMPTS_PER_DEVICE = 32

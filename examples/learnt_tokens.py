@@ -7,7 +7,7 @@ from plait.data.examples import example_set
 from plait.data.formats import RowKind
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, read_rows
-from plait.runtime.tokenizers import load_tokenizer
+from plait.runtime.inputs.tokenizers import load_tokenizer
 
 model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
 file = sys.argv[2] if len(sys.argv) > 2 else str(Path(__file__).parent / "conversations.jsonl")

@@ -31,13 +31,13 @@ from plait.observe.run_log import read_rows
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.step import Key
-from plait.runtime.batches import Batches
 from plait.runtime.controller import Outcome
 from plait.runtime.processes import worker
-from plait.runtime.roles import ModelRole
 from plait.runtime.session import Session
-from plait.runtime.step import StepState
-from plait.runtime.tail import FusionGate, Remaining
+from plait.runtime.steps.batches import Batches
+from plait.runtime.steps.roles import ModelRole
+from plait.runtime.steps.step import StepState
+from plait.runtime.steps.tail import FusionGate, Remaining
 from plait.schedule.timeline import Span
 from plait.workers import dealing
 from plait.workers.dealing import expected_tokens

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from plait.recipes.recipe import Recipe
-from plait.runtime.lengths import lengths_of
-from plait.runtime.machine import machine_of
-from plait.runtime.planning import Planning
+from plait.runtime.prediction.lengths import lengths_of
+from plait.runtime.prediction.machine import machine_of
+from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline, prompt_lengths
 
 BOTH = "0,1 dp2"

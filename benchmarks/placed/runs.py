@@ -147,7 +147,7 @@ def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Fini
 def main(file: Path) -> None:
     from plait.recipes.recipe import Recipe
     from plait.runtime.api import run
-    from plait.runtime.claim import claim
+    from plait.runtime.folder.claim import claim
     from plait.runtime.prepare import prepare
     from plait.runtime.processes import supervisor
 

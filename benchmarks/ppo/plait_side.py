@@ -13,8 +13,8 @@ from typing import Any
 from grpo.measure import Channel, Ready, Stopwatch, max_rss_bytes
 
 from plait.recipes.recipe import Recipe
-from plait.runtime.claim import claim
 from plait.runtime.controller import run_step
+from plait.runtime.folder.claim import claim
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone

@@ -18,4 +18,4 @@ _RATES = functools.cache(measure_rates)
 @pytest.fixture(autouse=True)
 def rates_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of what `plait generate` computes for a tiny model."""
-    monkeypatch.setattr("plait.runtime.generate.measure_rates", _RATES)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.measure_rates", _RATES)

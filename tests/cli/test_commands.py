@@ -87,7 +87,7 @@ def test_stop_token_ids(ask, tmp_path: Path) -> None:
 def test_checked_before_the_model_is_loaded(
     ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], lengths: str | None, message: str
 ) -> None:
-    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if lengths is not None:
         (tmp_path / "lengths.jsonl").write_text(lengths)
@@ -111,7 +111,7 @@ def test_checked_before_the_model_is_loaded(
 def test_prompts_are_checked_before_the_model_is_loaded(
     ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
 ) -> None:
-    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
     (tmp_path / "mine.jsonl").write_bytes(content)
     code, error = ask(prompts=tmp_path / "mine.jsonl")
     assert code == 2
@@ -128,7 +128,7 @@ def test_a_reward_model_does_not_speak(ask, tiny_folder: Path, tmp_path: Path) -
 
 
 def test_missing_prompts_and_system_message(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
     code, error = ask(prompts=tmp_path / "promts.jsonl")
     assert (code, "did you mean `prompts.jsonl`" in error, "reasoning_gym" in error) == (2, True, False)
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
@@ -141,8 +141,8 @@ def test_missing_prompts_and_system_message(ask, tmp_path: Path, monkeypatch: py
 def test_empty_prompts_sent_raw(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
-    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
-    monkeypatch.setattr("plait.runtime.generate.load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_tokenizer", lambda _: tokenizer)
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
     code, error = ask(prompts=tmp_path / "mine.jsonl")
     assert (code, "mine.jsonl:2: the prompt is empty" in error, "`--prompts`" in error) == (2, True, True)
@@ -151,7 +151,7 @@ def test_empty_prompts_sent_raw(ask, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_output_that_cannot_be_written(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.runtime.generate.load_model", _never)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
     (tmp_path / "file").write_text("")
     code, error = ask("--out", str(tmp_path / "file"))
     assert (code, "exists; give another file" in error) == (2, True)

@@ -17,7 +17,7 @@ from plait.cli.generate_options import Options, asked_of
 from plait.errors import RunError
 from plait.generation.engine import Engine, StepRecord
 from plait.policy.step import StepKind
-from plait.runtime.generation_report import GenerationReport, Meter
+from plait.runtime.evaluating.generation_report import GenerationReport, Meter
 from tests.cli.printed import is_one_error
 
 
@@ -175,7 +175,7 @@ def test_a_cache_too_small_for_one_sample(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("plait.runtime.generate.load_model", never)
+    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", never)
     assert main([*given, "--kv-tokens", "16"]) == 2
     error = capsys.readouterr().err
     assert "--kv-tokens: the cache holds 16 tokens, but" in error
@@ -245,7 +245,7 @@ def test_wrong_prompts_are_told_in_the_words_of_the_command_before_torch_is_impo
 ) -> None:
     content, message = WRONG_PROMPTS[case]
     (tmp_path / "prompts.jsonl").write_text(content)
-    monkeypatch.setitem(sys.modules, "plait.runtime.generate", None)  # an import fails
+    monkeypatch.setitem(sys.modules, "plait.runtime.evaluating.generate", None)  # an import fails
     assert main(given) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -295,7 +295,7 @@ def test_responses_that_were_finished_outlive_a_run_that_breaks_off(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("plait.runtime.generate.Engine", Broken)
+        patch.setattr("plait.runtime.evaluating.generate.Engine", Broken)
         assert main(given) not in (0, 2)
     partial = tmp_path / "out.jsonl.partial"
     error = capsys.readouterr().err

@@ -14,7 +14,7 @@ from plait.cost.placed import Facts
 from plait.cost.working_memory import PROCESS, PROCESS_BYTES
 from plait.cost.workload import Lengths, SampleLengths
 from plait.layout.mesh import Layout
-from plait.runtime.planning import Planning
+from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import named_plan
 from plait.schedule.plan import Placement, Plan
 from plait.simulator.step_memory import RankMemory

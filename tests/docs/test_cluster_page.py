@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plait.recipes.recipe import Recipe
-from plait.runtime.stored_recipe import recipe_text
+from plait.runtime.folder.stored_recipe import recipe_text
 from tests.launch.nodes.ray_nodes import addressed
 from tests.runs.conftest import make_recipe as make_recipe
 from tests.runs.conftest import tiny_folder as tiny_folder

@@ -12,7 +12,7 @@ from typing import Any
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
-from plait.runtime.stored_recipe import recipe_text
+from plait.runtime.folder.stored_recipe import recipe_text
 from tests.runs.nodes import folder_of, left_of
 from tests.runs.plans import assert_equal_runs
 

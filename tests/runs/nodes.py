@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.recipes.recipe import Recipe
-from plait.runtime.stored_recipe import recipe_text
+from plait.runtime.folder.stored_recipe import recipe_text
 
 LIMIT_S = 240
 

@@ -223,7 +223,7 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path, n
     killed = make_recipe(run_dir=str(tmp_path / "killed"), **keys)
 
     def until_the_fourth_step() -> None:
-        from plait.runtime.calls import Calls
+        from plait.runtime.steps.calls import Calls
 
         training = Calls.training
 

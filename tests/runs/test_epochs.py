@@ -17,7 +17,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 from plait.runtime.api import run
-from plait.runtime.stored_recipe import changed_keys
+from plait.runtime.folder.stored_recipe import changed_keys
 from tests.runs.plans import assert_equal_runs
 
 MakeRecipe = Callable[..., Recipe]

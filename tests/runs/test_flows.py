@@ -146,7 +146,7 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, s
 
 def kill_in_step(recipe: Recipe, step: int) -> None:
     def until_then() -> None:
-        from plait.runtime.calls import Calls
+        from plait.runtime.steps.calls import Calls
 
         training = Calls.training
 

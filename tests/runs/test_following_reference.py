@@ -14,7 +14,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.session import Session
-from plait.runtime.step import StepState
+from plait.runtime.steps.step import StepState
 from plait.workers.worker_group import WorkerGroup
 from tests.runs.plans import assert_equal_runs, metrics_of
 

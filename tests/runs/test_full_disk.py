@@ -15,8 +15,9 @@ from plait.checkpoint import store
 from plait.errors import RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.files.tensor_file import write_tensor_file
-from plait.runtime import api, weights_folder
+from plait.runtime import api
 from plait.runtime.api import run
+from plait.runtime.folder import weights_folder
 from plait.runtime.session import Session
 from tests.runs.test_breaking_off import MakeRecipe, checkpoints_of, steps_of, write_reward
 

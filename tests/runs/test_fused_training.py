@@ -20,9 +20,9 @@ from plait.models.files.saving import save_pretrained
 from plait.planner.evaluate import score
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.fusing import with_order, workload_of
+from plait.runtime.prediction.fusing import with_order, workload_of
+from plait.runtime.prediction.run_planning import costs_of_run
 from plait.runtime.prepare import Prepared, prepare
-from plait.runtime.run_planning import costs_of_run
 from plait.schedule.action import Action, Kind, parse_action
 from plait.schedule.fused import FusedOrder
 from plait.schedule.pipeline import Pipeline, Workload, fused_workload
@@ -170,7 +170,7 @@ def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was found before")
 
-    monkeypatch.setattr("plait.runtime.fusing.search", never)
+    monkeypatch.setattr("plait.runtime.prediction.fusing.search", never)
     assert run(recipe, resume=True).finished
     assert_equal_runs(recipe.run_dir, reference(PPO))
     order = placements_of(plan, "actor").schedule
@@ -193,7 +193,7 @@ def test_an_order_is_as_short_as_it_can_be_and_keeps_to_the_memory_that_is_left(
         ("actor", (1, 0), 6),
     ], "six samples in a mini-batch"
     assert score(workload, plan.schedules[0]).makespan <= 1.02 * max(workload.work_s())
-    monkeypatch.setattr("plait.runtime.fusing.device_bytes", lambda *_: 0)
+    monkeypatch.setattr("plait.runtime.prediction.fusing.device_bytes", lambda *_: 0)
     tight = workload_of(facts, costs)
     most = [p.activation[0][0] for p in tight.pipelines]
     assert tight.caps == (max(most),) * 2

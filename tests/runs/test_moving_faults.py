@@ -19,7 +19,7 @@ MOVES = """
     import sys
 
     from plait.policy.migration import HowToMove
-    from plait.runtime.rebalancing import Balance
+    from plait.runtime.steps.rebalancing import Balance
     from plait.workers.migrations import SampleMoverOfRank
 
     STAGES = ("here", "give", "take", "rest")

@@ -20,7 +20,7 @@ from plait.layout.move import plan_move
 from plait.layout.move_plan import MoveKind
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.network import Machines
+from plait.runtime.prediction.network import Machines
 from plait.runtime.prepare import prepare
 from plait.schedule.timeline import load_any
 from tests.launch.nodes.namespaces import ADDRESSES, cut, inside, listening_in, processes_of, received_bytes

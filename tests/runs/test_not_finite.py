@@ -13,7 +13,7 @@ from plait.cli import main
 from plait.errors import RunError
 from plait.runtime import api
 from plait.runtime.api import run
-from plait.runtime.export import trained_roles
+from plait.runtime.folder.export import trained_roles
 from plait.runtime.session import Session
 from tests.runs.test_breaking_off import MakeRecipe, checkpoints_of, steps_of
 

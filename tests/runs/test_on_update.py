@@ -17,7 +17,7 @@ from plait.errors import ConfigError, RunError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.stored_recipe import recipe_text
+from plait.runtime.folder.stored_recipe import recipe_text
 from tests.cases import slow_but
 from tests.runs.placed_runs import GRPO, PPO, SAFE, where
 from tests.runs.plans import assert_equal_runs

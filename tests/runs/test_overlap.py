@@ -23,8 +23,8 @@ from plait.models.scalar_loading import scalar_of
 from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.free_copies import Copies, where_free
-from plait.runtime.streams import HEARD, Part, PartialRollout, RolloutParts
+from plait.runtime.steps.free_copies import Copies, where_free
+from plait.runtime.steps.streams import HEARD, Part, PartialRollout, RolloutParts
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
 from plait.schedule.work import MOVED_ON

@@ -18,7 +18,7 @@ from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
-from plait.runtime.scorer import translator_for
+from plait.runtime.steps.scorer import translator_for
 from tests.models.tiny import tiny_tokenizer
 from tests.runs.test_flows import MakeRecipe, data, recipe_of
 from tests.runs.written import logged

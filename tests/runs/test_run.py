@@ -22,7 +22,7 @@ from plait.observe.run_log import read_rows
 from plait.observe.trace import read_trace
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.export import export_checkpoint
+from plait.runtime.folder.export import export_checkpoint
 from plait.schedule.timeline import load_any
 from tests.runs.written import logged, samples_of
 

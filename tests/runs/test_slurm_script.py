@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.recipes.recipe import Recipe
-from plait.runtime.stored_recipe import recipe_text
+from plait.runtime.folder.stored_recipe import recipe_text
 from tests.runs.nodes import left_of
 from tests.runs.placed_runs import PLANS, where
 

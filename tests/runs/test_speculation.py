@@ -19,8 +19,8 @@ from plait.models.files.saving import save_pretrained
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.machine import machine_of
-from plait.runtime.planning import Planning
+from plait.runtime.prediction.machine import machine_of
+from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import prepare
 from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer

@@ -23,7 +23,7 @@ from plait.kernels.noise import NoiseKey
 from plait.launch.local_group import LocalGroup
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.export import export_checkpoint
+from plait.runtime.folder.export import export_checkpoint
 from plait.schedule.timeline import load_any
 from plait.workers import transport
 from plait.workers.messages import (

@@ -14,8 +14,8 @@ import torch
 from plait.reallocation.offload import HostMemory
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.claim import claim
 from plait.runtime.controller import run_step
+from plait.runtime.folder.claim import claim
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone

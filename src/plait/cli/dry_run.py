@@ -23,15 +23,15 @@ from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.checks import check_device
 from plait.recipes.recipe import Recipe
-from plait.runtime.choosing import auto_plan
-from plait.runtime.claim import claim
-from plait.runtime.forecast import STEP, predicted_seconds
-from plait.runtime.machine import machine_of
-from plait.runtime.network import Machines
+from plait.runtime.folder.claim import claim
+from plait.runtime.inputs.prepared import Outline, Prepared
+from plait.runtime.prediction.choosing import auto_plan
+from plait.runtime.prediction.forecast import STEP, predicted_seconds
+from plait.runtime.prediction.machine import machine_of
+from plait.runtime.prediction.network import Machines
+from plait.runtime.prediction.run_planning import planning_for_run
 from plait.runtime.prepare import is_searched, outline, prepare, settled
-from plait.runtime.prepared import Outline, Prepared
-from plait.runtime.reward_pools import open_pools
-from plait.runtime.run_planning import planning_for_run
+from plait.runtime.steps.reward_pools import open_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 from plait.schedule.stage_fusion import nothing_to_hide

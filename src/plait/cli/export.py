@@ -36,7 +36,7 @@ def export(
     overwrite
         Replace a folder that an earlier export wrote.
     """
-    from plait.runtime.export import export_checkpoint
+    from plait.runtime.folder.export import export_checkpoint
 
     written = export_checkpoint(run_dir, out, step=step, role=role, dtype=dtype, overwrite=overwrite)
     say(f"{written.role} of step {written.step} of {run_dir} written to {out} in {written.dtype}")

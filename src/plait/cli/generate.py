@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plait.cli.kept import Kept
     from plait.data.sources import Row, Source
     from plait.generation.settings import Sampling, SamplingSettings
-    from plait.runtime.generate import Job
+    from plait.runtime.evaluating.generate import Job
 
 
 def generate(options: Options) -> int:
@@ -47,7 +47,7 @@ def _generate(options: Options) -> int:
     kept = Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite)
     with opening(title_of("generate", None), _facts(options, source)):
         from plait.models.devices import check_cuda
-        from plait.runtime.generate import generate as run
+        from plait.runtime.evaluating.generate import generate as run
         from plait.runtime.process import set_up
 
         if options.device == "cuda":
@@ -172,7 +172,7 @@ def _job(
     history: tuple[Row, ...],
 ) -> Job:
     """The options in the words of the runtime."""
-    from plait.runtime.generate import Job
+    from plait.runtime.evaluating.generate import Job
 
     return Job(
         options.model,

@@ -64,7 +64,7 @@ class Kept:
 
     def add(self, sample: Sample) -> None:
         """Raises RunError where the file system refuses it."""
-        from plait.runtime.generation_report import row_of
+        from plait.runtime.evaluating.generation_report import row_of
 
         row = row_of(sample)
         head = b"" if self.rows else encode_row({"format": FORM.format, "version": FORM.version, "asked": self._asked})

@@ -112,7 +112,7 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     from plait.cli.plan_text import plan_text
     from plait.planner.plan_search import Budget
     from plait.planner.search import interruptible
-    from plait.runtime.choosing import choose
+    from plait.runtime.prediction.choosing import choose
 
     with interruptible() as interrupted:
         choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted), how.seed)
@@ -138,7 +138,7 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
     from plait.output import write_file
-    from plait.runtime.choosing import beside_others, choose_for_run
+    from plait.runtime.prediction.choosing import beside_others, choose_for_run
     from plait.schedule.gantt import svg_gantt
     from plait.schedule.named_plans import AUTO
 

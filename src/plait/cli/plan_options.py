@@ -14,7 +14,7 @@ from plait.errors import ConfigError
 
 if TYPE_CHECKING:
     from plait.recipes.recipe import Recipe
-    from plait.runtime.planning import Planning
+    from plait.runtime.prediction.planning import Planning
 
 Keys = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """A token of the recipe's keys behind it, `--model llama-2-13b`."""
@@ -58,10 +58,10 @@ class OnCluster:
         from plait.cost.calibration import of_cluster
         from plait.cost.cluster import read_cluster
         from plait.cost.kept_profiles import profiles_of_gpu
-        from plait.runtime.lengths import lengths_of
-        from plait.runtime.machine import machine_of
-        from plait.runtime.plan_files import ranks_of
-        from plait.runtime.planning import Planning
+        from plait.runtime.prediction.lengths import lengths_of
+        from plait.runtime.prediction.machine import machine_of
+        from plait.runtime.prediction.plan_files import ranks_of
+        from plait.runtime.prediction.planning import Planning
         from plait.runtime.prepare import outline, prompt_lengths
 
         ranks = ranks_of(plan or recipe.plan)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plait.runtime.choosing import Choice, Foretold
-from plait.runtime.planning import Planning
+from plait.runtime.prediction.choosing import Choice, Foretold
+from plait.runtime.prediction.planning import Planning
 from plait.schedule.plan import Plan
 from plait.simulator.steps import CallRecord, Prediction
 

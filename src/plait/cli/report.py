@@ -14,14 +14,14 @@ from plait.cost.calibration import CONSERVATIVE
 from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
-from plait.runtime.forecast import STEP, Beside, Forecast, read_forecast
-from plait.runtime.run_files import SUMMARY
+from plait.runtime.folder.run_files import SUMMARY
+from plait.runtime.prediction.forecast import STEP, Beside, Forecast, read_forecast
 
 if TYPE_CHECKING:
     from plait.recipes.recipe import Recipe
     from plait.rewards.statistics import Estimate
     from plait.runtime.controller import Outcome
-    from plait.runtime.evaluation import Evaluation
+    from plait.runtime.evaluating.evaluation import Evaluation
 
 _KEPT_COLUMNS = 120
 _MOST_RANKS = 8

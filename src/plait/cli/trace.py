@@ -186,7 +186,7 @@ def _load(path: Path, step: int | None) -> Timeline:
 def _timeline_of(path: Path) -> Timeline:
     """What a file holds; of a run's folder what it measured, of a plan what was predicted for it."""
     from plait.errors import DataError
-    from plait.runtime.run_files import RunFiles
+    from plait.runtime.folder.run_files import RunFiles
     from plait.schedule.plan import FORM, Plan
     from plait.schedule.timeline import load_any
 

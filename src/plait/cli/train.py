@@ -138,7 +138,7 @@ def check_place(recipe: Recipe, *, resume: bool) -> None:
     Raises:
         ConfigError: it cannot; says what can be done.
     """
-    from plait.runtime.directory import RunDirectory
+    from plait.runtime.folder.directory import RunDirectory
 
     if resume:
         RunDirectory.resume(recipe.run_dir).close()

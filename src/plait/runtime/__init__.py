@@ -1,14 +1,13 @@
-"""The main loop of a run and what surrounds it: before it what is checked and planned, beside it the run's folder.
+"""The main loop of a run and what surrounds it, in rooms; imports point down this list (`make lint`).
 
-* `prepare` reads and checks a recipe (`prepared`, `reading`, `tokenizers`), `planning` and `fusing` find and foretell
-  its plan (`run_planning`, `machine`, `network`, `lengths`), `roles` fills its roles (`filling`, `reward_pools`).
-* `controller` is the main loop, `session` what it has open, `workers` what it asks of all that computes.
-* `executor` runs a step of the traced graph, `calls` says what each call does: `rollout` generates (`running_on`,
-  `rebalancing`, `tail`), `rewarding` and `scorer` score, `streams` and `free_copies` score in parts.
-* `directory` is the run's folder (`run_files`, `claim`, `run_lock`, `history`, `stored_recipe`), `records` what is
-  written there at each step, `forecast` the prediction beside what was measured.
-* `evaluation` and `measure` ask held-out prompts; `doctor` looks at every step.
-* `api`, `stage_runs`, `generate` and `export` are what commands and programs call; `processes` are those of a run.
+* `api` and `stage_runs` are what commands and programs call; `processes` are those of a run.
+* `controller` is the main loop, `session` what it has open; `records` is what is written at each step, of numbers that
+  `step_metrics` and `finished_step` put together. `prepare` reads and checks a recipe and finds its plan.
+* `evaluating` asks for answers that nothing learns from; `health` is the doctor at work.
+* `steps` runs a step of the traced graph: `executor` the graph, `calls` what each call does, `rollout` generation.
+* `prediction` finds plans, foretells runs, and says afterwards how wrong it was.
+* `inputs` is what a run is given; `folder` is what it leaves.
+* `workers` is what the main loop asks of all that computes; `stopping` and `process` are of this process.
 
 Enters: a recipe. Leaves: a folder with metrics, samples, trace, checkpoints and the final model. May import every floor
 below, the planner among them.

@@ -20,29 +20,29 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.recipes.stages import stage_names
 from plait.recipes.trust import user_recipe
-from plait.runtime.claim import claim
-from plait.runtime.conclusion import conclude
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
-from plait.runtime.directory import RunDirectory
-from plait.runtime.evaluation import Evaluation
-from plait.runtime.executor import Executor
-from plait.runtime.filling import build_roles
-from plait.runtime.given_evaluation import evaluate_given
-from plait.runtime.history import Origin
-from plait.runtime.measure import measure
-from plait.runtime.network import NOT_MEASURED, Machines
-from plait.runtime.plan_files import ranks_of
+from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.given_evaluation import evaluate_given
+from plait.runtime.evaluating.measure import measure
+from plait.runtime.folder.claim import claim
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.history import Origin
+from plait.runtime.folder.run_files import RunFiles
+from plait.runtime.folder.stored_recipe import as_begun
+from plait.runtime.inputs.prepared import Kept, Prepared
+from plait.runtime.prediction.conclusion import conclude
+from plait.runtime.prediction.network import NOT_MEASURED, Machines
+from plait.runtime.prediction.plan_files import ranks_of
+from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prepare import is_searched, prepare
-from plait.runtime.prepared import Kept, Prepared
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of
-from plait.runtime.reward_pools import open_pools
-from plait.runtime.run_files import RunFiles
-from plait.runtime.run_planning import with_prediction
 from plait.runtime.session import Session
-from plait.runtime.stored_recipe import as_begun
+from plait.runtime.steps.executor import Executor
+from plait.runtime.steps.filling import build_roles
+from plait.runtime.steps.reward_pools import open_pools
 from plait.schedule.plan import Plan
 from plait.workers.recorder import Recorder
 

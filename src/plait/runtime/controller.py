@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 
 from plait.errors import RunError
-from plait.runtime.answering import EvaluationStopped
-from plait.runtime.evaluation import Evaluation
+from plait.runtime.evaluating.answering import EvaluationStopped
+from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.session import Session
 from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from plait.runtime.off_policy import idle_ratios, off_policy_metrics
 from plait.runtime.process import resident_bytes
 from plait.runtime.session import Session
-from plait.runtime.step import StepState
 from plait.runtime.step_metrics import step_metrics, tokens_of
+from plait.runtime.steps.off_policy import idle_ratios, off_policy_metrics
+from plait.runtime.steps.step import StepState
 from plait.schedule.busy import busiest_s, call_of, kind_of
 
 

@@ -41,14 +41,14 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
-from plait.runtime.choosing import auto_plan
-from plait.runtime.fusing import with_order
-from plait.runtime.network import THIS_ONE, Machines
-from plait.runtime.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
-from plait.runtime.reading import RunData, read_data
-from plait.runtime.run_planning import costs_of_run, planning_for_run, settled_by_costs
-from plait.runtime.stored_recipe import with_sampling
-from plait.runtime.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
+from plait.runtime.folder.stored_recipe import with_sampling
+from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
+from plait.runtime.inputs.reading import RunData, read_data
+from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
+from plait.runtime.prediction.choosing import auto_plan
+from plait.runtime.prediction.fusing import with_order
+from plait.runtime.prediction.network import THIS_ONE, Machines
+from plait.runtime.prediction.run_planning import costs_of_run, planning_for_run, settled_by_costs
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Plan

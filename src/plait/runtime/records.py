@@ -11,10 +11,10 @@ from plait.dataflow import Dataflow, Level
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceEvent, TraceWriter
 from plait.observe.trackers import Trackers
-from plait.runtime.directory import RunDirectory
-from plait.runtime.evaluation import Evaluation, with_extras
-from plait.runtime.prepared import Prepared
-from plait.runtime.step import StepState
+from plait.runtime.evaluating.evaluation import Evaluation, with_extras
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.steps.step import StepState
 
 
 class Records:

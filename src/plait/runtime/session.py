@@ -17,29 +17,29 @@ from plait.observe.progress import Progress
 from plait.observe.run_log import writing
 from plait.output import write_file
 from plait.recipes.role_models import main_role, trained_roles
-from plait.runtime.batches import Batches
-from plait.runtime.directory import RunDirectory
-from plait.runtime.doctor import RunDoctor
-from plait.runtime.drawn import read_drawn, stored_drawn
-from plait.runtime.earlier_texts import recall_earlier
-from plait.runtime.engine_gate import check_engines
-from plait.runtime.evaluation import Evaluation
-from plait.runtime.executor import Executor
-from plait.runtime.filling import build_roles
-from plait.runtime.given_evaluation import evaluate_given
-from plait.runtime.history import History, Origin
-from plait.runtime.measure import measure
-from plait.runtime.moments import Moments
-from plait.runtime.patient import Patient
-from plait.runtime.prepared import Prepared
-from plait.runtime.progressed import Progressed, check_not_gone, check_steps, resumed_from
+from plait.runtime.evaluating.engine_gate import check_engines
+from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.given_evaluation import evaluate_given
+from plait.runtime.evaluating.measure import measure
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.history import History, Origin
+from plait.runtime.folder.moments import Moments
+from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
+from plait.runtime.folder.stored_recipe import changed_keys, recipe_text
+from plait.runtime.folder.weights_folder import write_weights
+from plait.runtime.health.doctor import RunDoctor
+from plait.runtime.health.patient import Patient
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.records import Records, value_of
-from plait.runtime.reward_pools import open_pools
-from plait.runtime.roles import ModelRole, RoleRuntime
-from plait.runtime.rollout_moves import RolloutMoves
-from plait.runtime.step import StepState
-from plait.runtime.stored_recipe import changed_keys, recipe_text
-from plait.runtime.weights_folder import write_weights
+from plait.runtime.steps.batches import Batches
+from plait.runtime.steps.drawn import read_drawn, stored_drawn
+from plait.runtime.steps.earlier_texts import recall_earlier
+from plait.runtime.steps.executor import Executor
+from plait.runtime.steps.filling import build_roles
+from plait.runtime.steps.reward_pools import open_pools
+from plait.runtime.steps.roles import ModelRole, RoleRuntime
+from plait.runtime.steps.rollout_moves import RolloutMoves
+from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
 from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder

@@ -13,13 +13,13 @@ from plait.observe.run_log import read_steps
 from plait.recipes.recipe import Recipe
 from plait.recipes.stages import Stages, final_folder, load_stages
 from plait.runtime.api import run
-from plait.runtime.claim import claim
 from plait.runtime.controller import Outcome
-from plait.runtime.export import export_whole
+from plait.runtime.folder.claim import claim
+from plait.runtime.folder.export import export_whole
+from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prepare import prepare
-from plait.runtime.prepared import Prepared
-from plait.runtime.reward_pools import open_pools
-from plait.runtime.run_files import CHECKPOINTS, METRICS, RECIPE
+from plait.runtime.steps.reward_pools import open_pools
 
 
 def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str, Prepared]]:

@@ -12,9 +12,9 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.observe.progress import ROLLOUTS, Watched, losses
 from plait.recipes.role_models import main_role
 from plait.rewards.scores import GroupScores
-from plait.runtime.evaluation import logged_means
-from plait.runtime.prepared import Prepared
-from plait.runtime.step import StepState
+from plait.runtime.evaluating.evaluation import logged_means
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.steps.step import StepState
 
 
 def step_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:

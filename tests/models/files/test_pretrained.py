@@ -17,7 +17,7 @@ from plait.models.files.pretrained import config_of, new_module
 from plait.models.files.saving import save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.scalar_loading import load_scalar
-from plait.runtime.tokenizers import load_tokenizer
+from plait.runtime.inputs.tokenizers import load_tokenizer
 from tests.models.tiny import tiny_model, tiny_tokenizer
 
 CODE = """

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plait.launch.failures import Ended, Failure
-from plait.runtime.directory import RunDirectory
-from plait.runtime.history import Origin, Restart
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.history import Origin, Restart
 from plait.runtime.processes.restarting import RanksLost, Restarts, supervised
 
 ENDED: Any = object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from plait.observe.progress import Progress
-from plait.runtime.prepared import Prepared
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.step_metrics import watched
 from plait.workers.announcer import Announcer
 from plait.workers.rank_state import Setting

@@ -20,8 +20,8 @@ from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
 from plait.recipes.recipe import Recipe
-from plait.runtime.network import NOT_MEASURED, Network
-from plait.runtime.plan_files import ranks_of
+from plait.runtime.prediction.network import NOT_MEASURED, Network
+from plait.runtime.prediction.plan_files import ranks_of
 
 
 @contextmanager

@@ -25,9 +25,9 @@ from plait.launch.nodes.gathering import Gathered
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
-from plait.runtime.directory import RunDirectory
-from plait.runtime.history import Origin
-from plait.runtime.prepared import Prepared
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.history import Origin
+from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.restarting import RanksLost

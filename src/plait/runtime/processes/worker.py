@@ -16,13 +16,13 @@ from plait.models.parallel import nccl
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, role_models
-from plait.runtime.conclusion import conclude
 from plait.runtime.controller import Outcome, train
-from plait.runtime.directory import RunDirectory
-from plait.runtime.history import Origin
-from plait.runtime.network import Machines
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.history import Origin
+from plait.runtime.inputs.prepared import Kept
+from plait.runtime.prediction.conclusion import conclude
+from plait.runtime.prediction.network import Machines
 from plait.runtime.prepare import prepare
-from plait.runtime.prepared import Kept
 from plait.runtime.process import set_up
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.session import Session

@@ -1,0 +1,75 @@
+"""Before the first step of a stay: an engine that is another program must give the log-probs that the trainer gives.
+
+What the trainer takes for the probabilities of samples is what they were drawn with, so an engine that holds other
+weights, another dtype's kernels or another head would bias every update, and no loss would show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from plait.data.records import Sample
+from plait.data.rows import Rows
+from plait.dataflow import CallKind, Score
+from plait.engines import GenerationEngine
+from plait.errors import ConfigError
+from plait.generation.request import Request
+from plait.kernels.noise import NoiseKey
+from plait.observe.doctor_reading import LIMITS
+from plait.observe.progress import Progress
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.steps.roles import ModelRole, RoleRuntime
+
+NUM_PROMPTS = 16
+SAMPLES_PER_PROMPT = 4
+MAX_TOKENS = 64
+GATE_ROLLOUT = -1
+"""None of a run's rollouts: the noise of these samples is theirs alone."""
+
+
+def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], progress: Progress) -> None:
+    """Compare the log-probs of samples of each engine that computes elsewhere with those of its role's trainer.
+
+    Raises:
+        ConfigError: they are too far apart.
+        RunError: the engine failed.
+    """
+    for name in dict.fromkeys(str(node.role) for node in prepared.flow.of_kind(CallKind.GENERATE)):
+        role = roles[name]
+        if isinstance(role, ModelRole) and role.engine is not None and role.engine.traits.computes_elsewhere:
+            _check(prepared, name, role, role.engine, progress)
+
+
+def _check(prepared: Prepared, name: str, role: ModelRole, engine: GenerationEngine, progress: Progress) -> None:
+    recipe = prepared.recipe
+    rows = Rows(tuple(_drawn(prepared, engine))).ordered()
+    trainer = role.trainer
+    temperature = recipe.sampling.temperature
+    expected = trainer.finish(trainer.score(rows, Score.LOGPROBS, temperature=temperature, call="gate"))
+    apart = float(np.abs(np.exp(rows.sampling_logprobs) - np.exp(expected)).mean())
+    limit = recipe.doctor.rollout_probs_diff or LIMITS[recipe.dtype.value].probs_diff
+    found = (
+        f"over {rows.num_tokens} tokens of {len(rows)} samples the probabilities of `sampling.engine` "
+        f"{recipe.sampling.engine} are {apart:.2g} off those of the trainer of `{name}` on average"
+    )
+    if not apart <= limit:
+        raise ConfigError(
+            f"{found}, expected at most {limit:g} (`doctor.rollout_probs_diff`, by default that of `dtype` "
+            f"{recipe.dtype.value}): what is trained would not be what was drawn. Set `sampling.engine` to plait, or "
+            "take another `dtype` or `model`"
+        )
+    progress.message(f"{found} (at most {limit:g})")
+
+
+def _drawn(prepared: Prepared, engine: GenerationEngine) -> list[Sample]:
+    """Samples of the run's first prompts, drawn as its own are, but short."""
+    recipe = prepared.recipe
+    asked = recipe.sampling.sampling(max_tokens=min(MAX_TOKENS, recipe.sampling.max_response_tokens))
+    for prompt in prepared.feed().draw(NUM_PROMPTS):
+        engine.add(Request(prompt, SAMPLES_PER_PROMPT, asked, NoiseKey(recipe.seed, GATE_ROLLOUT)))
+    samples: list[Sample] = []
+    while engine.has_work:
+        samples += engine.advance("gate")[1]
+    return samples

@@ -1,0 +1,66 @@
+"""What an evaluation measures: answers to held-out prompts, or the losses of held-out examples or pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from plait.data.examples import Given
+from plait.observe.progress import Progress
+from plait.rewards.pool import RewardPool
+from plait.runtime.evaluating.answering import HeldOut, Scorers, answer
+from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.step import StepState
+
+
+def measure(
+    prepared: Prepared,
+    roles: Mapping[str, RoleRuntime],
+    judges: RewardPool | None,
+    losses_of: Callable[[StepState], Mapping[str, float]],
+    progress: Progress,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """An evaluation: answers to held-out prompts (`answering.answer`), or the losses of held-out examples or pairs.
+
+    Args:
+        losses_of: given examples or pairs → the metrics of the flow's losses over them.
+
+    Raises:
+        RunError: a reward function failed and its policy is to stop.
+        EvaluationStopped: `stop` said so.
+    """
+    recipe = prepared.recipe
+    if not prepared.held_out:
+        logged = dict(losses_of(StepState(0, given=prepared.held_out_given)))
+        for source, given in _by_source(prepared.held_out_given).items():
+            measured = losses_of(StepState(0, given=given))
+            logged |= {f"{source}/{name}": value for name, value in measured.items()}
+        return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
+    actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
+    assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
+    assert actor.engine is not None, "and it has an engine"
+    asked = HeldOut(
+        prepared.held_out,
+        recipe.sampling,
+        temperature=recipe.evaluation.temperature,
+        seed=recipe.seed,
+        per_item=recipe.evaluation.samples_per_prompt,
+        pass_at=recipe.evaluation.pass_at,
+    )
+    scorers = Scorers(
+        reward if isinstance(reward, RewardRole) else None, cost if isinstance(cost, RewardRole) else None, judges
+    )
+    return answer(actor.engine, asked, scorers, progress, stop=stop)
+
+
+def _by_source(held_out: Mapping[str, Sequence[Given]]) -> dict[str, dict[str, list[Given]]]:
+    """Label of each source → its held-out examples or pairs; empty where the data have but one source."""
+    by_source: dict[str, dict[str, list[Given]]] = {}
+    for name, samples in held_out.items():
+        for given in samples:
+            if label := given.sample.prompt.source:
+                by_source.setdefault(label, {}).setdefault(name, []).append(given)
+    return by_source

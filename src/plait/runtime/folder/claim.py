@@ -1,0 +1,59 @@
+"""Takes the directory of a run, new or resumed, and checks what can be checked before any work."""
+
+from __future__ import annotations
+
+from plait.errors import ConfigError
+from plait.observe.trackers import check_trackers
+from plait.recipes.recipe import Recipe
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.stored_recipe import changed_keys
+
+RESUMABLE_KEYS = frozenset(
+    {
+        "steps",
+        "epochs",
+        "evaluation.every",
+        "evaluation.show",
+        "checkpoint.every",
+        "checkpoint.keep_last",
+        "trackers",
+        "overwrite",
+        "run_dir",
+        "plan",
+        "devices",
+        "fusion",
+        "rebalance",
+        "launcher",
+        "freeze_after_s",
+        "stalled_after_s",
+        "restarts",
+        "reward.timeout_s",
+        "cost.timeout_s",
+        "reward.memory_gb",
+        "cost.memory_gb",
+        "doctor.enabled",
+        "doctor.stop_on",
+        "doctor.repeat_every",
+    }
+)
+"""Keys that may differ when a run is resumed; every other one would change what its logs compare."""
+
+
+def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
+    """Take the run directory, and check what can be checked of the run before any work: nothing in it changes.
+
+    Raises:
+        ConfigError: the folder is taken, or holds a run that `recipe` does not continue; a tracker is not installed.
+    """
+    check_trackers(recipe.trackers)
+    if not resume:
+        return RunDirectory.claim(recipe.run_dir, overwrite=recipe.overwrite)
+    directory = RunDirectory.resume(recipe.run_dir)
+    changed = [key for key in changed_keys(directory.files.recipe, recipe) if key not in RESUMABLE_KEYS]
+    if changed:
+        directory.close()
+        raise ConfigError(
+            f"--resume: `{recipe.run_dir}` was begun with other values of {', '.join(f'`{k}`' for k in changed)}; "
+            f"give the recipe as it was (see {directory.files.recipe}), or begin a new run in another `run_dir`"
+        )
+    return directory

@@ -1,0 +1,232 @@
+"""The directory of a run: who holds it, how it is begun, cleared, and cut back for a resumed run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from plait.errors import ConfigError
+from plait.observe.run_log import cut_after, truncate_to
+from plait.output import write_file
+from plait.recipes.stages import FINAL, MERGED
+from plait.runtime.folder.history import CODE, HISTORY
+from plait.runtime.folder.run_files import (
+    BEST,
+    CHECKPOINTS,
+    DECISIONS,
+    DOCTOR,
+    EVALUATIONS,
+    FORECAST,
+    METRICS,
+    PLAN,
+    RECIPE,
+    SAMPLES,
+    SUMMARY,
+    TRACE,
+    RunFiles,
+)
+from plait.runtime.folder.run_lock import LOCK, Lent, Lock
+
+_LOGS = (METRICS, TRACE)
+"""Files that grow row by row; a checkpoint states how long each was."""
+_LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
+_CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY, FORECAST, *DECISIONS)
+"""What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
+_STEP_FILE = re.compile(r"\.?(?:step|eval)-(\d+)\b.*")
+
+
+class RunDirectory:
+    """A run's directory, held by this process until `close`. Made by `claim`, `create` or `resume`."""
+
+    def __init__(self, path: Path, lock: Lock | Lent, *, begun: bool, made: tuple[Path, ...] = ()) -> None:
+        self.path = path
+        self.files = RunFiles(path)
+        self._lock = lock
+        self._begun = begun
+        self._made = made
+        """Folders that `claim` made, the innermost first."""
+        self._old_output_bytes = self.files.reward_output.stat().st_size if self.files.reward_output.exists() else None
+
+    @classmethod
+    def claim(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
+        """Take `path` for a new run; an earlier run's files stay as they are until `begin`.
+
+        Closed without `begin`, it leaves the place as it was found.
+
+        Raises:
+            ConfigError: the folder is not empty, is no run directory, holds a run and `overwrite` is off, is held by
+                another process, or cannot be written; names the key `run_dir`, --resume and --overwrite.
+        """
+        path = Path(os.path.expanduser(path))
+        made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            names = _names(path)
+            if names and LOCK not in names:
+                raise ConfigError(
+                    f"key `run_dir`: {path} is not empty and is no run directory of plait, so it is neither used nor "
+                    "cleared; give a folder that is new or empty"
+                )
+            directory = cls(path, Lock(path), begun=False, made=made)
+        except OSError as error:
+            raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+        if not overwrite and (entries := [name for name in _CLEARED if name in _names(path)]):
+            directory.close()
+            raise ConfigError(
+                f"key `run_dir`: {path} holds a run already ({', '.join(entries[:3])}); continue it with --resume, "
+                "replace it with --overwrite true, or give another `run_dir`"
+            )
+        return directory
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: str, *, overwrite: bool = False) -> RunDirectory:
+        """`claim` and `begin` in one.
+
+        Raises:
+            ConfigError: as they do.
+        """
+        directory = cls.claim(path, overwrite=overwrite)
+        try:
+            directory.begin(recipe)
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDirectory:
+        """Take up the run in `path`.
+
+        Raises:
+            ConfigError: there is no run, or another process holds it.
+        """
+        path = Path(os.path.expanduser(path))
+        if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
+            raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
+        try:
+            return cls(path, Lock(path), begun=True)
+        except OSError as error:
+            raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+
+    @classmethod
+    def lent(cls, path: Path) -> RunDirectory:
+        """For a process that writes in the place of the one that holds the directory, and outlives this."""
+        return cls(path, Lent(), begun=(path / RECIPE).is_file())
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run in it that can be resumed."""
+        return self._begun
+
+    def note_begun(self) -> None:
+        """Another process, to which it was lent, may have begun a run in it."""
+        self._begun = self._begun or self.files.recipe.is_file()
+
+    def begin(self, recipe: str) -> None:
+        """Clear what an earlier run wrote and store `recipe` (YAML), from which on the run can be resumed.
+
+        Files that no run writes are left.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        self._begun = True
+        try:
+            self._clear()
+            self._cut_output(self._old_output_bytes)
+            write_file(self.files.recipe, recipe)
+        except OSError as error:
+            raise ConfigError(f"key `run_dir`: {self.path} cannot be written: {error}") from error
+
+    def unbegin(self) -> None:
+        """Take back `begin`, for a run that did not come to its start: the folder is free for another try."""
+        with contextlib.suppress(OSError):
+            self._clear()
+        self._begun, self._old_output_bytes = False, None
+
+    def offsets(self) -> dict[str, int]:
+        """Force the logs to disk and return their lengths in bytes, for a checkpoint. Writers have flushed before.
+
+        Evaluations are cut back by their step, so their log has no place among these.
+        """
+        lengths = {}
+        for name in _LOGS:
+            path = self.path / name
+            if path.exists():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+                    lengths[name] = os.fstat(file.fileno()).st_size
+        return lengths
+
+    def rollback_to(self, offsets: Mapping[str, int], step: int) -> None:
+        """Bring the logs back to where they were after `step` (0: before the first), as `offsets()` told then.
+
+        A log that `offsets` does not name did not exist then and is removed; so are later steps' samples and
+        evaluations. An evaluation of `step` itself stays: it is of the weights that the run goes on from.
+        Call it with no log open.
+
+        Raises:
+            RunError: a log is shorter than it was.
+        """
+        assert set(offsets) <= set(_LOGS), f"offsets name {sorted(offsets)}, the logs are {_LOGS}"
+        for name, offset in offsets.items():
+            truncate_to(self.path / name, offset)
+        for name in set(_LOGS) - set(offsets):
+            (self.path / name).unlink(missing_ok=True)
+        if self.files.evaluations.exists():
+            cut_after(self.files.evaluations, step)
+        if (self.path / SAMPLES).is_dir():
+            for path in (self.path / SAMPLES).iterdir():
+                match = _STEP_FILE.fullmatch(path.name)
+                if match and (int(match.group(1)) > step or path.suffix == ".tmp"):
+                    path.unlink()
+
+    def close(self) -> None:
+        """Let go of the directory; without `begin` nothing of this stay is left in it. May be called twice."""
+        if self._begun or not self._lock.held:
+            self._lock.release()
+            return
+        with contextlib.suppress(OSError):
+            if self._old_output_bytes is None:
+                self.files.reward_output.unlink(missing_ok=True)
+            else:
+                os.truncate(self.files.reward_output, self._old_output_bytes)
+            if _names(self.path) <= {LOCK}:
+                (self.path / LOCK).unlink()
+        self._lock.release()
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _clear(self) -> None:
+        for name in _CLEARED:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+
+    def _cut_output(self, old_bytes: int | None) -> None:
+        """Cut the first bytes from the reward functions' output; those that write to it now have it open already."""
+        if not old_bytes:
+            return
+        with open(self.files.reward_output, "r+b") as file:
+            file.seek(old_bytes)
+            new = file.read()
+            file.truncate(0)
+            file.seek(0)
+            file.write(new)
+
+
+def _names(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir()}

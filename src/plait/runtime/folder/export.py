@@ -1,0 +1,128 @@
+"""A checkpoint of a run as a Hugging Face folder. Nothing of the run is executed: neither its flow nor its rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from plait import __version__
+from plait.checkpoint.store import Checkpoint, CheckpointStore
+from plait.errors import ConfigError, ModelError, RunError
+from plait.models.files.saving import save_pretrained
+from plait.output import check_folder
+from plait.recipes.recipe import DType, Recipe
+from plait.recipes.recipe_file import load_recipe
+from plait.recipes.role_models import role_model
+from plait.runtime.folder.run_files import CHECKPOINTS, RECIPE
+from plait.workers.loading import build_models
+from plait.workers.optimizer_state import read_masters
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an export wrote."""
+
+    step: int
+    role: str
+    dtype: str
+
+
+def export_checkpoint(
+    run_dir: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    role: str | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """Write what a run trained, as its checkpoint has it, as a Hugging Face folder (an adapter merged into its base).
+
+    Args:
+        step: of the checkpoint; None: the newest whole one.
+        role: that was trained; None: what the run is for.
+        dtype: of the stored weights; None: that of the run.
+        overwrite: replace a folder that an earlier export wrote.
+
+    Raises:
+        ConfigError: there is no such run, checkpoint or role, or `out` may not be written.
+        ModelError: the weights are not finite, or the model that the run began with cannot be read.
+        RunError: the checkpoint is damaged, or the disk is full.
+    """
+    if not (run_dir / RECIPE).is_file():
+        raise ConfigError(f"RUN_DIR: `{run_dir}` holds no run of plait (no {RECIPE}); give the folder of a run")
+    check_folder(out, "--out", overwrite=overwrite, inputs=(run_dir,))
+    recipe = load_recipe(run_dir / RECIPE)
+    checkpoint = _checkpoint(run_dir, step)
+    role = _role(checkpoint, role)
+    written = Written(checkpoint.step, role, dtype or recipe.dtype.value)
+    marker = {"run": run_dir.resolve().name, "step": written.step, "role": role, "plait": __version__}
+    _write(recipe, checkpoint, written, out, marker)
+    return written
+
+
+def export_whole(run_dir: Path, folder: Path) -> None:
+    """Write the newest weights of a run's own purpose into its own folder, adapters merged. Raises RunError."""
+    recipe = load_recipe(run_dir / RECIPE)
+    checkpoint = _checkpoint(run_dir, None)
+    _write(recipe, checkpoint, Written(checkpoint.step, _role(checkpoint, None), recipe.dtype.value), folder, None)
+
+
+def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
+    store = CheckpointStore(run_dir / CHECKPOINTS, keep_last=1)
+    there = store.steps()
+    if step is not None and step not in there:
+        listed = ", ".join(map(str, there)) or "none"
+        raise ConfigError(f"--step: `{run_dir}` has no checkpoint of step {step}; there are: {listed}")
+    checkpoint = store.latest() if step is None else store.at(step)
+    if checkpoint is None:
+        raise ConfigError(f"RUN_DIR: `{run_dir}` has no checkpoint yet")
+    return checkpoint
+
+
+def _role(checkpoint: Checkpoint, asked: str | None) -> str:
+    trained = trained_roles(checkpoint)
+    if asked is not None and asked not in trained:
+        raise ConfigError(f"--role: the run has not trained `{asked}`; it has trained: {', '.join(trained)}")
+    return asked or trained[0]
+
+
+def trained_roles(checkpoint: Checkpoint) -> list[str]:
+    """Roles whose weights it has, the main one first. Early versions did not write them down."""
+    if "trained" in checkpoint.state:
+        return [str(role) for role in checkpoint.stated("trained", list)]
+    in_parts = "counts" in checkpoint.state
+    stored = checkpoint.stated("counts", dict) if in_parts else {name.split("/")[0] for name in checkpoint.tensors()}
+    return [role for role in ("actor", "reward", "cost", "critic", "cost_critic") if role in stored]
+
+
+def _write(recipe: Recipe, checkpoint: Checkpoint, what: Written, out: Path, marker: Mapping[str, Any] | None) -> None:
+    recipe = recipe.model_copy(update={"dtype": DType(what.dtype), "device": "cpu"})
+    model = build_models([role_model(what.role, recipe, trained=True)], recipe)[what.role]
+    if "counts" in checkpoint.state:
+        read_masters(model, what.role, checkpoint.folder)
+    else:
+        _copy_masters(model.trained.weights, checkpoint, what.role)
+    try:
+        save_pretrained(model, out, marker=marker)
+    except ModelError as error:
+        raise ModelError(f"step {what.step} of `{checkpoint.folder.parent.parent}`: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"--out: the weights of step {what.step} cannot be written to `{out}`: {error}") from error
+
+
+@torch.no_grad()
+def _copy_masters(weights: torch.Tensor, checkpoint: Checkpoint, role: str) -> None:
+    masters = checkpoint.tensors().get(f"{role}/masters")
+    if masters is None or masters.shape != weights.shape:
+        stored = "none" if masters is None else f"{masters.numel()}"
+        raise RunError(
+            f"{checkpoint.folder}: expected {weights.numel()} weights of `{role}`, found {stored}; the model that the "
+            "run began with has been replaced since"
+        )
+    weights.copy_(masters)

@@ -1,0 +1,135 @@
+"""Facts of a step that its samples, its columns and its masks tell: what the doctor's rules read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from plait.data.records import FinishReason, Sample
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import CallKind, Grain, Node
+from plait.models.language_model import LanguageModel
+from plait.runtime.health.loss_splits import split_gaps
+from plait.runtime.health.patient import Patient
+from plait.runtime.steps.step import StepState
+
+END_TOKENS = (
+    "</s>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|return|>",
+)
+"""Tokens that end a turn in the families that are admitted."""
+
+
+class StepFacts:
+    """See the top of the file."""
+
+    def __init__(self, patient: Patient) -> None:
+        self._patient = patient
+        self._ends = self._end_ids()
+
+    def of_step(self, state: StepState, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What the rules read; a fact that does not apply is absent."""
+        facts: dict[str, float] = {}
+        rollouts = [rows for node, rows in self._patient.rollouts(state)]
+        samples = [sample for rows in rollouts for sample in rows.samples]
+        if samples:
+            facts |= self._of_samples(samples, metrics)
+            facts["groups_broken"] = float(self._groups_are_broken(state))
+            facts["uses_groups"] = float(any(_compares_siblings(node) for node in self._patient.flow.nodes))
+        if self._patient.flow.calls("ref"):
+            facts["has_reference"] = 1.0
+        facts |= self._of_reference(state) | self._of_training(state)
+        gaps = split_gaps(self._patient.flow, state, self._patient.recipe.sampling.max_response_tokens)
+        return facts | {f"loss_split/{name}": gap for name, gap in gaps.items()}
+
+    def _of_samples(self, samples: Sequence[Sample], metrics: Mapping[str, float]) -> dict[str, float]:
+        sampling = self._patient.recipe.sampling
+        facts = {"samples": float(len(samples))}
+        version = metrics.get("training/policy_version")
+        if version is not None:
+            facts["version_lag"] = lag = version - 1 - min(sample.oldest_version for sample in samples)
+            facts["off_policy"] = float(0 < lag <= self._patient.recipe.max_staleness)
+        if sampling.stop:
+            return facts | {"stop_strings": 1.0}
+        stops = self._stop_ids()
+        if stops:
+            finished = [sample for sample in samples if sample.finish_reason is FinishReason.STOP]
+            if finished:
+                facts["eos_share"] = float(np.mean([not stops.isdisjoint(s.token_ids[-1:]) for s in finished]))
+            facts["passed_end"] = float(np.mean([not self._ends.isdisjoint(s.token_ids[:-1]) for s in samples]))
+        return facts
+
+    def _groups_are_broken(self, state: StepState) -> bool:
+        for node, rows in self._patient.rollouts(state):
+            drawn = node.generation.num_samples(self._patient.recipe.samples_per_prompt)
+            if any(len(members) != drawn for members in rows.groups.values()):
+                return True
+        return False
+
+    def _of_reference(self, state: StepState) -> dict[str, float]:
+        """KL(sampling ‖ reference) of the step's samples, k3, from the columns that the flow asked for."""
+        for node in self._patient.flow.calls("ref"):
+            rows = state.tables.get(node.rows)
+            if node.kind is CallKind.SCORE and rows is not None and node.rows in state.generated:
+                log_ratio_R = rows.columns[node.outputs[0]] - rows.sampling_logprobs
+                clipped_R = np.clip(log_ratio_R[np.isfinite(log_ratio_R)], -20.0, 20.0)
+                if len(clipped_R):
+                    return {"ref_kl": float((np.exp(clipped_R) - 1 - clipped_R).mean())}
+        return {}
+
+    def _of_training(self, state: StepState) -> dict[str, float]:
+        facts: dict[str, float] = {}
+        for node in self._patient.flow.of_kind(CallKind.TRAIN):
+            rows = state.tables.get(node.rows)
+            if rows is None or state.step < node.training.after:
+                continue
+            advantages = node.inputs.get("advantages")
+            if advantages is not None and advantages in rows.columns:
+                facts["zero_advantages"] = float(np.mean(rows.columns[advantages] == 0))
+            mask = node.inputs.get("mask")
+            if mask is not None and mask in rows.columns:
+                facts |= mask_edges(rows, rows.columns[mask], self._ends)
+        return facts
+
+    def _stop_ids(self) -> frozenset[int]:
+        asked = self._patient.recipe.sampling.stop_token_ids
+        actor = self._patient.models.get("actor")
+        own_ids = actor.eos_token_ids if isinstance(actor, LanguageModel) else ()
+        return frozenset(own_ids if asked is None else asked)
+
+    def _end_ids(self) -> frozenset[int]:
+        """Tokens that end a turn: those that end a response here, and those that do so in the families of models."""
+        actor = self._patient.models.get("actor")
+        ids = set(self._stop_ids())
+        if isinstance(actor, LanguageModel):
+            ids |= set(actor.eos_token_ids)
+            if actor.tokenizer is not None:
+                vocabulary = actor.tokenizer.get_vocab()
+                ids |= {vocabulary[token] for token in END_TOKENS if token in vocabulary}
+        return frozenset(ids)
+
+
+def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str, float]:
+    """Where the trained turns end: `mask_early`, the share that ends one token before an end token, `mask_late` one
+    token after it. Empty without a trained turn that ends near one."""
+    early = late = right = 0
+    for sample, start, stop in zip(rows.samples, rows.offsets, rows.offsets[1:], strict=False):
+        kept, ids = mask_R[start:stop] > 0, sample.token_ids
+        for place in np.flatnonzero(kept & ~np.append(kept[1:], False)):
+            right += ids[place] in ends
+            early += ids[place] not in ends and place + 1 < len(ids) and ids[place + 1] in ends
+            late += ids[place] not in ends and place > 0 and ids[place - 1] in ends
+    total = early + late + right
+    return {"mask_early": early / total, "mask_late": late / total} if total else {}
+
+
+def _compares_siblings(node: Node) -> bool:
+    """Whether a call of the flow weighs the samples of a prompt against each other, and against nothing else."""
+    return node.grain is Grain.GROUP and all(column.rows == node.rows for column in node.inputs.values())

@@ -1,0 +1,87 @@
+"""Facts of a step that the roles' weights tell, by fingerprints: which has changed, and which should have."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from plait.models.flat_weights import FlatWeights
+from plait.runtime.health.patient import Patient
+
+SAMPLED_WEIGHTS = 1 << 17
+"""Weights of a model that its fingerprint looks at, evenly spread."""
+
+
+class WeightFacts:
+    """Compares weights with those that the run, and the step before, began with.
+
+    Args:
+        baseline: name of a fingerprint → what it was when the run began.
+    """
+
+    def __init__(self, patient: Patient, baseline: Callable[[], Mapping[str, float | str]]) -> None:
+        self._patient = patient
+        self._baseline = baseline
+        self._before = self._fingerprints()
+
+    def first(self) -> dict[str, str]:
+        """What the run began with where nothing else is known: name of each fingerprint → the fingerprint now."""
+        return {self._first(name): value for name, value in self._before.items()}
+
+    def of_step(self, step: int) -> dict[str, float]:
+        """What the rules read of the weights as they are after a step, counted from 1."""
+        now = self._fingerprints()
+        before, self._before = self._before, now
+        first = self._baseline()
+        comparable = [name for name in now if self._first(name) in first]
+        every = self._patient.recipe.reference.sync_every
+        as_before = {name: first[self._first(name)] for name in comparable if self._is_frozen(name)}
+        if every and "ref" in as_before:  # what it is since its last sync
+            as_before["ref"] = now["ref"] if step % every == 0 else before.get("ref", now["ref"])
+        changed = [name for name, expected in as_before.items() if now[name] != expected]
+        facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
+        if "actor" in self._patient.trained and "actor" in comparable and "actor" in before:
+            facts["weights_moved"] = float(now["actor"] != before["actor"])
+            adapted = self._patient.models["actor"].own is not None
+            if "ref" in now and not every and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:
+                facts["ref_is_policy"] = 1.0
+        return facts
+
+    def _first(self, name: str) -> str:
+        """Name of the fingerprint that a role began with. Under another plan a rank has another part of the model: that
+        is compared with its own beginning."""
+        part = self._patient.models[name].part
+        if part is None or part.is_whole:
+            return f"weights/{name}"
+        sizes, team = part.team.layout.parallelism, part.team
+        place = f"tp {team.tp.index} of {sizes.tp}, pp {team.pp.index} of {sizes.pp}"
+        return f"weights/{name} ({place}, stages {sizes.stages})"
+
+    def _is_frozen(self, name: str) -> bool:
+        return name not in self._patient.trained
+
+    def _weights(self) -> dict[str, Tensor | FlatWeights]:
+        """Role → what training changes of it, or all that it has where it is not trained; those that are here."""
+        here: dict[str, Tensor | FlatWeights] = {}
+        for name, model in self._patient.models.items():
+            weights = model.weights if self._is_frozen(name) or model.nested else model.trained.weights
+            now = self._patient.workers.leader_weights.now(name, weights)
+            if now is not None:
+                here[name] = model.nested or now
+        return here
+
+    def _fingerprints(self) -> dict[str, str]:
+        return {name: fingerprint(weights) for name, weights in self._weights().items()}
+
+
+def fingerprint(weights: Tensor | FlatWeights) -> str:
+    """A hash of an even sample of a flat buffer [elements]: equal for equal weights, another after any update of them
+    all."""
+    nested = isinstance(weights, FlatWeights)
+    stride = max(1, (weights.num_elements if nested else len(weights)) // SAMPLED_WEIGHTS) | 1
+    sampled = weights.sampled(stride) if nested else weights.detach()[::stride]
+    sampled = sampled.contiguous().view(torch.uint8).cpu().numpy()
+    return hashlib.blake2b(sampled.tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,150 @@
+"""A run whose recipe has been read and checked, as everything of it begins from. Loads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait.cost.estimate import ModelShape
+from plait.cost.workload import Lengths, SampleLengths
+from plait.data.examples import ExampleSet, ExampleStream, Given
+from plait.data.mixture import Mixed
+from plait.data.prompts import PromptSet, PromptStream
+from plait.data.records import Prompt
+from plait.dataflow import CallKind, Dataflow
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+from plait.rewards.functions import RewardFunction
+from plait.runtime.inputs.feed import Feed
+from plait.schedule.plan import Plan
+from plait.schedule.schedule import Schedule
+
+MEASURED_ROWS = 64
+"""Of each source, whose lengths stand for all in what is predicted of a run."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A recipe whose keys, flow and models fit together. Its fields are as those of `Prepared`."""
+
+    recipe: Recipe
+    flow: Dataflow
+    models: tuple[RoleModel, ...]
+    shapes: Mapping[str, ModelShape]
+    functions: Mapping[str, tuple[RewardFunction, ...]]
+    judges: tuple[RewardFunction, ...]
+
+    @property
+    def longest_tokens(self) -> int:
+        """The most tokens of prompts, or of given samples with their prompts: what the recipe and the model allow."""
+        data, positions = self.recipe.data, self.shapes[self.recipe.model].max_positions
+        if self.flow.of_kind(CallKind.GENERATE):
+            return data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
+        return data.max_example_tokens or positions
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was found for a run when it began, and stays so.
+
+    plan:    of a recipe that leaves it to be found; None: it is resolved, or found, anew
+    earlier: the plan of the stay before, whose orders and settings of policies hold where a plan leaves these open
+    """
+
+    plan: Plan | None = None
+    earlier: Plan | None = None
+
+    @property
+    def orders(self) -> Sequence[Schedule]:
+        """Schedules; see `fusing.with_order`."""
+        return () if self.earlier is None else self.earlier.schedules
+
+    def settled(self, plan: Plan) -> Plan:
+        """A plan with the settings of its policies that were found before."""
+        found = {} if self.earlier is None else {policy.name: policy for policy in self.earlier.policies}
+        return replace(plan, policies=tuple(p if p.settings else found.get(p.name, p) for p in plan.policies))
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start."""
+
+    recipe: Recipe
+    """Its length in `steps`, whichever way the user said it."""
+    flow: Dataflow
+    models: tuple[RoleModel, ...]
+    """Which model each role begins as."""
+    shapes: Mapping[str, ModelShape]
+    """By the model's name in the recipe."""
+    plan: Plan
+    """Where every call of a model runs."""
+    tokenizer: Any
+    functions: Mapping[str, tuple[RewardFunction, ...]]
+    """Reward role → its functions."""
+    judges: tuple[RewardFunction, ...]
+    columns: tuple[str, ...]
+    """Columns of the data, which reward functions may ask for."""
+    train_set: Mixed[PromptSet] | None
+    """None for a flow that does not generate."""
+    given: Mapping[str, Mixed[ExampleSet]]
+    """`examples` and `pairs`, where the flow reads them."""
+    held_out: tuple[Prompt, ...]
+    held_out_given: Mapping[str, tuple[Given, ...]]
+    """Examples or pairs of a flow that does not generate."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Shape of the run's own model."""
+        return self.shapes[self.recipe.model]
+
+    @property
+    def num_held_out(self) -> int:
+        """Items of an evaluation: prompts, examples, or pairs."""
+        samples = next(iter(self.held_out_given.values()), ())
+        return len(self.held_out) or len({given.sample.prompt.uid for given in samples})
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest prompt; without prompts, of the longest given sample with its prompt."""
+        return longest_tokens(self.train_set, self.given)
+
+    @property
+    def lengths(self) -> SampleLengths:
+        """Tokens of the first rows, in prompts and responses; responses that are drawn are as long as they may be."""
+        if self.train_set is not None:
+            prompts = [
+                len(rows.prompt(index, index).token_ids)
+                for rows in self.train_set.sets
+                for index in range(min(MEASURED_ROWS, len(rows)))
+            ]
+            return SampleLengths(Lengths.recorded(prompts), Lengths.fixed(self.recipe.sampling.max_response_tokens))
+        samples = [
+            given.sample
+            for examples in self.given.values()
+            for rows in examples.sets
+            for index in range(min(MEASURED_ROWS, len(rows)))
+            for given in rows.given(index, index)
+        ]
+        prompts = Lengths.recorded([max(1, len(sample.prompt.token_ids)) for sample in samples])
+        return SampleLengths(prompts, Lengths.recorded([max(1, len(sample.token_ids)) for sample in samples]))
+
+    def feed(self, drawn: int = 0) -> Feed:
+        """The data of the run, from the `drawn`-th prompt on."""
+        recipe, count = self.recipe, self.recipe.prompts_per_step
+        prompts = None
+        if self.train_set is not None:
+            prompts = PromptStream(self.train_set, seed=recipe.seed, prompts_per_step=count)
+        streams = {
+            name: ExampleStream(examples, seed=recipe.seed, per_step=count) for name, examples in self.given.items()
+        }
+        return Feed(prompts, streams, count, drawn, seed=recipe.seed)
+
+
+def longest_tokens(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> int:
+    if train_set is not None:
+        return train_set.longest_tokens
+    return max(examples.longest_tokens for examples in given.values())

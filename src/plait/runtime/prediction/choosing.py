@@ -1,0 +1,154 @@
+"""Which plan is taken of those that a search tried, and beside which others it is shown: each of them foretold as a run
+would follow it. A search itself judges by less: scoring in parts wherever it may be, and on many devices a bound for
+moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from plait.cost.move_bound import LARGE
+from plait.errors import ConfigError
+from plait.planner.plan_baselines import baselines
+from plait.planner.plan_objective import weighed_s
+from plait.planner.plan_search import Budget, SearchResult, State, Stop
+from plait.runtime.prediction.planning import Planning
+from plait.runtime.prediction.remedies import gib, remedies
+from plait.schedule.named_plans import AUTO, BASELINES, NAMES
+from plait.schedule.plan import Plan
+from plait.simulator.steps import Prediction
+
+AUTO_EVALUATIONS = 3000
+"""Plans that a run tries: a number, not seconds, so that all of its processes find the same."""
+MOST_ALTERNATIVES = 3
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """A plan and what it will take; `name` is its title among others."""
+
+    name: str
+    plan: Plan
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Choice:
+    """
+    best:         the plan that was found, or given
+    alternatives: the next plans of a search, each unlike those before; none is faster than `best`
+    baselines:    named plans, and those that others would make; of those that fit none is faster than a `best` that was
+                  found
+    evaluations:  plans that were judged, in so many seconds
+    stopped_by:   None: nothing was searched
+    """
+
+    best: Foretold
+    alternatives: tuple[Foretold, ...]
+    baselines: tuple[Foretold, ...]
+    evaluations: int
+    seconds: float
+    stopped_by: Stop | None = None
+
+
+def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "found") -> Choice:
+    """The best plan that a search finds: its leaders and the baselines are foretold exactly, and the best of these is
+    taken. Of plans in which roles train together that is one which gains `LEAST_FUSED_GAIN` over the others.
+
+    Args:
+        name: of the plan.
+
+    Raises:
+        ConfigError: none fits in memory; says what is too large.
+    """
+    began = budget.clock()
+    result = planning.search(budget, seed)
+    # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
+    most = 1 + MOST_ALTERNATIVES if planning.cluster.num_devices > LARGE else len(result.leaders)
+    leaders = dict.fromkeys(leader.places for leader in result.leaders[:most])
+    usable = [baseline.places for baseline in result.baselines if baseline.judged.usable]
+    ranked: list[tuple[float, State, Foretold]] = []
+    for places in dict.fromkeys((*leaders, *usable)):
+        plan = planning.plan_of(places, name)
+        prediction = planning.predict(plan)
+        if prediction.feasible:
+            ranked.append((weighed_s(prediction.seconds_per_step, places), places, Foretold(name, plan, prediction)))
+    if not ranked:
+        raise ConfigError(misfit(planning, result))
+    (_, _, best), *others = sorted(ranked, key=lambda row: row[0])
+    least_s = best.prediction.seconds_per_step
+    # Those that are faster train roles together, and gain too little by that.
+    next_best = [one for _, places, one in others if places in leaders and one.prediction.seconds_per_step >= least_s]
+    made = {one.name: one.places for one in result.baselines}
+    return Choice(
+        best,
+        tuple(replace(one, name=f"plan {n}") for n, one in enumerate(next_best[:MOST_ALTERNATIVES], start=2)),
+        _foretold_baselines(planning, made),
+        result.evaluations,
+        budget.clock() - began,
+        result.stopped_by,
+    )
+
+
+def beside_others(planning: Planning, plan: Plan) -> Choice:
+    """A plan that was given, beside the named plans and those that others would make."""
+    began = time.monotonic()
+    prediction = planning.predict(plan)
+    others = _foretold_baselines(planning, baselines(planning.space))
+    seconds = time.monotonic() - began
+    return Choice(Foretold(plan.name, plan, prediction), (), others, 1 + len(others), seconds)
+
+
+def _foretold_baselines(planning: Planning, made: Mapping[str, State]) -> tuple[Foretold, ...]:
+    """
+    Args:
+        made: by title, plans that others would make.
+    """
+    plans = {title: planning.plan_of(made[title], word) for word, title in BASELINES.items() if title in made}
+    plans |= planning.named
+    return tuple(Foretold(title, plan, planning.predict(plan)) for title, plan in plans.items())
+
+
+def choose_for_run(planning: Planning) -> Choice:
+    """What a run is told that leaves its plan to be found.
+
+    Raises:
+        ConfigError: none fits in memory; says what is too large.
+    """
+    try:
+        return choose(planning, Budget(AUTO_EVALUATIONS), planning.recipe.seed, name=AUTO)
+    except ConfigError as error:
+        raise ConfigError(
+            f"`plan` auto: {error}, or set `plan` (to {NAMES[0]}, say), which is tried as it is"
+        ) from None
+
+
+def auto_plan(planning: Planning) -> Plan:
+    """The plan of a run that leaves it to be found, with its predicted timeline.
+
+    Raises:
+        ConfigError: none fits in memory; says what is too large.
+    """
+    best = choose_for_run(planning).best
+    return replace(best.plan, predicted=best.prediction.timeline)
+
+
+def misfit(planning: Planning, result: SearchResult) -> str:
+    """Why no plan can be used, which part of the memory is too large, and what would help."""
+    devices, limit = planning.cluster.num_devices, planning.cluster.device.memory_bytes
+    for number, slot in enumerate(planning.graph.slots):
+        if not any(planning.space.forms(number, ranks) for ranks in planning.space.meshes):
+            return (
+                f"no plan on {devices} devices of {gib(limit)} has room for {slot.role} ({slot.mode}), however it is "
+                f"cut; {remedies(slot.mode)}"
+            )
+    if result.nearest is None:
+        return f"no plan on {devices} devices was found"
+    memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
+    worst = max(memory, key=lambda rank: rank.peak_bytes)
+    what, count = max(worst.terms.items(), key=lambda item: item[1])
+    return (
+        f"no plan on {devices} devices of {gib(limit)} was found that fits: what comes nearest needs "
+        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what)}"
+    )

@@ -1,0 +1,168 @@
+"""What was predicted of a run, beside what it measured: RUN_DIR/forecast.json, and a table at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from plait.cost.device_memory import memory_of_plan
+from plait.cost.working_memory import PROCESS_BYTES
+from plait.observe.run_log import read_steps
+from plait.output import write_file
+from plait.runtime.folder.run_files import RunFiles
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.prediction.machine import machine_of
+from plait.schedule.busy import busiest_s, call_of, kind_of
+from plait.schedule.plan import Plan
+from plait.schedule.timeline import Span, Timeline
+
+WARM_UP = 1
+"""Steps at the beginning that are left out where there are more: what they load and compile, others do not."""
+STEP = "step"
+CALL_S, KIND_S = "timing_s/", "perf/kind_s/"
+PEAK_BYTES, DEVICE_PEAK_BYTES = "perf/peak_bytes/rank_", "perf/device_peak_bytes/rank_"
+"""How the names of metrics begin: busy seconds of calls and of kinds of actions; what a rank's process, and its GPU,
+have held at most."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Of a call or a kind of action its seconds in a step, on the rank that is busiest with it (of `step`, those of
+    all); of a rank the most bytes that it holds. None: not predicted, or not measured."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Error of the prediction, as a share of what was measured."""
+        if self.predicted is None or not self.measured:
+            return None
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A run's prediction beside its measurement. source: where predicted seconds come from, in words; `memory` is named
+    by ranks."""
+
+    plan: str
+    source: str
+    calls: Sequence[Beside]
+    kinds: Sequence[Beside]
+    memory: Sequence[Beside]
+
+    def to_json(self) -> str:
+        record = {
+            "plan": self.plan,
+            "source": self.source,
+            "calls": [_record("call", one.name, one, "s") for one in self.calls],
+            "kinds": [_record("kind", one.name, one, "s") for one in self.kinds],
+            "memory": [_record("rank", int(one.name), one, "bytes") for one in self.memory],
+        }
+        return json.dumps(record, indent=1) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> Forecast:
+        """What `to_json` has written."""
+        record = json.loads(path.read_text(encoding="utf-8"))
+        read = lambda part, what, unit: [  # noqa: E731
+            Beside(str(row[what]), row[f"predicted_{unit}"], row[f"measured_{unit}"]) for row in record[part]
+        ]
+        parts = read("calls", "call", "s"), read("kinds", "kind", "s"), read("memory", "rank", "bytes")
+        return cls(record["plan"], record["source"], *parts)
+
+
+def _record(what: str, name: str | int, beside: Beside, unit: str) -> dict[str, str | int | float | None]:
+    return {
+        what: name,
+        f"predicted_{unit}": beside.predicted,
+        f"measured_{unit}": beside.measured,
+        "error": beside.error,
+    }
+
+
+def forecast_of(
+    plan: Plan, source: str, held_bytes: Mapping[int, int], rows: Sequence[Mapping[str, float]]
+) -> Forecast:
+    """Lay a plan's predicted timeline beside the metrics of steps: seconds by their median, bytes by the most.
+
+    Args:
+        source: of the predicted seconds, in words.
+        held_bytes: rank → what it is predicted to hold at most.
+        rows: at least one.
+    """
+    steady = rows[WARM_UP:] or rows
+    calls = kinds = {}
+    if plan.predicted is not None:
+        calls, kinds = predicted_seconds(plan.predicted), seconds_a_step(plan.predicted, kind_of)
+    measured_calls = _measured(steady, CALL_S, median)
+    step_s = calls.pop(STEP, None), measured_calls.pop(STEP, None)
+    on_devices = any(name.startswith(DEVICE_PEAK_BYTES) for name in rows[-1])
+    peaks = _measured(rows, DEVICE_PEAK_BYTES if on_devices else PEAK_BYTES, max)
+    return Forecast(
+        plan.name,
+        source,
+        [*_beside(calls, measured_calls), Beside(STEP, *step_s)],
+        _beside(kinds, _measured(steady, KIND_S, median)),
+        _beside({str(rank): count for rank, count in held_bytes.items()}, peaks),
+    )
+
+
+def predicted_seconds(timeline: Timeline) -> dict[str, float]:
+    """Seconds of each call in a step, as metrics count them: busy ones, of the busiest rank. Then those of a step."""
+    steps = len({span.step for span in timeline.spans})
+    return seconds_a_step(timeline, call_of) | {STEP: timeline.makespan_s / max(1, steps)}
+
+
+def seconds_a_step(timeline: Timeline, name_of: Callable[[Span], str]) -> dict[str, float]:
+    """Name → busy seconds in a step, of the busiest rank."""
+    steps = len({span.step for span in timeline.spans})
+    return {name: seconds / steps for name, seconds in busiest_s(timeline, name_of).items()}
+
+
+def write_forecast(prepared: Prepared, folder: Path) -> None:
+    """Hold the prediction of a run against the steps in its folder, and write that there; nothing before a step is
+    done.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files = RunFiles(folder)
+    rows = read_steps(files.metrics)
+    if rows:
+        _, calibration = machine_of(prepared.recipe, prepared.shape, prepared.plan.num_ranks)
+        forecast = forecast_of(prepared.plan, calibration.source, _held_bytes(prepared), rows)
+        write_file(files.forecast, forecast.to_json())
+
+
+def read_forecast(folder: Path) -> Forecast | None:
+    """That of the run in a folder; None where no step was done."""
+    path = RunFiles(folder).forecast
+    return Forecast.load(path) if path.is_file() else None
+
+
+def _held_bytes(prepared: Prepared) -> dict[int, int]:
+    """Rank → what a dry run says that it holds; of a GPU without what the process has in the host's memory."""
+    of = prepared
+    devices = memory_of_plan(of.recipe, of.flow, of.models, of.shapes, of.plan, of.longest_tokens)
+    elsewhere = PROCESS_BYTES if of.recipe.device == "cuda" else 0
+    held = {rank: device.expected_bytes - elsewhere for device in devices for rank in device.ranks}
+    return dict(sorted(held.items()))
+
+
+def _measured(
+    rows: Sequence[Mapping[str, float]], prefix: str, of_all: Callable[[Iterable[float]], float]
+) -> dict[str, float]:
+    """Name without its prefix → one value of those of all steps that have it, in the order of the names' places."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(prefix))
+    return {name.removeprefix(prefix): of_all(row[name] for row in rows if name in row) for name in names}
+
+
+def _beside(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[Beside]:
+    """What was predicted first, in its order."""
+    return [Beside(name, predicted.get(name), measured.get(name)) for name in dict.fromkeys((*predicted, *measured))]

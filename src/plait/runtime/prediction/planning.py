@@ -1,0 +1,269 @@
+"""Plans for a recipe, found and foretold: what search and simulator need of it, put together. Loads no weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+
+from plait.cost.calibration import VENDORS, Calibration, uncorrected
+from plait.cost.cluster import ClusterSpec
+from plait.cost.drafts import NO_DRAFTS, Drafts
+from plait.cost.fusion_times import with_fusion_times
+from plait.cost.idle_away import with_idle_away
+from plait.cost.model_costs import ModelCosts
+from plait.cost.model_parameters import parameters_of
+from plait.cost.move_bound import LARGE, BoundedMoves
+from plait.cost.offload_policy import OffloadPolicy
+from plait.cost.placed import Facts, Placed
+from plait.cost.placement import check_layouts, check_sharded, on_nodes, planned_models, with_room
+from plait.cost.shape_parameters import parameters_of_shape
+from plait.cost.workload import SampleLengths, Workload
+from plait.dataflow import Dataflow
+from plait.errors import ConfigError, LayoutError
+from plait.layout.params import Parameters
+from plait.layout.shards import most_tp
+from plait.models.files.known_shapes import is_shape
+from plait.models.shape import ModelShape
+from plait.planner.plan_baselines import MAKERS
+from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
+from plait.planner.plan_search import Budget, SearchResult, search
+from plait.planner.plan_space import PlanSpace
+from plait.policy.fusion_gate import LEAST_SHARE, fuses
+from plait.recipes.engine_checks import ABILITIES
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
+from plait.runtime.prediction.plan_files import plan_file
+from plait.schedule.completion import complete
+from plait.schedule.joint_training import check_calls
+from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
+from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
+from plait.schedule.stage_fusion import nothing_to_hide
+from plait.simulator.places import Place
+from plait.simulator.step_graph import Rollouts, StepGraph
+from plait.simulator.steps import Prediction, places_of, predict
+
+
+@dataclass(frozen=True)
+class Planning:
+    """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured"""
+
+    recipe: Recipe
+    flow: Dataflow
+    models: Sequence[RoleModel]
+    shapes: Mapping[str, ModelShape]
+    cluster: ClusterSpec
+    lengths: SampleLengths
+    calibration: Calibration = VENDORS
+    corrected: bool = True
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameters]:
+        """By the role."""
+        if any(is_shape(model.name) for model in self.models):
+            return {
+                model.role: parameters_of_shape(self.shapes[model.name], 1 if model.scalar else None)
+                for model in self.models
+            }
+        return parameters_of(self.models)
+
+    @cached_property
+    def _function_s(self) -> dict[str, float]:
+        """Role that functions alone score for → their seconds for a sample, where runs have measured them."""
+        profile = self.calibration.profile
+        names = {role: function_names(self.recipe, role) for role in REWARD_ROLES}
+        models = {model.role for model in self.models}
+        measured = {} if profile is None else {role: profile.function_s(key) for role, key in names.items() if key}
+        return {role: seconds for role, seconds in measured.items() if seconds is not None and role not in models}
+
+    @cached_property
+    def workload(self) -> Workload:
+        workload, name = Workload.of(self.recipe, self.flow, self.lengths), self.recipe.sampling.draft_model
+        return replace(
+            workload,
+            function_s=max(self._function_s.values(), default=0.0),
+            drafts=self._drafts,
+            draft_model=None if name is None else self.shapes[name],
+        )
+
+    @property
+    def _drafts(self) -> Drafts:
+        """As runs have measured it; else as the recipe fixes it, where a draft model guesses in every step. Of `auto`
+        nothing is foretold before it was measured: it takes at most some percent longer than without."""
+        profile, sampling = self.calibration.profile, self.recipe.sampling
+        if sampling.speculation == "off":
+            return NO_DRAFTS
+        measured = None if profile is None else profile.drafts(by_model=sampling.draft_model is not None)
+        if measured is not None:
+            return measured
+        if sampling.draft_model is None or sampling.speculation == "auto":
+            return NO_DRAFTS
+        return Drafts.fixed(sampling.speculation)
+
+    @cached_property
+    def costs(self) -> ModelCosts:
+        shapes = {model.role: self.shapes[model.name] for model in self.models}
+        profile = self.calibration.profile
+        if profile is not None and not self.corrected:
+            profile = uncorrected(profile)
+        return ModelCosts(self.workload, shapes, self.flow, self.cluster, parameters=self.parameters, profile=profile)
+
+    @cached_property
+    def graph(self) -> StepGraph:
+        recipe, adapted = self.recipe, self.recipe.lora.rank > 0
+        owners: dict[str, object] = {}
+        for model in self.models:
+            if adapted:
+                owners[model.role] = ("base", model.name, model.has_head)
+            elif not model.trained:
+                owners[model.role] = ("frozen", model.name, model.scalar)
+        group = self.lengths.prompts.mean + recipe.samples_per_prompt * self.lengths.responses.mean
+        return StepGraph.of(
+            self.flow,
+            [model.role for model in self.models],
+            [model.role for model in self.models if is_reward(model, self.flow)],
+            functions=[role for role in self.flow.roles if role in self._function_s],
+            owners=owners,  # type: ignore[arg-type]
+            rollouts=Rollouts(recipe.prompts_per_step, round(group), recipe.micro_batch_tokens),
+            nested=recipe.dtype == "bfloat16" and not adapted,
+            fuses=recipe.fusion != "off",
+            ahead=recipe.max_staleness > 0,
+            frozen=unchanging(self.flow, self.models) if recipe.on_update == "wait" else (),
+        )
+
+    @cached_property
+    def problem(self) -> PlanProblem:
+        tokens = self.recipe.micro_batch_tokens
+        halves = (tokens // 2,) if tokens >= 1024 else ()
+        large = self.cluster.num_devices > LARGE
+        costs = BoundedMoves(self.costs, self.costs.shapes) if large else self.costs
+        facts = {model.role: self._facts(model) for model in self.models}
+        return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs)
+
+    @property
+    def _pairs(self) -> tuple[tuple[str, str], ...]:
+        """Roles that may train together, two and two."""
+        pairs = []
+        for pair in combinations([model.role for model in self.models if model.trained], 2):
+            has_stages = not any(optimizer_of(role, self.recipe).shard_gradients for role in pair)
+            with contextlib.suppress(ConfigError):
+                check_calls(self.flow, pair)
+                pairs += [pair] if has_stages else []
+        return () if self.recipe.lora.rank > 0 else tuple(pairs)
+
+    def _facts(self, model: RoleModel) -> RoleFacts:
+        shape, adapted = self.shapes[model.name], self.recipe.lora.rank > 0
+        sharded = model.trained and optimizer_of(model.role, self.recipe).shard_gradients
+        return RoleFacts(
+            (1.0,) * shape.layers,
+            last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
+            max_tp=1 if adapted else most_tp(self.parameters[model.role]),
+            max_pp=1 if adapted or sharded else MOST_STAGES,
+            whole_layers=self.recipe.sampling.exact,
+            may_drop=not adapted,
+        )
+
+    @cached_property
+    def space(self) -> PlanSpace:
+        return PlanSpace(self.problem)
+
+    def _completed(self, plan: Plan, label: str) -> Plan:
+        """Raises UserError where a run could not follow it."""
+        whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
+        check_layouts(whole, self.parameters, label)
+        check_sharded(self.recipe, whole, label)
+        return whole
+
+    @cached_property
+    def named(self) -> Mapping[str, Plan]:
+        """By name, the named plans of the devices that the flow, the devices and the models allow."""
+        plans: dict[str, Plan] = {}
+        for name in NAMES:
+            with contextlib.suppress(ConfigError, LayoutError):
+                plans[name] = self._by_name(name)
+        return plans
+
+    def _by_name(self, name: str) -> Plan:
+        """By the rules of a run: cut where parameters would leave no room, and on GPUs that have none for all of it
+        what idles is in host memory."""
+        recipe, models, memory = self.recipe, planned_models(self.models, self.shapes), self.cluster.device.memory_bytes
+        label = f"`plan` {name}"
+        plan = named_plan(name, self.flow, models, self.cluster.num_devices)
+        plan = self._completed(on_nodes(plan, self.cluster.nodes, label), label)
+        if plan.num_ranks > 1 and recipe.lora.rank == 0:
+            placed = Placed(recipe, self.models, self.shapes, self.parameters, plan)
+            plan = self._completed(with_room(self.flow, models, placed, memory), label)
+        if recipe.device == "cuda":
+            longest = self.lengths.prompts.longest
+            facts = Facts(recipe, self.models, self.shapes, self.parameters, plan, self.flow, longest)
+            plan = with_idle_away(facts, memory)
+        return plan
+
+    def given(self, name: str, cut: Cut | None = None) -> Plan:
+        """A named plan of the cluster's devices, as a run would follow it (of `auto` that of a run on one device); one
+        that others would make (`plan_baselines`), or that of a file.
+
+        Args:
+            cut: of a plan of `NAMES`, whether it has room or not.
+
+        Raises:
+            UserError: there is none, or a run could not follow it.
+        """
+        if cut is not None:
+            planned = planned_models(self.models, self.shapes)
+            plan = named_plan(name, self.flow, planned, self.cluster.num_devices, cut=cut)
+            return self._completed(plan, f"`plan` {name}")
+        if name in MAKERS:
+            places = MAKERS[name](self.space)
+            if places is None:
+                raise ConfigError(f"plan `{name}`: a model has no room on {self.cluster.num_devices} devices so")
+            return self.plan_of(places, name)
+        name = NAMES[0] if name == AUTO else name
+        if name in NAMES:
+            return self.named[name] if name in self.named else self._by_name(name)
+        return self._completed(plan_file(name), f"plan `{name}`")
+
+    def predict(self, plan: Plan) -> Prediction:
+        """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
+        foretold says so."""
+        fused = fuses(self.recipe.fusion, plan) and (self.recipe.fusion != "auto" or self._gains_by_fusion(plan))
+        return predict(plan, replace(self.graph, fuses=fused), self.costs)
+
+    def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
+        """Baselines are the named plans, and those that others would make."""
+        given = [(name, tuple(places_of(plan, self.space.places))) for name, plan in self.named.items()]
+        start = None if warm is None else tuple(places_of(warm, self.space.places))
+        return search(self.problem, budget, seed=seed, given=given, warm=start, space=self.space)
+
+    def plan_of(self, places: Sequence[Place], name: str) -> Plan:
+        """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
+        scoring could begin on ranks that generate, the plan lets it, and the run decides in each step; samples are
+        divided by predicted time."""
+        plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
+        completed = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
+        names = [FUSION] if self._may_fuse(completed) else []
+        if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
+            names.append(SHARES)
+        completed = self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
+        return with_fusion_times(completed, self.costs)
+
+    def _may_fuse(self, plan: Plan) -> bool:
+        """Whether a run of the plan may score in parts on ranks that generate."""
+        recipe = self.recipe
+        moves = ABILITIES[recipe.sampling.engine].moves and recipe.max_staleness == 0
+        return recipe.fusion == "auto" and moves and not self.nothing_to_hide(plan)
+
+    def _gains_by_fusion(self, plan: Plan) -> bool:
+        """Whether a step is foretold to be shorter, by what is worth it, where samples are scored in parts on ranks
+        that have none left to generate: parts take longer for each token, and do not end together."""
+        if self.nothing_to_hide(plan):
+            return False
+        plain, fused = (predict(plan, replace(self.graph, fuses=fuses), self.costs) for fuses in (False, True))
+        return fused.seconds_per_step <= (1 - LEAST_SHARE) * plain.seconds_per_step
+
+    def nothing_to_hide(self, plan: Plan) -> str:
+        """See `stage_fusion.nothing_to_hide`."""
+        policy = OffloadPolicy(self.models, plan, adapted=self.recipe.lora.rank > 0)
+        return nothing_to_hide(plan, self.flow, [model.role for model in self.models], policy.scores_with_copies)

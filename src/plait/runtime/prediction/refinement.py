@@ -1,0 +1,160 @@
+"""What a run measured corrects what its machine's kept profile foretells: seconds in a step of each kind of call,
+beside what the profile says for the plan and the lengths that the run had."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from plait.cost.kept_profiles import keep_profile, kept_profiles, profile_path
+from plait.cost.machine import machine_name
+from plait.cost.profile import DraftRecord, KindRecord, Profile, RunRecord, kind_on
+from plait.dataflow import CallKind, Dataflow
+from plait.errors import UserError
+from plait.observe.run_log import read_steps
+from plait.recipes.role_models import function_names
+from plait.runtime.folder.run_files import RunFiles
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.prediction.forecast import STEP, WARM_UP, predicted_seconds
+from plait.runtime.prediction.lengths import lengths_of
+from plait.runtime.prediction.machine import machine_of
+from plait.runtime.prediction.planning import Planning
+from plait.schedule.named_plans import MODE_OF
+from plait.schedule.plan import Plan
+
+MOVE = "move"
+
+
+def refine(prepared: Prepared, folder: Path) -> Profile | None:
+    """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells, and keep
+    that with the profile; returns it. None where there is no such profile, or too little was measured."""
+    rows = read_steps(RunFiles(folder).metrics)
+    if len(rows) <= WARM_UP:
+        return None
+    recipe, plan = prepared.recipe, prepared.plan
+    cluster, source = machine_of(recipe, prepared.shape, plan.num_ranks)
+    if not source.exact:
+        return None
+    predictions = []
+    with contextlib.suppress(UserError, OSError):  # the run itself went well
+        lengths = lengths_of(str(folder), recipe, lambda: _never())
+        for corrected in (False, True):
+            planning = Planning(
+                recipe, prepared.flow, prepared.models, prepared.shapes, cluster, lengths, source, corrected
+            )
+            predictions.append(predicted_seconds(planning.predict(plan).timeline))
+    if len(predictions) < 2:
+        return None
+    record = run_record(plan.num_ranks, kinds_of(prepared.flow, plan), predictions[0], predictions[1], rows[WARM_UP:])
+    if record is None or source.profile is None:
+        return None
+    steady = rows[WARM_UP:]
+    record = record.model_copy(update={"functions": _functions(prepared, steady), "drafts": drafts_of(steady)})
+    with contextlib.suppress(OSError):
+        return _kept_with(source.profile, record)
+    return None
+
+
+def run_record(
+    devices: int,
+    kinds: Mapping[str, str],
+    profile: Mapping[str, float],
+    foretold: Mapping[str, float],
+    rows: Sequence[Mapping[str, float]],
+) -> RunRecord | None:
+    """
+    Args:
+        kinds: call → its kind.
+        profile: call → its seconds in a step as the profile alone says them; foretold: as runs before corrected them.
+            Both with `step`.
+        rows: metrics of steps, of whose seconds the median is taken.
+
+    Returns:
+        Of the kinds those whose calls were foretold and measured; None where no seconds of steps are there.
+    """
+    measured = {
+        call: median(seconds_of_steps)
+        for call in profile
+        if (seconds_of_steps := [row[f"timing_s/{call}"] for row in rows if f"timing_s/{call}" in row])
+    }
+    if not measured.get(STEP) or not foretold.get(STEP):
+        return None
+    sums: dict[str, list[float]] = {}
+    for call in measured.keys() & kinds.keys():
+        total = sums.setdefault(kinds[call], [0.0, 0.0, 0.0])
+        for place, seconds in enumerate((profile[call], foretold[call], measured[call])):
+            total[place] += seconds
+    kinds_of_run = {
+        kind: KindRecord(profile_s=total[0], foretold_s=total[1], measured_s=total[2])
+        for kind, total in sorted(sums.items())
+        if min(total) > 0
+    }
+    return RunRecord(devices=devices, foretold_s=foretold[STEP], measured_s=measured[STEP], kinds=kinds_of_run)
+
+
+def kinds_of(flow: Dataflow, plan: Plan) -> dict[str, str]:
+    """Call, and move of weights as timelines name it → its kind; functions of rewards are asked no model, and left
+    out where they alone score."""
+    ranks = {(place.call, place.mode): len(place.ranks) for place in plan.placements}
+    modes = {node.call: MODE_OF[node.kind] for node in flow.nodes if node.role is not None and node.kind in MODE_OF}
+    calls = {call: kind_on(mode, ranks[call, mode]) for call, mode in modes.items() if (call, mode) in ranks}
+    trained = {str(node.role) for node in flow.of_kind(CallKind.TRAIN)}
+    return {**calls, **{f"{role}.weights": MOVE for role in sorted(trained)}}
+
+
+def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Names of reward functions → their seconds for a sample, where no model scores for the same role."""
+    recipe, flow, seconds = prepared.recipe, prepared.flow, {}
+    for node in flow.of_kind(CallKind.SCORE):
+        role, source = str(node.role), next((other for other in flow.nodes if other.id == node.rows), None)
+        busy = [row[f"timing_s/{node.call}"] for row in rows if f"timing_s/{node.call}" in row]
+        if role not in prepared.functions or any(other.role == role for other in prepared.models) or not busy:
+            continue
+        if source is not None and source.kind is CallKind.GENERATE and (names := function_names(recipe, role)):
+            samples = recipe.prompts_per_step * source.generation.num_samples(recipe.samples_per_prompt)
+            seconds[names] = median(busy) / samples
+    return seconds
+
+
+def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
+    """What guesses came to, in the mean over all steps of decoding; None where none were made.
+
+    In a step that computes guesses a sample has one row more for each, and gets `perf/spec/mean_acceptance_length`
+    tokens; all other steps have a row and a token a sample.
+    """
+    length, share, drafted, accepted = (
+        [row[f"perf/spec/{name}"] for row in rows if f"perf/spec/{name}" in row]
+        for name in ("mean_acceptance_length", "drafted_steps", "draft_tokens", "accepted_tokens")
+    )
+    if not length or not share or not sum(accepted):
+        return None
+    gained, part = median(length) - 1.0, median(share)
+    guessed = gained * sum(drafted) / sum(accepted)
+    passes = [row["perf/spec/draft_model_passes"] for row in rows if "perf/spec/draft_model_passes" in row]
+    return DraftRecord(tokens=1 + part * gained, rows=1 + part * guessed, passes=median(passes) if passes else 0.0)
+
+
+def _never() -> None:
+    raise AssertionError("a run's folder has the lengths of its prompts")
+
+
+def _kept_with(profile: Profile, record: RunRecord) -> Profile:
+    """The profile as it is kept now, with this record; others may have added theirs meanwhile."""
+    path = profile_path(profile)
+    with _alone(path):
+        newest = kept_profiles(machine_name(profile.device), profile.device)
+        kept = next((candidate for candidate in newest if profile_path(candidate) == path), profile)
+        kept = kept.with_run(record)
+        keep_profile(kept)
+    return kept
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Have one of two runs that end at the same time wait for the other, as long as writing a small file takes."""
+    with open(path.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,279 @@
+"""What each call of a flow does, as a work: reads, computes, generates, scores, trains, an action at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
+from plait.dataflow import CallKind, Dataflow, Level, Node
+from plait.engines import ScoredBy, Training, TrainingEngine
+from plait.errors import RunError
+from plait.observe.progress import Progress
+from plait.policy.fusion_gate import RolloutSize
+from plait.policy.score_parts import PartSize
+from plait.recipes.recipe import Recipe
+from plait.runtime.steps.free_copies import Copies, where_free
+from plait.runtime.steps.rewarding import RewardCalls
+from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.rollout import Draw, Rollout
+from plait.runtime.steps.step import StepState
+from plait.runtime.steps.streams import Parts, RolloutParts, Spread, Table, in_parts
+from plait.schedule.dispatch import Task
+from plait.schedule.joint_training import fused_calls
+from plait.schedule.needs import may_stream
+from plait.schedule.work import Work
+from plait.workers.recorder import Recorder
+
+
+class Calls:
+    """The calls of a flow, bound to the engines of its roles."""
+
+    def __init__(
+        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recipe: Recipe, recorder: Recorder, progress: Progress
+    ) -> None:
+        self._flow = flow
+        self._roles = roles
+        self._recorder = recorder
+        self._progress = progress
+        self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
+        self.rewarding = RewardCalls(flow, roles, recorder, progress)
+        self.rollout = Rollout(flow, self.rewarding, recipe, progress)
+        self._recipe = recipe
+        self._groups = self._groups_of()
+
+    def mesh(self, node: Node, step: int, *, begins: bool = False) -> frozenset[int]:
+        """The ranks that a call of a step keeps busy; to begin, with those that bring it weights. None of a call that
+        takes ranks as they are free."""
+        return frozenset() if self.scores_where_free(node, step) else self._mesh(node, begins=begins)
+
+    def _mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
+        trainer = self.trainer(node)
+        if trainer is None:
+            return frozenset()
+        mesh = trainer.mesh(node.kind, begins=begins)
+        resample = node.generation.resample if node.kind is CallKind.GENERATE else None
+        if resample is not None and (judge := self.rewarding.scorer_of(resample.reward)) is not None:
+            mesh |= judge.mesh(CallKind.SCORE, begins=begins)
+        return mesh
+
+    def trainer(self, node: Node) -> TrainingEngine | None:
+        """The engine of the model that a call asks; None: it asks none."""
+        role = self._roles.get(str(node.role))
+        if isinstance(role, ModelRole):
+            return role.trainer
+        return None if role is None else self.rewarding.scorer_of(str(node.role))
+
+    def streams(self, node: Node) -> bool:
+        """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
+        generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
+        return may_stream(node, self._flow) and not self._mesh(node) & self._mesh(self._flow.nodes[node.rows])
+
+    def scores_where_free(self, node: Node, step: int) -> bool:
+        """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate:
+        where the recipe says so, or the gate of the run for this step. Which parts there are does not depend on that
+        (`free_copies.where_free`)."""
+        trainer, source = self.trainer(node), self._flow.nodes[node.rows]
+        if trainer is None or not may_stream(node, self._flow) or self.streams(node):
+            return False
+        engine = self._model(source).engine
+        if engine is None or engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:
+            return False
+        gate, recipe = self.rollout.gate, self._recipe
+        if gate is None or recipe.fusion != "auto":
+            return True
+        count = source.generation.num_samples(recipe.samples_per_prompt)
+        samples, most = count * recipe.prompts_per_step, recipe.sampling.max_running
+        return gate.scores_early(step, source.call, RolloutSize(samples, engine.traits.num_instances, most, count))
+
+    def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
+        """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
+        there is nothing to do in this step.
+
+        Args:
+            task: of the call, which says what ranks it keeps busy.
+        """
+        match node.kind:
+            case CallKind.GENERATE:
+                engine = self._model(node).engine
+                assert engine is not None, f"{node.call}: role `{node.role}` has no generation engine"
+                readers = [other for other in self._flow.nodes if other.rows == node.id]
+                is_fused = any(self.scores_where_free(other, state.step) for other in readers)
+                return self.rollout.work(node, engine, state, draw, task if is_fused else None)
+            case CallKind.SCORE if isinstance(self._roles[str(node.role)], RewardRole):
+                return self.rewarding.work(node, state, self._spread(node, state, task), task.release)
+            case CallKind.SCORE:
+                return self._scored(node, state, self._spread(node, state, task))
+            case CallKind.TRAIN:
+                return self._trained(node, state)
+            case _:
+                return self._at_once(node, state)
+
+    def keeps_weights(self, node: Node) -> bool:
+        """Whether a GENERATE call goes on with the weights that were published last while its role is trained."""
+        engine = self._model(node).engine
+        return engine is not None and engine.traits.keeps_weights
+
+    def runs_beside(self, node: Node) -> bool:
+        """Whether a GENERATE call may go on while other calls of other batches compute: with weights of its own, where
+        nothing has to leave the device for them, and where ranks that generate together do nothing else together."""
+        engine = self._model(node).engine
+        if engine is None or not engine.traits.keeps_weights or not engine.traits.shares_devices:
+            return False
+        mesh = self._mesh(node)
+        others = [other for other in self._flow.nodes if other.kind is not CallKind.GENERATE]
+        return len(mesh) == engine.traits.num_instances or all(mesh.isdisjoint(self._mesh(other)) for other in others)
+
+    # -- score
+
+    def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
+        """What is scored together, and where: the rows of the call, or parts of them as they are there."""
+        trainer = self.trainer(node)
+        parts: Parts
+        if trainer is not None and self.scores_where_free(node, state.step):
+            rollout, instances = state.growing[node.rows], trainer.scoring_instances
+            readers = [other for other in self._flow.nodes if other.rows == node.rows]
+            order = [other.id for other in readers if self.scores_where_free(other, state.step)]
+            is_last, copies = node.id == order[-1], len(instances)
+            size = PartSize(trainer.tokens_of_a_part // copies, node.id == order[0], copies if is_last else None)
+            parts = RolloutParts(rollout, size, self._running(node))
+            behind = state.step, node.rows
+            return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
+        parts = Table(lambda: state.born[node.rows])
+        if trainer is not None and self.streams(node):
+            rollout, size = state.growing[node.rows], PartSize(trainer.tokens_of_a_part)
+            parts = RolloutParts(rollout, size, self._running(node))
+        return partial(in_parts, parts)
+
+    def _running(self, node: Node) -> int:
+        """Samples that run at a time in the rollout that a call scores. An engine that does not tell how long they are
+        by now is taken to end with each before it begins with the next."""
+        engine = self._model(self._flow.nodes[node.rows]).engine
+        assert engine is not None, f"{node.call}: nobody generates what it scores"
+        return engine.traits.num_instances * self._recipe.sampling.max_running if engine.traits.tells_lengths else 1
+
+    def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
+        self._progress.phase(node.call, 0, "actions")
+        scored = yield from spread(partial(self._score, node), node.call)
+        while node.rows not in state.tables:  # its last samples have been scored before it has ended
+            yield None
+        samples = tuple(sample for rows, _ in scored for sample in rows.samples)
+        state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in scored]))
+        state.scored.add(node.id)
+
+    def _score(self, node: Node, rows: Rows, name: str, by: ScoredBy | None) -> Work[FloatArray]:
+        """A SCORE call of a model; its result is the column."""
+        temperature = self._temperature(node)
+        return self._model(node).trainer.score(rows, node.scoring, temperature=temperature, call=name, by=by)
+
+    # -- train
+
+    def partners(self, node: Node, step: int) -> tuple[Node, ...]:
+        """All calls that one schedule computes together with it in this step, itself among them, in the order of the
+        flow: training calls of roles that the plan has train together. What does nothing in this step is alone."""
+        if node.id not in self._groups or step < node.training.after:
+            return (node,)
+        return tuple(partner for partner in self._groups[node.id] if step >= partner.training.after)
+
+    def _groups_of(self) -> dict[int, tuple[Node, ...]]:
+        """Id of each training call → those that train together with it, where there are others."""
+        roles = {role: model.trainer.trains_with for role, model in self._roles.items() if isinstance(model, ModelRole)}
+        together = {roles_together for roles_together in roles.values() if len(roles_together) > 1}
+        return {
+            node.id: group
+            for roles_together in together
+            for group in fused_calls(self._flow, roles_together)
+            for node in group
+        }
+
+    def training(self, node: Node, state: StepState) -> Training:
+        """What a TRAIN call trains on, in this step."""
+        rows = self._rows_of(node, state)
+        return Training(node, rows, state.step, self._temperature(node), state.batch)
+
+    def trained_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
+        """Calls of `partners`; the metrics of each."""
+        self._progress.phase(" + ".join(training.node.call for training in trainings), 0, "actions")
+        return self._model(trainings[0].node).trainer.train_together(trainings)
+
+    def _trained(self, node: Node, state: StepState) -> Work[dict[str, float] | None]:
+        if state.step < node.training.after:
+            return None
+        self._progress.phase(node.call, 0, "actions")
+        return (yield from self._model(node).trainer.train(self.training(node, state)))
+
+    def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
+        """What training on the samples would log, without training on them."""
+        self._progress.phase(node.call, 0, "actions")
+        of = {"temperature": self._temperature(node), "batch_values": state.batch}
+        return self._model(node).trainer.evaluate(node, self._rows_of(node, state), **of)
+
+    def _rows_of(self, node: Node, state: StepState) -> Rows:
+        """What a TRAIN call trains on, with the columns that its loss reads."""
+        rows = trained_rows(node, state.tables)
+        if "keep" in node.inputs:
+            state.metrics[f"{node.role}/samples_left_out"] = len(state.tables[node.rows]) - len(rows)
+        return rows
+
+    def _temperature(self, node: Node) -> float | None:
+        """Given samples were not drawn at the sampling temperature: their log-probs are those at 1."""
+        return 1.0 if self._flow.nodes[node.rows].kind is CallKind.READ else None
+
+    def _model(self, node: Node) -> ModelRole:
+        role = self._roles[str(node.role)]
+        assert isinstance(role, ModelRole), f"{node.call}: role `{node.role}` is no model"
+        return role
+
+    # -- read and compute
+
+    def _at_once(self, node: Node, state: StepState) -> Work[None]:
+        match node.kind:
+            case CallKind.READ:
+                self._read(node, state)
+            case CallKind.COMPUTE:
+                self._compute(node, state)
+            case CallKind.CARRIED:
+                start = np.asarray(node.start, dtype=np.float64)
+                value = state.carried.get(node.call, start)
+                state.batch[node.outputs[0]] = value
+                _record(node.call, value, state)
+            case CallKind.BECOMES:
+                self._keep(node, state)
+        return
+        yield
+
+    def _read(self, node: Node, state: StepState) -> None:
+        of_call = sorted(state.given[node.call], key=lambda given: (given.sample.prompt.uid, given.sample.index))
+        rows = Rows(tuple(given.sample for given in of_call))
+        trained = np.array([flag for given in of_call for flag in given.trained], dtype=np.float64)
+        margins = [given.margin for given in of_call]
+        rows = rows.with_column(node.outputs[0], trained).with_column(node.outputs[1], margins)
+        state.begin_table(node.id, rows)
+
+    def _compute(self, node: Node, state: StepState) -> None:
+        output = node.outputs[0]
+        with self._recorder.span(node.call, "COMPUTE"):
+            values = evaluate(node, state.tables, state.batch)
+        if output.level is Level.BATCH:
+            state.batch[output] = values
+            if output not in self._of_next_step:
+                _record(node.call, values, state)
+        else:
+            state.add(output, values)
+
+    def _keep(self, node: Node, state: StepState) -> None:
+        name = self._flow.nodes[node.carried].call
+        value = state.batch[node.inputs["value"]]
+        now = state.batch[self._flow.nodes[node.carried].outputs[0]]
+        if value.shape != now.shape:
+            raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
+        state.next_carried[name] = value
+
+
+def _record(name: str, value: FloatArray, state: StepState) -> None:
+    """A number for the whole batch is a metric of its name."""
+    if value.ndim == 0:
+        state.metrics[name] = float(value)

@@ -1,0 +1,171 @@
+"""The samples of a batch that no step has trained on yet, as a checkpoint keeps them.
+
+A checkpoint is written between two steps, where rollouts have ended or halted: so it holds batches with all their
+samples, finished or not, and what follows from these (columns, groups) is made again. Scores of reward functions are
+asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.checkpoint.store import Checkpoint
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.errors import RunError
+from plait.runtime.steps.step import StepState
+
+
+@dataclass(frozen=True)
+class DrawnBatch:
+    """A batch that has been drawn, as it was then: what later calls add to it is not in it."""
+
+    step: int
+    """That trains on it."""
+    drawn: int
+    """Prompts of the run that were drawn with this batch."""
+    prompts: tuple[int, ...]
+    """Uids of the prompts that it began with."""
+    samples: Mapping[int, tuple[Sample, ...]]
+    """Id of each GENERATE node → all that it drew; unfinished ones are FinishReason.OPEN. Their noise is a function of
+    their place."""
+    kept: Mapping[int, tuple[int, ...] | None]
+    """The same → uids of the prompts whose groups are trained on; None: not all of its samples are finished."""
+    said: tuple[tuple[str, float, int], ...]
+    """Metrics: name, number, id of the node that said it."""
+    model_scores: Mapping[int, Mapping[str, float]]
+    """Id of each SCORE node that a rollout asked → sample uid → its score."""
+
+    @classmethod
+    def of(cls, state: StepState) -> DrawnBatch:
+        """What a batch is now, when nothing but its rollouts has run."""
+        samples = {node: rows.samples for node, rows in state.generated.items()}
+        kept: dict[int, tuple[int, ...] | None] = {node: tuple(state.born[node].groups) for node in state.generated}
+        for node in sorted(state.growing.keys() - samples.keys()):
+            finished = (sample for group in state.growing[node].groups.values() for sample in group)
+            samples[node], kept[node] = (*finished, *state.begun.get(node, {}).values()), None
+        return cls(
+            state.step,
+            state.drawn,
+            tuple(prompt.uid for prompt in state.prompts),
+            samples,
+            kept,
+            tuple((name, value, state.said_by.get(name, -1)) for name, value in state.metrics.items()),
+            {node: dict(scores) for node, scores in state.model_scores.items()},
+        )
+
+    def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON values) of a checkpoint."""
+        tensors: dict[str, Tensor] = {}
+        rollouts: dict[str, Any] = {}
+        for node, samples in self.samples.items():
+            name = f"batch-{self.step}.{node}"
+            versions = [version for sample in samples for version in sample.versions]
+            tensors[f"{name}.token_ids"] = torch.tensor([t for s in samples for t in s.token_ids], dtype=torch.int64)
+            tensors[f"{name}.logprobs"] = torch.tensor([p for s in samples for p in s.logprobs], dtype=torch.float64)
+            tensors[f"{name}.versions"] = torch.tensor(versions, dtype=torch.int64)
+            rollouts[str(node)] = {
+                "kept": None if (kept := self.kept[node]) is None else list(kept),
+                "samples": [
+                    [
+                        s.prompt.uid,
+                        len(s.prompt.token_ids),
+                        s.index,
+                        len(s.token_ids),
+                        s.finish_reason.value,
+                        s.policy_version,
+                        s.token_versions is not None,
+                        s.text,
+                    ]
+                    for s in samples
+                ],
+            }
+        scores = {str(node): dict(scores_by_sample) for node, scores_by_sample in self.model_scores.items()}
+        return tensors, {
+            "step": self.step,
+            "drawn": self.drawn,
+            "prompts": list(self.prompts),
+            "rollouts": rollouts,
+            "said": [list(metric) for metric in self.said],
+            "model_scores": scores,
+        }
+
+    @classmethod
+    def read(
+        cls, tensors: Mapping[str, Tensor], stated: Mapping[str, Any], prompt_of: Callable[[int], Prompt]
+    ) -> DrawnBatch:
+        """What `stored` gave.
+
+        Args:
+            prompt_of: the prompt of the run with this uid.
+
+        Raises:
+            RunError: a prompt has other tokens than when its samples were drawn.
+        """
+        samples: dict[int, tuple[Sample, ...]] = {}
+        for node, rollout in stated["rollouts"].items():
+            name = f"batch-{stated['step']}.{node}"
+            flat = [tensors[f"{name}.{what}"].tolist() for what in ("token_ids", "logprobs", "versions")]
+            samples[int(node)] = tuple(_samples(flat, rollout["samples"], prompt_of))
+        return cls(
+            stated["step"],
+            stated["drawn"],
+            tuple(stated["prompts"]),
+            samples,
+            {
+                int(node): None if rollout["kept"] is None else tuple(rollout["kept"])
+                for node, rollout in stated["rollouts"].items()
+            },
+            tuple((name, value, node) for name, value, node in stated["said"]),
+            {int(node): dict(scores) for node, scores in stated["model_scores"].items()},
+        )
+
+
+def stored_drawn(batches: Sequence[DrawnBatch]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, values for the state) of a checkpoint; nothing where no batch is open."""
+    tensors: dict[str, Tensor] = {}
+    stated: list[dict[str, Any]] = []
+    for batch in batches:
+        of_batch, values = batch.stored()
+        tensors |= of_batch
+        stated.append(values)
+    return tensors, {"open": stated} if stated else {}
+
+
+def read_drawn(
+    checkpoint: Checkpoint, prompt_of: Callable[[int], Prompt]
+) -> list[tuple[DrawnBatch, tuple[Prompt, ...]]]:
+    """The batches that a checkpoint keeps, each with the prompts that it began with.
+
+    Args:
+        prompt_of: the prompt of the run with this uid.
+
+    Raises:
+        RunError: a prompt has other tokens than when its samples were drawn.
+    """
+    prompt_of = cache(prompt_of)
+    tensors = checkpoint.tensors()
+    batches = [DrawnBatch.read(tensors, stated, prompt_of) for stated in checkpoint.stated("open", list)]
+    return [(batch, tuple(map(prompt_of, batch.prompts))) for batch in batches]
+
+
+def _samples(flat: Sequence[list[Any]], stated: Sequence[Any], prompt_of: Callable[[int], Prompt]) -> list[Sample]:
+    samples: list[Sample] = []
+    at = 0
+    for uid, prompt_tokens, index, length, reason, version, is_mixed, text in stated:
+        token_ids, logprobs, versions = (tuple(values[at : at + length]) for values in flat)
+        at += length
+        prompt = prompt_of(uid)
+        if len(prompt.token_ids) != prompt_tokens:
+            raise RunError(
+                f"the checkpoint holds samples of prompt {uid}, which had {prompt_tokens} tokens then and has "
+                f"{len(prompt.token_ids)} now: `data` or the tokenizer has changed; put them back, or begin a new run"
+            )
+        mixed = versions if is_mixed else None
+        samples.append(Sample(prompt, index, token_ids, logprobs, text, FinishReason(reason), version, mixed))
+    return samples

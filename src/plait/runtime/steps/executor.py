@@ -1,0 +1,178 @@
+"""Runs training steps of a dataflow: `calls` says what each call does, `schedule.dispatch` which goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.observe.progress import Progress
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import role_models, unchanging
+from plait.runtime.steps.batches import Batches
+from plait.runtime.steps.calls import Calls
+from plait.runtime.steps.graph_order import GraphOrder
+from plait.runtime.steps.roles import RewardRole, RoleRuntime
+from plait.runtime.steps.running_on import Beside
+from plait.runtime.steps.step import StepState
+from plait.runtime.workers import Workers
+from plait.schedule.dispatch import Dispatcher, Key, Task
+from plait.schedule.needs import early_scores, needs_of
+from plait.schedule.open_steps import OpenSteps
+from plait.schedule.work import Work, nothing
+from plait.workers.recorder import Recorder
+
+
+class Executor:
+    """Binds a dataflow to the engines of its roles and runs steps of it.
+
+    Args:
+        workers: all ranks.
+    """
+
+    def __init__(
+        self,
+        flow: Dataflow,
+        roles: Mapping[str, RoleRuntime],
+        recipe: Recipe,
+        recorder: Recorder,
+        progress: Progress,
+        workers: Workers,
+    ) -> None:
+        self.flow = flow
+        self._recorder = recorder
+        needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
+        self.calls = Calls(flow, roles, recipe, recorder, progress)
+        beside = None if recipe.on_update == "wait" else self.calls.runs_beside
+        early = early_scores(flow, needs, unchanging(flow, role_models(flow, recipe)))
+        self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
+        pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
+        self.clock = workers.clock(pools, progress)
+        self._under_way: _Steps | None = None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a step is beyond its first training call, so that weights are no longer those before it."""
+        return self._under_way is not None and self._under_way.is_training
+
+    def run_step(self, state: StepState, batches: Batches) -> None:
+        """Generate, score, compute and train; and generate the batches behind, of which recipes say how many.
+
+        Args:
+            state: of the step, one of `batches`; the calls add to it. Its step keys the draws; logs count from 1.
+
+        Raises:
+            RunError: every sample of the step lost its reward, or a call failed.
+        """
+        self._recorder.step = state.step + 1
+        self._under_way = program = _Steps(self.flow, self.calls, self._open, batches, state.step, self._recorder)
+        keys = self._open.calls(state.step, batches.done)
+        self.calls.rollout.beside = program.beside = self._beside(state.step, keys)
+        dispatcher = Dispatcher(program, self.clock)
+        dispatcher.add(keys)
+        dispatcher.run()
+        program.order(state).restore()
+        self._recorder.step = state.step + 1
+        self._under_way = None
+
+    def _beside(self, step: int, keys: Sequence[Key]) -> Beside | None:
+        """The rollouts of a step whose calls are these, where they may halt."""
+        if self._open.beside is None:
+            return None
+        rollouts = [key for key in keys if self.flow.nodes[key[1]].kind is CallKind.GENERATE]
+        own = [key for key in keys if key[0] == step]
+        return Beside(step, tuple(batch for batch, _ in rollouts), self._open.until(step, own))
+
+
+@dataclass
+class _Steps:
+    """`schedule.dispatch.Program`: the calls of a step, and of batches ahead of it, by (step, node)."""
+
+    flow: Dataflow
+    calls: Calls
+    open: OpenSteps
+    batches: Batches
+    step: int
+    """That scores and trains."""
+    recorder: Recorder
+    """What calls do is recorded as of the step that their batch is trained in."""
+    is_training: bool = False
+    beside: Beside | None = None
+    """Rollouts that may halt; None: there are none."""
+    _orders: dict[int, GraphOrder] = field(default_factory=dict)
+    _begun: dict[int, StepState] = field(default_factory=dict)
+    """Batches of which a call has begun."""
+
+    def order(self, state: StepState) -> GraphOrder:
+        """What the calls of a batch said, to be put into the order of the graph."""
+        if state.step not in self._orders:
+            self._orders[state.step] = GraphOrder(self.flow, state)
+        return self._orders[state.step]
+
+    def needs(self, key: Key) -> Collection[Key]:
+        node, needs = self.flow.nodes[key[1]], self.open.needs(self.step, key)
+        rollout = (key[0], node.rows)
+        if rollout in needs and self._grows(rollout) and self._begins_early(node, key[0]):
+            needs -= {rollout}  # it scores the rollout's samples as they end
+        return needs
+
+    def _grows(self, rollout: Key) -> bool:
+        batch = self._begun.get(rollout[0])
+        return batch is not None and rollout[1] in batch.growing
+
+    def _begins_early(self, node: Node, step: int) -> bool:
+        return self.calls.streams(node) or self.calls.scores_where_free(node, step)
+
+    def partners(self, key: Key) -> tuple[Key, ...]:
+        step, node = key[0], self.flow.nodes[key[1]]
+        return tuple((step, partner.id) for partner in self.calls.partners(node, step))
+
+    def mesh(self, key: Key) -> frozenset[int]:
+        if self.open.halts(self.step, key):
+            return frozenset()  # it is asked for at once, and goes on where the rollout of the step does
+        return self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=True)
+
+    def _busy(self, key: Key) -> frozenset[int]:
+        """The ranks that a call keeps busy when it has begun."""
+        node = self.flow.nodes[key[1]]
+        beside = self.open.beside if self.open.halts(self.step, key) else None
+        return frozenset() if beside is not None and beside(node) else self.calls.mesh(node, key[0])
+
+    def begin(self, keys: tuple[Key, ...]) -> Task:
+        """Have weights brought to where they are not as they are; then the call, or the calls together."""
+        state = self._begun[keys[0][0]] = self.batches.at(keys[0][0])
+        nodes = [self.flow.nodes[number] for _, number in keys]
+        mesh = frozenset(rank for key in keys for rank in self.mesh(key))
+        task = Task(keys, " + ".join(node.call for node in nodes), nothing(), mesh, nodes[0].role or "")
+        trainers = [(node, trainer) for node in nodes if (trainer := self.calls.trainer(node)) is not None]
+        self.recorder.step = state.step + 1
+        moves = [trainer.syncing_weights(node.kind) for node, trainer in trainers]
+        task.work = self.recorder.as_of(state.step + 1, self._work(nodes, state, moves, task))
+        return task
+
+    def _work(self, nodes: Sequence[Node], state: StepState, moves: Sequence[Work[None]], task: Task) -> Work[None]:
+        for move in moves:
+            yield from move
+        task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))  # those that brought are free
+        task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node, state.step)) - task.mesh
+        self.is_training |= any(node.kind is CallKind.TRAIN and state.step >= node.training.after for node in nodes)
+        order = self.order(state)
+        if len(nodes) > 1:
+            yield from self._together(nodes, state, order)
+        else:
+            work = self.calls.work(nodes[0], state, partial(self.batches.draw, state), task)
+            yield from order.claiming(nodes[0], work)
+        if self.beside is not None:
+            self.beside.ended.update(task.keys)
+
+    def _together(self, nodes: Sequence[Node], state: StepState, order: GraphOrder) -> Work[None]:
+        """Training calls of several roles, by one schedule."""
+        trainings = []
+        for node in nodes:
+            trainings.append(self.calls.training(node, state))
+            order.claim(node)
+        results = yield from self.calls.trained_together(trainings)
+        for node, metrics in zip(nodes, results, strict=True):
+            order.training_ended(node, metrics)
+            order.claim(node)

@@ -1,0 +1,37 @@
+"""Fills the roles of a flow. A reward that is not trained is of functions, of a frozen scalar model, or of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.recipes.role_models import is_reward
+from plait.rewards.pool import RewardPool
+from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.inputs.tokenizers import load_tokenizer
+from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.scorer import ModelScorer, translator_for
+from plait.runtime.workers import Workers
+
+
+def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, RewardPool]) -> dict[str, RoleRuntime]:
+    """Everything that the flow's roles need.
+
+    Args:
+        pools: reward role → its functions, already started.
+    """
+    flow, recipe = prepared.flow, prepared.recipe
+    actor = next((model for model in prepared.models if model.role == "actor"), None)
+    roles: dict[str, RoleRuntime] = {}
+    for model in prepared.models:
+        trainer = workers.trainer(model.role, prepared.shapes[model.name].max_positions)
+        if is_reward(model, flow):
+            settings = recipe.reward if model.role == "reward" else recipe.cost
+            tokenizer = load_tokenizer(model.name, model.key)
+            translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer)
+            scorer = ModelScorer(trainer, translator, settings.model_weight, model.key, settings.on_error)
+            roles[model.role] = RewardRole(pools.get(model.role), scorer)
+            continue
+        roles[model.role] = ModelRole(workers.model(model.role), trainer, workers.engine(model.role))
+    for role, pool in pools.items():
+        roles.setdefault(role, RewardRole(pool))
+    return roles

@@ -1,0 +1,195 @@
+"""Samples that instances give to others during a rollout (`rebalance: auto`), so that all end at about the same time.
+
+What a step takes is fitted to the decode steps of the run's last step; how long samples will be is told by the
+lengths of its last steps: of those that are longer than what an instance's samples have said, evenly. What was decided
+is kept in the run's folder, and a run that is resumed decides the same again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.engines import GenerationEngine, InstanceMoves
+from plait.policy.fusion_gate import decode_line
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove
+from plait.policy.rebalance import InstanceWork, MoveCost, UnfinishedSample, rebalance
+from plait.policy.step import Key
+from plait.runtime.folder.decisions import CallOfStep, Experience
+from plait.schedule.timeline import Timeline
+
+STEPS_BETWEEN = 32
+"""Steps of the instance that decodes slowest, after which ends are foretold again; or when an instance has half of the
+samples left that it had then."""
+STEPS_BETWEEN_SHORT = 8
+"""The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""
+LEAST_LEFT = 32
+"""Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """fixed_s, each_s: seconds of a decode step, and more for each sample in it; move_s: in which samples that move
+    stand still"""
+
+    fixed_s: float
+    each_s: float
+    move_s: float
+
+    def step_s(self, running: int, context: float) -> float:
+        """See policy.rebalance.StepSeconds; what contexts add is part of the fit."""
+        return self.fixed_s + self.each_s * running
+
+
+class Rebalancer:
+    """Decides in each rollout which samples move.
+
+    Args:
+        experience: what the run decides by.
+    """
+
+    def __init__(self, experience: Experience) -> None:
+        self.experience = experience
+        curves = [row["curve"] for row in experience.decisions.rows if row["curve"]]
+        self.curve = Curve(**curves[-1]) if curves else None
+
+    def balance(
+        self, key: CallOfStep, engine: GenerationEngine, prompts: Mapping[int, int], bounds: Bounds
+    ) -> Balance | None:
+        """What decides in one rollout; None: the engine moves no samples.
+
+        Args:
+            prompts: uid → tokens, of all that are generated for.
+        """
+        return None if engine.moves is None else Balance(self, key, engine, engine.moves, prompts, bounds)
+
+    def learn(self, timeline: Timeline, lengths: Sequence[int]) -> None:
+        """After a step.
+
+        Args:
+            timeline: what every rank did in it.
+            lengths: of its responses.
+        """
+        self.experience.heard(lengths)
+        steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
+        if steps:
+            fixed_s, each_s = decode_line(steps)
+            self.curve = Curve(fixed_s, each_s, self.experience.move_s(fixed_s + each_s))
+
+
+class Balance:
+    """Looks at one rollout after each step of its engine, and has samples move."""
+
+    def __init__(
+        self,
+        rebalancer: Rebalancer,
+        key: CallOfStep,
+        engine: GenerationEngine,
+        moves: InstanceMoves,
+        prompts: Mapping[int, int],
+        bounds: Bounds,
+    ) -> None:
+        self._rebalancer, self._key, self._engine, self._moves = rebalancer, key, engine, moves
+        self._prompts, self._bounds = prompts, bounds
+        self._curve, self._lengths = rebalancer.curve, sorted(rebalancer.experience.lengths)
+        before = rebalancer.experience.decisions.of(key)
+        self._asked: deque[dict[str, Any]] | None = None if before is None else deque(before["moves"])
+        """Moves that a run before this one has made, and that are made again."""
+        self._made: list[dict[str, Any]] = []
+        self._steps = [0.0] * engine.traits.num_instances
+        """Decode steps of each instance, about."""
+        self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
+        self._looked_at_s = rebalancer.experience.clock()
+        self._moved: set[Key] = set()
+        self.num_moved = 0
+
+    def look(self, *, frees: bool) -> None:
+        """After a step of the engine.
+
+        Args:
+            frees: instances without samples have been given to others.
+        """
+        now = self._rebalancer.experience.clock()
+        running = self._engine.running
+        if self._curve is not None:
+            for place, count in enumerate(running):
+                if count:
+                    step_s = self._curve.step_s(min(count, self._bounds.slots), 0.0)
+                    self._steps[place] += (now - self._looked_at_s) / step_s if step_s > 0 else 0.0
+        self._looked_at_s = now
+        if self._moves.is_moving:
+            return
+        if self._asked is not None:
+            self._repeat(self._asked, sum(running))
+        elif self._curve is not None and self._lengths and self._is_due(self._curve, running):
+            self._judged_at, self._judged_with = max(self._steps), running
+            self._decide(self._curve, frees=frees)
+
+    def end(self) -> None:
+        """All samples have ended."""
+        curve = None if self._curve is None else vars(self._curve)
+        move_s = self._moves.moved_s if self.num_moved else None
+        self._rebalancer.experience.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
+
+    def _is_due(self, curve: Curve, running: Sequence[int]) -> bool:
+        between = STEPS_BETWEEN_SHORT if curve.move_s < curve.step_s(1, 0.0) else STEPS_BETWEEN
+        if max(self._steps) - self._judged_at >= between:
+            return True
+        return any(2 * now < then for now, then in zip(running, self._judged_with, strict=True))
+
+    def _repeat(self, asked: deque[dict[str, Any]], left: int) -> None:
+        """As many samples are left as were then: the same move, as far as they are where they were."""
+        while asked and left <= asked[0]["left"]:
+            move = asked.popleft()
+            pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in move["pairs"]}
+            recompute = frozenset((uid, index) for uid, index in move.get("recompute", ()))
+            self._move(pairs, move, HowToMove(recompute, move.get("ahead", False)))
+            if self._moves.is_moving:
+                return
+
+    def _decide(self, curve: Curve, *, frees: bool) -> None:
+        unfinished = self._moves.unfinished
+        works = [
+            InstanceWork(
+                place, tuple(self._growing(place, keys)), self._bounds.kv_tokens, takes=bool(keys) or not frees
+            )
+            for place, keys in enumerate(unfinished)
+        ]
+        decision = rebalance(works, curve.step_s, self._bounds.slots, MoveCost(curve.move_s))
+        pairs: dict[tuple[int, int], list[Key]] = {}
+        for shift in decision.shifts:
+            pairs.setdefault((shift.source, shift.target), []).append(shift.sample.key)
+        if pairs:
+            row = {"left": sum(map(len, unfinished)), "before_s": decision.before_s, "after_s": decision.after_s}
+            row["pairs"] = [[*pair, [list(key) for key in keys]] for pair, keys in pairs.items()]
+            how = self._how(curve, [shift.sample for shift in decision.shifts])
+            row |= {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}
+            self._move(pairs, row, how)
+
+    def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[UnfinishedSample]:
+        """What is expected of the samples of an instance: what is left of earlier ones that were as long, evenly."""
+        done, count = int(self._steps[place]), len(keys)
+        longer = self._lengths[bisect_right(self._lengths, done) :]
+        most = max(1, self._bounds.response - done)
+        for number, key in enumerate(keys):
+            left = longer[(2 * number + 1) * len(longer) // (2 * count)] - done if longer else LEAST_LEFT
+            begun = number < self._bounds.slots
+            context = self._prompts[key[0]] + (done if begun else 0)
+            yield UnfinishedSample(key, context, min(most, left), begun and key not in self._moved)
+
+    def _how(self, curve: Curve, samples: Sequence[UnfinishedSample]) -> HowToMove:
+        if self._rebalancer.experience.times is None:
+            return AT_ONCE
+        return self._rebalancer.experience.times.how(
+            {sample.key: sample.context for sample in samples}, curve.step_s(len(samples), 0.0)
+        )
+
+    def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any], how: HowToMove) -> None:
+        """Have samples move, and remember it as this row of the run's decisions."""
+        if count := self._moves.move(pairs, how):
+            self.num_moved += count
+            self._moved |= {key for keys in pairs.values() for key in keys}
+            self._made.append(row)

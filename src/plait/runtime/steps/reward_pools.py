@@ -1,0 +1,44 @@
+"""Starts the processes of a recipe's reward functions and judges."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from plait.observe.loading import loading
+from plait.rewards.pool import RewardPool
+from plait.runtime.inputs.prepared import Prepared
+
+
+def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> dict[str, RewardPool]:
+    """Start the recipe's functions: they are loaded, and the data have every column that they need.
+
+    Args:
+        stack: closes the pools.
+
+    Returns:
+        Reward role → its pool; the functions that judge evaluations under `judges`.
+
+    Raises:
+        ConfigError: a function cannot be loaded, or a column is missing.
+    """
+    recipe = prepared.recipe
+    pools: dict[str, RewardPool] = {}
+    for name, functions in {**prepared.functions, "judges": prepared.judges}.items():
+        if not functions:
+            continue
+        loading(f"functions of {name}")
+        settings = recipe.cost if name == "cost" else recipe.reward
+        pools[name] = pool = stack.enter_context(
+            RewardPool(
+                functions,
+                timeout_s=settings.timeout_s,
+                workers=settings.workers,
+                on_error=settings.on_error,
+                seed=recipe.seed,
+                output=output,
+                memory_gb=settings.memory_gb,
+            )
+        )
+        pool.start(columns=prepared.columns or None)
+    return pools

@@ -1,0 +1,188 @@
+"""Scores of a step: from reward functions in worker processes, from a reward model, or from both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from plait.data.records import Sample
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import CallKind, Dataflow, Node
+from plait.engines import TrainingEngine
+from plait.errors import RunError
+from plait.observe.progress import Progress
+from plait.rewards.pool import RewardPool
+from plait.rewards.scores import GroupScores
+from plait.runtime.steps.roles import RewardRole, RoleRuntime
+from plait.runtime.steps.step import StepState
+from plait.runtime.steps.streams import Spread, Table, in_parts
+from plait.schedule.work import Work
+from plait.workers.recorder import Recorder
+
+
+class RewardCalls:
+    """Runs the SCORE nodes whose role is a reward, or a cost."""
+
+    def __init__(
+        self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recorder: Recorder, progress: Progress
+    ) -> None:
+        self._flow = flow
+        self._roles = roles
+        self._recorder = recorder
+        self._progress = progress
+        self._awaited: dict[tuple[str, int], StepState] = {}
+        """(role, ticket of a group at its functions) → the batch that it is of: several may be open."""
+
+    def submit(self, rollout: Node, group: Sequence[Sample], state: StepState) -> None:
+        """Send a whole group to the functions of every reward that scores this rollout."""
+        for node, role in self._readers(rollout):
+            if role.pool is not None:
+                self._send(node, role.pool, group, state)
+
+    def poll(self, rollout: Node) -> bool:
+        """Take in what the functions of a rollout's rewards have finished, if anything, of whichever batch it is."""
+        collected = False
+        for node, role in self._readers(rollout):
+            if role.pool is not None:
+                collected |= self._collect(str(node.role), role.pool.poll())
+        return collected
+
+    def settle(self) -> None:
+        """Wait until functions have nothing left to do, so that they can be asked for something else.
+
+        Raises:
+            RunError: a function failed, and its policy is to stop.
+        """
+        for name, role in self._roles.items():
+            if isinstance(role, RewardRole) and role.pool is not None and role.pool.num_outstanding:
+                self._collect(name, role.pool.wait())
+
+    def scorer_of(self, role: str) -> TrainingEngine | None:
+        """The engine of the model that scores for a role; None: functions do alone, or nobody does."""
+        of_role = self._roles.get(role)
+        return of_role.scorer.trainer if isinstance(of_role, RewardRole) and of_role.scorer is not None else None
+
+    def rewards_of(
+        self, rollout: Node, role: str, groups: Sequence[Sequence[Sample]], state: StepState
+    ) -> Work[list[FloatArray]]:
+        """Rewards of groups that were just drawn, [samples] each, before the graph's SCORE node is reached.
+
+        Raises:
+            RunError: the flow does not score these samples by that role.
+        """
+        node = next((node for node, _ in self._readers(rollout) if node.role == role), None)
+        if node is None:
+            raise RunError(f"{rollout.call}: `resample` asks the role `{role}`, but the flow does not score by it")
+        samples = tuple(sample for group in groups for sample in group)
+        totals = yield from self._of_functions(samples, node, state)
+        yield from self._of_model(partial(in_parts, Table(lambda: Rows(samples))), node, state)
+        by_sample = self._with_model(totals, node, state)
+        return [np.array([by_sample[sample.uid] for sample in group]) for group in groups]
+
+    def work(self, node: Node, state: StepState, spread: Spread, model_is_done: Callable[[], None]) -> Work[None]:
+        """Add the node's column; samples without a reward leave the table.
+
+        Args:
+            spread: scores the rows by a model, together or in parts.
+            model_is_done: called when the model has scored all.
+
+        Raises:
+            RunError: no sample has one, or a function failed and its policy is to stop.
+        """
+        yield from self._of_model(spread, node, state)
+        model_is_done()
+        while node.rows not in state.tables:  # its last samples have been scored before it has ended
+            yield None
+        rows = state.tables[node.rows]
+        totals = yield from self._of_functions(rows.samples, node, state)
+        by_sample = self._with_model(totals, node, state)
+        state.add(node.outputs[0], np.array([by_sample[sample.uid] for sample in rows.samples]))
+        rows = state.tables[node.rows]
+        kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
+        if len(kept) == 0:
+            role = self._roles[str(node.role)]
+            keys = [f"`{node.role}.functions` (do they return None for every sample?)"]
+            if isinstance(role, RewardRole) and role.scorer is not None:
+                keys = [f"`{role.scorer.key}` (are its scores finite?)", *(keys if role.pool is not None else ())]
+            raise RunError(
+                f"step {state.step + 1}: no sample of {len(rows)} has a score from `{node.role}`; look at key "
+                f"{', '.join(keys)} and at the failures reported above"
+            )
+        state.count("reward/dropped", len(rows) - len(kept))
+        if len(kept) < len(rows):
+            state.tables[node.rows] = rows.select(kept.tolist())
+
+    def _of_functions(self, samples: Sequence[Sample], node: Node, state: StepState) -> Work[dict[str, float]]:
+        """Sample uid → weighted score of the functions, 0 where there are none; NaN where they gave none."""
+        role = self._role(node)
+        totals = dict.fromkeys((sample.uid for sample in samples), 0.0)
+        if role.pool is None:
+            return totals
+        if node.id not in state.tickets.values():  # samples of no rollout of this process: sent nowhere yet
+            rows = state.generated.get(node.rows, state.tables[node.rows])
+            for members in rows.groups.values():
+                self._send(node, role.pool, [rows.samples[i] for i in members], state)
+        self._progress.phase(node.call, len(samples), "samples")
+        sent = sum(target == node.id for target in state.tickets.values())
+        self._collect(str(node.role), role.pool.poll())
+        while len(state.scores.get(node.id, ())) < sent:
+            yield None
+            self._collect(str(node.role), role.pool.poll())
+        # By ticket: the order in which groups finish must not reach a sum.
+        groups = state.scores[node.id] = sorted(state.scores[node.id], key=lambda group: group.ticket)
+        for group in groups:
+            for sample, reward in zip(group.samples, group.rewards, strict=True):
+                if sample.uid in totals:
+                    totals[sample.uid] += reward
+        return totals
+
+    def _of_model(self, spread: Spread, node: Node, state: StepState) -> Work[None]:
+        """Score by the model, if there is one."""
+        scorer = self._role(node).scorer
+        if scorer is None:
+            return
+        self._progress.phase(node.call, 0, "actions")
+        scored_parts = yield from spread(scorer.call, node.call)
+        scored = state.model_scores.setdefault(node.id, {})
+        for rows, values in scored_parts:
+            values = scorer.checked(rows.samples, values)
+            scored |= {sample.uid: float(value) for sample, value in zip(rows.samples, values, strict=True)}
+
+    def _with_model(self, totals: dict[str, float], node: Node, state: StepState) -> dict[str, float]:
+        """With what the model said of the same samples."""
+        scorer = self._role(node).scorer
+        if scorer is not None:
+            scored = state.model_scores[node.id]
+            totals = {uid: total + scorer.weight * scored[uid] for uid, total in totals.items()}
+        return totals
+
+    def _role(self, node: Node) -> RewardRole:
+        role = self._roles[str(node.role)]
+        assert isinstance(role, RewardRole), f"{node.call}: role `{node.role}` is no reward"
+        return role
+
+    def _readers(self, rollout: Node) -> list[tuple[Node, RewardRole]]:
+        """The calls that score the samples of a rollout."""
+        nodes = [node for node in self._flow.of_kind(CallKind.SCORE) if node.rows == rollout.id]
+        return [(node, role) for node in nodes if isinstance(role := self._roles[str(node.role)], RewardRole)]
+
+    def _send(self, node: Node, pool: RewardPool, group: Sequence[Sample], state: StepState) -> None:
+        """Hand a whole group to the functions of a role; a call of the flow will ask for its scores."""
+        key = str(node.role), pool.submit(group)
+        state.tickets[key], self._awaited[key] = node.id, state
+
+    def _collect(self, role: str, groups: Sequence[GroupScores]) -> bool:
+        """Keep the scores of groups that a role's functions are done with under the call that sent them; record what
+        they took, and say what went wrong. Whether there are any."""
+        for group in groups:
+            state = self._awaited.pop((role, group.ticket))
+            node = self._flow.nodes[state.tickets[role, group.ticket]]
+            for span in group.worked:
+                lane = f"{role} worker {span.worker}"
+                self._recorder.add(f"{node.call}/{span.function}", "SCORE", role, lane, span.start_s, span.end_s)
+            state.scores.setdefault(node.id, []).append(group)
+            for trouble in (*group.failures, *group.recovered):
+                self._progress.message(str(trouble))
+        return bool(groups)

@@ -1,0 +1,76 @@
+"""What the calls of one training step have made so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plait.data.examples import Given
+from plait.data.records import Prompt, Sample
+from plait.data.rows import FloatArray, Rows
+from plait.dataflow import Column
+from plait.policy.step import Key
+from plait.rewards.scores import GroupScores
+from plait.runtime.steps.streams import PartialRollout
+
+
+@dataclass
+class StepState:
+    """Tables of rows, values for the whole batch, what reward functions said, and metrics. Grows call by call."""
+
+    step: int
+    """Steps done before this one."""
+    prompts: Sequence[Prompt] = ()
+    drawn: int = 0
+    """Prompts of the run that were drawn up to this batch, those included that a rollout asked for."""
+    given: Mapping[str, Sequence[Given]] = field(default_factory=dict)
+    """`examples` and `pairs` of the step, from the data set."""
+    carried: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Values kept from the step before, by name; one that is absent starts."""
+    next_carried: dict[str, FloatArray] = field(default_factory=dict)
+    """What they are in the next step."""
+    tables: dict[int, Rows] = field(default_factory=dict)
+    """Id of each GENERATE or READ node → its rows."""
+    born: dict[int, Rows] = field(default_factory=dict)
+    """The same before any sample was left out for want of a reward: what models score, whichever ended first."""
+    growing: dict[int, PartialRollout] = field(default_factory=dict)
+    """Id of each GENERATE node that has begun, and does not draw again → its samples as far as they are finished."""
+    begun: dict[int, dict[Key, Sample]] = field(default_factory=dict)
+    """Id of each GENERATE node that was halted → its samples that are unfinished and have said something."""
+    sent: dict[int, set[int]] = field(default_factory=dict)
+    """Id of each such node → uids of the prompts whose groups are with the reward functions."""
+    batch: dict[Column, FloatArray] = field(default_factory=dict)
+    """Values for the whole batch."""
+    generated: dict[int, Rows] = field(default_factory=dict)
+    """Id of each GENERATE node → all that it generated, before samples without a reward, or groups, were left out."""
+    scored: set[int] = field(default_factory=set)
+    """Ids of the SCORE nodes of models whose column is there."""
+    tickets: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(role, ticket of a group at its functions) → id of the SCORE node that sent it."""
+    scores: dict[int, list[GroupScores]] = field(default_factory=dict)
+    """Id of each SCORE node of reward functions → what its functions said, group by group."""
+    model_scores: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Id of each SCORE node of a reward model → sample uid → its score."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    said_by: dict[str, int] = field(default_factory=dict)
+    """Metric → id of the node that said it (`graph_order`); -1: it was there before any."""
+
+    def begin_table(self, node: int, rows: Rows) -> None:
+        """The rows of a GENERATE or READ node are there."""
+        self.tables[node] = self.born[node] = rows
+
+    def add_scored(self, column: Column, scored: Rows, values: FloatArray) -> None:
+        """A column of rows of which some may have been left out since they were scored."""
+        rows = self.tables[column.rows]
+        if rows.samples != scored.samples:
+            places = {sample.uid: i for i, sample in enumerate(scored.samples)}
+            kept = [places[sample.uid] for sample in rows.samples]
+            values = Rows(scored.samples).with_column(column, values).select(kept).columns[column]
+        self.add(column, values)
+
+    def add(self, column: Column, values: FloatArray) -> None:
+        """A column of rows that are there."""
+        self.tables[column.rows] = self.tables[column.rows].with_column(column, values)
+
+    def count(self, name: str, number: float) -> None:
+        self.metrics[name] = self.metrics.get(name, 0) + number

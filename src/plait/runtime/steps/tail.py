@@ -1,0 +1,253 @@
+"""The end of a rollout, when few samples are unfinished: they are gathered, and ranks without any are free to score.
+
+With `fusion: auto` a gate says when: by what the last steps took and how long their responses were. What it decided is
+kept in the run's folder, and a run that is resumed decides the same again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from plait.engines import GenerationEngine
+from plait.policy.early_scores import EarlyScores, foretold
+from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, decode_line, pays
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove
+from plait.policy.step import Key
+from plait.runtime.folder.decisions import Experience
+from plait.schedule.dispatch import Task
+from plait.schedule.fusion_times import FusionTimes
+from plait.schedule.timeline import Span, Timeline
+from plait.schedule.work import COMPUTE
+
+
+class FusionGate:
+    """Decides in each rollout whether its samples are scored in parts, whether its end is gathered, and when.
+
+    Args:
+        experience: what the run decides by.
+        times: settings of the plan's policy.
+    """
+
+    def __init__(self, experience: Experience, times: FusionTimes) -> None:
+        self.experience = experience
+        self._times = times
+        self._early: dict[tuple[int, str], EarlyScores] = {}
+        seen = [row["seen"] for row in experience.decisions.rows if row["seen"]]
+        self._seen = Seen(**seen[-1]) if seen else None
+
+    def scores_early(self, step: int, call: str, size: RolloutSize) -> bool:
+        """Whether the samples of a rollout are scored in parts; `step` counts from 0. It follows from the plan and from
+        the lengths that are known in every run when this may be asked first."""
+        key, count = (step, call), size.together
+        if key not in self._early:
+            rows = self.experience.lengths_before(step)
+            groups = [row[at : at + count] for row in rows for at in range(0, len(row), count)]
+            self._early[key] = early = foretold(self._times, groups, size, seed=step)
+            if not early.pays:
+                why = "scoring in parts would gain too little" if rows else "no step was done yet"
+                choice = Choice(0, early.gain_s, LEAST_SHARE * early.of_s, why)
+                self.experience.keep((step + 1, call), _row(choice, None), None)
+        return self._early[key].pays
+
+    def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
+        """What decides in a rollout; `step` counts from 0."""
+        before = self.experience.decisions.of((step + 1, call))
+        lengths = tuple(self.experience.lengths)
+        if before is not None:
+            choice = Choice(before["moved_at"], before["gain_s"], before["needed_s"], before["why"])
+        else:
+            choice = choose(self._seen, lengths, size, seed=step)
+        return Judge(self, (step + 1, call), choice, _Known(self._seen, lengths, size), before)
+
+    def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
+        """After a step.
+
+        Args:
+            timeline: what every rank did in it.
+            lengths: of its responses.
+            instances: that generate.
+        """
+        self.experience.heard(lengths)
+        steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
+        ranks = {span.rank for span in timeline.spans if span.kind == "DECODE"}
+        if not steps or not lengths:
+            return
+        here = [span for span in timeline.spans if span.rank in ranks]
+        scores = [span for span in here if span.kind == "SCORE" and span.lane == COMPUTE]
+        roles = {span.role for span in scores}
+        loaded_s = sum(span.duration_s for span in here if span.kind == "ONLOAD" and span.role in roles)
+        fixed_s, each_s = decode_line(steps)
+        wide = max(1, len(ranks) // max(1, instances))
+        move_s = self.experience.move_s(fixed_s + each_s)
+        score_s = _scored_s(scores) / len(lengths) / wide
+        self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """seen: what the last steps took; None: there were none. lengths: of their responses"""
+
+    seen: Seen | None
+    lengths: Sequence[int]
+    size: RolloutSize
+
+
+class Judge:
+    """Says of one rollout whether to gather what is left, each time that a sample has ended."""
+
+    def __init__(
+        self,
+        gate: FusionGate,
+        key: tuple[int, str],
+        choice: Choice,
+        known: _Known,
+        before: Mapping[str, Any] | None,
+    ) -> None:
+        self._gate, self._key, self._choice, self._known, self._seen = gate, key, choice, known, known.seen
+        self._before = before
+        """What a run before this one decided in it; None: none did."""
+        self.clock = gate.experience.clock
+        self._moved_at = 0
+        self._how = AT_ONCE
+
+    @property
+    def threshold(self) -> int:
+        """Unfinished samples from which on gathering is judged; 0: it is not."""
+        return self._choice.threshold
+
+    def gathers(self, left: Remaining) -> bool:
+        """Whether what is left is gathered now, where no more than the threshold is."""
+        count = sum(map(len, left.unfinished))
+        if self._before is None:
+            assert self._seen is not None, "a threshold of nothing"
+            if not pays(self._seen, self._known.lengths, left, self._known.size):
+                return False
+        self._moved_at = count
+        return True
+
+    def score_s(self) -> float:
+        """Seconds of scoring a sample, by one instance."""
+        return 0.0 if self._seen is None else self._seen.score_s
+
+    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
+        """Steps of generation in so many seconds, of the instance with the most samples."""
+        step_s = 0.0 if self._seen is None else self._seen.decode_s(max(running))
+        return seconds / step_s if step_s > 0 else 0.0
+
+    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
+        """How the samples move that are gathered now.
+
+        Args:
+            contexts: of each its tokens, about.
+        """
+        if self._before is not None:
+            keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
+            self._how = HowToMove(keys, self._before.get("ahead", False))
+        elif self._gate.experience.times is not None and self._seen is not None:
+            self._how = self._gate.experience.times.how(contexts, self._seen.decode_s(len(contexts)))
+        return self._how
+
+    def end(self, num_moved: int, move_s: float | None) -> None:
+        moved_at = self._moved_at if num_moved else 0
+        row = _row(self._choice, self._seen, moved_at, num_moved, move_s, self._how)
+        self._gate.experience.keep(self._key, row, move_s if num_moved else None)
+
+
+def _row(
+    choice: Choice,
+    seen: Seen | None,
+    moved_at: int = 0,
+    moved: int = 0,
+    move_s: float | None = None,
+    how: HowToMove = AT_ONCE,
+) -> dict[str, Any]:
+    """A row of the file of decisions: what was decided in a rollout, by what, and what came of it."""
+    row = asdict(choice) | {"seen": None if seen is None else asdict(seen)}
+    row |= {"moved_at": moved_at, "moved": moved, "move_s": move_s}
+    return row | {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of a rollout. prompts: sample → tokens of its prompt; per_prompt: samples of each"""
+
+    prompts: Mapping[Key, int]
+    per_prompt: int
+
+
+class Tail:
+    """
+    Args:
+        task: of the rollout, which keeps the ranks busy that still generate.
+        engine: whose samples may move.
+        bounds: of an instance.
+        when: who says when samples are gathered, and how; or how many are unfinished at most, and then they go at once.
+    """
+
+    def __init__(self, task: Task, engine: GenerationEngine, batch: Batch, bounds: Bounds, when: Judge | int) -> None:
+        assert engine.moves is not None, "nothing can be gathered"
+        self._task, self._batch, self._bounds = task, batch, bounds
+        self._engine, self._moves = engine, engine.moves
+        self._judge = None if isinstance(when, int) else when
+        self._most = when if isinstance(when, int) else when.threshold
+        self._unfinished = len(batch.prompts)
+        self._open = {uid for uid, _ in batch.prompts}
+        """Prompts whose samples nobody can have scored yet."""
+        self._steps = 0.0
+        self._waiting_s = 0.0
+        """Instance seconds of scoring that could be done, were instances free."""
+        self._looked_at_s = 0.0 if self._judge is None else self._judge.clock()
+        self.num_moved = 0
+
+    def look(self, finished: int) -> None:
+        """After a step of the engine that has finished so many samples."""
+        self._unfinished -= finished
+        running = self._engine.running
+        if self._judge is not None:
+            now = self._judge.clock()
+            self._steps += self._judge.steps_in(now - self._looked_at_s, running)
+            free = sum(1 for count in running if count == 0)
+            self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
+            self._looked_at_s = now
+        if finished and not self.num_moved:
+            self._gather()
+        self._task.release(self._task.mesh - self._engine.at_work)
+
+    def _gather(self) -> None:
+        unfinished = [[uid for uid, _ in keys] for keys in self._moves.unfinished]
+        if self._judge is not None:
+            ended = self._open.difference(*unfinished)
+            self._open -= ended
+            self._waiting_s += len(ended) * self._batch.per_prompt * self._judge.score_s()
+        if not 0 < self._unfinished <= self._most:
+            return
+        pairs, how = self._moves.gathering(self._bounds), AT_ONCE
+        if pairs and self._judge is not None:
+            kept = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
+            if not self._judge.gathers(Remaining(unfinished, int(self._steps), self._waiting_s, kept)):
+                return
+            keys = [key for moved in pairs.values() for key in moved]
+            how = self._judge.how({key: self._batch.prompts[key] + int(self._steps) for key in keys})
+        self.num_moved = self._moves.move(pairs, how) if pairs else 0
+
+    def end(self) -> None:
+        """All samples have ended."""
+        if self._judge is not None:
+            self._judge.end(self.num_moved, self._moves.moved_s)
+
+
+def _scored_s(spans: Sequence[Span]) -> float:
+    """Seconds of all these scores, had each model taken as long for a token as in the middle one of its own: some are
+    held up, and the first of a run takes longer."""
+    of_call: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        of_call[span.action.split("/", 1)[0]].append(span)
+    total_s = 0.0
+    for scores in of_call.values():
+        rates = [span.duration_s / span.tokens for span in scores if span.tokens]
+        total_s += median(rates) * sum(span.tokens for span in scores) if rates else 0.0
+    return total_s

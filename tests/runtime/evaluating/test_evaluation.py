@@ -1,0 +1,201 @@
+"""Evaluations of a run: each is recorded, the best one's weights are kept, failures are counted; what rewards log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.errors import FlowError
+from plait.observe.run_log import read_rows
+from plait.observe.trackers import Trackers
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.folder.export import export_checkpoint
+from tests.cases import slow_but
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def write_reward(folder: Path, body: str) -> None:
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    (folder / "reward.py").write_text(
+        "import pathlib\nhere = pathlib.Path(__file__).parent\n"
+        f"def count_sevens(prompts, completions, log_extra, log_metric, **columns):\n{lines}"
+    )
+
+
+# A step's groups have four samples, an evaluation's one. VALUES has one score per evaluation, of two items each.
+SCRIPTED = """
+if len(completions) > 1: return [float(i) for i in range(len(completions))]
+done = here / 'done'
+number = len(done.read_text()) if done.exists() else 0
+done.write_text('x' * (number + 1))
+return [VALUES[number // 2]]
+"""
+
+
+BEST: dict[str, tuple[list[float | None], int]] = {
+    "the last": ([9, 1, 2, 3], 3),
+    "the first of equals": ([0, 3, 3, 1], 1),
+    "nothing at first": ([0, None, 2, 1], 2),
+    "nothing later": ([None, 1, None, None], 1),
+}
+"""Values of the evaluations, and the step whose weights are kept."""
+
+
+@pytest.mark.parametrize("which", slow_but(["the first of equals", "nothing at first"], BEST))
+def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, which: str) -> None:
+    """Evaluations: before, after steps 1 and 2 (due), and after step 3, where none is due."""
+    values, best = BEST[which]
+    write_reward(tmp_path, SCRIPTED.replace("VALUES", repr(values)))
+    keys = {"evaluation.items": 2, "checkpoint.every": 1, "checkpoint.keep_last": 5}
+    first = run(make_recipe(steps=2, **keys, **{"evaluation.every": 1}))
+    recipe = make_recipe(steps=3, **keys, **{"evaluation.every": 2})
+    outcome = run(recipe, resume=True)
+    assert first.finished
+    assert outcome.finished
+    rows = read_rows(recipe.run_dir / "evaluations.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["eval/reward"] for row in rows] == ["NaN" if value is None else value for value in values]
+    for step in range(4):
+        items = read_rows(recipe.run_dir / f"samples/eval-{step:06d}.jsonl")
+        assert len(items) == 2
+        assert {"uid", "prompt", "response", "reward", "token_ids"} <= items[0].keys()
+    kept = (recipe.run_dir / "best/model.safetensors").read_bytes()
+    if best == 3:
+        assert kept == (recipe.run_dir / "final/model.safetensors").read_bytes()
+    else:
+        export_checkpoint(recipe.run_dir, tmp_path / "out", step=best, dtype="float32")
+        assert kept == (tmp_path / "out/model.safetensors").read_bytes()
+
+
+def test_items_on_which_the_reward_fails_are_dropped_and_said(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_reward(
+        tmp_path,
+        "if len(completions) == 1 and (here / 'first').exists(): (here / 'first').unlink(); raise ValueError('judge')\n"
+        "return [2.0] * len(completions)",
+    )
+    (tmp_path / "first").touch()
+    recipe = make_recipe(steps=1, **{"evaluation.items": 4, "reward.on_error": "drop"})
+    outcome = run(recipe)
+    before, after = read_rows(recipe.run_dir / "evaluations.jsonl")
+    assert (before["eval/dropped"], after["eval/dropped"]) == (1, 0)
+    assert before["eval/reward"] == 2, "over the other three"
+    assert [row["reward"] for row in read_rows(recipe.run_dir / "samples/eval-000000.jsonl")].count("NaN") == 1
+    assert "evaluation: reward `count_sevens` failed on sample" in capsys.readouterr().err
+    assert outcome.before is not None
+    assert sum(math.isnan(reward) for reward in outcome.before.rewards) == 1
+
+
+def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    write_reward(
+        tmp_path,
+        "log_extra('length', [len(text) for text in completions])\n"
+        "log_extra('uid', ['mine'] * len(completions))\n"
+        "log_metric('share', len(completions))\n"
+        "log_metric('reward', 7)\n"
+        "return [None] + [float(i) for i in range(len(completions) - 1)] if len(completions) > 1 else [1.0]",
+    )
+    recipe = make_recipe(steps=1, **{"evaluation.items": 2})
+    outcome = run(recipe)
+    assert (outcome.metrics["share"], outcome.metrics["reward"], outcome.metrics["logged/reward"]) == (4, 1, 7)
+    for name in ("step-000001", "eval-000000"):
+        for row in read_rows(recipe.run_dir / f"samples/{name}.jsonl"):
+            assert row["length"] == len(row["response"]), "of samples that got no reward too"
+            assert row["logged/uid"] == "mine"
+    assert outcome.after is not None
+    assert outcome.after.metrics()["eval/share"] == 1
+    again = run(recipe, resume=True)
+    assert again.after is not None
+    assert again.after.metrics() == outcome.after.metrics(), "read back from the logs"
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_trackers_get_each_step_once_and_the_last_evaluation_with_the_last_step(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    logged: list[tuple[int, bool, bool]] = []
+    monkeypatch.setattr(
+        Trackers, "log", lambda self, step, row: logged.append((step, "reward" in row, "eval/reward" in row))
+    )
+    run(make_recipe(steps=2, **{"evaluation.items": 2, "evaluation.every": every}))
+    assert logged == [(0, False, True), (1, True, every == 1), (2, True, True)]
+
+
+FLOWS = """
+def loss(batch):
+    return -batch.logprobs.sum()
+def off_policy(prompts, actor, ref, reward):
+    samples = ref.generate(prompts)
+    scores = reward.score(samples)
+    actor.train(samples, loss=loss)
+def idle(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    scores = reward.score(samples)
+"""
+
+
+def test_an_actor_that_does_not_generate_is_evaluated(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(FLOWS)
+    keys = {"algorithm": f"{tmp_path}/flow.py:off_policy", "options": {}, "evaluation.items": 2, "checkpoint.every": 1}
+    recipe = make_recipe(steps=1, **keys)
+    run(recipe)
+    run(make_recipe(steps=2, **keys), resume=True)
+    for step in (1, 2):
+        samples = read_rows(recipe.run_dir / f"samples/step-{step:06d}.jsonl")
+        assert {sample["policy_version"] for sample in samples} == {0}, "the reference does not move, resumed or not"
+    versions = [
+        {row["policy_version"] for row in read_rows(recipe.run_dir / f"samples/eval-{step:06d}.jsonl")}
+        for step in (0, 1, 2)
+    ]
+    assert versions == [{0}, {1}, {2}]
+    assert run(make_recipe(steps=1, **keys | {"evaluation.items": 0, "overwrite": True})).finished
+
+
+def test_the_cost_of_answers_is_evaluated(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A constraint is on answers that were not trained on too; a judge of the same name is told apart."""
+    (tmp_path / "cost.py").write_text("def cost(completions, **columns):\n    return [len(c) for c in completions]\n")
+    function = f"{tmp_path}/cost.py:cost"
+    keys = {"evaluation.items": 2, "cost.functions": [function], "evaluation.functions": [function]}
+    recipe = make_recipe(algorithm="safe_rlhf", **keys, **{"cost.weights": [0.5]})
+    outcome = run(recipe)
+    for step in (0, 2):
+        row = next(row for row in read_rows(recipe.run_dir / "evaluations.jsonl") if row["step"] == step)
+        items = read_rows(recipe.run_dir / f"samples/eval-{step:06d}.jsonl")
+        mean = sum(len(item["response"]) for item in items) / 2
+        assert (row["eval/cost"], row["eval/cost#2"]) == (pytest.approx(mean / 2), pytest.approx(mean))
+    again = run(recipe, resume=True)
+    assert (again.before, again.after) == (outcome.before, outcome.after)
+
+
+def test_a_flow_that_trains_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(FLOWS)
+    with pytest.raises(FlowError, match="`idle` trains nothing"):
+        run(make_recipe(algorithm=f"{tmp_path}/flow.py:idle", options={}))
+
+
+NO_REWARD = """
+def quieter(prompts, actor):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=lambda batch: batch.aggregate(batch.logprobs, "token-mean"))
+"""
+
+
+def test_an_evaluation_without_a_reward_says_none(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(NO_REWARD)
+    recipe = make_recipe(
+        algorithm=f"{tmp_path}/flow.py:quieter", steps=1, options={}, **{"reward.functions": [], "evaluation.items": 3}
+    )
+    outcome = run(recipe)
+    assert outcome.after is not None
+    assert outcome.after.rewards == ()
+    assert outcome.after.metrics().keys() == {"eval/response_length"}
+    assert {row["reward"] for row in read_rows(recipe.run_dir / "samples/eval-000001.jsonl")} == {None}
+    again = run(recipe, resume=True)
+    assert again.after is not None
+    assert again.after.metrics() == outcome.after.metrics()

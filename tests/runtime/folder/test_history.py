@@ -1,0 +1,186 @@
+"""What a run's folder says of how it came to be, and what a resumed run says of where it goes on."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.cli import main
+from plait.errors import ConfigError, DataError, PlaitError, RunError
+from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.folder.history import History, Origin, code_files
+from tests.runs.test_breaking_off import MakeRecipe, steps_of, tree, write_reward
+
+
+def history(recipe: Recipe) -> dict[str, Any]:
+    return json.loads((recipe.run_dir / "run.json").read_text())
+
+
+@pytest.fixture
+def two_steps(make_recipe: MakeRecipe) -> Recipe:
+    recipe = make_recipe(steps=2, **{"checkpoint.every": 1})
+    run(recipe)
+    return recipe
+
+
+def test_a_stay_is_told_with_its_command_versions_and_code(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(steps=2, **{"checkpoint.every": 1, "evaluation.items": 2})
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(recipe.model_dump(mode="json")))
+    assert main(["train", str(mine)]) == 0
+    told = history(recipe)
+    assert told["saved_step"] == 2
+    (stay,) = told["stays"]
+    assert (stay["how"], stay["from_step"], stay["to_step"], stay["folder"]) == ("finished", 0, 2, os.getcwd())
+    started, ended = (datetime.datetime.fromisoformat(stay[key]) for key in ("started", "ended"))
+    assert started <= ended
+    assert {"python", "plait", "torch", "transformers", "numpy"} <= stay["versions"].keys()
+    reward = tmp_path / "reward.py"
+    assert {one["key"]: one["path"] for one in stay["code"]} == {"reward.functions": str(reward), "recipe": str(mine)}
+    noted = stay["code"][0]
+    assert noted["sha256"] == hashlib.sha256(reward.read_bytes()).hexdigest()
+    assert (recipe.run_dir / noted["copy"]).read_text() == reward.read_text()
+    summary = (recipe.run_dir / "summary.txt").read_text()
+    assert summary.startswith("2 held-out items, greedy")
+    assert f"model: {recipe.run_dir}/final" in summary
+
+
+def test_code_that_changed_is_said_and_both_are_kept(
+    two_steps: Recipe, make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = make_recipe(steps=3, **{"checkpoint.every": 1})
+    run(longer, resume=True)
+    assert "is another than" not in capsys.readouterr().err
+    write_reward(tmp_path, "pass")
+    run(make_recipe(steps=4, **{"checkpoint.every": 1}), resume=True)
+    assert f"`reward.functions`: {tmp_path}/reward.py is another than when" in capsys.readouterr().err
+    stays = history(two_steps)["stays"]
+    assert [(stay["from_step"], stay["to_step"]) for stay in stays] == [(0, 2), (2, 3), (3, 4)]
+    copies = {stay["code"][0]["copy"] for stay in stays}
+    assert len(copies) == 2
+    assert all((two_steps.run_dir / copy).is_file() for copy in copies)
+
+
+def test_a_failed_stay_says_how_it_ended(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    write_reward(tmp_path, "raise ValueError('planted')")
+    recipe = make_recipe()
+    with pytest.raises(RunError):
+        run(recipe)
+    (stay,) = history(recipe)["stays"]
+    assert stay["how"].startswith("RunError: ")
+    assert "planted" in stay["how"]
+    assert (history(recipe)["saved_step"], stay["to_step"]) == (0, 0)
+
+
+def test_modules_are_found_without_importing_them(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any) -> None:
+    package = tmp_path / "some_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "judge.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = make_recipe(**{"reward.functions": ["some_package.judge:good", "task"], "algorithm": "no.such:flow"})
+    assert code_files(recipe, Origin(("plait",), "/")) == {"reward.functions": package / "judge.py"}
+
+
+def test_a_resumed_run_says_from_where(
+    two_steps: Recipe, make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"checkpoint.every": 1}
+    capsys.readouterr()
+    run(make_recipe(steps=3, **keys), resume=True)
+    said = capsys.readouterr().err
+    assert f"resuming after step 2 of 3, from {two_steps.run_dir}/checkpoints/step-2\n" in said
+    newest = two_steps.run_dir / "checkpoints" / "step-3"
+    (newest / "state.json").write_bytes(b"\0" * 20)
+    run(make_recipe(steps=3, **keys), resume=True)
+    said = capsys.readouterr().err
+    assert "resuming after step 2 of 3, from " in said
+    assert "the checkpoint of step 3 cannot be used: damaged, and its steps are done again" in said
+    shutil.rmtree(newest)
+    run(make_recipe(steps=3, **keys), resume=True)
+    assert "the checkpoint of step 3 is gone, and the steps up to it are done again" in capsys.readouterr().err
+    assert steps_of(two_steps) == [1, 2, 3]
+
+
+def test_logs_are_not_discarded_where_the_checkpoints_are_gone(two_steps: Recipe, make_recipe: MakeRecipe) -> None:
+    checkpoints = two_steps.run_dir / "checkpoints"
+    checkpoints.rename(two_steps.run_dir / "moved")
+    before = tree(two_steps.run_dir)
+    with pytest.raises(ConfigError, match=r"has no checkpoint, though one of step 2 was written.*Put the folder"):
+        run(make_recipe(steps=3), resume=True)
+    assert tree(two_steps.run_dir) == before
+    (two_steps.run_dir / "moved").rename(checkpoints)
+    assert run(make_recipe(steps=3), resume=True).step == 3
+
+
+def test_a_run_that_saved_nothing_begins_again_and_says_so(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_reward(tmp_path, "raise ValueError('planted')")
+    recipe = make_recipe(steps=1)
+    with pytest.raises(RunError):
+        run(recipe)
+    write_reward(tmp_path, "pass")
+    assert run(recipe, resume=True).finished
+    assert "no step is saved yet: the run begins again at step 1" in capsys.readouterr().err
+
+
+DEEP = b"[" * 100_000
+DAMAGE = {
+    "no JSON": b"{nonsense}\n",
+    "a list": b"[1, 2]\n",
+    "no step": b'{"eval/reward": 1.0}\n',
+    "a step of text": b'{"step": "one"}\n',
+    "deep": DEEP + b"\n",
+    "NUL": b"\0" * 64 + b"\n",
+    "no UTF-8": b'{"step": 1, "a": "\xff"}\n',
+}
+
+
+DAMAGED = {
+    "metrics.jsonl": tuple(DAMAGE),
+    "evaluations.jsonl": ("a list", "a step of text", "NUL"),  # as metrics are read
+    "doctor.jsonl": ("no JSON", "no step", "no UTF-8"),  # so too
+    "run.json": ("no JSON", "a list", "deep", "NUL", "no UTF-8"),
+    "trace.json": ("no JSON", "a list", "deep", "NUL", "no UTF-8"),
+}
+
+
+def test_a_damaged_file_of_a_run_is_one_message(two_steps: Recipe, make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(steps=3, **{"checkpoint.every": 1})
+    for name, damages in DAMAGED.items():
+        path = two_steps.run_dir / name
+        sound = path.read_bytes()
+        kept = len(sound)
+        for damage in damages:
+            damaged = DAMAGE[damage] + b" " * max(0, kept - len(DAMAGE[damage]) - 1) + b"\n"
+            if name in ("metrics.jsonl", "trace.json"):  # cut back to as many bytes as they had
+                damaged = damaged[: kept - 1] + b"\n"
+            path.write_bytes(damaged)
+            with pytest.raises(PlaitError) as caught:
+                run(recipe, resume=True)
+            assert name in str(caught.value), damage
+        path.write_bytes(sound)
+    assert run(recipe, resume=True).step == 3, "what was said harmed nothing"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": "plait-run", "version": 1, "stays": [{}], "saved_step": 1}'])
+def test_a_damaged_history_is_said(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(DataError, match=r"run\.json"):
+        History(tmp_path, resume=True)
+
+
+def test_rows_are_read_with_the_line_that_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": }\n{"torn')
+    with pytest.raises(DataError, match=r"log\.jsonl:2 is damaged: "):
+        read_rows(tmp_path / "log.jsonl")

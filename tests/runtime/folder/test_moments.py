@@ -1,0 +1,75 @@
+"""Where samples stood when new weights came: kept for a run that is resumed, which must find them there again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.errors import RunError
+from plait.runtime.folder.moments import Moment, Moments
+
+STANDING = {7: {0: 12, 3: 0}, 9: {1: 5}}
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_is_kept_is_there_in_the_next_stay(tmp_path: Path) -> None:
+    path = tmp_path / "moments.jsonl"
+    moments = Moments(path, "keep")
+    assert moments.at(3) is None
+    moments.keep(3, STANDING)
+    moments.keep(4, {})
+    assert rows(path)[0] == {"version": 3, "kv": "keep", "open": [[7, [[0, 12], [3, 0]]], [9, [[1, 5]]]]}
+    again = Moments(path, "recompute")
+    assert (again.at(3), again.at(4), again.at(5)) == (Moment("keep", STANDING), Moment("keep", {}), None)
+
+
+def test_samples_that_stand_there_again_write_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "moments.jsonl"
+    Moments(path, "keep").keep(3, STANDING)
+    before = path.read_bytes()
+    Moments(path, "keep").keep(3, {9: {1: 5}, 7: {3: 0, 0: 12}})
+    assert path.read_bytes() == before
+
+
+def test_samples_that_stand_elsewhere_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "moments.jsonl"
+    Moments(path, "keep").keep(3, STANDING)
+    with pytest.raises(RunError, match=rf"stand elsewhere after step 3 than {path} has it .*; or remove the file"):
+        Moments(path, "keep").keep(3, {**STANDING, 9: {1: 6}})
+
+
+def test_at_a_checkpoint_keys_and_values_are_computed_again_and_the_last_row_counts(tmp_path: Path) -> None:
+    path = tmp_path / "moments.jsonl"
+    moments = Moments(path, "keep")
+    moments.keep(3, STANDING)
+    moments.recompute(3)
+    moments.recompute(3)
+    moments.recompute(4)
+    assert [(row["version"], row["kv"]) for row in rows(path)] == [(3, "keep"), (3, "recompute")], "once, and none of 4"
+    assert moments.at(3) == Moments(path, "keep").at(3) == Moment("recompute", STANDING)
+
+
+def test_a_line_that_was_not_written_whole_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "moments.jsonl"
+    Moments(path, "keep").keep(3, STANDING)
+    with path.open("a") as file:
+        file.write('{"version": 4, "kv": "ke')
+    moments = Moments(path, "keep")
+    assert moments.at(4) is None
+    moments.keep(4, {})
+    assert [row["version"] for row in rows(path)] == [3, 4]
+
+
+def test_a_run_whose_samples_wait_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "moments.jsonl"
+    assert Moments.opened(path, "wait", 0) is None
+    assert not path.exists()
+    Moments(path, "keep").keep(3, STANDING)
+    opened = Moments.opened(path, "keep", 3)
+    assert opened is not None
+    assert opened.at(3) == Moment("recompute", STANDING), "a checkpoint holds no keys and values"

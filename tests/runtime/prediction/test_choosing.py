@@ -1,0 +1,90 @@
+"""Plans that are chosen and compared: by what is foretold of each as a run would follow it. Models by their shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.cost.cluster import read_cluster
+from plait.cost.workload import Lengths, SampleLengths
+from plait.errors import ConfigError
+from plait.planner.plan_objective import LEAST_FUSED_GAIN
+from plait.planner.plan_search import Budget
+from plait.recipes.recipe_file import load_recipe
+from plait.runtime.prediction.choosing import Choice, beside_others, choose
+from plait.runtime.prediction.planning import Planning
+from plait.runtime.prepare import outline
+from plait.schedule.fused import FUSED
+from plait.schedule.named_plans import BASELINES, NAMES
+
+RECIPE = Path(__file__).parents[2] / "examples" / "large_ppo.yaml"
+WORDS = {**{name: name for name in NAMES}, **{title: word for word, title in BASELINES.items()}}
+"""Title of a baseline → the word by which a user asks for it."""
+
+
+def planning(cluster: str, model: str = "smollm2-135m", critic: str = "smollm2-135m", **keys: object) -> Planning:
+    reward = str(RECIPE.parent / "length_reward.py:brief")
+    stated = {"model": model, "critic.model": critic, "reward.functions": [reward], "prompts_per_step": 64, **keys}
+    spec = read_cluster(cluster)
+    run = outline(load_recipe(RECIPE, list(stated.items())), device_memory=spec.device.memory_bytes)
+    lengths = SampleLengths(Lengths.fixed(64), Lengths.lognormal(100, 0.8, 1024))
+    return Planning(run.recipe, run.flow, run.models, run.shapes, spec, lengths)
+
+
+def weighed(choice: Choice) -> float:
+    """Seconds of the plan taken, as they are compared: more where roles train together."""
+    together = any(p.schedule == FUSED for p in choice.best.plan.placements)
+    return choice.best.prediction.seconds_per_step / (1 - LEAST_FUSED_GAIN * together)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "evaluations"),
+    [
+        ("2xA100-80G", "smollm2-135m", 60),
+        ("8xA100-80G", "smollm2-135m", 60),
+        ("8xA100-80G", "llama-2-13b", 200),
+        ("32xA100-80G", "llama-2-7b", 60),
+    ],
+)
+def test_nothing_that_is_shown_is_faster_than_the_plan_taken(cluster: str, model: str, evaluations: int) -> None:
+    """And each plan of others takes what it takes by itself."""
+    here = planning(cluster, model)
+    choice = choose(here, Budget(evaluations), 1)
+    assert choice.best.prediction.feasible
+    assert choice.best.prediction.seconds_per_step == here.predict(choice.best.plan).seconds_per_step
+    assert {"colocated", "HybridFlow"} <= {one.name for one in choice.baselines}
+    alone = planning(cluster, model)
+    for one in choice.baselines:
+        told = alone.predict(alone.given(WORDS[one.name]))
+        assert one.prediction.seconds_per_step == told.seconds_per_step
+        assert one.prediction.feasible == told.feasible
+        if told.feasible:
+            assert weighed(choice) <= told.seconds_per_step
+    least = choice.best.prediction.seconds_per_step
+    seconds = [one.prediction.seconds_per_step for one in choice.alternatives]
+    assert all(each >= least for each in seconds)
+    assert [one.name for one in choice.alternatives] == [f"plan {n}" for n in range(2, 2 + len(seconds))]
+    assert choice.evaluations >= evaluations or choice.stopped_by == "exhaustive"
+
+
+def test_as_many_evaluations_choose_the_same_plan() -> None:
+    one, other = (choose(planning("4xA100-80G"), Budget(80), 3) for _ in range(2))
+    assert one.best == other.best
+    assert [a.plan for a in one.alternatives] == [a.plan for a in other.alternatives]
+
+
+def test_a_given_plan_is_shown_beside_those_of_others() -> None:
+    here = planning("4xA100-80G")
+    choice = beside_others(here, here.given("split"))
+    assert (choice.best.name, choice.alternatives, choice.stopped_by) == ("split", (), None)
+    assert [one.name for one in choice.baselines] == [*BASELINES.values(), *here.named]
+    assert choice.evaluations == 1 + len(choice.baselines)
+    assert choice.seconds > 0
+    same = next(one for one in choice.baselines if one.name == "split")
+    assert same.prediction.seconds_per_step == choice.best.prediction.seconds_per_step
+
+
+def test_where_no_plan_fits_the_largest_part_is_named() -> None:
+    with pytest.raises(ConfigError, match="has room for actor"):
+        choose(planning("2xRTX-4090", "llama-2-13b"), Budget(50))

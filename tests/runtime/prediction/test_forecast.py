@@ -1,0 +1,238 @@
+"""A plan that is found before a run, its prediction beside what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.cost.calibration import CONSERVATIVE
+from plait.cost.profile import Profile
+from plait.cost.workload import Lengths
+from plait.errors import ConfigError
+from plait.models.files.hub import read_config
+from plait.models.shape import ModelShape
+from plait.recipes.recipe import Recipe
+from plait.runtime.folder.stored_recipe import as_begun, changed_keys, recipe_text
+from plait.runtime.prediction import machine
+from plait.runtime.prediction.forecast import STEP, Beside, Forecast, forecast_of, predicted_seconds
+from plait.runtime.prediction.lengths import lengths_of
+from plait.runtime.prediction.machine import measured_machine
+from plait.runtime.prediction.planning import Planning
+from plait.runtime.prediction.run_planning import with_prediction
+from plait.runtime.prepare import prepare
+from plait.schedule.plan import Plan
+from plait.schedule.timeline import Span, Timeline
+from tests.runs.plans import write_plan
+from tests.runs.profiles import keep_made_up_profile
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def test_beside_by_hand() -> None:
+    """Two steps of 4 s: generation 2 s on rank 0 and 3 on rank 1, training 1 s; the first measured step is left out."""
+    spans = [
+        Span(action, kind, rank, start + 4 * (step - 1), end + 4 * (step - 1), step=step)
+        for step in (1, 2)
+        for action, kind, rank, start, end in (
+            ("actor.generate", "DECODE", 0, 0.0, 2.0),
+            ("actor.generate", "DECODE", 1, 0.0, 3.0),
+            ("actor.weights", "ONLOAD", 0, 2.0, 2.5),
+            ("actor.train", "TRAIN", 0, 3.0, 4.0),
+        )
+    ]
+    timeline = Timeline(tuple(spans))
+    assert predicted_seconds(timeline) == {
+        "actor.generate": 3.0,
+        "actor.onload": 0.5,
+        "actor.train": 1.0,
+        STEP: 4.0,
+    }
+    row = {"timing_s/actor.generate": 2.0, "timing_s/actor.train": 1.0, "timing_s/step": 5.0, "timing_s/score": 0.5}
+    row |= {"perf/kind_s/DECODE": 2.0, "perf/kind_s/STEP": 0.25, "perf/peak_bytes/rank_0": 100}
+    first = {**row, "timing_s/step": 99.0, "perf/peak_bytes/rank_0": 80}
+    found = forecast_of(Plan("p", 2, predicted=timeline), "a profile", {0: 150, 1: 120}, [first, row])
+    assert found.calls == [
+        Beside("actor.generate", 3.0, 2.0),
+        Beside("actor.onload", 0.5, None),
+        Beside("actor.train", 1.0, 1.0),
+        Beside("score", None, 0.5),
+        Beside(STEP, 4.0, 5.0),
+    ]
+    assert [one.error for one in found.calls] == pytest.approx([0.5, None, 0.0, None, -0.2])
+    assert found.kinds == [
+        Beside("DECODE", 3.0, 2.0),
+        Beside("ONLOAD", 0.5, None),
+        Beside("TRAIN", 1.0, None),
+        Beside("STEP", None, 0.25),
+    ]
+    assert found.memory == [Beside("0", 150, 100), Beside("1", 120, None)]
+
+
+def test_what_was_not_predicted_is_measured_all_the_same(tmp_path: Path) -> None:
+    """And comes back from its file; of a GPU its own memory counts."""
+    row = {"timing_s/step": 5.0, "perf/peak_bytes/rank_0": 100, "perf/device_peak_bytes/rank_0": 40}
+    found = forecast_of(Plan("p", 1), "a profile", {0: 50}, [row])
+    assert found == Forecast("p", "a profile", [Beside(STEP, None, 5.0)], [], [Beside("0", 50, 40)])
+    (tmp_path / "forecast.json").write_text(found.to_json())
+    assert Forecast.load(tmp_path / "forecast.json") == found
+    assert json.loads(found.to_json())["memory"] == [
+        {"rank": 0, "predicted_bytes": 50, "measured_bytes": 40, "error": 0.25}
+    ]
+
+
+@pytest.fixture
+def profile(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    return keep_made_up_profile(make_recipe())
+
+
+@pytest.mark.usefixtures("profile")
+def test_a_plan_is_found_of_several_devices_alone(make_recipe: MakeRecipe) -> None:
+    """Which is the default. It is for the data's prompts, on this machine as it was measured."""
+    alone = prepare(make_recipe(steps=1)).plan
+    assert (alone.name, alone.num_ranks, alone.predicted) == ("colocated", 1, None)
+    several = [prepare(make_recipe(devices=2, steps=1)).plan for _ in range(2)]
+    assert several[0].num_ranks == 2
+    assert several[0].name == "auto"
+    assert several[0] == several[1]
+    assert several[0].predicted is not None
+    assert predicted_seconds(several[0].predicted)[STEP] > 10, "a layer takes seconds, as the profile says"
+
+
+@pytest.mark.usefixtures("profile")
+def test_how_many_groups_go_round_stages_is_decided_once_and_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A run that is resumed has the number that it began with, whatever was measured meanwhile."""
+    stages = write_plan(tmp_path, "stages", {"actor.generate": "0,1 pp2", "actor.train": "0", "ref.logprobs": "0"})
+    recipe = make_recipe(plan=str(stages), steps=1)
+    begun = prepare(recipe).recipe
+    assert recipe.sampling.decode_groups == "auto"
+    assert begun.sampling.decode_groups == 2
+    assert prepare(make_recipe(steps=1)).recipe.sampling.decode_groups == "auto", "without stages"
+    kept = tmp_path / "kept.yaml"
+    kept.write_text(recipe_text(begun.model_copy(update={"sampling": begun.sampling.model_copy(update=THREE)})))
+    assert as_begun(kept, recipe).sampling.decode_groups == 3
+    assert changed_keys(kept, recipe) == []
+    assert as_begun(kept, begun).sampling.decode_groups == 2, "the user says so"
+
+
+THREE = {"decode_groups": 3}
+
+
+def test_what_no_profile_fits_is_measured_once(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And where that fails the run is planned by conservative numbers, and says why."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    asked: list[int] = []
+    recipe = make_recipe()
+    shape = ModelShape.from_config(read_config(recipe.model), recipe.model)
+
+    def fails(one: Recipe, threads: int) -> str:
+        asked.append(threads)
+        return "no cores"
+
+    def measures(one: Recipe, threads: int) -> str:
+        asked.append(threads)
+        keep_made_up_profile(one)
+        return ""
+
+    monkeypatch.setattr(machine, "_measure", fails)
+    assert measured_machine(recipe, shape, 2)[1] == CONSERVATIVE
+    assert "conservative numbers of this machine: no cores" in capsys.readouterr().err
+    monkeypatch.setattr(machine, "_measure", measures)
+    assert measured_machine(recipe, shape, 2)[1].exact
+    assert measured_machine(recipe, shape, 2)[1].exact
+    assert asked == [1, 1], "the second time it is kept"
+
+
+@pytest.mark.usefixtures("profile")
+def test_a_run_on_one_device_ends_with_its_prediction_beside_what_it_measured(
+    make_recipe: MakeRecipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of calls, of kinds of actions and of memory; a stay that follows keeps the prediction of the first."""
+    from plait.cli.report import print_outcome
+    from plait.runtime.api import run
+
+    recipe = make_recipe(steps=2)
+    run(recipe.model_copy(update={"steps": 1}))
+    predicted = Plan.load(recipe.run_dir / "plan.json").predicted
+    assert predicted is not None
+    keep_made_up_profile(recipe, layer_s=7.0)
+    outcome = run(recipe, resume=True)
+    assert Plan.load(recipe.run_dir / "plan.json").predicted == predicted, "not by the profile that is kept now"
+    record = json.loads((recipe.run_dir / "forecast.json").read_text())
+    calls = {one["call"]: one for one in record["calls"]}
+    assert calls["step"]["predicted_s"] > 10 > calls["step"]["measured_s"] > 0
+    assert calls["actor.train"]["error"] > 0
+    assert calls["reward.score"]["predicted_s"] is None
+    kinds = {one["kind"]: one for one in record["kinds"]}
+    assert all(kinds[kind]["error"] is not None for kind in ("DECODE", "SCORE", "TRAIN", "STEP"))
+    (memory,) = record["memory"]
+    assert memory["rank"] == 0
+    assert memory["predicted_bytes"] > 500 << 20
+    assert memory["measured_bytes"] > 100 << 20
+    print_outcome(recipe, outcome)
+    printed = capfd.readouterr().out
+    assert all(words in printed for words in ("predicted", "all STEP", "memory of rank 0, at most"))
+
+
+@pytest.mark.usefixtures("profile")
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_what_generates_nothing_is_predicted_by_the_samples_that_are_given(
+    make_recipe: MakeRecipe, tmp_path: Path, algorithm: str
+) -> None:
+    rows = {"sft": {"prompt": "1 plus 2?", "completion": "3"}, "dpo": {"prompt": "1?", "chosen": "1", "rejected": "22"}}
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(rows[algorithm]) + "\n" for _ in range(12)))
+    nothing = {"reward.functions": [], "sampling": {}, "options": {}, "samples_per_prompt": 8}
+    recipe = make_recipe(algorithm=algorithm, **nothing, **{"data.source": str(tmp_path / "given.jsonl")})
+    prepared = prepare(recipe)
+    assert set(prepared.lengths.responses.values) == {"sft": {2}, "dpo": {2, 3}}[algorithm]
+    predicted = with_prediction(prepared).predicted
+    assert predicted is not None
+    assert "actor.train" in predicted_seconds(predicted)
+
+
+def test_a_run_that_nothing_can_be_predicted_of_goes_on(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise ConfigError("no idea")
+
+    prepared = prepare(make_recipe())
+    monkeypatch.setattr(Planning, "predict", fails)
+    assert with_prediction(prepared) == prepared.plan
+    assert capsys.readouterr().err == "nothing is predicted of this run: ConfigError: no idea\n"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("profile")
+def test_a_run_on_a_plan_that_was_found_keeps_it(make_recipe: MakeRecipe) -> None:
+    from plait.runtime.api import run
+
+    recipe = make_recipe(plan="auto", devices=2, steps=2)
+    run(recipe.model_copy(update={"steps": 1}))
+    kept = Plan.load(recipe.run_dir / "plan.json")
+    assert kept.predicted is not None
+    changed = Plan(kept.name, kept.num_ranks, kept.placements, predicted=kept.predicted)
+    changed.save(recipe.run_dir / "plan.json")
+    assert run(recipe, resume=True).step == 2
+    assert Plan.load(recipe.run_dir / "plan.json") == changed, "the plan of the folder is kept"
+    memory = json.loads((recipe.run_dir / "forecast.json").read_text())["memory"]
+    assert [one["rank"] for one in memory if one["measured_bytes"] > 0] == [0, 1]
+
+
+def test_lengths(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    most = recipe.sampling.max_response_tokens
+    assert lengths_of(None, recipe, lambda: Lengths.fixed(9)).responses.values == (most,)
+    assert lengths_of("5:3", recipe, lambda: Lengths.fixed(9)).prompts.values == (5,)
+    assert lengths_of("3~0.5", recipe, lambda: Lengths.fixed(9)).responses.longest <= most
+    (tmp_path / "run/samples").mkdir(parents=True)
+    row = {"prompt_ids": [1, 2], "token_ids": [3]}
+    (tmp_path / "run/samples/step-000001.jsonl").write_text(json.dumps(row) + "\n")
+    assert lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9)).prompts.values == (2,)
+    with pytest.raises(ConfigError, match="no samples"):
+        lengths_of(str(tmp_path), recipe, lambda: Lengths.fixed(9))

@@ -1,0 +1,75 @@
+"""What a run measured, held against what its profile says: by hand, and of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.cost.calibration import calibrated
+from plait.cost.kept_profiles import kept_profiles
+from plait.cost.profile import DraftRecord, KindRecord
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.prediction.refinement import drafts_of, run_record
+from tests.runs.profiles import keep_made_up_profile
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def test_a_record_by_hand() -> None:
+    """Two calls that score: 1 + 2 s by the profile, 2 + 4 s foretold, 3 + 3 s measured. Moves were not run."""
+    kinds = {"a.score": "score", "b.score": "score", "a.weights": "move"}
+    profile = {"a.score": 1.0, "b.score": 2.0, "a.weights": 1.0, "step": 4.0}
+    foretold = {"a.score": 2.0, "b.score": 4.0, "a.weights": 1.0, "step": 8.0}
+    rows = [
+        {"timing_s/a.score": 3.0, "timing_s/b.score": 3.0, "timing_s/step": seconds, "timing_s/c.train": 9.0}
+        for seconds in (9.0, 10.0, 12.0)
+    ]
+    found = run_record(2, kinds, profile, foretold, rows)
+    assert found is not None
+    assert (found.devices, found.foretold_s, found.measured_s) == (2, 8.0, 10.0)
+    assert found.kinds == {"score": KindRecord(profile_s=3.0, foretold_s=6.0, measured_s=6.0)}
+    assert found.error == pytest.approx(0.2)
+    assert found.errors == {"score": 0.0}
+
+
+def test_what_guesses_came_to_by_hand() -> None:
+    """Half of the steps computed guesses: 1.5 tokens a sample of 2 rows more, as 40 guesses of which 10 came true
+    gained 10 tokens to 20 samples. So a step is 1.25 tokens of 2 rows in the mean."""
+    spec = {"mean_acceptance_length": 1.5, "drafted_steps": 0.5, "draft_tokens": 40, "accepted_tokens": 10}
+    found = drafts_of([{f"perf/spec/{name}": value for name, value in spec.items()}] * 3)
+    assert found == DraftRecord(tokens=1.25, rows=2.0)
+    by_model = {f"perf/spec/{name}": value for name, value in (spec | {"draft_model_passes": 1.5}).items()}
+    assert drafts_of([by_model] * 3) == DraftRecord(tokens=1.25, rows=2.0, passes=1.5)
+    assert drafts_of([{"timing_s/step": 1.0}]) is None
+
+
+def test_nothing_is_known_of_steps_that_were_not_measured() -> None:
+    assert run_record(1, {}, {"step": 1.0}, {"step": 1.0}, [{}]) is None
+
+
+def test_a_run_corrects_the_profile_of_its_machine(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    recipe = make_recipe(steps=3)
+    profile = keep_made_up_profile(recipe)
+    run(recipe)
+    (kept,) = kept_profiles(profile.machine, "cpu")
+    (record,) = kept.runs
+    assert record.devices == 1
+    assert set(record.kinds) == {"decode on 1", "score on 1", "train on 1"}
+    for one in record.kinds.values():
+        assert one.foretold_s == one.profile_s > one.measured_s > 0, "a layer of a tiny model takes no second"
+    found = calibrated([kept], profile.shape, "float32", 1, 1)
+    assert (found.error, found.runs) == (record.error, 1)
+    run(recipe.model_copy(update={"run_dir": tmp_path / "again"}))
+    (kept,) = kept_profiles(profile.machine, "cpu")
+    again = kept.runs[1]
+    assert again.kinds["train on 1"].foretold_s == pytest.approx(record.kinds["train on 1"].measured_s, rel=1e-3)
+    assert again.error < record.error
+    other = make_recipe(steps=3, dtype="float64", run_dir=str(tmp_path / "other"))
+    run(other)
+    assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "no profile is of its dtype"

@@ -1,0 +1,235 @@
+"""`fusion: auto` played with a virtual clock: the run's own gate and tail, over instances whose steps take what is
+said.
+
+What the gate has seen of steps is wrong by a fifth, in each term and each direction; it must never lose by that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.policy.fusion_gate import WRONG, RolloutSize, Seen
+from plait.policy.migration import AT_ONCE, Bounds, HowToMove, InstanceLoad, Unfinished, decide
+from plait.policy.step import Key
+from plait.runtime.folder.decisions import Experience
+from plait.runtime.steps.tail import Batch, FusionGate, Judge, Tail
+from plait.schedule.dispatch import Task
+from plait.schedule.fusion_times import FusionTimes
+from plait.schedule.timeline import Span, Timeline
+from tests.cases import slow_but
+
+PROMPTS, SAMPLES, INSTANCES, MAX_BATCH, STEPS = 8, 4, 2, 256, 3
+CALLS = 3
+"""Models that score."""
+LEAST = 0.98
+
+
+class Instances:
+    """Engines without tensors, each a step at a time, and scoring by whoever has no samples left."""
+
+    def __init__(self, truth: Seen, lengths: Mapping[Key, int]) -> None:
+        self.truth, self.now_s = truth, 0.0
+        self.left = dict(lengths)
+        """Unfinished sample → tokens that it still lacks."""
+        self.where = {key: key[0] % INSTANCES for key in lengths}
+        self.ended: dict[Key, float] = {}
+        self.next_s = [truth.decode_s(n) for n in self.running]
+        self.free_s = [0.0] * INSTANCES
+        self.moving: tuple[float, frozenset[int], dict[Key, int]] | None = None
+        self.moved_s: float | None = None
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        counts = Counter(self.where[key] for key in self.left)
+        return tuple(counts[place] for place in range(INSTANCES))
+
+    @property
+    def unfinished(self) -> tuple[tuple[Key, ...], ...]:
+        return tuple(tuple(key for key in self.left if self.where[key] == place) for place in range(INSTANCES))
+
+    @property
+    def at_work(self) -> frozenset[int]:
+        return frozenset(place for place, number in enumerate(self.running) if number)
+
+    @property
+    def moves(self) -> Instances:
+        return self
+
+    def gathering(self, bounds: Bounds) -> dict[tuple[int, int], list[Key]]:
+        loads = [
+            InstanceLoad(place, tuple(Unfinished(place * 1000 + k, 0, 0) for k in range(len(keys))), 1 << 40)
+            for place, keys in enumerate(self.unfinished)
+            if keys
+        ]
+        found = decide(loads, len(self.left), bounds.slots) if len(loads) > 1 else None
+        pairs: dict[tuple[int, int], list[Key]] = {}
+        for move in () if found is None else found.moves:
+            pairs.setdefault((move.source, move.target), []).append(self.unfinished[move.source][move.sample % 1000])
+        return pairs
+
+    def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
+        """When all of both sides have ended the step that they are at."""
+        places = frozenset(place for pair in pairs for place in pair)
+        targets = {key: target for (_, target), keys in pairs.items() for key in keys}
+        self.moving = max(self.next_s[place] for place in places), places, targets
+        return len(targets)
+
+    def played(self) -> Iterator[int]:
+        """Events, one after the other: how many samples have ended in each."""
+        while self.left:
+            due = [(self.next_s[place], (place,)) for place, number in enumerate(self.running) if number]
+            if self.moving is not None:
+                at, places, _ = self.moving
+                due = [(at, tuple(places)), *(one for one in due if one[1][0] not in places)]
+            self.now_s, places = min(due)
+            finished = self._step(places)
+            if self.moving is not None and set(places) == self.moving[1]:
+                self._go_over(self.moving[2])
+            yield finished
+
+    def _step(self, places: Sequence[int]) -> int:
+        finished = 0
+        for key in [key for key in self.left if self.where[key] in places]:
+            self.left[key] -= 1
+            if self.left[key] <= 0:
+                del self.left[key]
+                self.ended[key] = self.now_s
+                finished += 1
+        for place in places:
+            self.free_s[place] = self.now_s
+            self.next_s[place] = self.now_s + self.truth.decode_s(self.running[place])
+        return finished
+
+    def _go_over(self, targets: Mapping[Key, int]) -> None:
+        assert self.moving is not None
+        self.where |= {key: place for key, place in targets.items() if key in self.left}
+        for place in self.moving[1]:
+            self.free_s[place] = self.now_s + self.truth.move_s
+            self.next_s[place] = self.now_s + self.truth.move_s + self.truth.decode_s(self.running[place])
+        self.moving, self.moved_s = None, self.truth.move_s
+
+    @property
+    def all_scored_s(self) -> float:
+        """When the last group is scored, each by whichever instance is free first, as a run does."""
+        whole: dict[int, float] = {}
+        for (uid, _), end in self.ended.items():
+            whole[uid] = max(end, whole.get(uid, end))
+        work = [(whole[uid], uid, call) for call, uid in product(range(CALLS), whole)]
+        free = [(at + self.truth.load_s, place) for place, at in enumerate(self.free_s)]
+        heapq.heapify(free)
+        end_s = 0.0
+        while work:
+            at, place = heapq.heappop(free)
+            ready = [one for one in work if one[0] <= at]
+            if not ready:
+                heapq.heappush(free, (min(work)[0], place))
+                continue
+            chosen = min(ready, key=lambda one: (one[2], one[1]))
+            work.remove(chosen)
+            end_s = at + SAMPLES * self.truth.score_s / CALLS
+            heapq.heappush(free, (end_s, place))
+        return max(at for at, _ in free)
+
+
+def off_s(truth: Seen, lengths: Mapping[Key, int]) -> float:
+    """All scoring begins when all samples have ended, and is divided evenly."""
+    instances = Instances(truth, lengths)
+    for _ in instances.played():
+        pass
+    return max(instances.ended.values()) + truth.load_s + len(lengths) * truth.score_s / INSTANCES
+
+
+def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Judge) -> tuple[float, int]:
+    """(seconds until all is scored, samples that moved)"""
+    instances = Instances(truth, lengths)
+    nothing: Any = iter(())
+    task = Task(((0, 0),), "generate", nothing, frozenset(range(INSTANCES)))
+    engine: Any = instances
+    judge.clock = lambda: instances.now_s
+    tail = Tail(task, engine, Batch(dict.fromkeys(lengths, 8), SAMPLES), Bounds(MAX_BATCH, 200), judge)
+    for finished in instances.played():
+        tail.look(finished)
+    tail.end()
+    return instances.all_scored_s, tail.num_moved
+
+
+def timeline_of(seen: Seen) -> Timeline:
+    """What a step would have recorded, had it taken so long."""
+    spans = [Span(f"actor.generate/decode{n}", "DECODE", 0, 0.0, seen.decode_s(n), tokens=n) for n in range(1, 17)]
+    spans += [replace(span, rank=1) for span in spans]
+    number = PROMPTS * SAMPLES
+    spans += [
+        Span(f"ref.logprobs/p{k}", "SCORE", k % 2, 0.0, seen.score_s, tokens=10, role="ref") for k in range(number)
+    ]
+    spans += [Span("ref.onload", "ONLOAD", rank, 0.0, seen.load_s, lane="link", role="ref") for rank in (0, 1)]
+    return Timeline((*spans, Span("actor.train/mb0", "TRAIN", 0, 0.0, seen.step_s)), source="measured")
+
+
+Draw = Callable[[random.Random], int]
+
+
+def geometric(mean: float, limit: int) -> Draw:
+    return lambda rng: next(n for n in count(1) if n == limit or rng.random() < 1 / mean)
+
+
+def log_normal(sigma: float, limit: int) -> Draw:
+    return lambda rng: min(limit, 1 + int(rng.lognormvariate(3.0, sigma)))
+
+
+LENGTHS: dict[str, Draw] = {
+    **{f"geometric {share:g} of {n}": geometric(share * n, n) for n in (64, 160) for share in (0.08, 0.15, 0.4, 1.0)},
+    **{f"log-normal {sigma:g} to {n}": log_normal(sigma, n) for n in (96, 200) for sigma in (0.5, 1.0, 1.5)},
+    "all alike": lambda rng: 40,
+    "short or long": lambda rng: rng.choice((6, 6, 6, 90)),
+    "one in twenty is long": lambda rng: 150 if rng.random() < 0.05 else 20 + rng.randrange(10),
+}
+TRUTHS = {
+    # Two cores and a small model: a further sample costs, and three models score for longer than one generates.
+    "scores long": Seen(0.0134, 0.002, 0.15, 0.1, 0.0),
+    "scores as long": Seen(0.0134, 0.002, 0.06, 0.05, 0.0),
+    "scores briefly, weights come back": Seen(0.0134, 0.002, 0.01, 0.03, 0.0, load_s=0.05),
+    # A GPU: nearly all of a step is fixed.
+    "fixed steps": Seen(0.004, 0.00005, 0.02, 0.01, 0.0),
+}
+WRONGS = [(1.0, 1.0, 1.0, 1.0), *product((1 - WRONG, 1 + WRONG), repeat=4)]
+
+
+QUICK = [
+    ("scores long", "log-normal 1 to 200"),
+    ("scores briefly, weights come back", "short or long"),
+    ("fixed steps", "log-normal 1 to 200"),
+]
+
+
+@pytest.mark.parametrize(("costs", "name"), slow_but(QUICK, product(TRUTHS, LENGTHS)))
+def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: str, tmp_path: Path) -> None:
+    rng, truth, draw = random.Random(name), TRUTHS[costs], LENGTHS[name]
+    drawn = [{key: draw(rng) for key in product(range(PROMPTS), range(SAMPLES))} for _ in range(4 + STEPS)]
+    before, steps = drawn[:4], drawn[4:]
+    off = [off_s(truth, lengths) for lengths in steps]
+    for number, (fixed, each, score, move) in enumerate(WRONGS):
+        seen = replace(
+            truth,
+            fixed_s=fixed * truth.fixed_s,
+            each_s=each * truth.each_s,
+            score_s=score * truth.score_s,
+            load_s=score * truth.load_s,
+            step_s=1.5 * max(off),
+        )
+        times = FusionTimes(truth.fixed_s + truth.each_s, truth.each_s, 0.0, 0.0, 0.0)
+        gate = FusionGate(Experience(tmp_path / f"{number}.jsonl", [list(one.values()) for one in before]), times)
+        gate.experience.keep((0, "actor.generate"), {"seen": None, "move_s": None}, move * truth.move_s)
+        gate.learn(timeline_of(seen), [*before[-1].values()], INSTANCES)
+        size = RolloutSize(PROMPTS * SAMPLES, INSTANCES, MAX_BATCH, SAMPLES)
+        auto = [auto_s(truth, lengths, gate.judge(step, "actor.generate", size)) for step, lengths in enumerate(steps)]
+        for without, (seconds, moved) in zip(off, auto, strict=True):
+            assert without / seconds >= LEAST, f"{moved} moved, seen {fixed, each, score, move} of the truth"
