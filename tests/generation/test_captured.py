@@ -3,18 +3,24 @@ here its computation, done again: it reads and writes the same tensors, as a gra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
-from plait.generation.captured import MOST_SAMPLES, Capture, CapturedSteps
+from plait.data.records import Sample
+from plait.generation.captured import MOST_SAMPLES, Capture, CapturedSteps, Compute
 from plait.generation.engine import drain
+from plait.generation.fused_layers import FusedLayers
 from plait.generation.module_forward import ModuleForward
 from plait.generation.settings import Sampling
 from plait.kernels import device_attention
+from plait.models.language_model import LanguageModel
+from tests.cases import slow_but
 from tests.generation.test_engine import engine_of, request_of, requests
 from tests.models.tiny import tiny_model
 
@@ -40,12 +46,21 @@ def capture(compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
     return graph, graph.out
 
 
+def as_on_a_gpu(family: str) -> LanguageModel:
+    """A tiny model in float32 without the operations of a CPU."""
+    model = tiny_model(family, dtype=torch.float32).copied()
+    for module in model.module.modules():
+        vars(module).pop("forward", None)
+    return model
+
+
 def captured_engine(
     monkeypatch: pytest.MonkeyPatch,
     family: str = "llama",
     *,
     by: Capture = capture,
     addresses: Callable[[], tuple[int, ...]] | None = None,
+    fused: str | None = None,
     **settings: Any,
 ) -> tuple[Any, CapturedSteps]:
     """An engine whose forward is the module's, with graphs, and its captured steps.
@@ -53,13 +68,18 @@ def captured_engine(
     Args:
         by: makes graphs.
         addresses: of what a step reads; None: as they are.
+        fused: what compiles layers for the first way to compute a step; None: there is the plain way alone.
     """
     Again.made = []
-    engine = engine_of(tiny_model(family, dtype=torch.float32), **settings)
+    engine = engine_of(as_on_a_gpu(family), **settings)
     forward = engine.state.forward
     module = forward.module
     assert isinstance(module, ModuleForward)
-    module.captured = CapturedSteps(module.plainly, addresses or module.addresses, by)
+    ways: dict[str, Compute] = {"plain": module.plainly}
+    if fused is not None:
+        monkeypatch.setattr(module, "layers", FusedLayers(module.model.module, fused))
+        ways = {"fused": module.fused, **ways}
+    module.captured = CapturedSteps(ways, addresses or module.addresses, by)
     monkeypatch.setattr(forward, "prepare", lambda longest: None)
     return engine, module.captured
 
@@ -81,7 +101,71 @@ def test_samples_are_those_of_plain_steps(family: str, monkeypatch: pytest.Monke
             torch.tensor(sample.logprobs), torch.tensor(expected[key].logprobs), atol=1e-4, rtol=0
         )
     assert sum(graph.replays for graph in Again.made) > 10
-    assert steps.refusal is None
+    assert steps.refusals == {}
+
+
+def drained(engine: Any) -> dict[tuple[int, int], Sample]:
+    for request in requests():
+        engine.add(request)
+    return {(s.prompt.uid, s.index): s for s in drain(engine)}
+
+
+@pytest.mark.parametrize(
+    ("family", "by"),
+    slow_but(
+        [("llama", "eager"), ("gemma2", "eager")],
+        [(family, by) for by in ("eager", "inductor") for family in ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral")],
+    ),
+)
+def test_samples_by_fused_layers_are_those_of_plain_ones(family: str, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as a whole, by `eager`; and compiled."""
+    engine, steps = captured_engine(monkeypatch, family, fused=by, max_running=6, max_prefill_tokens=20)
+    plain = engine_of(as_on_a_gpu(family), max_running=6, max_prefill_tokens=20)
+    monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
+    found, expected = drained(engine), drained(plain)
+    assert steps.refusals == {}
+    assert {key: sample.token_ids for key, sample in found.items()} == {
+        key: sample.token_ids for key, sample in expected.items()
+    }
+    for key, sample in found.items():
+        torch.testing.assert_close(
+            torch.tensor(sample.logprobs), torch.tensor(expected[key].logprobs), atol=1e-4, rtol=0
+        )
+    assert "forward" not in vars(engine.model.backbone.recomputed_layers()[0]), "the layers are their own again"
+
+
+@pytest.mark.slow
+def test_a_fused_layer_is_seven_products_and_seven_kernels_beside_its_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted in what torch's compiler writes; the operations of plain layers are counted in `test_device_step`."""
+    engine, steps = captured_engine(monkeypatch, "llama", fused="inductor", max_running=6)
+    _, codes = run_and_get_code(lambda: drained(engine))
+    assert steps.refusals == {}
+    for code in codes:
+        called = code[code.index("def call") :]
+        assert called.count("extern_kernels.mm(") == 7
+        assert len(re.findall(r"\bcpp_fused\w*\(", called)) <= 7
+        assert called.count("= torch.ops.plait.attend.default(") == 1
+
+
+def test_layers_that_cannot_be_fused_are_computed_plainly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, steps = captured_engine(monkeypatch, fused="eager", max_running=6, max_prefill_tokens=20)
+    kind = type(engine.model.backbone.recomputed_layers()[0])
+    plainly = kind.forward
+
+    def asks(self: Any, hidden_states: Tensor, **of: Any) -> Any:
+        assert float(hidden_states.sum()) == float(hidden_states.sum()), "a compiler stops here"
+        return plainly(self, hidden_states, **of)
+
+    monkeypatch.setattr(kind, "forward", asks)
+    assert len(drained(engine)) > 3
+    assert list(steps.refusals) == ["fused"]
+    assert steps.refusals["fused"].startswith("cannot be captured: ")
+    assert sum(graph.replays for graph in Again.made) > 10, "by the plain way"
+    assert "they are computed plain, slower" in capsys.readouterr().err
 
 
 def test_one_graph_serves_all_batches_up_to_a_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +217,7 @@ def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.M
     for one in (engine, plain):
         one.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=8)))
     assert [s.token_ids for s in drain(engine)] == [s.token_ids for s in drain(plain)]
-    assert steps.refusal is not None
-    assert "off" in steps.refusal
+    assert "of their size off" in steps.refusals["plain"]
 
 
 def test_what_cannot_be_captured_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +227,7 @@ def test_what_cannot_be_captured_is_computed_plainly(monkeypatch: pytest.MonkeyP
     engine, steps = captured_engine(monkeypatch, by=broken, max_running=4)
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=8)))
     assert len(list(drain(engine))) == 4
-    assert steps.refusal == "it cannot be captured: operation not permitted when stream is capturing"
+    assert steps.refusals == {"plain": "cannot be captured: operation not permitted when stream is capturing"}
 
 
 def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,22 +4,26 @@ A replay computes what was captured, at the addresses where it was: so rows are 
 are filled up to the next power of two (the rows behind are of a block that no sample has), and a graph is kept as long
 as weights and pool lie where they lay. `offload` and `drop` move them; then it is captured again.
 
-What is captured is shown to be right before it is used: its first replay is held against the step computed plainly.
+What is captured is shown to be right before it is used: its first replay is held against the step computed plainly. Of
+several ways to compute a step the first is taken that can be captured and says the same.
 
 Shapes: S samples of one new token each, B of a graph, M columns of the block tables, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from plait.errors import ModelError
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
+from plait.observe.screen import say
 
 MOST_SAMPLES = 256
 """Larger batches keep the device busy without."""
@@ -35,6 +39,9 @@ class Graph(Protocol):
         """Compute it again, from what its inputs hold now."""
         ...
 
+
+Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
+"""Logits [S, V] of a batch."""
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
 """Captures a computation: the graph, and the tensor that each replay writes its result to."""
@@ -61,27 +68,26 @@ class CapturedSteps:
     """The steps of one model over one pool at a time.
 
     Args:
-        compute: logits [S, V] of a batch, plainly.
+        ways: name → how a step is computed, the best first, the plain way last.
         addresses: of all that a step reads beside its batch and the pool.
         capture: makes graphs.
     """
 
     def __init__(
-        self,
-        compute: Callable[[RaggedBatch, KVPool], Tensor | None],
-        addresses: Callable[[], tuple[int, ...]],
-        capture: Capture = by_cuda,
+        self, ways: Mapping[str, Compute], addresses: Callable[[], tuple[int, ...]], capture: Capture = by_cuda
     ) -> None:
-        self._compute, self._addresses, self._capture = compute, addresses, capture
+        self._ways = dict(ways)
+        self._plainly = list(ways.values())[-1]
+        self._addresses, self._capture = addresses, capture
         self._steps: dict[tuple[int, int, int], _Step] = {}
         self._at: tuple[int, ...] = ()
-        self.refusal: str | None = None
-        """Why steps are computed plainly; None: they are replayed."""
+        self.refusals: dict[str, str] = {}
+        """Ways that are not taken, and why; without any way left steps are computed plainly, and not replayed."""
 
     def logits(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """Logits [S, V], valid until the next call; None where this step is none for a graph."""
         count = len(batch.num_new)
-        if self.refusal is not None or not _is_plain(batch) or pool.spare is None:
+        if not self._ways or not _is_plain(batch) or pool.spare is None:
             return None
         at = (*self._addresses(), *pool.addresses())
         if at != self._at:
@@ -102,25 +108,36 @@ class CapturedSteps:
 
     def _capture_step(self, key: tuple[int, int, int], batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a graph for such batches is there and computes what the plain step computes."""
-        expected_SV = self._compute(batch, pool)
+        expected_SV = _logits(self._plainly(batch, pool))
+        while self._ways:
+            way, compute = next(iter(self._ways.items()))
+            step = _Step(_empty_batch(*key, batch.token_ids_T.device))
+            why = self._refusal(step, compute, batch, pool, expected_SV)
+            if why is None:
+                self._steps[key] = step
+                return True
+            self.drop()
+            del self._ways[way]
+            self.refusals[way] = why
+            others = f"they are computed {next(iter(self._ways))}" if self._ways else "nothing of them is captured"
+            say(f"plait: steps of generation {way}: {why}; {others}, slower", file=sys.stderr)
+        return False
+
+    def _refusal(
+        self, step: _Step, compute: Compute, batch: RaggedBatch, pool: KVPool, expected_SV: Tensor
+    ) -> str | None:
+        """Capture a way to compute a step; why it is not taken, or None."""
         assert pool.spare is not None
-        assert expected_SV is not None, "each row of a step of one token is read"
-        inputs = _empty_batch(*key, batch.token_ids_T.device)
-        step = _Step(inputs)
         step.fill(batch, pool.spare, pool.block_tokens)
         try:
-            step.graph, step.out_BV = self._capture(lambda: _logits(self._compute(inputs, pool)))
-        except RuntimeError as error:
-            self.refusal = f"it cannot be captured: {str(error).splitlines()[0]}"
-            return False
+            step.graph, step.out_BV = self._capture(lambda: _logits(compute(step.inputs, pool)))
+        except (RuntimeError, ModelError) as error:
+            return f"cannot be captured: {str(error).strip().splitlines()[0]}"
         step.graph.replay()
         off = (step.out_BV[: len(expected_SV)].float() - expected_SV.float()).norm() / expected_SV.float().norm()
         if not float(off) <= CLOSE[expected_SV.dtype]:
-            self.drop()
-            self.refusal = f"what was captured computes logits that are {float(off):.2g} of their size off"
-            return False
-        self._steps[key] = step
-        return True
+            return f"compute logits that are {float(off):.2g} of their size off"
+        return None
 
 
 @dataclass(eq=False)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from plait.generation.captured import CapturedSteps
+from plait.generation.fused_layers import FusedLayers
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch, RaggedContext
 from plait.kernels import device_attention
+from plait.models.compute.attention import AttentionContext
 from plait.models.compute.cpu_linear import PackedLinears
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
@@ -28,7 +30,9 @@ class ModuleForward:
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
         alone = model.device.type == "cuda" and model.team.all.size == 1
-        self.captured = CapturedSteps(self.plainly, self.addresses) if alone else None
+        self.layers = FusedLayers(model.module)
+        ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
+        self.captured = CapturedSteps(ways, self.addresses) if alone else None
         """The steps that are replayed in place of `plainly`; None: on a CPU, and of parts of a model."""
 
     @classmethod
@@ -58,8 +62,23 @@ class ModuleForward:
 
     def plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """As `compute`, each operation by itself."""
+        return self._logits(batch, self._context(batch, pool))
+
+    def fused(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        """As `compute`, by layers that torch has compiled.
+
+        Raises:
+            RuntimeError: it cannot compile them.
+            ModelError: the family does not say which modules they are.
+        """
+        with self.layers.applied(self._context(batch, pool)) as context:
+            return self._logits(batch, context)
+
+    def _context(self, batch: RaggedBatch, pool: KVPool) -> RaggedContext:
         takes_chunks = self._attention is device_attention.paged_attention
-        context = RaggedContext(pool, batch, self._attention, takes_chunks=takes_chunks)
+        return RaggedContext(pool, batch, self._attention, takes_chunks=takes_chunks)
+
+    def _logits(self, batch: RaggedBatch, context: AttentionContext) -> Tensor | None:
         with self._packed.applied():
             hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
             hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]

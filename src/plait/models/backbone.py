@@ -139,7 +139,12 @@ class Backbone:
         Raises:
             ModelError: the family does not say which modules they are.
         """
-        return _decoder_layers(self.module)
+        try:
+            return decoder_layers(self.module)
+        except ModelError as error:
+            raise ModelError(
+                f"checkpoint_activations: {error}; set it to false or the role's model to another family."
+            ) from None
 
     @contextlib.contextmanager
     def _checkpointed(self, adapter: str | None) -> Iterator[None]:
@@ -160,7 +165,12 @@ class Backbone:
             return forward(*args, **kwargs)
 
 
-def _decoder_layers(module: Any) -> list[nn.Module]:
+def decoder_layers(module: Any) -> list[nn.Module]:
+    """The layers of a decoder, in order.
+
+    Raises:
+        ModelError: the family does not say which modules they are.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     marked: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
@@ -172,9 +182,8 @@ def _decoder_layers(module: Any) -> list[nn.Module]:
     ]
     if len(lists) != 1:
         raise ModelError(
-            f"checkpoint_activations: {type(module).__name__} neither marks its decoder layers nor has one list of "
-            f"{num_layers} modules, but {len(lists)}; set checkpoint_activations to false or the role's model to "
-            "another family."
+            f"{type(module).__name__} neither marks its decoder layers nor has one list of {num_layers} modules, but "
+            f"{len(lists)}"
         )
     return list(lists[0])
 

@@ -1,0 +1,117 @@
+"""A model's own layers with their small operations fused: each kind of decoder layer is compiled by torch into a few
+kernels (norm, rotation, activation and residual between products), with attention over blocks left as it is.
+
+A layer of Transformers is some seventy launches; fused it is some fifteen. It serves steps that are replayed
+(`generation.captured`), which prove it before it is used: what torch cannot compile raises, and plain layers are taken.
+
+Shapes: T new tokens, Hq query heads, Hkv key heads, D and E head sizes of keys and of values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.models.backbone import decoder_layers
+from plait.models.compute.attention import AttentionContext
+from plait.models.compute.attention_form import AttentionForm
+
+BACKEND = "inductor"
+
+MOST_KINDS = 64
+"""Kinds of layers and of steps that a layer's forward may be compiled for: windows, one sample or several."""
+
+
+class FusedLayers:
+    """The decoder layers of a module.
+
+    Args:
+        backend: of `torch.compile`.
+    """
+
+    def __init__(self, module: nn.Module, backend: str = BACKEND) -> None:
+        self._module, self._backend = module, backend
+
+    @contextlib.contextmanager
+    def applied(self, context: AttentionContext) -> Iterator[AttentionContext]:
+        """Within it a forward of the module computes by fused layers, if it is given the context that this yields.
+
+        Args:
+            context: says who attends to whom.
+
+        Raises:
+            ModelError: the family does not say which modules they are.
+        """
+        attend, layers = _operator(), decoder_layers(self._module)
+        for layer in layers:
+            layer.forward = partial(_compiled(type(layer).forward, self._backend), layer)
+        _contexts.append(context)
+        try:
+            # The number of a layer is an argument of what is compiled for all of them, no reason to compile it again.
+            with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=MOST_KINDS):
+                yield _Operator(attend)
+        finally:
+            _contexts.pop()
+            for layer in layers:
+                del layer.forward
+
+
+_contexts: list[AttentionContext] = []
+"""Who attends to whom now, the innermost last: an operator can be given tensors and numbers alone."""
+
+
+class _Operator:
+    """An AttentionContext that a compiler passes by: the operator looks up who attends to whom when it runs."""
+
+    def __init__(self, attend: Any) -> None:
+        self._attend = attend
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """See AttentionContext.attend."""
+        return self._attend(layer, query, key, value, form.scale, form.window, form.softcap, form.sinks)
+
+
+@cache
+def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """The forward of a kind of layer, for any number of tokens. In bfloat16 numbers are rounded where the plain layers
+    round them, so that samples are drawn by what training computes."""
+    options = {"emulate_precision_casts": True} if backend == BACKEND else None
+    return torch.compile(forward, backend=backend, dynamic=True, fullgraph=True, options=options)
+
+
+@cache
+def _operator() -> Any:
+    """The operator `plait::attend`: query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E] → [T, Hq, E]."""
+
+    @torch.library.custom_op("plait::attend", mutates_args=())
+    def attend(
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        return _contexts[-1].attend(layer, query, key, value, AttentionForm(scale, window, softcap, sinks)).contiguous()
+
+    @attend.register_fake
+    def _(
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        return query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+
+    return attend
