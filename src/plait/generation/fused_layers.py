@@ -102,16 +102,7 @@ def _operator() -> Any:
         return _contexts[-1].attend(layer, query, key, value, AttentionForm(scale, window, softcap, sinks)).contiguous()
 
     @attend.register_fake
-    def _(
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def _(layer: int, query: Tensor, key: Tensor, value: Tensor, *form: Any) -> Tensor:
         return query.new_empty(query.shape[1], query.shape[0], value.shape[2])
 
     return attend
