@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.dataflow import CallKind, Node, trace
-from plait.runtime.steps.running_on import Beside
+from plait.runtime.steps.asking import Beside
 from plait.schedule.dispatch import Dispatcher, Key, Task
 from plait.schedule.needs import early_scores, needs_of
 from plait.schedule.open_steps import OpenSteps

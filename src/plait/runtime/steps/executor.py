@@ -10,11 +10,11 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.observe.progress import Progress
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models, unchanging
+from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.graph_order import GraphOrder
 from plait.runtime.steps.roles import RewardRole, RoleRuntime
-from plait.runtime.steps.running_on import Beside
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
 from plait.schedule.dispatch import Dispatcher, Key, Task

@@ -18,22 +18,22 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node, Resample
 from plait.engines import GenerationEngine
 from plait.errors import RunError
-from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import Bounds
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.moments import Moments
+from plait.runtime.steps.asking import Asked, Asking, Beside
 from plait.runtime.steps.drawn import DrawnBatch
 from plait.runtime.steps.rebalancing import Balance, Rebalancer
 from plait.runtime.steps.rewarding import RewardCalls
-from plait.runtime.steps.running_on import Asked, Beside, RunningOn
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
 from plait.runtime.steps.tail import Batch, FusionGate, Judge, Tail
+from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Task
-from plait.schedule.work import MOVED_ON, Work
+from plait.schedule.work import Work
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 Draw = Callable[[int], Sequence[Prompt]]
@@ -56,7 +56,7 @@ class Rollout:
         """When a run rebalances samples; None: instances keep theirs."""
         self.beside: Beside | None = None
         """The rollouts of the step under way, where those of later batches halt with it; None: all end in it."""
-        self._running_on = RunningOn(rewarding)
+        self._asking = Asking(rewarding)
 
     @property
     def _bounds(self) -> Bounds:
@@ -67,7 +67,7 @@ class Rollout:
 
     def run_on(self, moments: Moments) -> None:
         """Have samples go on with later weights."""
-        self._running_on = RunningOn(self._rewarding, moments, keeps=self._recipe.on_update == "keep")
+        self._asking = Asking(self._rewarding, moments, keeps=self._recipe.on_update == "keep")
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -82,16 +82,11 @@ class Rollout:
             RunError: of all the groups that `resample` had drawn none may stay.
         """
         resample = node.generation.resample
-        if self.beside is not None or node.id in state.growing:
-            self._say_how(node, engine, None)
-            beside = self.beside or Beside(state.step, (state.step,))
-            says = partial(self._progress.phase, node.call, unit="samples")
-            if not (yield from self._running_on.work(self._asked(node, state), engine, state, beside, says)):
+        if resample is None:
+            growing = yield from self._own(node, engine, state, fused)
+            if growing.num_whole < len(growing.prompts):
                 return
-            groups = generated = list(state.growing[node.id].groups.values())
-        elif resample is None:
-            groups = yield from self._round(node, engine, state, state.prompts, fused)
-            generated = groups
+            groups = generated = list(growing.groups.values())
         else:
             groups, generated = yield from self._until_enough(node, engine, state, draw, resample)
         self._fill(node, state, groups, generated)
@@ -129,11 +124,11 @@ class Rollout:
         """Samples of each prompt."""
         return node.generation.num_samples(self._recipe.samples_per_prompt)
 
-    def _asked(self, node: Node, state: StepState) -> Asked:
-        """What the node asks of every prompt of a batch."""
+    def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> Asked:
+        """What the node asks of every prompt of a batch, or of prompts that were drawn beside it."""
         sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
-        return Asked(node, self._count(node), sampling, NoiseKey(self._recipe.seed, rollout))
+        return Asked(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
 
     def _until_enough(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
@@ -145,7 +140,9 @@ class Rollout:
         drawn: list[list[Sample]] = []
         number = 0
         for number in range(1, resample.max_rounds + 1):
-            groups = yield from self._round(node, engine, state, prompts)
+            growing = PartialRollout(prompts, self._count(node))
+            yield from self._round(node, engine, state, growing)
+            groups = list(growing.groups.values())
             drawn += groups
             rewards = yield from self._rewarding.rewards_of(node, resample.reward, groups, state)
             kept += [group for group, scores in zip(groups, rewards, strict=True) if _stays(resample, scores)]
@@ -167,54 +164,46 @@ class Rollout:
             )
         return kept[:wanted], drawn
 
+    def _own(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Work[PartialRollout]:
+        """The samples of the batch's own prompts, as far as they come in this step. Those that have begun in another,
+        or that halt, stay in the instances that have them."""
+        growing = PartialRollout(state.prompts, self._count(node))
+        if self.beside is not None or node.id in state.growing:
+            growing = state.growing.setdefault(node.id, growing)
+            yield from self._round(node, engine, state, growing)
+            return growing
+        state.growing[node.id] = growing
+        watch = Watch(self._tail(node, engine, state, fused), self._balance(node, engine, state))
+        yield from self._round(node, engine, state, growing, watch)
+        num_moved = watch.end()
+        if watch != Watch() or self.gate is not None:
+            state.count("perf/samples_moved", num_moved)
+        return growing
+
     def _round(
         self,
         node: Node,
         engine: GenerationEngine,
         state: StepState,
-        prompts: Sequence[Prompt],
-        fused: Task | None = None,
-    ) -> Work[list[list[Sample]]]:
-        """One group of samples per prompt, in order of the prompts."""
-        self._say_how(node, engine, fused)
-        asked = self._asked(node, state)
-        count = asked.count
-        for prompt in prompts:
-            engine.add(Request(prompt, count, asked.sampling, asked.noise))
-        self._progress.phase(node.call, count * len(prompts), "samples")
-        growing = PartialRollout(prompts, count)
-        if node.generation.resample is None:
-            state.growing[node.id] = growing
-        tail = None
-        if fused is not None:
-            assert engine.moves is not None, f"{node.call}: nothing can be gathered"
-            batch = Batch({(p.uid, index): len(p.token_ids) for p in prompts for index in range(count)}, count)
-            judge, fusion = self._judge(node, engine, state, batch), self._recipe.fusion
-            when = judge or (int(fusion * len(batch.prompts)) if isinstance(fusion, float) else 0)
-            tail = Tail(fused, engine, batch, self._bounds, when)
-        balance = self._balance(node, engine, state, prompts)
-        while engine.has_work:
-            done, finished = engine.advance(node.call) if engine.ready else (None, [])
-            if self._rewarding.poll(node):
-                done = done or MOVED_ON
-            growing.hear(engine.said)
-            for sample in finished:
-                if (group := growing.take(sample)) is not None:
-                    self._rewarding.submit(node, group, state)
-            if tail is not None:
-                tail.look(len(finished))
-            if balance is not None:
-                balance.look(frees=tail is not None)
-            yield done
-        if tail is not None:
-            tail.end()
-        if balance is not None:
-            balance.end()
-        if tail is not None or balance is not None or self.gate is not None:
-            counts = [moves.num_moved for moves in (tail, balance) if moves is not None]
-            state.count("perf/samples_moved", sum(counts))
-        growing.hear({})
-        return list(growing.groups.values())
+        growing: PartialRollout,
+        watch: Watch | None = None,
+    ) -> Work[None]:
+        """Groups of some prompts, as far as they come in this step."""
+        self._say_how(node, engine, is_fused=watch is not None and watch.tail is not None)
+        beside = self.beside or Beside(state.step, (state.step,))
+        says = partial(self._progress.phase, node.call, unit="samples")
+        return self._asking.work(self._asked(node, state, growing), engine, beside, says, watch)
+
+    def _tail(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Tail | None:
+        """What has the last samples of a batch gathered; None: they end where they begin."""
+        if fused is None:
+            return None
+        assert engine.moves is not None, f"{node.call}: nothing can be gathered"
+        count = self._count(node)
+        batch = Batch({(p.uid, index): len(p.token_ids) for p in state.prompts for index in range(count)}, count)
+        judge, fusion = self._judge(node, engine, state, batch), self._recipe.fusion
+        when = judge or (int(fusion * len(batch.prompts)) if isinstance(fusion, float) else 0)
+        return Tail(fused, engine, batch, self._bounds, when)
 
     def _judge(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Judge | None:
         """Who judges this rollout; None: the recipe says when samples are gathered."""
@@ -224,24 +213,21 @@ class Rollout:
         size = RolloutSize(len(batch.prompts), engine.traits.num_instances, most, batch.per_prompt)
         return self.gate.judge(state.step, node.call, size)
 
-    def _balance(
-        self, node: Node, engine: GenerationEngine, state: StepState, prompts: Sequence[Prompt]
-    ) -> Balance | None:
-        """What has samples of this rollout move between instances; None: they do not. A rollout that draws in rounds
-        is left alone: what was decided is known by its step."""
-        if self.rebalancer is None or node.generation.resample is not None:
+    def _balance(self, node: Node, engine: GenerationEngine, state: StepState) -> Balance | None:
+        """What has samples of a batch move between instances; None: they do not."""
+        if self.rebalancer is None:
             return None
-        tokens = {prompt.uid: len(prompt.token_ids) for prompt in prompts}
+        tokens = {prompt.uid: len(prompt.token_ids) for prompt in state.prompts}
         return self.rebalancer.balance((state.step + 1, node.call), engine, tokens, self._bounds)
 
-    def _say_how(self, node: Node, engine: GenerationEngine, fused: Task | None) -> None:
+    def _say_how(self, node: Node, engine: GenerationEngine, *, is_fused: bool) -> None:
         """A person should know, once, that a run generates the slower way, and why; and where fusion hides nothing."""
         if self._has_said_how:
             return
         self._has_said_how = True
         if (reason := engine.not_compiled) is not None:
             self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
-        if self._recipe.fusion not in ("off", "auto") and fused is None:
+        if self._recipe.fusion not in ("off", "auto") and not is_fused:
             self._progress.message(
                 f"{node.call}: `fusion` has nothing to hide: one instance generates, or no model scores its samples "
                 "where they are generated; they end where they begin"

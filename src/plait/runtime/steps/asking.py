@@ -1,5 +1,5 @@
-"""Rollouts whose samples go on with later weights: several batches in one engine, and what is unfinished at the end of
-a step stands still until the next weights are there.
+"""What is asked of an engine for rollouts, and who gets the samples: of one batch, or of several in one engine, whose
+samples go on with later weights. What is unfinished then at the end of a step stands still until these are there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
 from plait.runtime.folder.moments import Moments
+from plait.runtime.steps.drawing import drawing
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
+from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Key as CallKey
 from plait.schedule.work import MOVED_ON, Work
 
@@ -58,17 +60,18 @@ class Beside:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the samples of one rollout have in common."""
+    """One rollout of a batch. growing: its prompts, and its samples as far as they are there."""
 
     node: Node
-    count: int
-    """Samples of each prompt."""
+    state: StepState
+    growing: PartialRollout
     sampling: Sampling
     noise: NoiseKey
 
 
-class RunningOn:
-    """
+class Asking:
+    """Asks engines for the samples of rollouts, and gives each to the rollout that asked for it.
+
     Args:
         moments: where samples stood, and are to stand; None: the recipe has samples end with the step that began them,
             and only what an earlier stay of the run has begun goes on.
@@ -77,94 +80,115 @@ class RunningOn:
 
     def __init__(self, rewarding: RewardCalls, moments: Moments | None = None, *, keeps: bool = False) -> None:
         self._rewarding, self._moments, self._keeps = rewarding, moments, keeps
-        self._out: dict[Key, tuple[Node, StepState]] = {}
-        """Samples that an engine has been asked for, and their rollouts."""
+        self._out: dict[str, dict[Key, Asked]] = {}
+        """Role → samples that its engine has been asked for, and their rollouts."""
 
     def work(
         self,
         asked: Asked,
         engine: GenerationEngine,
-        state: StepState,
         beside: Beside,
         says: Callable[[int], None],
-    ) -> Work[bool]:
-        """Samples of the batch's prompts, as far as they come in this step; one step of the engine per `next()`.
-        Whether all of them are there.
+        watch: Watch | None = None,
+    ) -> Work[None]:
+        """Samples of the rollout's prompts, as far as they come in this step; one step of the engine per `next()`.
 
         Args:
             says: told how many samples are asked for.
+            watch: looks at the rollout after each step.
         """
-        node = asked.node
-        growing = state.growing.setdefault(node.id, PartialRollout(state.prompts, asked.count))
-        sent = set(state.sent.get(node.id, ()))
-        for group in growing.whole:
-            if group[0].prompt.uid not in sent:
-                self._submit(node, group, state)
-        while not beside.may_ask(state.step):
+        self._submit_whole(asked)
+        while not beside.may_ask(asked.state.step):
             yield None
         repeats = self._moments is not None and self._moments.at(beside.step + 1) is not None
-        stands = not repeats and beside.stands(
-            state.step
-        )  # the record, if there is one, says who is drawn, and how far
-        requests = [] if stands else list(self._requests(asked, state, growing, beside.step))
-        mine = {(request.prompt.uid, index) for request in requests for index in request.indices}
-        self._out |= dict.fromkeys(mine, (node, state))
-        for request in requests:
-            engine.add(request)
+        # The record, if there is one, says who is drawn, and how far.
+        stands = not repeats and beside.stands(asked.state.step)
+        mine = set() if stands else self._ask(asked, engine, beside.step)
         if mine:
             says(len(mine))
-        beside.asked.add(state.step)
-        yield MOVED_ON
+        beside.asked.add(asked.state.step)
+        if len(beside.batches) > 1:
+            yield MOVED_ON
         while not beside.all_asked:
             yield None
-        while engine.has_work and not mine.isdisjoint(self._out):
-            if not repeats:  # else its samples stop by themselves
-                beside.halt(engine, parks=self._keeps)
-            done, finished = engine.advance(node.call) if engine.ready else (None, [])
+        node, growing, out = asked.node, asked.growing, self._out_of(asked)
+
+        def take(finished: Sequence[Sample]) -> bool:
             growing.hear(engine.said)
-            if self._rewarding.poll(node):
-                done = done or MOVED_ON
+            has_news = self._rewarding.poll(node)
             for sample in finished:
-                self._deliver(sample)
-            yield done
+                self._deliver(sample, out)
+            if watch is not None:
+                watch.look(len(finished))
+            return has_news
+
+        def is_there() -> bool:
+            """While nobody else draws, samples may still be on their way between instances."""
+            return mine.isdisjoint(out) and bool(out or not mine)
+
+        def halt() -> None:
+            if not repeats:  # else they stop by themselves
+                beside.halt(engine, parks=self._keeps)
+
+        yield from drawing(engine, node.call, take, before=halt, until=is_there)
         growing.hear({})
         for key in mine:
-            self._out.pop(key, None)
-        return len(growing.whole) == len(state.prompts)
+            out.pop(key, None)
 
-    def _deliver(self, sample: Sample) -> None:
+    def _out_of(self, asked: Asked) -> dict[Key, Asked]:
+        """All samples that the engine of its role has been asked for."""
+        return self._out.setdefault(str(asked.node.role), {})
+
+    def _ask(self, asked: Asked, engine: GenerationEngine, step: int) -> set[Key]:
+        """Ask for what is to be drawn in this step; the samples."""
+        requests = list(self._requests(asked, step))
+        mine = {(request.prompt.uid, index) for request in requests for index in request.indices}
+        self._out_of(asked).update(dict.fromkeys(mine, asked))
+        for request in requests:
+            engine.add(request)
+        return mine
+
+    def _submit_whole(self, asked: Asked) -> None:
+        """Groups that were whole in an earlier stay of the run go to the reward functions again."""
+        sent = set(asked.state.sent.get(asked.node.id, ()))
+        for group in asked.growing.whole:
+            if group[0].prompt.uid not in sent:
+                self._submit(asked, group)
+
+    def _deliver(self, sample: Sample, out: dict[Key, Asked]) -> None:
         """To the rollout that asked for it."""
         key = sample.prompt.uid, sample.index
-        node, state = self._out.pop(key)
-        begun = state.begun.setdefault(node.id, {})
+        asked = out.pop(key)
+        begun = asked.state.begun.setdefault(asked.node.id, {})
         begun.pop(key, None)
         if sample.finish_reason is FinishReason.OPEN:
             if sample.token_ids:
                 begun[key] = sample
-        elif (group := state.growing[node.id].take(sample)) is not None:
-            self._submit(node, group, state)
+        elif (group := asked.growing.take(sample)) is not None:
+            self._submit(asked, group)
 
-    def _submit(self, node: Node, group: Sequence[Sample], state: StepState) -> None:
-        self._rewarding.submit(node, group, state)
-        state.sent.setdefault(node.id, set()).add(group[0].prompt.uid)
+    def _submit(self, asked: Asked, group: Sequence[Sample]) -> None:
+        self._rewarding.submit(asked.node, group, asked.state)
+        asked.state.sent.setdefault(asked.node.id, set()).add(group[0].prompt.uid)
 
-    def _requests(self, asked: Asked, state: StepState, growing: PartialRollout, step: int) -> Iterator[Request]:
+    def _requests(self, asked: Asked, step: int) -> Iterator[Request]:
         """What is asked for in a step: samples that have not ended, up to where they stood when it ended in an earlier
         stay of the run."""
         left: dict[int, set[int]] = {}
-        for uid, index in growing.unfinished:
+        for uid, index in asked.growing.unfinished:
             left.setdefault(uid, set()).add(index)
-        for prompt in state.prompts:
-            going_on = self._going_on(prompt, left.get(prompt.uid, set()), asked, state, step)
-            request = Request(prompt, asked.count, asked.sampling, asked.noise, going_on=going_on)
+        for prompt in asked.growing.prompts:
+            going_on = self._going_on(prompt, left.get(prompt.uid, set()), asked, step)
+            request = Request(prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on)
             if request.indices:
                 yield request
 
-    def _going_on(self, prompt: Prompt, left: set[int], asked: Asked, state: StepState, step: int) -> GoingOn:
+    def _going_on(self, prompt: Prompt, left: set[int], asked: Asked, step: int) -> GoingOn:
         """
         Args:
             left: samples of the prompt that have not ended.
         """
+        state = asked.state
         begun = {
             index: sample for (uid, index), sample in state.begun.get(asked.node.id, {}).items() if uid == prompt.uid
         }
@@ -179,7 +203,7 @@ class RunningOn:
         keeps = frozenset(index for index, sample in goes.items() if kept and sample.policy_version == step - 1)
         return GoingOn(
             tuple(goes.values()),
-            frozenset(range(asked.count)) - (left - stand),
+            frozenset(range(asked.growing.count)) - (left - stand),
             {index: tokens for index, tokens in stops.items() if index not in stand},
             keeps,
             parks=self._keeps,
