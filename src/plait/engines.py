@@ -17,7 +17,7 @@ from plait.generation.request import Request
 from plait.policy.decode_ring import StageUse
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
-from plait.schedule.work import Done, Result, Work
+from plait.schedule.work import Done, Work
 from plait.speculation.counts import Counts
 
 
@@ -197,10 +197,6 @@ class TrainingEngine(Protocol):
 
     def syncing_weights(self, kind: CallKind) -> Work[None]:
         """Bring the role's weights to where a call of this kind computes."""
-        ...
-
-    def finish(self, work: Work[Result]) -> Result:
-        """Do all of a work of calls; its result."""
         ...
 
     def score(

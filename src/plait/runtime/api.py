@@ -40,7 +40,8 @@ from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of
 from plait.runtime.session import Session
-from plait.runtime.steps.executor import Executor
+from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.filling import build_roles
 from plait.runtime.steps.reward_pools import open_pools
 from plait.schedule.plan import Plan
@@ -216,6 +217,8 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         workers = Alone(prepared).workers(recorder)
         roles = build_roles(prepared, workers, pools)
         progress.start()
-        executor = Executor(prepared.flow, roles, recipe, recorder, progress, workers)
-        given = partial(evaluate_given, prepared.flow, executor.calls, executor.clock)
-        return measure(prepared, roles, judges, given, progress)
+        clock = workers.clock((*pools.values(), *filter(None, (judges,))), progress)
+        calls = Calls(prepared.flow, roles, recipe, recorder, progress)
+        aside = Aside(clock, recorder)
+        given = partial(evaluate_given, prepared.flow, calls, aside)
+        return measure(prepared, roles, judges, given, aside, progress)

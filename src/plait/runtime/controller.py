@@ -98,6 +98,7 @@ def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
     except EvaluationStopped:
         return None
     session.record_evaluation(evaluation)
+    session.record_actions()
     return evaluation
 
 

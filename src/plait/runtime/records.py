@@ -59,7 +59,7 @@ class Records:
         """A step's samples, actions and row."""
         if state.generated:
             write_rows(self._directory.files.samples(step), sample_rows(self._prepared.flow, state))
-        self._trace.append(spans)
+        self.write_actions(spans)
         self._metrics.append({"step": step, **metrics})
         self.last_step = step
         evaluated = any(name.startswith("eval/") for name in metrics)
@@ -67,6 +67,10 @@ class Records:
             self._late = dict(metrics)
         else:
             self._track(step, metrics)
+
+    def write_actions(self, spans: Iterable[TraceEvent]) -> None:
+        """Actions of a step, or of what was done between two."""
+        self._trace.append(spans)
 
     def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """An evaluation's row, which says that it is whole: its items and what follows from it are written before."""

@@ -31,6 +31,7 @@ from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.records import Records, value_of
+from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.drawn import read_drawn, stored_drawn
 from plait.runtime.steps.earlier_texts import recall_earlier
@@ -113,13 +114,16 @@ class Session:
         self.workers = self._leading.workers(self.recorder)
         stack.callback(self.workers.end_engines)
         self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools)
-        for pool in (*self.pools.values(), *filter(None, (self.judges,))):
+        pools = (*self.pools.values(), *filter(None, (self.judges,)))
+        for pool in pools:
             pool.looked = self.workers.tick
+        clock = self.workers.clock(pools, self.progress)
+        self.aside = Aside(clock, self.recorder)
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
-        check_engines(prepared, self.roles, self.progress)
-        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, self.workers)
+        check_engines(prepared, self.roles, self.aside, self.progress)
+        self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
         with contextlib.ExitStack() as undo:
@@ -195,8 +199,10 @@ class Session:
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""
         self.executor.calls.rewarding.settle()
-        given = partial(evaluate_given, self.prepared.flow, self.executor.calls, self.executor.clock)
-        return measure(self.prepared, self.roles, self.judges, given, self.progress, stop=stop)
+        given = partial(evaluate_given, self.prepared.flow, self.executor.calls, self.aside)
+        measured = measure(self.prepared, self.roles, self.judges, given, self.aside, self.progress, stop=stop)
+        self.recorder.extend(self.workers.spans())
+        return measured
 
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation of the weights as they are; the best one's are kept in `best/`, unless there is but one.
@@ -213,6 +219,10 @@ class Session:
     def record_step(self, state: StepState, metrics: Mapping[str, float]) -> None:
         """Write the step's row, samples and actions."""
         self.records.write_step(self.done.step, state, metrics, trace_events(self.recorder.take().spans))
+
+    def record_actions(self) -> None:
+        """Write what has been done since a step was recorded, an evaluation, say."""
+        self.records.write_actions(trace_events(self.recorder.take().spans))
 
     def save(self) -> None:
         """A checkpoint of everything that the rest of the run depends on; none if this step has one.
@@ -269,7 +279,7 @@ class Session:
 
     def _open_doctor(self) -> RunDoctor:
         return RunDoctor(
-            Patient(self.prepared.flow, self.roles, self.recipe, self.workers),
+            Patient(self.prepared.flow, self.roles, self.recipe, self.workers, self.aside),
             self.recipe.doctor,
             self.directory.files.doctor,
             resume=self._resume,

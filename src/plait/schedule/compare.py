@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.schedule.busy import busy_by_rank, call_of, kind_of
 from plait.schedule.timeline import Span, Timeline, covered_s
@@ -102,6 +102,7 @@ def compare_calls(a: Timeline, b: Timeline, whole: str) -> CallComparison:
     Args:
         whole: as `whole_side` says.
     """
+    a, b = _of_steps(a), _of_steps(b)
     steps_a, steps_b = _num_steps(a), _num_steps(b)
     calls = []
     left, right = busy_by_rank(a, call_of), busy_by_rank(b, call_of)
@@ -116,6 +117,12 @@ def compare_calls(a: Timeline, b: Timeline, whole: str) -> CallComparison:
         seconds_b = sum(right[kind].values()) / steps_b if kind in right else None
         kinds.append(Busy(kind, None, seconds_a, seconds_b))
     return CallComparison(whole, tuple(calls), tuple(kinds), _step_s(a) / steps_a, _step_s(b) / steps_b)
+
+
+def _of_steps(timeline: Timeline) -> Timeline:
+    """Without what belongs to no step (an evaluation), where steps are named."""
+    spans = tuple(span for span in timeline.spans if span.step is not None)
+    return replace(timeline, spans=spans) if spans else timeline
 
 
 def _num_steps(timeline: Timeline) -> int:

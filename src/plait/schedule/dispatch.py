@@ -36,6 +36,8 @@ class Task:
     """All that are under way, itself included."""
     told: dict[frozenset[int], float] = field(default_factory=dict, repr=False)
     """Work of it that these ranks together have been told of, and have not ended."""
+    result: Any = field(default=None, repr=False)
+    """Of its work, when that has ended."""
 
     def waits_for(self, ranks: frozenset[int]) -> float:
         """Work of all calls that these ranks together have been told of, and have not ended."""
@@ -161,6 +163,34 @@ class Dispatcher:
     def _go_on(self, task: Task) -> bool:
         try:
             return self._clock.advance(task) is not None
-        except StopIteration:
+        except StopIteration as end:
+            task.result = end.value
             self._tasks.remove(task)
             return True
+
+
+@dataclass
+class _Alone:
+    """`Program` of one task."""
+
+    task: Task
+
+    def needs(self, key: Key) -> Collection[Key]:
+        return ()
+
+    def partners(self, key: Key) -> tuple[Key, ...]:
+        return (key,)
+
+    def mesh(self, key: Key) -> frozenset[int]:
+        return self.task.mesh
+
+    def begin(self, keys: tuple[Key, ...]) -> Task:
+        return self.task
+
+
+def run_alone(task: Task, clock: Clock) -> Any:
+    """To the end of a task beside which nothing else is to be done; the result of its work. Raises what that raises."""
+    dispatcher = Dispatcher(_Alone(task), clock)
+    dispatcher.add(task.keys)
+    dispatcher.run()
+    return task.result

@@ -9,10 +9,9 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from plait.errors import RunError
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
-from plait.schedule.work import MOVED_ON, Done, Result, Work, to_the_end
+from plait.schedule.work import MOVED_ON, Done, Work, to_the_end
 from plait.workers.messages import Do, Message
 from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState
@@ -150,20 +149,6 @@ class Announcer:
             yield Done(units=answer.header["count"])
         self._elsewhere.pop(number, None)
         return call.result_of(answer)
-
-    def finish(self, work: Work[Result]) -> Result:
-        """Do all of a work, beside which nothing else is to be done; its result.
-
-        Raises:
-            RunError: nothing has come for WAIT_S.
-        """
-        while True:
-            try:
-                done = next(work)
-            except StopIteration as end:
-                return end.value
-            if done is None and not self.transport.wait(WAIT_S, "other ranks"):
-                raise RunError(f"rank {LEADER} expected a sign from other ranks within {WAIT_S:g} s")
 
     def _announce(self, call: Call, ranks: Collection[int]) -> int:
         """Returns the number of the command."""

@@ -87,9 +87,18 @@ class Recorder:
         """Add what other ranks recorded, on this clock."""
         self._spans += spans
 
+    @contextmanager
+    def of_no_step(self) -> Iterator[None]:
+        """What is done inside, here and by those that are told to, is recorded as of no step."""
+        step, self.step = self.step, None
+        try:
+            yield
+        finally:
+            self.step = step
+
     def peek(self) -> Timeline:
-        """The spans since the last `take`."""
-        return Timeline(tuple(self._spans), source="measured")
+        """The spans of steps since the last `take`; without what belongs to none, such as an evaluation."""
+        return Timeline(tuple(span for span in self._spans if span.step is not None), source="measured")
 
     def take(self) -> Timeline:
         """The spans since the last `take`; they are kept no longer."""

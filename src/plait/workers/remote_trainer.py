@@ -9,7 +9,7 @@ from plait.dataflow import CallKind, Column, Node, Score
 from plait.engines import ScoredBy, Training
 from plait.schedule.fused import FusedOrder
 from plait.schedule.named_plans import MODE_OF
-from plait.schedule.work import Result, Work
+from plait.schedule.work import Work
 from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
 from plait.workers.announcer import Announcer
 from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
@@ -65,10 +65,6 @@ class RemoteTrainer:
         return micro_batches * (
             place.micro_batch_tokens.get("score") or self._announcer.rank_state.recipe.micro_batch_tokens
         )
-
-    def finish(self, work: Work[Result]) -> Result:
-        """Do all of a work of calls, where other ranks must be waited for too; its result."""
-        return self._announcer.finish(work)
 
     def score(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from plait.observe.trackers import Trackers
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.export import export_checkpoint
+from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 
 MakeRecipe = Callable[..., Recipe]
@@ -199,3 +201,26 @@ def test_an_evaluation_without_a_reward_says_none(make_recipe: MakeRecipe, tmp_p
     again = run(recipe, resume=True)
     assert again.after is not None
     assert again.after.metrics() == outcome.after.metrics()
+
+
+def test_its_actions_are_in_the_trace_and_in_no_step(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Evaluations before the first step, after the second (due) and after the third (the last), of two items each."""
+    write_reward(tmp_path, "return [float(len(completion)) for completion in completions]")
+    recipe = make_recipe(steps=3, **{"evaluation.items": 2, "evaluation.every": 2})
+    run(recipe)
+    spans = load_any(recipe.run_dir / "trace.json").spans
+    of_evaluation = [span for span in spans if span.action.startswith("evaluate/")]
+    assert {span.step for span in of_evaluation} == {None}
+    assert sum(span.action == "evaluate/prefill" for span in of_evaluation) >= 3
+    assert {(span.kind, span.role) for span in of_evaluation if span.lane == "compute"} == {
+        ("PREFILL", "actor"),
+        ("DECODE", "actor"),
+    }
+    scored = [span for span in of_evaluation if span.kind == "SCORE"]
+    assert [(span.action, span.lane) for span in scored] == [("evaluate/count_sevens", "reward worker 0")] * 6
+    updates = sorted(span.end_s for span in spans if span.kind == "STEP")
+    # Before all updates, between that of step 2 and that of step 3, and behind all: two items of each.
+    by_number = Counter(sum(end <= span.start_s for end in updates) for span in scored)
+    assert by_number == {0: 2, 2: 2, 3: 2}
+    rows = read_rows(recipe.run_dir / "metrics.jsonl")
+    assert not any("evaluate" in name for row in rows for name in row)

@@ -100,7 +100,7 @@ def opened(recipe: Recipe, *, resume: bool = False, settings: DoctorSettings = Q
         Session(prepared, directory, resume=resume, leading=Alone(prepared)) as session,
     ):
         doctor = RunDoctor(
-            Patient(session.prepared.flow, session.roles, recipe, session.workers),
+            Patient(session.prepared.flow, session.roles, recipe, session.workers, session.aside),
             settings,
             recipe.run_dir / "beside.jsonl",
             resume=resume,

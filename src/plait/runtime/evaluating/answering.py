@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.data.records import Prompt, Sample
+from plait.dataflow import CallKind
 from plait.engines import GenerationEngine
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
@@ -16,7 +17,15 @@ from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
-from plait.runtime.steps.roles import RewardRole
+from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.drawing import drawing
+from plait.runtime.steps.rewarding import record_functions
+from plait.runtime.steps.roles import ModelRole, RewardRole
+from plait.schedule.work import MOVED_ON, Work
+from plait.workers.recorder import Recorder
+
+CALL = "evaluate"
+"""What it is in the trace."""
 
 
 class EvaluationStopped(Exception):
@@ -59,9 +68,10 @@ class Scorers:
 
 
 def answer(
-    engine: GenerationEngine,
+    actor: ModelRole,
     asked: HeldOut,
     scorers: Scorers,
+    aside: Aside,
     progress: Progress,
     *,
     stop: Callable[[], bool] = lambda: False,
@@ -69,30 +79,38 @@ def answer(
     """Answer every prompt and score the answers.
 
     Args:
-        stop: asked between items; when it says True the evaluation is left, and `engine` and the pools keep their
-            work.
+        actor: has an engine.
+        stop: asked between items; when it says True the evaluation is left, and its engine and the pools keep
+            their work.
 
     Raises:
         RunError: a reward function failed and its policy is to stop.
         EvaluationStopped: `stop` said so.
     """
+    assert actor.engine is not None, "who answers generates"
     sampling = asked.sampling.sampling(temperature=asked.temperature)
     for prompt in asked.prompts:
-        engine.add(Request(prompt, asked.per_item, sampling, NoiseKey(asked.seed)))
-    progress.phase("evaluate", len(asked.prompts) * asked.per_item, "items" if asked.per_item == 1 else "answers")
-    samples, scored = _answer(engine, scorers.pools(), progress, stop)
+        actor.engine.add(Request(prompt, asked.per_item, sampling, NoiseKey(asked.seed)))
+    progress.phase(CALL, len(asked.prompts) * asked.per_item, "items" if asked.per_item == 1 else "answers")
+    scored = _FunctionScores(scorers.pools(), aside.recorder, progress)
+    ranks = actor.trainer.mesh(CallKind.GENERATE, begins=True)
+    samples = aside.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
     answers = tuple(samples[prompt.uid, index] for prompt in asked.prompts for index in range(asked.per_item))
-    groups = {name: [scores_of_all[_place(sample)] for sample in answers] for name, scores_of_all in scored.items()}
-    judged = _judged(answers, scorers.cost, groups)
+    groups = scored.of(answers)
+    totals = {
+        name: _totals(answers, role, groups.get(name), aside)
+        for name, role in (("reward", scorers.reward), ("cost", scorers.cost))
+        if role is not None
+    }
     of_reward = groups.get("reward")
     extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
     return Evaluation(
         samples=answers,
-        rewards=() if scorers.reward is None else _totals(answers, scorers.reward, of_reward),
+        rewards=totals.get("reward", ()),
         task=task_of([logged.get("verdict") for logged in extras], asked.per_item),
         extras=extras,
         logged={name: mean for scores_of_all in groups.values() for name, mean in logged_means(scores_of_all).items()},
-        judged=judged,
+        judged=_judged(totals.get("cost"), groups.get("judges", ())),
         per_item=asked.per_item,
         pass_at=asked.pass_at,
     )
@@ -102,52 +120,77 @@ def _place(sample: Sample) -> tuple[int, int]:
     return sample.prompt.uid, sample.index
 
 
-def _answer(
-    engine: GenerationEngine, pools: Mapping[str, RewardPool], progress: Progress, stop: Callable[[], bool]
-) -> tuple[dict[tuple[int, int], Sample], dict[str, dict[tuple[int, int], GroupScores]]]:
-    """Run the engine until all is answered, and each answer scored by every pool: samples and scores by their place
-    (prompt uid, index)."""
+class _FunctionScores:
+    """What the functions of some pools say of answers, each of which they get alone."""
+
+    def __init__(self, pools: Mapping[str, RewardPool], recorder: Recorder, progress: Progress) -> None:
+        self._pools, self._recorder, self._progress = pools, recorder, progress
+        self._scores: dict[str, dict[tuple[int, int], GroupScores]] = {name: {} for name in pools}
+        """Pool → place of a sample → its scores."""
+
+    @property
+    def are_left(self) -> bool:
+        """Whether some are still to come."""
+        return any(pool.num_outstanding for pool in self._pools.values())
+
+    def submit(self, sample: Sample) -> None:
+        for pool in self._pools.values():
+            pool.submit([sample])
+
+    def collect(self) -> bool:
+        """Take in what is there, and record it; whether there was anything. Raises RunError as `RewardPool.poll`."""
+        has_news = False
+        for name, pool in self._pools.items():
+            for group in pool.poll():
+                has_news = True
+                self._scores[name][_place(group.samples[0])] = group
+                record_functions(self._recorder, CALL, name, group)
+                for trouble in (*group.failures, *group.recovered):
+                    self._progress.message(f"evaluation: {trouble}")
+        return has_news
+
+    def of(self, samples: Sequence[Sample]) -> dict[str, list[GroupScores]]:
+        """Pool → the scores of these samples, when none are left."""
+        return {name: [scores[_place(sample)] for sample in samples] for name, scores in self._scores.items()}
+
+
+def _answered(
+    engine: GenerationEngine, scored: _FunctionScores, stop: Callable[[], bool]
+) -> Work[dict[tuple[int, int], Sample]]:
+    """Samples by their place, when all is answered, and each answer scored by every pool."""
     samples: dict[tuple[int, int], Sample] = {}
-    scored: dict[str, dict[tuple[int, int], GroupScores]] = {name: {} for name in pools}
 
-    def collect(name: str, groups: Sequence[GroupScores]) -> None:
-        for group in groups:
-            scored[name][_place(group.samples[0])] = group
-            for trouble in (*group.failures, *group.recovered):
-                progress.message(f"evaluation: {trouble}")
-
-    while engine.has_work:
+    def go_on_unless_asked_to_stop() -> None:
         if stop():
             raise EvaluationStopped
-        _, finished = engine.advance("evaluate")
+
+    def take(finished: Sequence[Sample]) -> bool:
         for sample in finished:
             samples[_place(sample)] = sample
-            for pool in pools.values():
-                pool.submit([sample])
-        for name, pool in pools.items():
-            collect(name, pool.poll())
-        progress.advance(len(finished))
-    for name, pool in pools.items():
-        collect(name, pool.wait())
-    return samples, scored
+            scored.submit(sample)
+        return scored.collect()
+
+    yield from drawing(engine, CALL, take, before=go_on_unless_asked_to_stop)
+    while scored.are_left:
+        yield MOVED_ON if scored.collect() else None
+    return samples
 
 
-def _judged(
-    samples: tuple[Sample, ...], cost: RewardRole | None, groups: Mapping[str, Sequence[GroupScores]]
-) -> dict[str, tuple[float, ...]]:
+def _judged(cost: tuple[float, ...] | None, of_judges: Sequence[GroupScores]) -> dict[str, tuple[float, ...]]:
     """Scores of the role `cost` and of each judge; a judge of that name is `cost#2`."""
-    judged: dict[str, tuple[float, ...]] = {}
-    if cost is not None:
-        judged["cost"] = _totals(samples, cost, groups.get("cost"))
-    of_judges = groups.get("judges", ())
+    judged = {} if cost is None else {"cost": cost}
     for name in of_judges[0].scores if of_judges else ():
         judged[f"{name}#2" if name in judged else name] = tuple(group.scores[name][0] for group in of_judges)
     return judged
 
 
-def _totals(samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[GroupScores] | None) -> tuple[float, ...]:
+def _totals(
+    samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[GroupScores] | None, aside: Aside
+) -> tuple[float, ...]:
     """The weighted scores of a role, those of its functions and of its model together."""
     totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
-    if role.scorer is not None:
-        totals = totals + role.scorer.weight * role.scorer.trainer.finish(role.scorer.scores(samples, call="evaluate"))
+    if (scorer := role.scorer) is not None:
+        trainer = scorer.trainer
+        ranks = trainer.mesh(CallKind.SCORE, begins=True)
+        totals = totals + scorer.weight * aside.run(CALL, scorer.scores(samples, call=CALL), ranks, trainer.role)
     return tuple(totals.tolist())

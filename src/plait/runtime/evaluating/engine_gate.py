@@ -6,12 +6,12 @@ weights, another dtype's kernels or another head would bias every update, and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from plait.data.records import Sample
-from plait.data.rows import Rows
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Score
 from plait.engines import GenerationEngine
 from plait.errors import ConfigError
@@ -20,16 +20,21 @@ from plait.kernels.noise import NoiseKey
 from plait.observe.doctor_reading import LIMITS
 from plait.observe.progress import Progress
 from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.drawing import drawing
 from plait.runtime.steps.roles import ModelRole, RoleRuntime
+from plait.schedule.work import Work
 
 NUM_PROMPTS = 16
 SAMPLES_PER_PROMPT = 4
 MAX_TOKENS = 64
+CALL = "gate"
+"""What it is in the trace."""
 GATE_ROLLOUT = -1
 """None of a run's rollouts: the noise of these samples is theirs alone."""
 
 
-def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], progress: Progress) -> None:
+def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: Aside, progress: Progress) -> None:
     """Compare the log-probs of samples of each engine that computes elsewhere with those of its role's trainer.
 
     Raises:
@@ -39,15 +44,20 @@ def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], progress
     for name in dict.fromkeys(str(node.role) for node in prepared.flow.of_kind(CallKind.GENERATE)):
         role = roles[name]
         if isinstance(role, ModelRole) and role.engine is not None and role.engine.traits.computes_elsewhere:
-            _check(prepared, name, role, role.engine, progress)
+            ranks = role.trainer.mesh(CallKind.GENERATE, begins=True) | role.trainer.mesh(CallKind.SCORE, begins=True)
+            rows, expected = aside.run(CALL, _compared(prepared, role, role.engine), ranks, name)
+            _check(prepared, name, rows, expected, progress)
 
 
-def _check(prepared: Prepared, name: str, role: ModelRole, engine: GenerationEngine, progress: Progress) -> None:
+def _compared(prepared: Prepared, role: ModelRole, engine: GenerationEngine) -> Work[tuple[Rows, FloatArray]]:
+    """Samples, and the log-probs that the trainer has of their tokens, in nats: [rows.num_tokens]."""
+    samples = yield from _drawn(prepared, engine)
+    rows, temperature = Rows(tuple(samples)).ordered(), prepared.recipe.sampling.temperature
+    return rows, (yield from role.trainer.score(rows, Score.LOGPROBS, temperature=temperature, call=CALL))
+
+
+def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, progress: Progress) -> None:
     recipe = prepared.recipe
-    rows = Rows(tuple(_drawn(prepared, engine))).ordered()
-    trainer = role.trainer
-    temperature = recipe.sampling.temperature
-    expected = trainer.finish(trainer.score(rows, Score.LOGPROBS, temperature=temperature, call="gate"))
     apart = float(np.abs(np.exp(rows.sampling_logprobs) - np.exp(expected)).mean())
     limit = recipe.doctor.rollout_probs_diff or LIMITS[recipe.dtype.value].probs_diff
     found = (
@@ -63,13 +73,17 @@ def _check(prepared: Prepared, name: str, role: ModelRole, engine: GenerationEng
     progress.message(f"{found} (at most {limit:g})")
 
 
-def _drawn(prepared: Prepared, engine: GenerationEngine) -> list[Sample]:
+def _drawn(prepared: Prepared, engine: GenerationEngine) -> Work[list[Sample]]:
     """Samples of the run's first prompts, drawn as its own are, but short."""
     recipe = prepared.recipe
     asked = recipe.sampling.sampling(max_tokens=min(MAX_TOKENS, recipe.sampling.max_response_tokens))
     for prompt in prepared.feed().draw(NUM_PROMPTS):
         engine.add(Request(prompt, SAMPLES_PER_PROMPT, asked, NoiseKey(recipe.seed, GATE_ROLLOUT)))
     samples: list[Sample] = []
-    while engine.has_work:
-        samples += engine.advance("gate")[1]
+
+    def take(finished: Sequence[Sample]) -> bool:
+        samples.extend(finished)
+        return False
+
+    yield from drawing(engine, CALL, take)
     return samples

@@ -28,7 +28,9 @@ from plait.recipes.checks import check_models
 from plait.recipes.role_models import RoleModel, draft_model
 from plait.runtime.evaluating.generation_report import OWN_COLUMNS, GenerationReport, Meter, limit_of
 from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, load_tokenizer
+from plait.runtime.steps.drawing import drawing
 from plait.runtime.stopping import stop_signals
+from plait.schedule.work import Done, to_the_end
 
 DRAFT_OPTION = "--draft-model"
 ANY_LENGTH = 1 << 62
@@ -86,7 +88,8 @@ def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[in
         _ask(engine, request, done)
     num_asked = engine.occupancy.num_waiting
     started = time.perf_counter()
-    samples, meter = _drain(engine, Meter(is_kv_limited=job.engine.kv_tokens is not None), keep)
+    meter = Meter(is_kv_limited=job.engine.kv_tokens is not None)
+    samples = _drain(engine, meter, keep)
     seconds = time.perf_counter() - started
     limit_s = None
     if samples and len(samples) == num_asked:
@@ -228,22 +231,42 @@ def _check_cache(requests: Sequence[Request], rows: Sequence[Row], engine: Sampl
         )
 
 
-def _drain(engine: Engine, meter: Meter, keep: Callable[[Sample], None]) -> tuple[list[Sample], Meter]:
+class _Metered:
+    """An engine of this process alone, whose steps are measured: `drawing.Draws`."""
+
+    ready = True
+
+    def __init__(self, engine: Engine, meter: Meter) -> None:
+        self._engine, self._meter = engine, meter
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def advance(self, call: str) -> tuple[Done, list[Sample]]:
+        before = time.perf_counter()
+        finished = self._engine.step()
+        record = self._engine.last_step
+        assert record is not None, "a step leaves a record"
+        self._meter.step(record, time.perf_counter() - before, self._engine.occupancy.kv_bytes)
+        return record.done(call, 0, units=len(finished)), finished
+
+
+def _drain(engine: Engine, meter: Meter, keep: Callable[[Sample], None]) -> list[Sample]:
     """Step until no work is left or somebody says stop; the samples that ended, in the order of the prompts."""
     samples: list[Sample] = []
     with Progress(0) as progress, stop_signals(progress) as stop, contextlib.suppress(KeyboardInterrupt):
+
+        def take(finished: Sequence[Sample]) -> bool:
+            samples.extend(finished)
+            for sample in finished:
+                keep(sample)
+            progress.advance(len(finished), note=meter.now(engine.occupancy))
+            return False
+
         stop.doing = "stopping after this step, with the responses so far"
         progress.start()
         progress.phase("generate", engine.occupancy.num_waiting, "samples")
-        while engine.has_work and not stop.asked:
-            before = time.perf_counter()
-            finished = engine.step()
-            samples += finished
-            for sample in finished:
-                keep(sample)
-            record = engine.last_step
-            assert record is not None, "a step leaves a record"
-            meter.step(record, time.perf_counter() - before, engine.occupancy.kv_bytes)
-            progress.advance(len(finished), note=meter.now(engine.occupancy))
+        to_the_end(drawing(_Metered(engine, meter), "generate", take, until=lambda: stop.asked))
     samples.sort(key=lambda sample: (sample.prompt.uid, sample.index))
-    return samples, meter
+    return samples

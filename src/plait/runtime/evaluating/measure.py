@@ -10,6 +10,7 @@ from plait.rewards.pool import RewardPool
 from plait.runtime.evaluating.answering import HeldOut, Scorers, answer
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.inputs.prepared import Prepared
+from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.steps.step import StepState
 
@@ -19,6 +20,7 @@ def measure(
     roles: Mapping[str, RoleRuntime],
     judges: RewardPool | None,
     losses_of: Callable[[StepState], Mapping[str, float]],
+    aside: Aside,
     progress: Progress,
     *,
     stop: Callable[[], bool] = lambda: False,
@@ -41,7 +43,6 @@ def measure(
         return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
     actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
     assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
-    assert actor.engine is not None, "and it has an engine"
     asked = HeldOut(
         prepared.held_out,
         recipe.sampling,
@@ -53,7 +54,7 @@ def measure(
     scorers = Scorers(
         reward if isinstance(reward, RewardRole) else None, cost if isinstance(cost, RewardRole) else None, judges
     )
-    return answer(actor.engine, asked, scorers, progress, stop=stop)
+    return answer(actor, asked, scorers, aside, progress, stop=stop)
 
 
 def _by_source(held_out: Mapping[str, Sequence[Given]]) -> dict[str, dict[str, list[Given]]]:

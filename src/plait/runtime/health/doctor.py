@@ -136,8 +136,10 @@ class RunDoctor:
                 for name, model in self._patient.models.items()
                 if name not in self._patient.trained and isinstance(model, LanguageModel) and _whole(model)
             }
-            suspects = Suspects(role, self._patient.recipe.sampling.temperature, others, reading.has_come_apart)
-            with self._patient.workers.leader_weights.holding() as are_here:
+            patient = self._patient
+            temperature, has_come_apart = patient.recipe.sampling.temperature, reading.has_come_apart
+            suspects = Suspects(role, temperature, patient.aside, others, has_come_apart)
+            with patient.workers.leader_weights.holding() as are_here:
                 return diagnose(suspects, state.tables[node.id]) if are_here else None
         return None
 

@@ -11,6 +11,7 @@ from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.models.backbone_model import BackboneModel
 from plait.recipes.recipe import Recipe
+from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
@@ -25,6 +26,8 @@ class Patient:
     recipe: Recipe
     workers: Workers
     """They know where weights are."""
+    aside: Aside
+    """Drives what models are asked beside the steps."""
 
     @cached_property
     def models(self) -> dict[str, Any]:

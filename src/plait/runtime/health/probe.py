@@ -19,11 +19,15 @@ import torch
 
 from plait.data.packed import pack
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Score
+from plait.dataflow import CallKind, Score
 from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
 from plait.observe.doctor_reading import Diagnosis
+from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.roles import ModelRole
+
+CALL = "doctor"
+"""What it is in the trace."""
 
 NUM_SAMPLES = 4
 MAX_TOKENS = 512
@@ -43,6 +47,8 @@ class Suspects:
     """The role of the samples: its engine drew them, its trainer trains on them."""
     temperature: float
     """That the recipe asks for."""
+    aside: Aside
+    """Drives what the trainer is asked."""
     others: Mapping[str, LanguageModel]
     """Further models whose weights the engine may hold: the reference, which has those of the beginning."""
     has_come_apart: bool
@@ -60,10 +66,10 @@ def diagnose(suspects: Suspects, rows: Rows) -> Diagnosis | None:
     if not len(few) or not isinstance(model, LanguageModel):
         return None
     plain = _Plain(model, few)
-    engine, trainer = (
-        few.sampling_logprobs,
-        suspects.role.trainer.finish(suspects.role.trainer.score(few, Score.LOGPROBS, call="doctor")),
-    )
+    scoring = suspects.role.trainer
+    ranks = scoring.mesh(CallKind.SCORE, begins=True)
+    trainer = suspects.aside.run(CALL, scoring.score(few, Score.LOGPROBS, call=CALL), ranks, scoring.role)
+    engine = few.sampling_logprobs
     tolerance = _AGREE[model.dtype]
     expected = plain.logprobs(suspects.temperature)
     if _distance(trainer, expected) > tolerance:

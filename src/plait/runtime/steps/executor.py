@@ -16,8 +16,7 @@ from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.graph_order import GraphOrder
 from plait.runtime.steps.roles import RewardRole, RoleRuntime
 from plait.runtime.steps.step import StepState
-from plait.runtime.workers import Workers
-from plait.schedule.dispatch import Dispatcher, Key, Task
+from plait.schedule.dispatch import Clock, Dispatcher, Key, Task
 from plait.schedule.needs import early_scores, needs_of
 from plait.schedule.open_steps import OpenSteps
 from plait.schedule.work import Work, nothing
@@ -28,7 +27,7 @@ class Executor:
     """Binds a dataflow to the engines of its roles and runs steps of it.
 
     Args:
-        workers: all ranks.
+        clock: goes on with calls, and records what they do.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class Executor:
         recipe: Recipe,
         recorder: Recorder,
         progress: Progress,
-        workers: Workers,
+        clock: Clock,
     ) -> None:
         self.flow = flow
         self._recorder = recorder
@@ -47,8 +46,7 @@ class Executor:
         beside = None if recipe.on_update == "wait" else self.calls.runs_beside
         early = early_scores(flow, needs, unchanging(flow, role_models(flow, recipe)))
         self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
-        pools = [role.pool for role in roles.values() if isinstance(role, RewardRole) and role.pool is not None]
-        self.clock = workers.clock(pools, progress)
+        self._clock = clock
         self._under_way: _Steps | None = None
 
     @property
@@ -69,7 +67,7 @@ class Executor:
         self._under_way = program = _Steps(self.flow, self.calls, self._open, batches, state.step, self._recorder)
         keys = self._open.calls(state.step, batches.done)
         self.calls.rollout.beside = program.beside = self._beside(state.step, keys)
-        dispatcher = Dispatcher(program, self.clock)
+        dispatcher = Dispatcher(program, self._clock)
         dispatcher.add(keys)
         dispatcher.run()
         program.order(state).restore()

@@ -179,10 +179,15 @@ class RewardCalls:
         for group in groups:
             state = self._awaited.pop((role, group.ticket))
             node = self._flow.nodes[state.tickets[role, group.ticket]]
-            for span in group.worked:
-                lane = f"{role} worker {span.worker}"
-                self._recorder.add(f"{node.call}/{span.function}", "SCORE", role, lane, span.start_s, span.end_s)
+            record_functions(self._recorder, node.call, role, group)
             state.scores.setdefault(node.id, []).append(group)
             for trouble in (*group.failures, *group.recovered):
                 self._progress.message(str(trouble))
         return bool(groups)
+
+
+def record_functions(recorder: Recorder, call: str, role: str, group: GroupScores) -> None:
+    """What functions did for a group, as actions of a call, each worker in a lane of its own."""
+    for span in group.worked:
+        lane = f"{role} worker {span.worker}"
+        recorder.add(f"{call}/{span.function}", "SCORE", role, lane, span.start_s, span.end_s)
