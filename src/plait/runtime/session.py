@@ -38,7 +38,7 @@ from plait.runtime.steps.earlier_texts import recall_earlier
 from plait.runtime.steps.executor import Executor
 from plait.runtime.steps.filling import build_roles
 from plait.runtime.steps.reward_pools import open_pools
-from plait.runtime.steps.roles import ModelRole, RoleRuntime
+from plait.runtime.steps.roles import RoleRuntime
 from plait.runtime.steps.rollout_moves import RolloutMoves
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
@@ -192,9 +192,8 @@ class Session:
     def _publish_weights(self) -> None:
         """The engines of roles that change forget what older weights computed."""
         for model in self.prepared.models:
-            role = self.roles[model.role]
-            if model.changes and isinstance(role, ModelRole) and role.engine is not None:
-                role.engine.update_weights(self.done.policy_version)
+            if model.changes and (engine := self.roles[model.role].engine) is not None:
+                engine.update_weights(self.done.policy_version)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""

@@ -12,7 +12,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.models.backbone_model import BackboneModel
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.aside import Aside
-from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.roles import RoleRuntime
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
 
@@ -32,13 +32,7 @@ class Patient:
     @cached_property
     def models(self) -> dict[str, Any]:
         """Role → its model, reward models included; of a run on several ranks, the leader's parts."""
-        models: dict[str, Any] = {}
-        for name, role in self.roles.items():
-            if isinstance(role, ModelRole):
-                models[name] = role.model
-            elif isinstance(role, RewardRole) and role.scorer is not None:
-                models[name] = role.scorer.trainer.model
-        return {name: model for name, model in models.items() if isinstance(model, BackboneModel)}
+        return {name: role.model for name, role in self.roles.items() if isinstance(role.model, BackboneModel)}
 
     @cached_property
     def trained(self) -> frozenset[str]:

@@ -56,16 +56,15 @@ class Calls:
             return frozenset()
         mesh = trainer.mesh(node.kind, begins=begins)
         resample = node.generation.resample if node.kind is CallKind.GENERATE else None
-        if resample is not None and (judge := self.rewarding.scorer_of(resample.reward)) is not None:
-            mesh |= judge.mesh(CallKind.SCORE, begins=begins)
+        judge = None if resample is None else self._roles.get(resample.reward)
+        if judge is not None and judge.trainer is not None:
+            mesh |= judge.trainer.mesh(CallKind.SCORE, begins=begins)
         return mesh
 
     def trainer(self, node: Node) -> TrainingEngine | None:
         """The engine of the model that a call asks; None: it asks none."""
         role = self._roles.get(str(node.role))
-        if isinstance(role, ModelRole):
-            return role.trainer
-        return None if role is None else self.rewarding.scorer_of(str(node.role))
+        return None if role is None else role.trainer
 
     def streams(self, node: Node) -> bool:
         """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
@@ -180,8 +179,8 @@ class Calls:
 
     def _groups_of(self) -> dict[int, tuple[Node, ...]]:
         """Id of each training call → those that train together with it, where there are others."""
-        roles = {role: model.trainer.trains_with for role, model in self._roles.items() if isinstance(model, ModelRole)}
-        together = {roles_together for roles_together in roles.values() if len(roles_together) > 1}
+        trainers = [role.trainer for role in self._roles.values() if role.trainer is not None]
+        together = {trainer.trains_with for trainer in trainers if len(trainer.trains_with) > 1}
         return {
             node.id: group
             for roles_together in together

@@ -10,7 +10,6 @@ import numpy as np
 from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.engines import TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
@@ -56,13 +55,8 @@ class RewardCalls:
             RunError: a function failed, and its policy is to stop.
         """
         for name, role in self._roles.items():
-            if isinstance(role, RewardRole) and role.pool is not None and role.pool.num_outstanding:
+            if role.pool is not None and role.pool.num_outstanding:
                 self._collect(name, role.pool.wait())
-
-    def scorer_of(self, role: str) -> TrainingEngine | None:
-        """The engine of the model that scores for a role; None: functions do alone, or nobody does."""
-        of_role = self._roles.get(role)
-        return of_role.scorer.trainer if isinstance(of_role, RewardRole) and of_role.scorer is not None else None
 
     def rewards_of(
         self, rollout: Node, role: str, groups: Sequence[Sequence[Sample]], state: StepState
@@ -102,9 +96,9 @@ class RewardCalls:
         rows = state.tables[node.rows]
         kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
         if len(kept) == 0:
-            role = self._roles[str(node.role)]
+            role = self._role(node)
             keys = [f"`{node.role}.functions` (do they return None for every sample?)"]
-            if isinstance(role, RewardRole) and role.scorer is not None:
+            if role.scorer is not None:
                 keys = [f"`{role.scorer.key}` (are its scores finite?)", *(keys if role.pool is not None else ())]
             raise RunError(
                 f"step {state.step + 1}: no sample of {len(rows)} has a score from `{node.role}`; look at key "

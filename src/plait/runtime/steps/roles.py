@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from plait.engines import GenerationEngine, TrainingEngine
 from plait.rewards.pool import RewardPool
@@ -17,6 +17,7 @@ class ModelRole:
     model: Any
     trainer: TrainingEngine
     engine: GenerationEngine | None = None
+    pool: ClassVar[RewardPool | None] = None
 
 
 @dataclass
@@ -25,6 +26,18 @@ class RewardRole:
 
     pool: RewardPool | None
     scorer: ModelScorer | None = None
+    engine: ClassVar[GenerationEngine | None] = None
+
+    @property
+    def trainer(self) -> TrainingEngine | None:
+        """The engine of the model; None: functions score alone."""
+        return None if self.scorer is None else self.scorer.trainer
+
+    @property
+    def model(self) -> Any:
+        """See `ModelRole`."""
+        return None if self.scorer is None else self.scorer.trainer.model
 
 
 RoleRuntime = ModelRole | RewardRole
+"""Either has the attributes `model`, `trainer`, `engine` and `pool`; what it lacks is None."""

@@ -15,7 +15,7 @@ from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.steps.rebalancing import Rebalancer
-from plait.runtime.steps.roles import ModelRole, RoleRuntime
+from plait.runtime.steps.roles import RoleRuntime
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.tail import FusionGate
 from plait.schedule.fusion_times import FusionTimes
@@ -61,10 +61,9 @@ class RolloutMoves:
             return
         lengths = [len(sample.token_ids) for sample in state.generated[self.rollout.id].samples]
         if self.gate is not None:
-            role = roles[str(self.rollout.role)]
-            assert isinstance(role, ModelRole), f"{self.rollout.call}: its role is no model"
-            assert role.engine is not None, f"{self.rollout.call}: nothing generates"
-            self.gate.learn(timeline, lengths, role.engine.traits.num_instances)
+            engine = roles[str(self.rollout.role)].engine
+            assert engine is not None, f"{self.rollout.call}: nothing generates"
+            self.gate.learn(timeline, lengths, engine.traits.num_instances)
         if self.rebalancer is not None:
             self.rebalancer.learn(timeline, lengths)
 
