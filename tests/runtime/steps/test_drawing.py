@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from plait.data.records import Sample
 from plait.runtime.steps.drawing import drawing
-from plait.schedule.work import MOVED_ON, Done
+from plait.schedule.work import MOVED_ON
 from tests.runtime.samples import sample
-
-
-@dataclass
-class Scripted:
-    """An engine whose every step is said: the samples that it finishes; None: it is not ready for one."""
-
-    script: list[Sequence[Sample] | None]
-    steps: list[str] = field(default_factory=list)
-    """Calls that stepped it."""
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.script)
-
-    @property
-    def ready(self) -> bool:
-        if self.script[0] is None:
-            del self.script[0]
-            return False
-        return True
-
-    def advance(self, call: str) -> tuple[Done, list[Sample]]:
-        self.steps.append(call)
-        finished = list(self.script.pop(0) or ())
-        return Done(f"{call}/decode", "DECODE", units=len(finished)), finished
-
+from tests.runtime.scripted_engine import ScriptedEngine
 
 A, B, C = (sample(uid, 0) for uid in (1, 2, 3))
 
 
 def test_each_step_is_an_action_and_what_ends_is_handed_on() -> None:
-    engine, taken = Scripted([[A], None, None, [B, C]]), list[Sequence[Sample]]()
+    engine, taken = ScriptedEngine([[A], None, None, [B, C]]), list[Sequence[Sample]]()
     news = iter([False, False, True, False])
 
     def take(finished: Sequence[Sample]) -> bool:
@@ -60,7 +34,7 @@ def test_each_step_is_an_action_and_what_ends_is_handed_on() -> None:
 
 
 def test_it_leaves_an_engine_that_others_go_on_with() -> None:
-    engine, mine = Scripted([[B], [A], [C]]), {1}
+    engine, mine = ScriptedEngine([[B], [A], [C]]), {1}
 
     def take(finished: Sequence[Sample]) -> bool:
         mine.difference_update(done.prompt.uid for done in finished)
@@ -74,7 +48,7 @@ def test_it_leaves_an_engine_that_others_go_on_with() -> None:
 
 def test_what_is_said_before_a_step_reaches_that_step() -> None:
     """As a halt does, whose time has come between two steps."""
-    engine = Scripted([[A], [B]])
+    engine = ScriptedEngine([[A], [B]])
     said = list[int]()
     for _ in drawing(engine, "call", lambda finished: False, before=lambda: said.append(len(engine.steps))):
         pass

@@ -1,0 +1,104 @@
+"""Who gets the samples of an engine that several rollouts have asked, and what is asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from plait.data.records import FinishReason, Sample
+from plait.generation.settings import SamplingSettings
+from plait.kernels.noise import NoiseKey
+from plait.runtime.steps.asking import Asked, Asking, Beside
+from plait.runtime.steps.step import StepState
+from plait.runtime.steps.streams import PartialRollout
+from tests.runtime.samples import prompt, sample
+from tests.runtime.scripted_engine import ScriptedEngine
+
+OPEN = FinishReason.OPEN
+
+
+@dataclass
+class Rewards:
+    """What was handed to reward functions: (rollout, prompt) of each group."""
+
+    groups: list[tuple[int, int]] = field(default_factory=list)
+
+    def submit(self, node: Any, group: Sequence[Sample], state: StepState) -> None:
+        assert [member.index for member in group] == [0, 1]
+        self.groups.append((node.id, group[0].prompt.uid))
+
+    def poll(self, node: Any) -> bool:
+        return False
+
+
+def asked(node: int, role: str, step: int, *uids: int) -> Asked:
+    """Two samples of each prompt, for a batch of its own."""
+    state = StepState(step, prompts=tuple(map(prompt, uids)))
+    state.growing[node] = PartialRollout(state.prompts, 2)
+    call: Any = SimpleNamespace(id=node, role=role, call=f"{role}.generate")
+    return Asked(call, state, state.growing[node], SamplingSettings().sampling(), NoiseKey(1))
+
+
+def _told(count: int) -> None:
+    """Of how many samples are asked for."""
+
+
+def test_engines_of_two_roles_may_have_samples_of_one_prompt_at_a_time() -> None:
+    rewards = Rewards()
+    asking = Asking(rewards)  # pyright: ignore[reportArgumentType]
+    actor, rival = asked(0, "actor", 0, 5), asked(1, "rival", 0, 5)
+    of_actor, of_rival = sample(5, 0, (1,)), sample(5, 0, (2, 2))
+    engines: list[Any] = [
+        ScriptedEngine([[of_actor], [sample(5, 1, (1,))]]),
+        ScriptedEngine([[of_rival], [sample(5, 1, (2, 2))]]),
+    ]
+    works = [
+        asking.work(each, engine, Beside(0, (0,)), _told) for each, engine in zip((actor, rival), engines, strict=True)
+    ]
+    for _ in zip(*works, strict=True):  # a step of the one, a step of the other
+        pass
+    assert actor.growing.groups[5][0] is of_actor
+    assert rival.growing.groups[5][0] is of_rival
+    assert rewards.groups == [(0, 5), (1, 5)]
+
+
+def test_either_of_two_batches_steps_the_engine_and_each_gets_its_own() -> None:
+    """The later one halts when the step's own has ended: of its samples one has, one goes on in the next step, and of
+    its other prompt nothing was said."""
+    rewards = Rewards()
+    asking = Asking(rewards)  # pyright: ignore[reportArgumentType]
+    own, later = asked(0, "actor", 3, 8), asked(0, "actor", 4, 9, 10)
+    begun = sample(9, 1, (7,), OPEN)
+    engine: Any = ScriptedEngine(
+        [[sample(8, 0)], [sample(9, 0)], [sample(8, 1)], [begun, sample(10, 0, (), OPEN), sample(10, 1, (), OPEN)]]
+    )
+    beside = Beside(3, (3, 4), until=frozenset({(3, 0)}))
+    first, second = asking.work(own, engine, beside, _told), asking.work(later, engine, beside, _told)
+    next(first)  # it has asked, and waits until the other has
+    assert next(first) is None
+    next(second)
+    for _ in first:
+        pass
+    assert (engine.steps, engine.halts) == (["actor.generate"] * 3, [])
+    beside.ended.add((3, 0))
+    for _ in second:
+        pass
+    assert engine.halts == [3]
+    assert own.growing.num_whole == 1
+    assert (later.growing.num_whole, later.state.begun[0]) == (0, {(9, 1): begun})
+    assert rewards.groups == [(0, 8)]
+    assert sorted(later.growing.unfinished) == [(9, 1), (10, 0), (10, 1)]
+
+    # The next step asks for what is left, the one that has begun with what it has said.
+    engine.script = [[sample(9, 1), sample(10, 0), sample(10, 1)]]
+    engine.asked.clear()
+    for _ in asking.work(later, engine, Beside(4, (4,)), _told):
+        pass
+    assert [(request.prompt.uid, request.indices, request.going_on.begun) for request in engine.asked] == [
+        (9, (1,), (begun,)),
+        (10, (0, 1), ()),
+    ]
+    assert later.growing.num_whole == 2
+    assert rewards.groups == [(0, 8), (0, 9), (0, 10)]
