@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable
@@ -207,6 +208,19 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
     if not all(isinstance(event, dict) for event in events):
         raise DataError(f"{path}: expected a Chrome trace, an array of objects")
     return events
+
+
+def last_step_behind(path: str | Path, offset: int) -> float:
+    """The last step that actions behind an offset of an open trace are of: −∞ where none of them is of one, ∞ where
+    what stands there cannot be read. Raises OSError."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        lines = file.read().splitlines()
+    try:
+        events = [parse(line.decode().rstrip(",")) for line in lines]
+        return max((event["args"]["step"] for event in events if "step" in event.get("args", {})), default=-math.inf)
+    except (AttributeError, TypeError, ValueError):
+        return math.inf
 
 
 def _events(text: str) -> list[Any]:

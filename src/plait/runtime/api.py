@@ -23,7 +23,6 @@ from plait.recipes.trust import user_recipe
 from plait.runtime.controller import Outcome
 from plait.runtime.controller import train as train_session
 from plait.runtime.evaluating.evaluation import Evaluation
-from plait.runtime.evaluating.given_evaluation import evaluate_given
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.directory import RunDirectory
@@ -219,6 +218,4 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         progress.start()
         clock = workers.clock((*pools.values(), *filter(None, (judges,))), progress)
         calls = Calls(prepared.flow, roles, recipe, recorder, progress)
-        aside = Aside(clock, recorder)
-        given = partial(evaluate_given, prepared.flow, calls, aside)
-        return measure(prepared, roles, judges, given, aside, progress)
+        return measure(prepared, roles, judges, calls, Aside(clock, recorder, progress))

@@ -98,7 +98,7 @@ def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
     except EvaluationStopped:
         return None
     session.record_evaluation(evaluation)
-    session.record_actions()
+    session.records.write_actions(session.recorder.take().spans)
     return evaluation
 
 

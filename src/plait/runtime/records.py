@@ -9,12 +9,13 @@ from typing import Any, Self
 
 from plait.dataflow import Dataflow, Level
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
-from plait.observe.trace import TraceEvent, TraceWriter
+from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
 from plait.runtime.evaluating.evaluation import Evaluation, with_extras
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState
+from plait.schedule.timeline import Span, trace_events
 
 
 class Records:
@@ -53,9 +54,7 @@ class Records:
             if self._late:
                 self._track(self.last_step, self._late)
 
-    def write_step(
-        self, step: int, state: StepState, metrics: Mapping[str, float], spans: Iterable[TraceEvent]
-    ) -> None:
+    def write_step(self, step: int, state: StepState, metrics: Mapping[str, float], spans: Iterable[Span]) -> None:
         """A step's samples, actions and row."""
         if state.generated:
             write_rows(self._directory.files.samples(step), sample_rows(self._prepared.flow, state))
@@ -68,9 +67,9 @@ class Records:
         else:
             self._track(step, metrics)
 
-    def write_actions(self, spans: Iterable[TraceEvent]) -> None:
+    def write_actions(self, spans: Iterable[Span]) -> None:
         """Actions of a step, or of what was done between two."""
-        self._trace.append(spans)
+        self._trace.append(trace_events(spans))
 
     def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """An evaluation's row, which says that it is whole: its items and what follows from it are written before."""

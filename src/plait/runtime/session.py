@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -19,7 +18,6 @@ from plait.output import write_file
 from plait.recipes.role_models import main_role, trained_roles
 from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluation import Evaluation
-from plait.runtime.evaluating.given_evaluation import evaluate_given
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import History, Origin
@@ -42,7 +40,6 @@ from plait.runtime.steps.roles import RoleRuntime
 from plait.runtime.steps.rollout_moves import RolloutMoves
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
-from plait.schedule.timeline import trace_events
 from plait.workers.recorder import Recorder
 
 
@@ -118,11 +115,11 @@ class Session:
         for pool in pools:
             pool.looked = self.workers.tick
         clock = self.workers.clock(pools, self.progress)
-        self.aside = Aside(clock, self.recorder)
+        self.aside = Aside(clock, self.recorder, self.progress)
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
-        check_engines(prepared, self.roles, self.aside, self.progress)
+        check_engines(prepared, self.roles, self.aside)
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
         self.batches = Batches(self.feed, recipe.prompts_per_step, self._drawn_before(checkpoint))
@@ -198,8 +195,7 @@ class Session:
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""
         self.executor.calls.rewarding.settle()
-        given = partial(evaluate_given, self.prepared.flow, self.executor.calls, self.aside)
-        measured = measure(self.prepared, self.roles, self.judges, given, self.aside, self.progress, stop=stop)
+        measured = measure(self.prepared, self.roles, self.judges, self.executor.calls, self.aside, stop=stop)
         self.recorder.extend(self.workers.spans())
         return measured
 
@@ -217,11 +213,7 @@ class Session:
 
     def record_step(self, state: StepState, metrics: Mapping[str, float]) -> None:
         """Write the step's row, samples and actions."""
-        self.records.write_step(self.done.step, state, metrics, trace_events(self.recorder.take().spans))
-
-    def record_actions(self) -> None:
-        """Write what has been done since a step was recorded, an evaluation, say."""
-        self.records.write_actions(trace_events(self.recorder.take().spans))
+        self.records.write_step(self.done.step, state, metrics, self.recorder.take().spans)
 
     def save(self) -> None:
         """A checkpoint of everything that the rest of the run depends on; none if this step has one.
@@ -295,7 +287,8 @@ class Session:
     def _cut_back(self, checkpoint: Checkpoint | None) -> None:
         """Remove what the interrupted run wrote after its last checkpoint; store keys that have changed."""
         self.store.discard_after(self.done.step)
-        self.directory.rollback_to(checkpoint.stated("offsets", dict) if checkpoint else {}, self.done.step)
+        offsets = checkpoint.stated("offsets", dict) if checkpoint else {}
+        self.directory.rollback_to(offsets, self.done.step, is_over=self.done.step == self.recipe.steps)
         recipe = self.directory.files.recipe
         if changed_keys(recipe, self.recipe):
             with writing(recipe):

@@ -174,6 +174,26 @@ def test_after_a_rollback_each_step_stands_once_in_every_log(tmp_path: Path):
     assert [read_rows(path)[0]["life"] for path in samples] == [life for _, life in expected]
 
 
+@pytest.mark.parametrize("further", ["nothing", "a later step", "a torn line"])
+def test_a_run_that_is_over_keeps_the_actions_of_its_last_evaluation(tmp_path: Path, further: str):
+    """Behind the last checkpoint stand its own writing, of step 2, and the evaluation, of none."""
+    with RunDirectory.create(tmp_path, RECIPE) as directory, TraceWriter(directory.files.trace) as trace:
+        trace.append([TraceEvent("train", 1.0, 2.0, args=(("step", 2),))])
+        offsets, saved = directory.offsets(), directory.files.trace.read_bytes()
+        trace.append([TraceEvent("save", 2.0, 3.0, lane="disk", args=(("step", 2),)), TraceEvent("evaluate", 3.0, 4.0)])
+        whole = directory.files.trace.read_bytes()
+        if further == "a later step":
+            trace.append([TraceEvent("train", 4.0, 5.0, args=(("step", 3),))])
+    if further == "a torn line":
+        with open(tmp_path / "trace.json", "a") as file:
+            file.write('{"name": "eval')
+    with RunDirectory.resume(tmp_path) as directory:
+        directory.rollback_to(offsets, 2, is_over=True)
+        assert directory.files.trace.read_bytes() == (whole if further == "nothing" else saved)
+        directory.rollback_to(offsets, 2)
+        assert directory.files.trace.read_bytes() == saved
+
+
 def test_a_rollback_to_the_start_leaves_empty_logs(tmp_path: Path):
     with RunDirectory.create(tmp_path, RECIPE) as directory:
         with RunLog(directory.files.metrics) as log, TraceWriter(directory.files.trace) as trace:

@@ -13,7 +13,6 @@ from plait.engines import GenerationEngine
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
@@ -22,7 +21,6 @@ from plait.runtime.steps.drawing import drawing
 from plait.runtime.steps.rewarding import record_functions
 from plait.runtime.steps.roles import ModelRole, RewardRole
 from plait.schedule.work import MOVED_ON, Work
-from plait.workers.recorder import Recorder
 
 CALL = "evaluate"
 """What it is in the trace."""
@@ -72,7 +70,6 @@ def answer(
     asked: HeldOut,
     scorers: Scorers,
     aside: Aside,
-    progress: Progress,
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
@@ -91,8 +88,8 @@ def answer(
     sampling = asked.sampling.sampling(temperature=asked.temperature)
     for prompt in asked.prompts:
         actor.engine.add(Request(prompt, asked.per_item, sampling, NoiseKey(asked.seed)))
-    progress.phase(CALL, len(asked.prompts) * asked.per_item, "items" if asked.per_item == 1 else "answers")
-    scored = _FunctionScores(scorers.pools(), aside.recorder, progress)
+    aside.progress.phase(CALL, len(asked.prompts) * asked.per_item, "items" if asked.per_item == 1 else "answers")
+    scored = _FunctionScores(scorers.pools(), aside)
     ranks = actor.trainer.mesh(CallKind.GENERATE, begins=True)
     samples = aside.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
     answers = tuple(samples[prompt.uid, index] for prompt in asked.prompts for index in range(asked.per_item))
@@ -123,8 +120,8 @@ def _place(sample: Sample) -> tuple[int, int]:
 class _FunctionScores:
     """What the functions of some pools say of answers, each of which they get alone."""
 
-    def __init__(self, pools: Mapping[str, RewardPool], recorder: Recorder, progress: Progress) -> None:
-        self._pools, self._recorder, self._progress = pools, recorder, progress
+    def __init__(self, pools: Mapping[str, RewardPool], aside: Aside) -> None:
+        self._pools, self._aside = pools, aside
         self._scores: dict[str, dict[tuple[int, int], GroupScores]] = {name: {} for name in pools}
         """Pool → place of a sample → its scores."""
 
@@ -144,9 +141,9 @@ class _FunctionScores:
             for group in pool.poll():
                 has_news = True
                 self._scores[name][_place(group.samples[0])] = group
-                record_functions(self._recorder, CALL, name, group)
+                record_functions(self._aside.recorder, CALL, name, group)
                 for trouble in (*group.failures, *group.recovered):
-                    self._progress.message(f"evaluation: {trouble}")
+                    self._aside.progress.message(f"evaluation: {trouble}")
         return has_news
 
     def of(self, samples: Sequence[Sample]) -> dict[str, list[GroupScores]]:

@@ -34,7 +34,7 @@ GATE_ROLLOUT = -1
 """None of a run's rollouts: the noise of these samples is theirs alone."""
 
 
-def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: Aside, progress: Progress) -> None:
+def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: Aside) -> None:
     """Compare the log-probs of samples of each engine that computes elsewhere with those of its role's trainer.
 
     Raises:
@@ -46,7 +46,7 @@ def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: A
         if isinstance(role, ModelRole) and role.engine is not None and role.engine.traits.computes_elsewhere:
             ranks = role.trainer.mesh(CallKind.GENERATE, begins=True) | role.trainer.mesh(CallKind.SCORE, begins=True)
             rows, expected = aside.run(CALL, _compared(prepared, role, role.engine), ranks, name)
-            _check(prepared, name, rows, expected, progress)
+            _check(prepared, name, rows, expected, aside.progress)
 
 
 def _compared(prepared: Prepared, role: ModelRole, engine: GenerationEngine) -> Work[tuple[Rows, FloatArray]]:

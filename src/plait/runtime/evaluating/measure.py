@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from plait.data.examples import Given
-from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.runtime.evaluating.answering import HeldOut, Scorers, answer
 from plait.runtime.evaluating.evaluation import Evaluation
+from plait.runtime.evaluating.given_evaluation import evaluate_given
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
+from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.steps.step import StepState
 
@@ -19,16 +21,15 @@ def measure(
     prepared: Prepared,
     roles: Mapping[str, RoleRuntime],
     judges: RewardPool | None,
-    losses_of: Callable[[StepState], Mapping[str, float]],
+    calls: Calls,
     aside: Aside,
-    progress: Progress,
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """An evaluation: answers to held-out prompts (`answering.answer`), or the losses of held-out examples or pairs.
 
     Args:
-        losses_of: given examples or pairs → the metrics of the flow's losses over them.
+        calls: of the flow.
 
     Raises:
         RunError: a reward function failed and its policy is to stop.
@@ -36,6 +37,7 @@ def measure(
     """
     recipe = prepared.recipe
     if not prepared.held_out:
+        losses_of = partial(evaluate_given, prepared.flow, calls, aside)
         logged = dict(losses_of(StepState(0, given=prepared.held_out_given)))
         for source, given in _by_source(prepared.held_out_given).items():
             measured = losses_of(StepState(0, given=given))
@@ -54,7 +56,7 @@ def measure(
     scorers = Scorers(
         reward if isinstance(reward, RewardRole) else None, cost if isinstance(cost, RewardRole) else None, judges
     )
-    return answer(actor, asked, scorers, aside, progress, stop=stop)
+    return answer(actor, asked, scorers, aside, stop=stop)
 
 
 def _by_source(held_out: Mapping[str, Sequence[Given]]) -> dict[str, dict[str, list[Given]]]:

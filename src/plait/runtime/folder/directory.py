@@ -11,6 +11,7 @@ from pathlib import Path
 
 from plait.errors import ConfigError
 from plait.observe.run_log import cut_after, truncate_to
+from plait.observe.trace import last_step_behind
 from plait.output import write_file
 from plait.recipes.stages import FINAL, MERGED
 from plait.runtime.folder.history import CODE, HISTORY
@@ -162,19 +163,25 @@ class RunDirectory:
                     lengths[name] = os.fstat(file.fileno()).st_size
         return lengths
 
-    def rollback_to(self, offsets: Mapping[str, int], step: int) -> None:
+    def rollback_to(self, offsets: Mapping[str, int], step: int, *, is_over: bool = False) -> None:
         """Bring the logs back to where they were after `step` (0: before the first), as `offsets()` told then.
 
         A log that `offsets` does not name did not exist then and is removed; so are later steps' samples and
         evaluations. An evaluation of `step` itself stays: it is of the weights that the run goes on from.
         Call it with no log open.
 
+        Args:
+            is_over: `step` is the last one: the trace keeps the actions of the evaluation behind it.
+
         Raises:
             RunError: a log is shorter than it was.
         """
         assert set(offsets) <= set(_LOGS), f"offsets name {sorted(offsets)}, the logs are {_LOGS}"
         for name, offset in offsets.items():
-            truncate_to(self.path / name, offset)
+            path = self.path / name
+            if name == TRACE and is_over and path.exists() and last_step_behind(path, offset) <= step:
+                offset = max(offset, path.stat().st_size)
+            truncate_to(path, offset)
         for name in set(_LOGS) - set(offsets):
             (self.path / name).unlink(missing_ok=True)
         if self.files.evaluations.exists():

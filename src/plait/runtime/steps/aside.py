@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from plait.observe.progress import Progress
 from plait.schedule.dispatch import Clock, Task, run_alone
 from plait.schedule.work import Result, Work
 from plait.workers.recorder import Recorder
@@ -16,6 +17,8 @@ class Aside:
 
     clock: Clock
     recorder: Recorder
+    progress: Progress
+    """Where it is shown."""
 
     def run(self, name: str, work: Work[Result], ranks: Collection[int] = (), role: str = "") -> Result:
         """To the end of a work; its result.
