@@ -1,5 +1,5 @@
-"""Plans foretold and run: fourteen of two workers for GRPO and PPO, and eight settings of the demo's and the film's
-recipes on one.
+"""Plans foretold and run: of two workers seven each for GRPO and PPO beside the one that `plan: auto` finds, and eight
+settings of the shipped recipes of the demo and the film, on one device and on two.
 
     python benchmarks/plans_measured.py --repeats 2            # on two idle cores, about an hour
     python benchmarks/plans_measured.py --parts plans          # or settings
@@ -14,15 +14,16 @@ and each is a run of its own, its first step left out.
                by more than what was measured of them varies, and how far from the best measured plan the one is that
                the prediction puts first. Each plan steps in turns with the first: its seconds are the median of the
                steps' ratios times the median of all steps of the first, so that minutes in which the machine was
-               faster favour no plan
-    settings   the error of step seconds and of the peak memory of a run on one device (`ru_maxrss`; predicted: the
-               estimate of a dry run), and the mean of both errors' sizes
+               faster favour no plan. `found` is what `plan: auto` finds by itself in the whole space once the profile
+               is corrected, and how far it is from the best measured plan is said, too
+    settings   the error of step seconds, for samples as long as the correcting run of the same recipe had them, and of
+               the peak memory of the rank that holds most (predicted: the estimate of a dry run), and the mean of both
+               errors' sizes
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -37,28 +38,18 @@ from typing import Any
 from placed.plans import planning_of, write_plans
 from placed.recipes import grpo, write_reward_model
 from placed.runs import Finished, RunFailed, finish, start
+from placed.settings import CORRECTING, SETTINGS, recipe_of_setting
 from placed.step_by_step import in_turns
 from sides import positive, row
 
-from plait.cost.estimate import memory_table
 from plait.data.package_file import cache_folder
+from plait.runtime.prediction.choosing import choose_for_run
+from plait.runtime.prediction.forecast import read_forecast
 
 PARTS = ("plans", "settings")
 WARM_UP = 1
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "demo": {},
-    "demo, half of the prompts": {"prompts_per_step": 0.5},
-    "demo, twice the samples": {"samples_per_prompt": 2},
-    "demo, twice as long": {"max_response_tokens": 2},
-    "film": {"algorithm": "ppo"},
-    "film, half of the prompts": {"algorithm": "ppo", "prompts_per_step": 0.5},
-    "film, twice the prompts": {"algorithm": "ppo", "prompts_per_step": 2},
-    "film, twice as long": {"algorithm": "ppo", "max_response_tokens": 2},
-}
-CORRECTING: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {"prompts_per_step": 1.5},
-    "ppo": {"algorithm": "ppo", "prompts_per_step": 1.5},
-}
+FOUND = "found"
+"""The plan that a search finds, among the others."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +118,8 @@ def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[di
     files = write_plans(folder / "plans", algorithm)
     first, *others = files
     one_run(recipe | {"plan": str(files[first])}, folder / "correcting")
+    files[FOUND] = found_plan(recipe, folder / "plans")
+    others.append(FOUND)
     predicted, plain = ({}, {})
     for corrected, predictions in ((True, predicted), (False, plain)):
         planning = planning_of(recipe, 2, corrected=corrected)
@@ -153,36 +146,47 @@ def spread(ratios: Sequence[float]) -> float:
     return (upper - lower) / len(ratios) ** 0.5
 
 
+def found_plan(recipe: Mapping[str, Any], folder: Path) -> Path:
+    """A file of the plan that a run of `plan: auto` on two devices would follow now."""
+    file = folder / f"{FOUND}.json"
+    choose_for_run(planning_of(recipe, 2)).best.plan.save(file)
+    return file
+
+
 def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Beside, Beside]]:
     """Setting → seconds of a step, bytes at the peak."""
-    for number, (algorithm, changes) in enumerate(CORRECTING.items()):
-        recipe = changed(recipe_of(algorithm, folder / f"correcting-{number}", options), changes)
+    shared, steps = folder / "shared", WARM_UP + options.steps
+    shared.mkdir(parents=True)
+    samples: dict[str, Path] = {}
+    for name, setting in CORRECTING.items():
+        recipe = recipe_of_setting(setting, shared, steps=steps, is_tiny=options.tiny)
         have_profile(recipe, quick=options.tiny)
-        one_run(recipe, folder / f"correcting-{number}" / "one", launched=False)
+        samples[name] = one_run(recipe, folder / f"correcting-{name}", launched=False).run_dir
     beside = {}
-    for number, (name, changes) in enumerate(SETTINGS.items()):
-        place = folder / f"{number}"
-        recipe = changed(recipe_of(changes.get("algorithm", "grpo"), place, options), changes)
-        planning = planning_of(recipe, 1)
-        seconds = planning.predict(planning.given("colocated")).seconds_per_step
-        longest = planning.lengths.prompts.longest
-        table = memory_table(planning.recipe, planning.flow, planning.models, planning.shapes, longest)
-        runs = [one_run(recipe, place / f"{repeat}", launched=False) for repeat in range(options.repeats)]
-        peak = median(json.loads((place / f"{repeat}" / "peak.json").read_text()) for repeat in range(options.repeats))
-        held = sum(size for _, size in table.expected)
-        beside[name] = Beside(seconds, median(step for run in runs for step in run.steps())), Beside(held, peak)
+    for number, (name, setting) in enumerate(SETTINGS.items()):
+        recipe = recipe_of_setting(setting, shared, steps=steps, is_tiny=options.tiny)
+        planning = planning_of(recipe, setting.devices, lengths=samples[setting.recipe])
+        seconds = planning.predict(planning.given(setting.plan)).seconds_per_step
+        places = [folder / f"{number}-{repeat}" for repeat in range(options.repeats)]
+        runs = [one_run(recipe, place, launched=setting.devices > 1) for place in places]
+        step_s = median(step for run in runs for step in run.steps())
+        beside[name] = Beside(seconds, step_s), fullest(run.run_dir for run in runs)
     return beside
 
 
-def changed(recipe: dict[str, Any], factors: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of the recipe times these factors."""
-    tree = dict(recipe)
-    for key, factor in factors.items():
-        if key == "max_response_tokens":
-            tree["sampling"] = {**recipe["sampling"], key: int(recipe["sampling"][key] * factor)}
-        elif key != "algorithm":
-            tree[key] = max(2, int(recipe[key] * factor))
-    return tree
+def fullest(folders: Iterable[Path]) -> Beside:
+    """What the rank that held most of runs of a setting was predicted to hold, and held.
+
+    Raises:
+        RunFailed: a run has no forecast.
+    """
+    forecasts = [read_forecast(folder) for folder in folders]
+    ranks = [(one.measured, one.predicted) for forecast in forecasts if forecast is not None for one in forecast.memory]
+    known = [(held, said) for held, said in ranks if held is not None and said is not None]
+    if not known or None in forecasts:
+        raise RunFailed("a run has no memory in its forecast")
+    held, said = max(known)
+    return Beside(said, held)
 
 
 def have_profile(recipe: Mapping[str, Any], *, quick: bool) -> None:
@@ -221,12 +225,13 @@ def report_plans(algorithm: str, plans: Mapping[str, Beside], plain: Mapping[str
     best = min(plan.measured for plan in plans.values())
     mean = sum(abs(plan.error) for plan in plans.values()) / len(plans)
     print(f"Kendall tau {kendall(pairs):.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best")
+    print(f"`plan: auto` finds `{FOUND}`, {plans[FOUND].measured / best - 1:.1%} from the best")
     print(f"tau of the {len(apart)} of {len(pairs)} pairs further apart than measurements vary {kendall(apart):.2f}")
     print(f"mean of the errors' sizes {mean:.1%}\n", flush=True)
 
 
 def report_settings(settings: Mapping[str, tuple[Beside, Beside]]) -> None:
-    print(row("one worker", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
+    print(row("settings", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
     for name, (seconds, memory) in settings.items():
         cells = [f"{seconds.predicted:.3f}", f"{seconds.measured:.3f}", f"{seconds.error:+.0%}"]
         cells += [f"{memory.predicted / 2**20:.0f}", f"{memory.measured / 2**20:.0f}", f"{memory.error:+.0%}"]

@@ -58,10 +58,17 @@ def _placement(call: str, where: str) -> dict[str, Any]:
     return {"call": call, "mode": mode, "ranks": [int(rank) for rank in ranks.split(",")], **cut}
 
 
-def planning_of(recipe: Mapping[str, Any], devices: int, *, corrected: bool = True) -> Planning:
-    """Of a recipe whose responses are all as long as they may be, on this machine."""
+def planning_of(
+    recipe: Mapping[str, Any], devices: int, *, corrected: bool = True, lengths: Path | None = None
+) -> Planning:
+    """Of a recipe on this machine.
+
+    Args:
+        lengths: folder of a run whose samples' lengths are taken; None: all responses are as long as they may be.
+    """
     read = Recipe.model_validate(dict(recipe) | {"plan": "colocated", "devices": devices})
     run = outline(read)
     cluster, source = machine_of(run.recipe, run.shapes[read.model], devices)
-    lengths = lengths_of(None, run.recipe, lambda: prompt_lengths(run))
-    return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, lengths, source, corrected)
+    text = None if lengths is None else str(lengths)
+    sizes = lengths_of(text, run.recipe, lambda: prompt_lengths(run))
+    return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, sizes, source, corrected)

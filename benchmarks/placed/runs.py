@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -165,8 +164,6 @@ def main(file: Path) -> None:
             begun = time.process_time()
             supervisor.supervise(prepared, directory, resume=False)
     (file.parent / "cpu.json").write_text(json.dumps(time.process_time() - begun))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    (file.parent / "peak.json").write_text(json.dumps(peak))
 
 
 if __name__ == "__main__":

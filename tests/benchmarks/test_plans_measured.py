@@ -40,11 +40,20 @@ def test_plans_are_apart_that_differ_by_more_than_what_was_measured_varies(measu
     assert measured.are_apart(plan, far)
 
 
-def test_settings_are_factors_of_a_recipe(measured: ModuleType) -> None:
-    recipe = {"prompts_per_step": 8, "sampling": {"max_response_tokens": 24}}
-    found = measured.changed(recipe, {"algorithm": "ppo", "prompts_per_step": 0.5, "max_response_tokens": 2})
-    assert found == {"prompts_per_step": 4, "sampling": {"max_response_tokens": 48}}
-    assert recipe["sampling"] == {"max_response_tokens": 24}
+def test_settings_are_the_shipped_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data, rewards and lengths are the files'; keys of a setting, and those alone, stand in place of theirs."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    settings = importlib.import_module("placed.settings")
+    demo = settings.read_with("demo", {"prompts_per_step": 8})
+    assert (demo["prompts_per_step"], demo["samples_per_prompt"]) == (8, 8)
+    assert demo["data"]["source"] == "reasoning_gym:basic_arithmetic"
+    assert (demo["reward"]["answer"], demo["sampling"]["max_response_tokens"]) == ("number", 16)
+    film = settings.read_with("film", {"sampling.max_response_tokens": 16, "reward.model": "scorer"})
+    assert (film["data"]["source"], film["data"]["parameters"]["prompt_words"]) == ("movie_reviews:prompts", 6)
+    assert (film["model"], film["reward"]["model"]) == ("smollm2-135m-instruct", "scorer")
+    assert (film["prompts_per_step"], film["sampling"]["max_response_tokens"]) == (16, 16)
+    assert len(settings.SETTINGS) == 8
+    assert {setting.devices for setting in settings.SETTINGS.values()} == {1, 2}
 
 
 def test_samples_spread_evenly_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +79,7 @@ def test_samples_spread_evenly_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "said"),
     [
         (["plans_measured.py", "--parts", "settings", "--steps", "1"], "peak memory: mean"),
-        (["plans_measured.py", "--parts", "plans", "--steps", "1"], "Kendall tau"),
+        (["plans_measured.py", "--parts", "plans", "--steps", "1"], "`plan: auto` finds `found`, "),
         (["stage_fusion.py", "--distributions", "1", "--steps", "2", "--shares", "0.5", "--tokens", "12"], "ceiling"),
         (["sample_reallocation.py", "--instances", "4", "--distributions", "1", "--tokens", "12"], "lengths 1"),
     ],
