@@ -18,7 +18,7 @@ from plait.runtime.prepare import outline
 from plait.schedule.fused import FUSED
 from plait.schedule.named_plans import BASELINES, NAMES
 
-RECIPE = Path(__file__).parents[2] / "examples" / "large_ppo.yaml"
+RECIPE = Path(__file__).parents[3] / "examples" / "large_ppo.yaml"
 WORDS = {**{name: name for name in NAMES}, **{title: word for word, title in BASELINES.items()}}
 """Title of a baseline → the word by which a user asks for it."""
 
