@@ -110,13 +110,16 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     planning = where.planning(recipe, keys)
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
+    from plait.cli.plan_variants import SHARE, variants
     from plait.planner.plan_search import Budget
     from plait.planner.search import interruptible
-    from plait.runtime.prediction.choosing import choose
+    from plait.runtime.prediction.choosing import choose, found
 
     with interruptible() as interrupted:
         choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted), how.seed)
-    report = Report(planning, choice)
+        shorter = Budget(-(-evaluations // SHARE), seconds / SHARE, time.monotonic, interrupted)
+        others = variants(planning, lambda other: found(other, shorter, how.seed))
+    report = Report(planning, choice, others)
     if how.out is not None:
         replace(choice.best.plan, predicted=choice.best.prediction.timeline).save(how.out)
     say(json.dumps(report.record()) if where.as_json else plan_text(report), end="\n" if where.as_json else "")
@@ -137,8 +140,10 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     planning = where.planning(recipe, keys, which.plan)
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
+    from plait.cli.plan_variants import variants
     from plait.output import write_file
-    from plait.runtime.prediction.choosing import beside_others, choose_for_run
+    from plait.planner.plan_search import Budget
+    from plait.runtime.prediction.choosing import AUTO_EVALUATIONS, beside_others, choose_for_run, foretold, found
     from plait.schedule.gantt import svg_gantt
     from plait.schedule.named_plans import AUTO
 
@@ -146,9 +151,11 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     cut = which.cut(name)
     if name == AUTO and planning.cluster.num_devices > 1:
         choice = choose_for_run(planning)
+        others = variants(planning, lambda other: found(other, Budget(AUTO_EVALUATIONS), other.recipe.seed))
     else:
         choice = beside_others(planning, planning.given(name, cut))
-    report, prediction = Report(planning, choice), choice.best.prediction
+        others = variants(planning, lambda other: foretold(other, other.given(name, cut)))
+    report, prediction = Report(planning, choice, others), choice.best.prediction
     if which.timeline is not None:
         prediction.timeline.save(which.timeline)
     if which.picture is not None:

@@ -62,6 +62,7 @@ class OnCluster:
         from plait.runtime.prediction.machine import machine_of
         from plait.runtime.prediction.plan_files import ranks_of
         from plait.runtime.prediction.planning import Planning
+        from plait.runtime.prediction.refinement import recorded_drafts
         from plait.runtime.prepare import outline, prompt_lengths
 
         ranks = ranks_of(plan or recipe.plan)
@@ -74,7 +75,9 @@ class OnCluster:
             source = of_cluster(spec, profiles_of_gpu(spec.device.name))
             foreseen = outline(recipe, device_memory=spec.device.memory_bytes)
         sizes = lengths_of(self.lengths, foreseen.recipe, lambda: prompt_lengths(foreseen))
-        return Planning(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, spec, sizes, source)
+        guessed = recorded_drafts(self.lengths)
+        known = foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes
+        return Planning(*known, spec, sizes, source, drafts=guessed)
 
     def _recipe(self, path: Path, keys: Sequence[str]) -> Recipe:
         """The recipe, or that of the stage; models that other stages make have the shape of those that they begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,11 @@ FUNCTIONS = "FUNCTIONS"
 
 @dataclass(frozen=True)
 class Report:
+    """variants: of the recipe, by the keys in which they differ from it"""
+
     planning: Planning
     choice: Choice
+    variants: Sequence[Foretold] = ()
 
     @property
     def plan(self) -> Plan:
@@ -45,6 +49,10 @@ class Report:
     def baseline_rows(self) -> list[dict[str, Any]]:
         """Named plans and those that others would make, and what each spends more or less time on."""
         return [self._row(one) | {"feasible": one.prediction.feasible} for one in self.choice.baselines]
+
+    def variant_rows(self) -> list[dict[str, Any]]:
+        """The recipe with other keys, and what it would spend more or less time on."""
+        return [self._row(one) | {"feasible": one.prediction.feasible} for one in self.variants]
 
     def _row(self, other: Foretold) -> dict[str, Any]:
         reason = why(self.prediction, other.prediction)
@@ -81,6 +89,7 @@ class Report:
             ],
             "baselines": self.baseline_rows(),
             "alternatives": self.alternatives(),
+            "variants": self.variant_rows(),
             "calibration": self._calibration(),
             "evaluations": choice.evaluations,
             "seconds_spent": choice.seconds,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from plait.cli.plan_report import Report
 from plait.cli.ranks_text import few_ranks_text
@@ -150,12 +151,16 @@ def _gantt(report: Report, width: int) -> Iterator[str]:
 
 
 def _others(report: Report, width: int) -> Iterator[str]:
-    rows = [*report.alternatives(), *report.baseline_rows()]
+    yield from _beside("other plans", "why not", [*report.alternatives(), *report.baseline_rows()], width)
+    yield from _beside("other keys", "why", report.variant_rows(), width)
+
+
+def _beside(title: str, reason: str, rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
     if not rows:
         return
-    wide = max(len(row["name"]) for row in rows)
+    wide = max(len(title), *(len(row["name"]) for row in rows))
     yield ""
-    yield f"{'other plans':<{wide}}{'seconds':>10}  why not"
+    yield f"{title:<{wide}}{'seconds':>10}  {reason}"
     for row in rows:
         yield from _hung(f"{row['name']:<{wide}}{row['seconds_per_step']:>10.4g}  ", row["why"], width)
 

@@ -12,7 +12,8 @@ from plait.cost.kept_profiles import kept_profiles
 from plait.cost.profile import DraftRecord, KindRecord
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.prediction.refinement import drafts_of, run_record
+from plait.runtime.prediction.guesses import drafts_of
+from plait.runtime.prediction.refinement import run_record
 from tests.runs.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]

@@ -5,7 +5,7 @@ moves."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from plait.cost.move_bound import LARGE
@@ -65,21 +65,12 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     began = budget.clock()
     result = planning.search(budget, seed)
     # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
-    most = 1 + MOST_ALTERNATIVES if planning.cluster.num_devices > LARGE else len(result.leaders)
-    leaders = dict.fromkeys(leader.places for leader in result.leaders[:most])
+    leaders = _leaders(planning, result, 1 + MOST_ALTERNATIVES)
     usable = [baseline.places for baseline in result.baselines if baseline.judged.usable]
-    ranked: list[tuple[float, State, Foretold]] = []
-    for places in dict.fromkeys((*leaders, *usable)):
-        plan = planning.plan_of(places, name)
-        prediction = planning.predict(plan)
-        if prediction.feasible:
-            ranked.append((weighed_s(prediction.seconds_per_step, places), places, Foretold(name, plan, prediction)))
-    if not ranked:
-        raise ConfigError(misfit(planning, result))
-    (_, _, best), *others = sorted(ranked, key=lambda row: row[0])
+    (_, best), *others = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name)
     least_s = best.prediction.seconds_per_step
     # Those that are faster train roles together, and gain too little by that.
-    next_best = [one for _, places, one in others if places in leaders and one.prediction.seconds_per_step >= least_s]
+    next_best = [one for places, one in others if places in leaders and one.prediction.seconds_per_step >= least_s]
     made = {one.name: one.places for one in result.baselines}
     return Choice(
         best,
@@ -91,13 +82,49 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     )
 
 
+def found(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
+    """The best plan that a search finds, with nothing beside it; over many devices the one that its measure puts first.
+
+    Raises:
+        ConfigError: none fits in memory; says what is too large.
+    """
+    result = planning.search(budget, seed)
+    return _ranked(planning, result, _leaders(planning, result, 1), "found")[0][1]
+
+
+def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:
+    """Of many devices at most so many."""
+    many = planning.cluster.num_devices > LARGE
+    return [leader.places for leader in result.leaders[: most if many else len(result.leaders)]]
+
+
+def _ranked(
+    planning: Planning, result: SearchResult, plans: Iterable[State], name: str
+) -> list[tuple[State, Foretold]]:
+    """Those of some plans that fit, foretold, the best first. Raises ConfigError where none does."""
+    ranked: list[tuple[float, State, Foretold]] = []
+    for places in plans:
+        plan = planning.plan_of(places, name)
+        prediction = planning.predict(plan)
+        if prediction.feasible:
+            ranked.append((weighed_s(prediction.seconds_per_step, places), places, Foretold(name, plan, prediction)))
+    if not ranked:
+        raise ConfigError(misfit(planning, result))
+    return [(places, one) for _, places, one in sorted(ranked, key=lambda row: row[0])]
+
+
+def foretold(planning: Planning, plan: Plan) -> Foretold:
+    """A plan that was given, under its own name."""
+    return Foretold(plan.name, plan, planning.predict(plan))
+
+
 def beside_others(planning: Planning, plan: Plan) -> Choice:
     """A plan that was given, beside the named plans and those that others would make."""
     began = time.monotonic()
-    prediction = planning.predict(plan)
+    given = foretold(planning, plan)
     others = _foretold_baselines(planning, baselines(planning.space))
     seconds = time.monotonic() - began
-    return Choice(Foretold(plan.name, plan, prediction), (), others, 1 + len(others), seconds)
+    return Choice(given, (), others, 1 + len(others), seconds)
 
 
 def _foretold_baselines(planning: Planning, made: Mapping[str, State]) -> tuple[Foretold, ...]:

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
-from plait.cost.drafts import NO_DRAFTS, Drafts
+from plait.cost.drafts import Drafts
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.idle_away import with_idle_away
 from plait.cost.model_costs import ModelCosts
@@ -35,6 +35,7 @@ from plait.policy.fusion_gate import LEAST_SHARE, fuses
 from plait.recipes.engine_checks import ABILITIES
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
+from plait.runtime.prediction.guesses import drafts_of_run
 from plait.runtime.prediction.plan_files import plan_file
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
@@ -48,7 +49,8 @@ from plait.simulator.steps import Prediction, places_of, predict
 
 @dataclass(frozen=True)
 class Planning:
-    """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured"""
+    """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
+    the run whose lengths are taken, where it guessed"""
 
     recipe: Recipe
     flow: Dataflow
@@ -58,6 +60,7 @@ class Planning:
     lengths: SampleLengths
     calibration: Calibration = VENDORS
     corrected: bool = True
+    drafts: Drafts | None = None
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
@@ -84,23 +87,9 @@ class Planning:
         return replace(
             workload,
             function_s=max(self._function_s.values(), default=0.0),
-            drafts=self._drafts,
+            drafts=drafts_of_run(self.recipe.sampling, self.calibration.profile, self.drafts),
             draft_model=None if name is None else self.shapes[name],
         )
-
-    @property
-    def _drafts(self) -> Drafts:
-        """As runs have measured it; else as the recipe fixes it, where a draft model guesses in every step. Of `auto`
-        nothing is foretold before it was measured: it takes at most some percent longer than without."""
-        profile, sampling = self.calibration.profile, self.recipe.sampling
-        if sampling.speculation == "off":
-            return NO_DRAFTS
-        measured = None if profile is None else profile.drafts(by_model=sampling.draft_model is not None)
-        if measured is not None:
-            return measured
-        if sampling.draft_model is None or sampling.speculation == "auto":
-            return NO_DRAFTS
-        return Drafts.fixed(sampling.speculation)
 
     @cached_property
     def costs(self) -> ModelCosts:

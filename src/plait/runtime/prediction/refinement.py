@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from plait.cost.drafts import Drafts
 from plait.cost.kept_profiles import keep_profile, kept_profiles, profile_path
 from plait.cost.machine import machine_name
-from plait.cost.profile import DraftRecord, KindRecord, Profile, RunRecord, kind_on
+from plait.cost.profile import KindRecord, Profile, RunRecord, kind_on
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
 from plait.observe.run_log import read_steps
@@ -19,6 +20,7 @@ from plait.recipes.role_models import function_names
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.forecast import STEP, WARM_UP, predicted_seconds
+from plait.runtime.prediction.guesses import drafts_of
 from plait.runtime.prediction.lengths import lengths_of
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
@@ -119,22 +121,14 @@ def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[
     return seconds
 
 
-def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
-    """What guesses came to, in the mean over all steps of decoding; None where none were made.
-
-    In a step that computes guesses a sample has one row more for each, and gets `perf/spec/mean_acceptance_length`
-    tokens; all other steps have a row and a token a sample.
-    """
-    length, share, drafted, accepted = (
-        [row[f"perf/spec/{name}"] for row in rows if f"perf/spec/{name}" in row]
-        for name in ("mean_acceptance_length", "drafted_steps", "draft_tokens", "accepted_tokens")
-    )
-    if not length or not share or not sum(accepted):
+def recorded_drafts(lengths: str | None) -> Drafts | None:
+    """What guesses came to in the run whose folder is taken for lengths (`--lengths`); None where it is none, or made
+    none."""
+    folder = None if lengths is None else Path(lengths).expanduser()
+    if folder is None or not RunFiles(folder).metrics.is_file():
         return None
-    gained, part = median(length) - 1.0, median(share)
-    guessed = gained * sum(drafted) / sum(accepted)
-    passes = [row["perf/spec/draft_model_passes"] for row in rows if "perf/spec/draft_model_passes" in row]
-    return DraftRecord(tokens=1 + part * gained, rows=1 + part * guessed, passes=median(passes) if passes else 0.0)
+    record = drafts_of(read_steps(RunFiles(folder).metrics)[WARM_UP:])
+    return None if record is None else Drafts(record.tokens, record.rows, record.passes)
 
 
 def _never() -> None:

@@ -1,0 +1,56 @@
+"""What a step would take with another value of a key that no search may choose: how old samples may be changes what is
+learnt, and what guesses gain is known from runs alone. Foretold beside the recipe's own, which stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from plait.errors import UserError
+from plait.recipes.recipe import Recipe
+from plait.runtime.prediction.choosing import Foretold
+from plait.runtime.prediction.guesses import known_drafts
+from plait.runtime.prediction.planning import Planning
+from plait.runtime.prepare import outline
+
+SHARE = 4
+"""A variant is searched so many times shorter than the recipe itself."""
+Keys = Mapping[str, Any]
+
+
+def variants(planning: Planning, foretell: Callable[[Planning], Foretold]) -> tuple[Foretold, ...]:
+    """By title; those are left out that the flow, the engine or the memory does not allow.
+
+    Args:
+        foretell: a variant's plan.
+    """
+    found = []
+    for title, keys in _changes(planning):
+        with contextlib.suppress(UserError):
+            found.append(replace(foretell(_changed(planning, keys)), name=title))
+    return tuple(found)
+
+
+def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
+    """Title → the keys with their values. Of samples that may be older than one version a step takes as long."""
+    recipe, profile = planning.recipe, planning.calibration.profile
+    if recipe.max_staleness == 0:
+        yield "with max_staleness 1", {"max_staleness": 1}
+    else:
+        yield "with max_staleness 0", {"max_staleness": 0, "on_update": "wait"}
+    sampling = recipe.sampling.model_dump(mode="json")
+    if known_drafts(recipe.sampling, profile, planning.drafts) is None:
+        return
+    if recipe.sampling.speculation == "off":
+        yield "with sampling.speculation auto", {"sampling": sampling | {"speculation": "auto"}}
+    else:
+        yield "with sampling.speculation off", {"sampling": sampling | {"speculation": "off", "draft_model": None}}
+
+
+def _changed(planning: Planning, keys: Keys) -> Planning:
+    """Raises UserError where the recipe does not go with them."""
+    recipe = Recipe.model_validate(planning.recipe.model_dump(mode="json") | dict(keys))
+    run = outline(recipe, device_memory=planning.cluster.device.memory_bytes)
+    return replace(planning, recipe=run.recipe, flow=run.flow, models=run.models, shapes=run.shapes)

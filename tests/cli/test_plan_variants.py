@@ -1,0 +1,98 @@
+"""What `plait plan` and `plait simulate` say of keys that no search may choose: staleness, guesses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+
+PLACE = ("--cluster", "4xA100-80G", "--lengths", "64:256", "--json")
+RECIPE = """
+model: llama-2-7b
+algorithm: grpo
+prompts_per_step: 64
+samples_per_prompt: 4
+options: {kl_coef: 0.01}
+data: {source: prompts.jsonl}
+reward: {functions: [rewards.py:brief]}
+sampling: {max_response_tokens: 256}
+device: cuda
+"""
+GUESSED = {
+    "perf/spec/mean_acceptance_length": 3.0,
+    "perf/spec/drafted_steps": 0.5,
+    "perf/spec/draft_tokens": 400,
+    "perf/spec/accepted_tokens": 200,
+}
+"""In half of the steps 4 more tokens computed, 2 of which come true: in the mean 2 tokens and 3 rows."""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text("def brief(completions, **columns):\n    return [0.0] * len(completions)\n")
+    (tmp_path / "grpo.yaml").write_text(RECIPE)
+    return "grpo.yaml"
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:
+    assert main([str(word) for word in words]) == 0
+    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    answer["by_key"] = {one["name"]: one for one in answer["variants"]}  # type: ignore[attr-defined]
+    return answer
+
+
+@pytest.mark.parametrize("plan", ["split", "colocated"])
+def test_a_given_plan_takes_with_other_staleness_what_it_is_told_to(
+    plan: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On split devices generation goes on beside training; on shared ones there is nothing to gain."""
+    ask = ("simulate", recipe, *PLACE, "--plan", plan)
+    now, ahead = told(capsys, *ask), told(capsys, *ask, "--max_staleness", 1)
+    assert now["by_key"]["with max_staleness 1"]["seconds_per_step"] == ahead["seconds_per_step"]  # type: ignore[index]
+    assert ahead["by_key"]["with max_staleness 0"]["seconds_per_step"] == now["seconds_per_step"]  # type: ignore[index]
+    gain = now["seconds_per_step"] / ahead["seconds_per_step"]  # type: ignore[operator]
+    assert gain > 1.2 if plan == "split" else gain < 1.01
+
+
+def test_a_search_weighs_plans_by_the_overlapped_step(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With samples that may be older it takes no plan that is slower than split devices, which overlap."""
+    ask = ("plan", recipe, *PLACE, "--evaluations", 400, "--model", "smollm2-135m")
+    ahead = told(capsys, *ask, "--max_staleness", 1)
+    named = {one["name"]: one["seconds_per_step"] for one in ahead["baselines"] if one["feasible"]}  # type: ignore[attr-defined]
+    assert ahead["seconds_per_step"] <= min(named.values())  # type: ignore[operator]
+    now = told(capsys, *ask)
+    other = now["by_key"]["with max_staleness 1"]  # type: ignore[index]
+    assert other["feasible"]
+    assert other["why"]
+    assert "max_staleness" not in json.dumps(now["baselines"])
+
+
+def test_guesses_are_foretold_where_a_run_has_made_some(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = tmp_path / "run" / "samples"
+    samples.mkdir(parents=True)
+    (samples / "step-000001.jsonl").write_text(json.dumps({"prompt_ids": [1] * 64, "token_ids": [1] * 256}) + "\n")
+    rows = [{"step": step, "timing_s/step": 1.0, **GUESSED} for step in (1, 2, 3)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ask = ("simulate", recipe, *PLACE[:2], "--lengths", "run", "--json", "--plan", "colocated")
+    now, guessing = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "auto")
+    by_key = now["by_key"], guessing["by_key"]
+    title = "with sampling.speculation {}"
+    assert by_key[0][title.format("auto")]["seconds_per_step"] == guessing["seconds_per_step"]  # type: ignore[index]
+    assert by_key[1][title.format("off")]["seconds_per_step"] == now["seconds_per_step"]  # type: ignore[index]
+    assert guessing["seconds_per_step"] < now["seconds_per_step"]  # type: ignore[operator]
+    unknown = told(capsys, "simulate", recipe, *PLACE, "--plan", "colocated")
+    assert list(unknown["by_key"]) == ["with max_staleness 1"]  # type: ignore[call-overload]
+
+
+def test_a_flow_that_draws_nothing_has_no_other_staleness(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sft.yaml").write_text("model: llama-2-7b\nalgorithm: sft\nsteps: 2\ndata: {source: pairs.jsonl}\n")
+    answer = told(capsys, "simulate", "sft.yaml", "--cluster", "2xA100-80G", "--lengths", "64:64", "--json")
+    assert answer["variants"] == []
