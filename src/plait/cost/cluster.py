@@ -232,6 +232,7 @@ def _of_file(path: Path, name: str) -> ClusterSpec:
 
 
 def _validated(tree: Mapping[str, Any]) -> ClusterKeys:
+    _check_alike(tree)
     _check_names(tree, ClusterKeys, "")
     keys, section = dict(tree), "device."
     try:
@@ -241,6 +242,16 @@ def _validated(tree: Mapping[str, Any]) -> ClusterKeys:
         return ClusterKeys.model_validate(keys)
     except ValidationError as error:
         raise ConfigError(_explained(error, section)) from None
+
+
+def _check_alike(tree: Mapping[str, Any]) -> None:
+    """Raises ConfigError where a file lists nodes, or devices, of several kinds."""
+    for key in ("nodes", "devices_per_node", "device"):
+        if isinstance(tree.get(key), list):
+            raise ConfigError(
+                f"key `{key}`: all devices of a cluster are of one kind, found a list; describe those of one kind, or "
+                "of all the slowest with the least memory, for which plans fit and take no longer on the others"
+            )
 
 
 def _check_names(tree: Mapping[str, Any], keys: type[Settings], prefix: str) -> None:
