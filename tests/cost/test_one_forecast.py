@@ -13,11 +13,12 @@ from plait.cost.estimate import memory_table
 from plait.cost.placed import Facts
 from plait.cost.working_memory import PROCESS, PROCESS_BYTES
 from plait.cost.workload import Lengths, SampleLengths
+from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import named_plan
 from plait.schedule.plan import Placement, Plan
-from plait.simulator.step_memory import RankMemory
+from plait.simulator.step_memory import ENGINE, RankMemory
 from tests.cost.test_many_devices import facts_of
 
 SIZES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
@@ -91,6 +92,36 @@ def test_each_rank_holds_the_same(sizes, recipe) -> None:
         same = [device.most_bytes for other, device in found if stage(other.rank).pp == stage(memory.rank).pp]
         assert memory.peak_bytes == pytest.approx(max(same), abs=ZERO_UNIT)
         assert sum(memory.terms.values()) == pytest.approx(memory.peak_bytes, abs=8)
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 1, 4)])
+def test_a_draft_model_is_counted_on_the_ranks_that_generate(sizes) -> None:
+    """Its weights all the time, its keys and values while samples are drawn. Of an instance's ranks one has it, and a
+    simulation takes each for that one: no less than a dry run says, and as much where each rank is an instance."""
+    sampling = {"draft_model": "smollm2-135m", "speculation": 4}
+    found, plain = (both(facts_for(plan_of(sizes), **keys)) for keys in ({"sampling": sampling}, {}))
+    for (memory, device), (without, _) in zip(found, plain, strict=True):
+        assert memory.peak_bytes >= device.most_bytes - ZERO_UNIT
+        assert memory.peak_bytes - without.peak_bytes >= memory.terms[ENGINE] > 0
+        assert sum(memory.terms.values()) == pytest.approx(memory.peak_bytes, abs=8)
+        if sizes == (4, 1, 1):
+            assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=ZERO_UNIT)
+
+
+def test_another_engine_holds_its_own_weights_and_pool() -> None:
+    """On one device, as it generates for a run of one; on several it is refused by name, as by a run."""
+    facts = facts_for(
+        lambda flow, planned: named_plan("colocated", flow, planned, 1), "grpo", sampling={"engine": "vllm"}
+    )
+    lengths = SampleLengths(Lengths.fixed(facts.longest_tokens), Lengths.fixed(256))
+    there = (facts.recipe, facts.flow, facts.models, facts.shapes)
+    planning = Planning(*there, read_cluster("1xA100-80G"), lengths, VENDORS)
+    (memory,) = planning.predict(facts.plan).memory
+    table = memory_table(facts.recipe, facts.flow, facts.models, facts.shapes, facts.longest_tokens)
+    most = max(count for _, count in table.during) + sum(count for _, count in table.slack)
+    assert memory.peak_bytes == pytest.approx(most, rel=1e-3)
+    with pytest.raises(ConfigError, match=r"`sampling\.engine` is vllm, which generates for a run of one"):
+        Planning(*there, read_cluster("2xA100-80G"), lengths, VENDORS).given("colocated")
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one at a time"])

@@ -64,6 +64,7 @@ class StandIn:
     first_s: float = 0.0
     crowded_s: float = 0.0
     process_bytes: int = 0
+    engine_bytes: int = 0
     slack_bytes: int = 0
 
     @property

@@ -103,6 +103,11 @@ class Costs(Protocol):
         """What a process holds beside models and what calls take."""
         ...
 
+    @property
+    def engine_bytes(self) -> int:
+        """What an engine holds all the time on a rank that generates, beside the models of roles."""
+        ...
+
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
     ) -> Mapping[str, Amount]:

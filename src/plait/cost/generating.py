@@ -11,7 +11,7 @@ from math import ceil
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, profile
-from plait.cost.generation_memory import packed_bytes, pool_tokens
+from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
 from plait.cost.profile import Profile
@@ -233,14 +233,19 @@ class Generating:
         return max(1, running)
 
     def cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
-        """What a device of each stage holds: keys and values, and weights that are packed."""
+        """What a device of each stage holds: keys and values, those of a draft model too, and weights that are
+        packed."""
         workload, sizes = self._workload, layout.parallelism
+        if workload.elsewhere:
+            return (0,) * sizes.pp
         context = workload.lengths.prompts.longest + workload.lengths.responses.longest
         tokens = running * context
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(running, context, workload.kv_tokens, workload.device)
         packs = workload.packed and sizes.tp * sizes.pp == 1
         copied = packed_bytes(self._shapes[role], workload.dtype) if packs else 0
+        if workload.draft_model is not None:
+            copied += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
         return tuple(tokens * token_bytes + copied for token_bytes in self._token_bytes(role, layout))
 
     def _token_bytes(self, role: str, layout: Layout) -> tuple[int, ...]:

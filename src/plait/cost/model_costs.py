@@ -105,6 +105,10 @@ class ModelCosts:
     def process_bytes(self) -> int:
         return PROCESS_BYTES
 
+    @property
+    def engine_bytes(self) -> int:
+        return self.workload.engine_bytes
+
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
     ) -> Mapping[str, Amount]:

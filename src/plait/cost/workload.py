@@ -118,6 +118,8 @@ class Workload:
     decode_groups: of samples that go round the stages of an instance; 0: as many as plait's own rule says
     rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does
+    engine_bytes: of an engine on each rank that generates, all the time: a draft model; all that another engine takes
+    elsewhere:   whether keys and values are another engine's, and among these
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
 
@@ -142,6 +144,8 @@ class Workload:
     gathers: bool = False
     drafts: Drafts = NO_DRAFTS
     draft_model: ModelShape | None = None
+    engine_bytes: int = 0
+    elsewhere: bool = False
     function_s: float = 0.0
     workers: int = 1
 

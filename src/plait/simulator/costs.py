@@ -115,6 +115,11 @@ class Costs(Protocol):
         """What a process holds beside models and what calls take."""
         ...
 
+    @property
+    def engine_bytes(self) -> int:
+        """What an engine holds all the time on a rank that generates, beside the models of roles."""
+        ...
+
     def slack(
         self, *, activations: Floats, plain: Floats, weights: Floats, working: Floats, moves: bool
     ) -> Mapping[str, Floats | int]:

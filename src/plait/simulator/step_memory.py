@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from plait.simulator.step_weights import Weights
 
 
+ENGINE = "engine: draft model, or another engine"
+
+
 @dataclass(frozen=True)
 class RankMemory:
     """terms: of `peak_bytes`, which they sum to"""
@@ -50,9 +53,10 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     """What each rank holds. What a call does not need has left its devices when it begins, so the most is held during
     some call, or during calls that train together, or while weights are moved, whatever their order; or when all models
     have been read."""
-    kept = kept_bytes(weights) + costs.process_bytes
+    standing = standing_bytes(graph, places, costs)
+    kept = kept_bytes(weights) + standing
     read = sum((of_family.read for of_family in weights), np.maximum.reduce([one.state for one in weights]))
-    read = most = read + costs.process_bytes
+    read = most = read + standing
     present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     for slot, place in enumerate(places):
         most = np.maximum(most, kept + present[slot] + place.working)
@@ -78,6 +82,17 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
     return np.maximum.reduce([*of_slots, *together])
 
 
+def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Floats | int:
+    """[ranks], or of each, of the process itself, and of an engine where it generates."""
+    if not costs.engine_bytes:
+        return costs.process_bytes
+    generating = 0
+    for slot, place in zip(graph.slots, places, strict=True):
+        generating |= place.mask if slot.mode == "decode" else 0
+    has_engine = np.array([generating >> rank & 1 for rank in range(len(places[0].parts))], float)
+    return costs.process_bytes + costs.engine_bytes * has_engine
+
+
 def kept_bytes(weights: Sequence[Weights]) -> Floats:
     """[ranks] of weights and optimizer state that are always there."""
     return sum((of_family.kept for of_family in weights[1:]), weights[0].kept)
@@ -87,13 +102,16 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
     """The memory of each rank."""
     held = held_bytes(graph, places, weights, costs)
     peak, limit_bytes = held.peak, costs.cluster.device.memory_bytes
+    engine = np.zeros(len(peak)) + standing_bytes(graph, places, costs) - costs.process_bytes
     return [
         RankMemory(
             rank,
             int(peak[rank]),
             limit_bytes,
             _counted(
-                {PROCESS: costs.process_bytes, **_terms(rank, graph, places, weights), **_of_rank(held.slack, rank)}
+                {PROCESS: costs.process_bytes, ENGINE: float(engine[rank])}
+                | _terms(rank, graph, places, weights)
+                | _of_rank(held.slack, rank)
             ),
         )
         for rank in range(len(peak))

@@ -12,7 +12,7 @@ from plait.schedule.work import COMPUTE, LINK
 from plait.simulator.costs import Costs
 from plait.simulator.places import Place, Places
 from plait.simulator.step_graph import StepGraph
-from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of
+from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of, standing_bytes
 from plait.simulator.step_program import Action
 from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.step_weights import Weights
@@ -154,7 +154,7 @@ def _points(
     costs: Costs,
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
-    kept = kept_bytes(weights) + costs.process_bytes
+    kept = kept_bytes(weights) + standing_bytes(graph, places, costs)
     present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     for rank in range(len(kept)):
         yield MemoryPoint(rank, 0.0, float(kept[rank]))

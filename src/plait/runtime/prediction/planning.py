@@ -11,6 +11,7 @@ from itertools import combinations
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import Drafts
+from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.idle_away import with_idle_away
 from plait.cost.model_costs import ModelCosts
@@ -21,7 +22,7 @@ from plait.cost.placed import Facts, Placed
 from plait.cost.placement import check_layouts, check_sharded, on_nodes, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import SampleLengths, Workload
-from plait.dataflow import Dataflow
+from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
 from plait.layout.shards import most_tp
@@ -32,7 +33,7 @@ from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE, fuses
-from plait.recipes.engine_checks import ABILITIES
+from plait.recipes.engine_checks import ABILITIES, check_engine_plan
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
 from plait.runtime.prediction.guesses import drafts_of_run
@@ -89,6 +90,8 @@ class Planning:
             function_s=max(self._function_s.values(), default=0.0),
             drafts=drafts_of_run(self.recipe.sampling, self.calibration.profile, self.drafts),
             draft_model=None if name is None else self.shapes[name],
+            engine_bytes=engine_bytes(self.recipe, self.shapes) if self.flow.of_kind(CallKind.GENERATE) else 0,
+            elsewhere=self.recipe.sampling.engine == "vllm",
         )
 
     @cached_property
@@ -163,6 +166,7 @@ class Planning:
         whole = complete(plan, self.flow, planned_models(self.models, self.shapes), label)
         check_layouts(whole, self.parameters, label)
         check_sharded(self.recipe, whole, label)
+        check_engine_plan(self.recipe, whole)
         return whole
 
     @cached_property
