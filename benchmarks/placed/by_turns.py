@@ -28,6 +28,7 @@ from placed.runs import Finished, finish, start
 from plait.engines import GenerationEngine
 from plait.generation.request import Request
 from plait.observe.run_log import read_rows
+from plait.policy.early_scores import EarlyScores
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.step import Key
@@ -160,8 +161,8 @@ class Forced:
     def __init__(self, share: float, threshold: int = 0) -> None:
         self._share, self.threshold = share, threshold
 
-    def scores_early(self, step: int, call: str, size: RolloutSize) -> bool:
-        return True
+    def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
+        return EarlyScores(1.0, 1.0, int(self._share * size.samples))
 
     def judge(self, step: int, call: str, size: RolloutSize) -> Forced:
         return Forced(self._share, int(self._share * size.samples))

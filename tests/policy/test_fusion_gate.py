@@ -28,7 +28,8 @@ FREES = Rollout(num_instances=2, step_s=lambda n: 1.0, score_s=2.0, max_batch=8,
 def test_an_instance_scores_as_soon_as_it_has_no_sample_left() -> None:
     """One ends at 1 s and scores its sample until 3 s; the other's ends at 5 s, and both score it in one."""
     ends = [[1.0], [5.0]]
-    coming = comings(FREES, ends, FREES.parts([1, 1]), {(0, 0): 1, (1, 0): 1})
+    parts = FREES.parts(ends)
+    coming = comings(ends, parts, FREES.works(parts))
     assert coming == [(1.0, 2.0), (5.0, 2.0)]
     assert drained(FREES, ends, coming, Waiting()) == 6.0
     assert outcome(FREES, [[1], [5]], 0).total_s == 6.0

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.score_parts import PartSize, SampleLength, next_part, settled
+from plait.policy.score_parts import PartSize, Piece, SampleLength, next_part, settled
 
 Groups = list[list[SampleLength]]
 
@@ -16,44 +16,70 @@ def ended(*groups: tuple[int, ...]) -> Groups:
     return [[SampleLength(tokens, ended=True) for tokens in group] for group in groups]
 
 
+def places(groups: Groups, at_once: int) -> list[int]:
+    """Of groups that are whole."""
+    pieces = settled(groups, at_once)
+    assert all(len(piece.indices) == len(groups[piece.place]) for piece in pieces)
+    return [piece.place for piece in pieces]
+
+
 def test_all_at_once_end_by_their_longest() -> None:
-    assert settled(ended((3, 9), (4, 4), (9, 1), (2, 3)), at_once=8) == [3, 1, 0, 2]
+    assert places(ended((3, 9), (4, 4), (9, 1), (2, 3)), at_once=8) == [3, 1, 0, 2]
 
 
 def test_what_waits_for_a_place_begins_later() -> None:
     """Two at a time: samples of 5 and 2; of 2, from step 2 to 4; of 4, from step 4 to 8; of 1, from step 5 to 6."""
-    assert settled(ended((5,), (2,), (2,), (4,), (1,)), at_once=2) == [1, 2, 0, 4, 3]
+    assert places(ended((5,), (2,), (2,), (4,), (1,)), at_once=2) == [1, 2, 0, 4, 3]
 
 
 def test_one_at_a_time_is_the_order_of_prompts() -> None:
-    assert settled(ended((9, 1), (1, 1), (5, 2)), at_once=1) == [0, 1, 2]
+    assert places(ended((9, 1), (1, 1), (5, 2)), at_once=1) == [0, 1, 2]
 
 
 def test_a_group_that_has_said_more_comes_later() -> None:
     groups = [*ended((3, 4)), [SampleLength(9, ended=True), SampleLength(2, ended=False)]]
-    assert settled(groups, at_once=4) == [0]
+    assert places(groups, at_once=4) == [0]
     groups[1][0] = SampleLength(3, ended=True)
-    assert settled(groups, at_once=4) == [], "it may end with its third token"
+    assert places(groups, at_once=4) == [], "it may end with its third token"
     groups[1][1] = SampleLength(4, ended=False)
-    assert settled(groups, at_once=4) == [0]
+    assert places(groups, at_once=4) == [0]
 
 
 def test_who_waits_behind_an_unfinished_sample_is_known_to_begin_by_another() -> None:
     """Two at a time: the third begins at step 2, when the second has ended; the fourth may begin at 4 or sooner."""
     groups = [[SampleLength(2, ended=False)], *ended((2,), (2,), (1,))]
-    assert settled(groups, at_once=2) == [1]
+    assert places(groups, at_once=2) == [1]
     groups[0] = [SampleLength(4, ended=False)]
-    assert settled(groups, at_once=2) == [1, 2]
+    assert places(groups, at_once=2) == [1, 2]
     groups[0] = [SampleLength(5, ended=False)]
-    assert settled(groups, at_once=2) == [1, 2, 3]
+    assert places(groups, at_once=2) == [1, 2, 3]
 
 
 def test_who_may_take_a_place_leaves_it_vague() -> None:
     """Three at a time: while the first sample may end at any time, the fourth may have its place or another."""
     groups = ended((12, 12), (2, 5), (1, 1))
-    assert settled(groups, at_once=3) == [1, 2, 0]
+    assert places(groups, at_once=3) == [1, 2, 0]
     groups[0][0] = SampleLength(0, ended=False)
-    assert settled(groups, at_once=3) == []
+    assert places(groups, at_once=3) == []
+
+
+def test_the_last_samples_are_parted_from_the_others_of_their_groups() -> None:
+    """The last three of eight are those of 9, 8 and 5 tokens: the groups that have them give what ended before, in the
+    order of prompts, behind those that have none."""
+    groups = ended((9, 1), (3, 4), (2, 8), (5, 1))
+    assert settled(groups, 8, parted=3) == [(1, (0, 1)), (0, (1,)), (2, (0,)), (3, (1,)), (3, (0,)), (2, (1,)), (0, (0,))]
+    assert settled(groups, 8, parted=2) == [(1, (0, 1)), (3, (0, 1)), (0, (1,)), (2, (0,)), (2, (1,)), (0, (0,))]
+    assert settled(ended((9, 8), (3, 4)), 4, parted=2) == [(1, (0, 1)), (0, (0, 1))], "a group of the last alone is whole"
+    assert settled(groups, 8, parted=8) == settled(groups, 8), "nothing ends before"
+
+
+def test_what_is_parted_is_known_when_the_last_samples_are() -> None:
+    groups = ended((9, 1), (3, 4))
+    groups[0][0] = SampleLength(3, ended=False)
+    assert settled(groups, 4, parted=1) == [], "prompt 1 may have the last"
+    groups[0][0] = SampleLength(4, ended=False)
+    assert settled(groups, 4, parted=1) == [Piece(1, (0, 1)), Piece(0, (1,))]
+    assert settled(groups, 4) == [Piece(1, (0, 1))]
 
 
 @st.composite
@@ -67,7 +93,7 @@ def rollouts(draw: st.DrawFn) -> tuple[list[list[int]], int, random.Random]:
 def test_what_is_known_early_is_so_at_the_end(rollout: tuple[list[list[int]], int, random.Random]) -> None:
     """Whatever samples have said, in whatever order they end: the order of all is that of the lengths alone."""
     lengths, at_once, rng = rollout
-    final = settled([[SampleLength(n, ended=True) for n in group] for group in lengths], at_once)
+    final = places([[SampleLength(n, ended=True) for n in group] for group in lengths], at_once)
     assert sorted(final) == list(range(len(lengths)))
     groups = [
         [
@@ -76,9 +102,28 @@ def test_what_is_known_early_is_so_at_the_end(rollout: tuple[list[list[int]], in
         ]
         for one in lengths
     ]
-    known = settled(groups, at_once)
+    known = places(groups, at_once)
     assert known == final[: len(known)]
     assert all(sample.ended for place in known for sample in groups[place])
+
+
+@given(rollouts(), st.integers(1, 40))
+def test_what_is_parted_early_is_so_at_the_end(rollout: tuple[list[list[int]], int, random.Random], parted: int) -> None:
+    lengths, at_once, rng = rollout
+    final = settled([[SampleLength(n, ended=True) for n in group] for group in lengths], at_once, parted)
+    every = sorted((place, index) for place, group in enumerate(lengths) for index in range(len(group)))
+    assert sorted((place, index) for place, indices in final for index in indices) == every
+    share = rng.random()
+    groups = [
+        [
+            SampleLength(n, ended=True) if rng.random() < share else SampleLength(rng.randrange(n), ended=False)
+            for n in one
+        ]
+        for one in lengths
+    ]
+    known = settled(groups, at_once, parted)
+    assert known == final[: len(known)]
+    assert all(groups[place][index].ended for place, indices in known for index in indices)
 
 
 def test_parts_are_full_or_small_at_the_end() -> None:

@@ -19,16 +19,20 @@ from plait.schedule.fusion_times import FusionTimes
 
 LAST_SHARE = 1 / 4
 """The share of all scoring that is behind the last sample at least: groups end late that have a long one."""
+PARTED = (1 / 16, 1 / 8, 1 / 4)
+"""Shares of all samples that may be unfinished when groups are parted."""
 APART = 1 / 16
 """The share of the last call that scores by which ranks that score parts end apart."""
 
 
 @dataclass(frozen=True)
 class EarlyScores:
-    """gain_s: seconds that scoring in parts is foretold to gain; of_s: of generation and scoring without"""
+    """gain_s: seconds that scoring in parts is foretold to gain; of_s: of generation and scoring without; parted:
+    unfinished samples at which groups are parted, as `threshold.Rollout` has them"""
 
     gain_s: float
     of_s: float
+    parted: int = 0
 
     @property
     def pays(self) -> bool:
@@ -60,9 +64,17 @@ def foretold(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutS
 def _least_gain(
     times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], float]], size: RolloutSize
 ) -> EarlyScores:
-    """As foretold; nothing, where that could lose if times are wrong."""
+    """As foretold; nothing, where that could lose if times are wrong. Groups are parted where that gains the least share
+    more."""
     believed = _gain(times, draws, size)
-    if believed.pays and any(_gain(doubted, draws, size).gain_s < 0 for doubted in _doubted(times)):
+    if size.together > 1:
+        counts = sorted({int(share * size.samples) for share in PARTED} - {0})
+        parted = [_gain(times, draws, replace(size, parted=count)) for count in counts]
+        best = max((believed, *parted), key=lambda early: early.gain_s)
+        if best.pays and best.gain_s - believed.gain_s >= LEAST_SHARE * believed.of_s:
+            believed = best
+    held = replace(size, parted=believed.parted)
+    if believed.pays and any(_gain(doubted, draws, held).gain_s < 0 for doubted in _doubted(times)):
         return EarlyScores(0.0, believed.of_s)
     return believed
 
@@ -77,7 +89,7 @@ def _gain(times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], flo
         plain_s += outcome(replace(rollout, frees=False), steps, 0).total_s / len(draws)
         for threshold in tried:
             early_s[threshold] += _ended(outcome(rollout, steps, threshold), scores_s) / len(draws)
-    return EarlyScores(plain_s - min(early_s.values()) - times.parts_s / size.instances, plain_s)
+    return EarlyScores(plain_s - min(early_s.values()) - times.parts_s / size.instances, plain_s, size.parted)
 
 
 def _ended(end: Outcome, scores_s: float) -> float:
@@ -94,6 +106,8 @@ def _rollout(times: FusionTimes, tokens: float, size: RolloutSize) -> Rollout:
         STEPS_OF_A_MOVE * times.step_s,
         frees=True,
         together=size.together,
+        parted=size.parted,
+        again_s=times.token_s * times.prompt_tokens,
     )
 
 

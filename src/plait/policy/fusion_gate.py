@@ -42,12 +42,14 @@ def fuses(fusion: float | str, plan: Plan) -> bool:
 @dataclass(frozen=True)
 class RolloutSize:
     """What a rollout is: samples in all, instances that generate them, how many an instance takes at once, and how many
-    can be scored together (those of a prompt), when the last of them has ended."""
+    can be scored together (those of a prompt), when the last of them has ended; parted: unfinished samples at which
+    those that have ended are scored without the others of their prompts."""
 
     samples: int
     instances: int
     max_batch: int
     together: int = 1
+    parted: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Seen:
         return self.fixed_s + self.each_s * running
 
     def rollout(self, size: RolloutSize) -> Rollout:
+        """What is said of parted groups is the same whether samples move: that prompts are read again counts nowhere."""
         return Rollout(
             size.instances,
             self.decode_s,
@@ -86,6 +89,7 @@ class Seen:
             frees=True,
             together=size.together,
             load_s=self.load_s,
+            parted=size.parted,
         )
 
     def doubted(self) -> list[Seen]:
@@ -139,7 +143,8 @@ def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: i
 class Remaining:
     """What of a rollout is left.
 
-    unfinished: of each instance: the prompt of each unfinished sample, whose samples are scored when all have ended
+    unfinished: of each instance: the prompt of each unfinished sample; samples of a prompt are scored when all of them
+                have ended, but for those that are scored before where groups are parted
     steps_done: of generation, about
     waiting_s:  instance seconds of scoring that wait
     kept:       instances in which all that is unfinished would go on
@@ -174,11 +179,12 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
     if kept >= sum(1 for row in rows if row):
         return 0.0
     rollout = seen.rollout(size)
-    sizes = Counter({sample.part: size.together for row in rows for sample in row})
+    sizes = Counter(sample.part for row in rows for sample in row)
+    works = {part: (here if count <= size.parted else size.together) * seen.score_s for part, here in sizes.items()}
 
     def end_s(loads: Sequence[Sequence[Left]], stand_still_s: float, free_s: float) -> float:
         ends = [finish_times([sample.steps for sample in load], seen.decode_s, stand_still_s) for load in loads]
-        coming = comings(rollout, ends, [[sample.part for sample in load] for load in loads], sizes)
+        coming = comings(ends, [[sample.part for sample in load] for load in loads], works)
         return drained(rollout, ends, coming, Waiting(0.0, left.waiting_s, free_s))
 
     return end_s(rows, 0.0, 0.0) - end_s(merged(rows, kept), seen.move_s, seen.move_s + seen.load_s)

@@ -5,14 +5,19 @@ alone. Groups, the samples of a prompt, are put together in the order in which t
 order in which they were asked for, as many at a time as instances run, and drew a token in each step. That is about the
 order in which they do end. So most parts are known long before all samples have ended: a group that has not has said
 more already, or begins too late, to come before them.
+
+Where groups are parted, the last samples to end, so many of the rollout, are scored without the others of their
+groups, which need not wait for them; which these are follows from the same order.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -51,23 +56,71 @@ class PartSize:
         return max(1, self.tokens >> max(0, 2 - number)) if self.rises else self.tokens
 
 
-def settled(groups: Sequence[Sequence[SampleLength]], at_once: int) -> list[int]:
+class Piece(NamedTuple):
+    """Samples of one group, which are scored together. indices: of all its samples, but where groups are parted"""
+
+    place: int
+    indices: tuple[int, ...]
+
+
+class _End(NamedTuple):
+    """When a sample ends at the earliest, and at the latest; by themselves they sort as samples end."""
+
+    step: float
+    place: int
+    index: int
+    latest: float
+
+    @property
+    def is_exact(self) -> bool:
+        return self.step == self.latest
+
+
+def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, parted: int = 0) -> list[Piece]:
     """Groups whose place in the order is known, first to last; all of them when all samples have ended.
 
     Args:
         groups: in the order in which they were asked for.
         at_once: samples that run at a time.
+        parted: samples, the last of all, that are scored without the others of their groups. The others are pieces
+            that come behind the groups without any of the last, in the order in which they were asked for; then come
+            those, and groups that have no others.
     """
-    samples = [sample for group in groups for sample in group]
-    earliest = iter(_ends([sample.least for sample in samples], at_once))
-    latest = iter(_ends([sample.tokens if sample.ended else inf for sample in samples], at_once))
-    known = []
-    for place, group in enumerate(groups):
-        first, last = (max(next(ends) for _ in group) for ends in (earliest, latest))
-        known.append((first, place, first == last))
-    known.sort()
-    count = next((count for count, (_, _, exact) in enumerate(known) if not exact), len(known))
-    return [place for _, place, _ in known[:count]]
+    samples = [(place, index, sample) for place, group in enumerate(groups) for index, sample in enumerate(group)]
+    earliest = _ends([sample.least for _, _, sample in samples], at_once)
+    latest = _ends([sample.tokens if sample.ended else inf for _, _, sample in samples], at_once)
+    ends = [
+        _End(first, place, index, last)
+        for (place, index, _), first, last in zip(samples, earliest, latest, strict=True)
+    ]
+    if not parted:
+        return _pieces(ends)
+    ends.sort()
+    early, late = ends[: -parted or None], ends[max(0, len(ends) - parted) :]
+    if all(end.is_exact for end in early):
+        split = {end.place for end in early} & {end.place for end in late}
+        before = _pieces([end for end in early if end.place not in split])
+        parts = sorted(_pieces([end for end in early if end.place in split]))
+        return [*before, *parts, *_pieces(late)]
+    # A group surely has none of the last, where so few samples may end before it does.
+    return _pieces(ends, {end.place for end in late} | {end.place for end in early if not end.is_exact})
+
+
+def _pieces(ends: Sequence[_End], others: Collection[int] = ()) -> list[Piece]:
+    """The samples that end so, by groups in the order of their last ones, as far as that is known.
+
+    Args:
+        others: groups that are not among them, nor what comes behind them.
+    """
+    indices: defaultdict[int, list[int]] = defaultdict(list)
+    last: dict[int, tuple[float, float]] = {}
+    for step, place, index, latest in ends:
+        indices[place].append(index)
+        first, until = last.get(place, (0.0, 0.0))
+        last[place] = max(first, step), max(until, latest)
+    known = sorted((first, place, first == until and place not in others) for place, (first, until) in last.items())
+    count = next((count for count, (_, _, is_known) in enumerate(known) if not is_known), len(known))
+    return [Piece(place, tuple(sorted(indices[place]))) for _, place, _ in known[:count]]
 
 
 def _ends(lengths: Sequence[float], at_once: int) -> Iterator[float]:
@@ -80,11 +133,11 @@ def _ends(lengths: Sequence[float], at_once: int) -> Iterator[float]:
 
 
 def next_part(sizes: Sequence[int], left: int, size: PartSize, number: int) -> int | None:
-    """Groups of the next part; None: it is not known yet.
+    """Pieces of the next part: groups, or what is parted from them; None: it is not known yet.
 
     Args:
-        sizes: tokens of the groups that are settled and in no part yet, in their order.
-        left: groups that are in no part yet, settled or not.
+        sizes: tokens of the pieces that are settled and in no part yet, in their order.
+        left: groups with samples that are in no part yet, settled or not.
         number: of the part, from 0.
     """
     tokens, most, limit = 0, size.most(left), size.tokens_of(number)

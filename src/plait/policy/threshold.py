@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 StepTime = Callable[[int], float]
@@ -31,6 +31,9 @@ class Rollout:
     together:      samples of an instance, one behind the other, that can be scored (a prompt's), when the last of them
                    has ended; where `frees`
     load_s:        from when an instance is free until it scores: weights come back
+    parted:        unfinished samples at which groups of `together` are parted: what has ended by then is scored without
+                   the others, which are scored when the last of them has ended; 0: never
+    again_s:       device seconds more that scoring a group takes in two: its prompt is read again
     """
 
     num_instances: int
@@ -41,10 +44,36 @@ class Rollout:
     frees: bool = False
     together: int = 1
     load_s: float = 0.0
+    parted: int = 0
+    again_s: float = 0.0
 
-    def parts(self, counts: Sequence[int]) -> list[list[Hashable]]:
-        """The part of each sample of each instance that has so many."""
-        return [[(place, k // self.together) for k in range(count)] for place, count in enumerate(counts)]
+    def parts(self, ends: Sequence[Sequence[float]]) -> list[list[Piece]]:
+        """What each sample of each instance is scored with, by when samples end."""
+        order = sorted(end for row in ends for end in row)
+        until = order[-self.parted - 1] if 0 < self.parted < len(order) else inf
+        return [[Piece(at, k // self.together, end <= until) for k, end in enumerate(row)] for at, row in enumerate(ends)]
+
+    def works(self, parts: Iterable[Sequence[Piece]]) -> dict[Hashable, float]:
+        """Device seconds of scoring each of these parts."""
+        sizes = Counter(part for row in parts for part in row)
+        return {
+            part: count * self.score_s + (0.0 if part.is_early or part.earlier not in sizes else self.again_s)
+            for part, count in sizes.items()
+        }
+
+
+class Piece(NamedTuple):
+    """The samples of a group that are scored together. place: of its instance; group: its number there; is_early: those
+    that have ended when groups are parted, all of them where they are not"""
+
+    place: int
+    group: int
+    is_early: bool
+
+    @property
+    def earlier(self) -> Piece:
+        """What of the same group is scored before."""
+        return self._replace(is_early=True)
 
 
 class Left(NamedTuple):
@@ -108,14 +137,14 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     steps: decode steps of each sample of each instance
     """
     ends = [finish_times(row, rollout.step_s) for row in steps]
-    parts = rollout.parts([len(row) for row in steps])
-    sizes = Counter(part for row in parts for part in row)
+    parts = rollout.parts(ends)
+    works = rollout.works(parts)
     all_ends = sorted(end for row in ends for end in row)
     count = len(all_ends)
     serial_s = (all_ends[-1] if all_ends else 0.0) + count * rollout.score_s / rollout.num_instances
     generation_s = all_ends[-1] if all_ends else 0.0
     as_they_are = sum(generation_s - max(row, default=0.0) for row in ends)
-    coming = comings(rollout, ends, parts, sizes) if rollout.frees else []
+    coming = comings(ends, parts, works) if rollout.frees else []
     if rollout.frees:
         serial_s = drained(rollout, ends, coming, Waiting())
     stays = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
@@ -138,7 +167,7 @@ def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) ->
     free_s = sum(tail[-1] - time_s for time_s in freed) + sum(tail[-1] - max(row, default=now) for row in later)
     if rollout.frees:
         waiting_s = waits_at(rollout, ends, coming, now)
-        coming = comings(rollout, later, [[sample.part for sample in load] for load in loads], sizes)
+        coming = comings(later, [[sample.part for sample in load] for load in loads], works)
         total_s = drained(rollout, later, coming, Waiting(now, waiting_s, moved_s + rollout.load_s))
     else:
         total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
@@ -160,22 +189,21 @@ class Waiting:
 
 
 def comings(
-    rollout: Rollout,
     ends: Iterable[Sequence[float]],
     parts: Iterable[Sequence[Hashable]],
-    sizes: Mapping[Hashable, int],
+    works: Mapping[Hashable, float],
 ) -> list[tuple[float, float]]:
     """Parts as they can be scored: each as its last sample ends.
 
     Args:
         ends, parts: of each sample of each instance.
-        sizes: samples of each part, with those that have ended before.
+        works: device seconds of each part, with samples of it that have ended before.
     """
     last: dict[Hashable, float] = {}
     for row, labels in zip(ends, parts, strict=True):
         for end, part in zip(row, labels, strict=True):
             last[part] = max(end, last.get(part, end))
-    return [(end, sizes[part] * rollout.score_s) for part, end in last.items()]
+    return [(end, works[part]) for part, end in last.items()]
 
 
 def drained(rollout: Rollout, ends: Iterable[Sequence[float]], coming: Coming, waiting: Waiting) -> float:

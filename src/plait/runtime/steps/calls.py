@@ -13,7 +13,6 @@ from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.engines import ScoredBy, Training, TrainingEngine
 from plait.errors import RunError
 from plait.observe.progress import Progress
-from plait.policy.fusion_gate import RolloutSize
 from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.free_copies import Copies, where_free
@@ -81,12 +80,10 @@ class Calls:
         engine = self._model(source).engine
         if engine is None or engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:
             return False
-        gate, recipe = self.rollout.gate, self._recipe
-        if gate is None or recipe.fusion != "auto":
+        gate = self.rollout.gate
+        if gate is None or self._recipe.fusion != "auto":
             return True
-        count = source.generation.num_samples(recipe.samples_per_prompt)
-        samples, most = count * recipe.prompts_per_step, recipe.sampling.max_running
-        return gate.scores_early(step, source.call, RolloutSize(samples, engine.traits.num_instances, most, count))
+        return gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
 
     def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
         """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
@@ -138,7 +135,8 @@ class Calls:
             order = [other.id for other in readers if self.scores_where_free(other, state.step)]
             is_last, copies = node.id == order[-1], len(instances)
             size = PartSize(trainer.tokens_of_a_part // copies, node.id == order[0], copies if is_last else None)
-            parts = RolloutParts(rollout, size, self._running(node))
+            parted = self._parted(node, state.step)
+            parts = RolloutParts(rollout, size, self._running(node), parted)
             behind = state.step, node.rows
             return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
         parts = Table(lambda: state.born[node.rows])
@@ -146,6 +144,13 @@ class Calls:
             rollout, size = state.growing[node.rows], PartSize(trainer.tokens_of_a_part)
             parts = RolloutParts(rollout, size, self._running(node))
         return partial(in_parts, parts)
+
+    def _parted(self, node: Node, step: int) -> int:
+        """Samples of the rollout that a call scores, the last, that are scored without the others of their groups."""
+        source = self._flow.nodes[node.rows]
+        engine = self._model(source).engine
+        assert engine is not None, f"{node.call}: nobody generates what it scores"
+        return self.rollout.parted(source, engine, step)
 
     def _running(self, node: Node) -> int:
         """Samples that run at a time in the rollout that a call scores. An engine that does not tell how long they are

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -68,6 +69,19 @@ class Rollout:
     def run_on(self, moments: Moments) -> None:
         """Have samples go on with later weights."""
         self._asking = Asking(self._rewarding, moments, keeps=self._recipe.on_update == "keep")
+
+    def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:
+        """Of the rollout of a step."""
+        count, most = self._count(node), self._recipe.sampling.max_running
+        return RolloutSize(count * self._recipe.prompts_per_step, engine.traits.num_instances, most, count)
+
+    def parted(self, node: Node, engine: GenerationEngine, step: int) -> int:
+        """The last samples of the rollout of a step that are scored without the others of their prompts: those that
+        the recipe has gathered, or as many as the gate says."""
+        size, fusion = self.size_of(node, engine), self._recipe.fusion
+        if isinstance(fusion, float):
+            return int(fusion * size.samples)
+        return 0 if self.gate is None or fusion == "off" else self.gate.early(step, node.call, size).parted
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -200,7 +214,8 @@ class Rollout:
             return None
         assert engine.moves is not None, f"{node.call}: nothing can be gathered"
         count = self._count(node)
-        batch = Batch({(p.uid, index): len(p.token_ids) for p in state.prompts for index in range(count)}, count)
+        tokens = {(p.uid, index): len(p.token_ids) for p in state.prompts for index in range(count)}
+        batch = Batch(tokens, count, self.parted(node, engine, state.step))
         judge, fusion = self._judge(node, engine, state, batch), self._recipe.fusion
         when = judge or (int(fusion * len(batch.prompts)) if isinstance(fusion, float) else 0)
         return Tail(fused, engine, batch, self._bounds, when)
@@ -209,8 +224,7 @@ class Rollout:
         """Who judges this rollout; None: the recipe says when samples are gathered."""
         if self._recipe.fusion != "auto" or self.gate is None:
             return None
-        most = self._recipe.sampling.max_running
-        size = RolloutSize(len(batch.prompts), engine.traits.num_instances, most, batch.per_prompt)
+        size = replace(self.size_of(node, engine), samples=len(batch.prompts), parted=batch.parted)
         return self.gate.judge(state.step, node.call, size)
 
     def _balance(self, node: Node, engine: GenerationEngine, state: StepState) -> Balance | None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.engines import ScoredBy
-from plait.policy.score_parts import PartSize, SampleLength, next_part, settled
+from plait.policy.score_parts import PartSize, Piece, SampleLength, next_part, settled
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Work
 
@@ -44,8 +44,8 @@ class PartialRollout:
         self.prompts = tuple(prompts)
         self.count = count
         self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
-        self.num_whole = 0
-        """Groups of which all samples are finished."""
+        self.num_finished = 0
+        """Samples."""
         self.news = 0
         """Grows with each sample that is finished, and every few times that others were heard of."""
         self._said: Mapping[Key, int] = {}
@@ -75,9 +75,9 @@ class PartialRollout:
         group = self.groups[sample.prompt.uid]
         group.append(sample)
         self.news += 1
+        self.num_finished += 1
         if len(group) < self.count:
             return None
-        self.num_whole += 1
         group.sort(key=lambda member: member.index)
         return group
 
@@ -97,14 +97,12 @@ class PartialRollout:
             for index in range(self.count)
         ]
 
-    def rows_of(self, uids: Sequence[int]) -> Rows:
-        """The samples of some prompts, all finished."""
-        return Rows(tuple(sample for uid in uids for sample in self.groups[uid])).ordered()
-
-    def tokens_of(self, uid: int) -> int:
-        """How many tokens a prompt and its finished samples have."""
-        group = self.groups[uid]
-        return len(group[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in group)
+    def samples_of(self, piece: Piece) -> list[Sample]:
+        """Finished samples of a prompt."""
+        group = self.groups[self.prompts[piece.place].uid]
+        if len(piece.indices) == self.count:
+            return group
+        return [sample for sample in group if sample.index in piece.indices]
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class Parts(Protocol):
 
     @property
     def left(self) -> int:
-        """Groups that no part has that was taken."""
+        """Groups with samples that no part has that was taken."""
         ...
 
     def take(self) -> Part | None:
@@ -151,35 +149,51 @@ class RolloutParts:
 
     Args:
         at_once: of its samples, that are taken to run at a time.
+        parted: of its samples, the last, that are scored without the others of their groups.
     """
 
-    def __init__(self, rollout: PartialRollout, size: PartSize, at_once: int) -> None:
-        self._rollout, self._size, self._at_once = rollout, size, at_once
+    def __init__(self, rollout: PartialRollout, size: PartSize, at_once: int, parted: int = 0) -> None:
+        self._rollout, self._size, self._at_once, self._parted = rollout, size, at_once, parted
         self._taken = self._number = 0
-        self._order: list[int] = []
-        """Uids of prompts whose place in the order is known: in it."""
+        self._open = {place: rollout.count for place in range(len(rollout.prompts))}
+        """Groups → samples that no part has that was taken."""
+        self._order: list[Piece] = []
+        """Whose place in the order is known: in it."""
+        self._placed = 0
+        """Samples in it."""
         self._news = -1
         """`PartialRollout.news` as that was known."""
 
     @property
     def left(self) -> int:
         """See `Parts`."""
-        return len(self._rollout.prompts) - self._taken
+        return len(self._open)
 
     def take(self) -> Part | None:
         """See `Parts`."""
         rollout = self._rollout
-        if self._news != rollout.news and len(self._order) < rollout.num_whole:
+        if self._news != rollout.news and self._placed < rollout.num_finished:
             self._news = rollout.news
-            places = settled([rollout.lengths_of(prompt.uid) for prompt in rollout.prompts], self._at_once)
-            self._order = [rollout.prompts[place].uid for place in places]
-        uids = self._order[self._taken :]
-        count = next_part([rollout.tokens_of(uid) for uid in uids], self.left, self._size, self._number)
+            lengths = [rollout.lengths_of(prompt.uid) for prompt in rollout.prompts]
+            self._order = settled(lengths, self._at_once, self._parted)
+            self._placed = sum(len(piece.indices) for piece in self._order)
+        pieces = [rollout.samples_of(piece) for piece in self._order[self._taken :]]
+        sizes = [_tokens(samples) for samples in pieces]
+        count = next_part(sizes, self.left, self._size, self._number)
         if count is None:
             return None
-        name, tokens = f"/p{self._number}", sum(map(rollout.tokens_of, uids[:count]))
+        name, rows = f"/p{self._number}", Rows(tuple(sample for piece in pieces[:count] for sample in piece)).ordered()
+        for place, indices in self._order[self._taken : self._taken + count]:
+            self._open[place] -= len(indices)
+            if not self._open[place]:
+                del self._open[place]
         self._taken, self._number = self._taken + count, self._number + 1
-        return Part(name, rollout.rows_of(uids[:count]), min(1.0, tokens / self._size.tokens))
+        return Part(name, rows, min(1.0, sum(sizes[:count]) / self._size.tokens))
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    """Of finished samples of a prompt, and of the prompt."""
+    return len(samples[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in samples)
 
 
 def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:

@@ -6,8 +6,8 @@ kept in the run's folder, and a run that is resumed decides the same again.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -39,9 +39,9 @@ class FusionGate:
         seen = [row["seen"] for row in experience.decisions.rows if row["seen"]]
         self._seen = Seen(**seen[-1]) if seen else None
 
-    def scores_early(self, step: int, call: str, size: RolloutSize) -> bool:
-        """Whether the samples of a rollout are scored in parts; `step` counts from 0. It follows from the plan and from
-        the lengths that are known in every run when this may be asked first."""
+    def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
+        """Whether the samples of a rollout are scored in parts, and groups parted; `step` counts from 0. It follows from
+        the plan and from the lengths that are known in every run when this may be asked first."""
         key, count = (step, call), size.together
         if key not in self._early:
             rows = self.experience.lengths_before(step)
@@ -51,7 +51,7 @@ class FusionGate:
                 why = "scoring in parts would gain too little" if rows else "no step was done yet"
                 choice = Choice(0, early.gain_s, LEAST_SHARE * early.of_s, why)
                 self.experience.keep((step + 1, call), _row(choice, None), None)
-        return self._early[key].pays
+        return self._early[key]
 
     def judge(self, step: int, call: str, size: RolloutSize) -> Judge:
         """What decides in a rollout; `step` counts from 0."""
@@ -154,6 +154,7 @@ class Judge:
     def end(self, num_moved: int, move_s: float | None) -> None:
         moved_at = self._moved_at if num_moved else 0
         row = _row(self._choice, self._seen, moved_at, num_moved, move_s, self._how)
+        row["parted"] = self._known.size.parted
         self._gate.experience.keep(self._key, row, move_s if num_moved else None)
 
 
@@ -173,10 +174,12 @@ def _row(
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of a rollout. prompts: sample → tokens of its prompt; per_prompt: samples of each"""
+    """The samples of a rollout. prompts: sample → tokens of its prompt; per_prompt: samples of each; parted: as
+    `RolloutSize` has it"""
 
     prompts: Mapping[Key, int]
     per_prompt: int
+    parted: int = 0
 
 
 class Tail:
@@ -197,6 +200,8 @@ class Tail:
         self._unfinished = len(batch.prompts)
         self._open = {uid for uid, _ in batch.prompts}
         """Prompts whose samples nobody can have scored yet."""
+        self._parted: Counter[int] | None = None
+        """Of prompts that were parted the samples that are scored without the others; None: none was yet."""
         self._steps = 0.0
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
@@ -222,7 +227,7 @@ class Tail:
         if self._judge is not None:
             ended = self._open.difference(*unfinished)
             self._open -= ended
-            self._waiting_s += len(ended) * self._batch.per_prompt * self._judge.score_s()
+            self._waiting_s += self._scorable(ended, unfinished) * self._judge.score_s()
         if not 0 < self._unfinished <= self._most:
             return
         pairs, how = self._moves.gathering(self._bounds), AT_ONCE
@@ -233,6 +238,21 @@ class Tail:
             keys = [key for moved in pairs.values() for key in moved]
             how = self._judge.how({key: self._batch.prompts[key] + int(self._steps) for key in keys})
         self.num_moved = self._moves.move(pairs, how) if pairs else 0
+
+    def _scorable(self, ended: Collection[int], unfinished: Sequence[Sequence[int]]) -> int:
+        """Samples that can be scored from now on.
+
+        Args:
+            ended: prompts whose last sample has ended.
+            unfinished: prompts of the others.
+        """
+        each, before = self._batch.per_prompt, self._parted or Counter()
+        count = sum(each - before[uid] for uid in ended)
+        if self._parted is None and self._unfinished <= self._batch.parted:
+            left = Counter(uid for uids in unfinished for uid in uids)
+            self._parted = Counter({uid: each - number for uid, number in left.items()})
+            count += self._parted.total()
+        return count
 
     def end(self) -> None:
         """All samples have ended."""
