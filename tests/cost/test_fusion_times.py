@@ -87,3 +87,12 @@ def test_what_is_stated_stays_and_other_policies_too() -> None:
     given = plan((stated, shares))
     assert with_fusion_times(given, COSTS) == given
     assert with_fusion_times(replace(given, policies=(shares,)), COSTS).policies == (shares,)
+
+
+def test_scores_with_copies_are_not_told_of() -> None:
+    """They begin when all samples have ended: a plan tells the same that has no such call."""
+    given = plan(OPEN)
+    told = with_fusion_times(given, COSTS, copied=("critic",)).policies
+    alone = replace(given, placements=tuple(p for p in given.placements if p.call != "critic.values"))
+    assert told == with_fusion_times(alone, COSTS).policies
+    assert told != with_fusion_times(given, COSTS).policies

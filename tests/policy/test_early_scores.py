@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +65,21 @@ def test_samples_of_a_prompt_wait_for_each_other() -> None:
     # Four samples: 1 + 3 s a step, 40 s; two: 20 s. Scored without parts 40 + 6 · 4 / 2 = 52 s, with them
     # two samples from 20 s to 28 s, four from 40 s on: 48 s, and half a second of parts.
     assert (alone.gain_s, alone.of_s) == pytest.approx((3.5, 52.0))
+
+
+def test_samples_of_a_prompt_do_not_wait_for_the_last_ones_where_that_gains_more() -> None:
+    """Of four samples of each prompt one takes a hundred steps, on one instance each, and the rest one. Whole groups
+    have all to be scored at the end; parted, with few left and gathered, most is behind generation."""
+    groups = [(2, 2, 2, 101)]
+    size = RolloutSize(samples=32, instances=2, max_batch=32, together=4)
+    times = FusionTimes(step_s=1.0, more_s=0.0, token_s=0.1, parts_s=0.0, prompt_tokens=1.0)
+    early = foretold(times, groups, size, seed=1)
+    assert early.pays
+    assert early.parted > 0
+    alone = foretold(times, [(101,)], replace(size, together=1), seed=1)
+    assert alone.parted == 0
+    again = foretold(replace(times, prompt_tokens=1e4, token_s=1e-5), groups, size, seed=1)
+    assert again.parted == 0, "prompts would be read again"
 
 
 def test_without_lengths_or_with_one_instance_there_is_nothing() -> None:

@@ -67,9 +67,19 @@ def test_the_last_samples_are_parted_from_the_others_of_their_groups() -> None:
     """The last three of eight are those of 9, 8 and 5 tokens: the groups that have them give what ended before, in the
     order of prompts, behind those that have none."""
     groups = ended((9, 1), (3, 4), (2, 8), (5, 1))
-    assert settled(groups, 8, parted=3) == [(1, (0, 1)), (0, (1,)), (2, (0,)), (3, (1,)), (3, (0,)), (2, (1,)), (0, (0,))]
+    assert settled(groups, 8, parted=3) == [
+        (1, (0, 1)),
+        (0, (1,)),
+        (2, (0,)),
+        (3, (1,)),
+        (3, (0,)),
+        (2, (1,)),
+        (0, (0,)),
+    ]
     assert settled(groups, 8, parted=2) == [(1, (0, 1)), (3, (0, 1)), (0, (1,)), (2, (0,)), (2, (1,)), (0, (0,))]
-    assert settled(ended((9, 8), (3, 4)), 4, parted=2) == [(1, (0, 1)), (0, (0, 1))], "a group of the last alone is whole"
+    assert settled(ended((9, 8), (3, 4)), 4, parted=2) == [(1, (0, 1)), (0, (0, 1))], (
+        "a group of the last alone is whole"
+    )
     assert settled(groups, 8, parted=8) == settled(groups, 8), "nothing ends before"
 
 
@@ -108,7 +118,9 @@ def test_what_is_known_early_is_so_at_the_end(rollout: tuple[list[list[int]], in
 
 
 @given(rollouts(), st.integers(1, 40))
-def test_what_is_parted_early_is_so_at_the_end(rollout: tuple[list[list[int]], int, random.Random], parted: int) -> None:
+def test_what_is_parted_early_is_so_at_the_end(
+    rollout: tuple[list[list[int]], int, random.Random], parted: int
+) -> None:
     lengths, at_once, rng = rollout
     final = settled([[SampleLength(n, ended=True) for n in group] for group in lengths], at_once, parted)
     every = sorted((place, index) for place, group in enumerate(lengths) for index in range(len(group)))

@@ -180,6 +180,30 @@ def test_a_part_of_a_rollout_is_there_when_no_other_group_can_come_before_it() -
     assert (taken(), parts.left) == (None, 0)
 
 
+def test_parts_have_samples_without_the_last_of_their_prompts() -> None:
+    """Three of six samples are the last: those of 7 and 8 tokens of two prompts, and one of 6. What ended before is
+    there while they are unfinished; `left` counts prompts until all their samples are taken."""
+    prompts = [Prompt(uid, "", (1,) * 4) for uid in (3, 1, 2)]
+    growing = PartialRollout(prompts, 2)
+    parts = RolloutParts(growing, PartSize(17), at_once=6, parted=3)
+
+    def taken() -> tuple[str, list[str], int] | None:
+        part = parts.take()
+        return None if part is None else (part.name, [sample.uid for sample in part.rows.samples], parts.left)
+
+    for place, index, tokens in ((0, 0, 1), (1, 1, 2), (2, 0, 3)):
+        growing.take(Sample(prompts[place], index, (7,) * tokens, (-1.0,) * tokens, "", FinishReason.STOP))
+    for _ in range(HEARD):
+        growing.hear({(3, 1): 4, (1, 0): 4, (2, 1): 4})
+    assert taken() == ("/p0", ["1.1", "3.0"], 3), "4 + 1 and 4 + 2 tokens; 4 + 3 more would be 18"
+    assert taken() is None, "another piece of 7 tokens would fit"
+    for place, index, tokens in ((0, 1, 6), (1, 0, 7), (2, 1, 8)):
+        growing.take(Sample(prompts[place], index, (7,) * tokens, (-1.0,) * tokens, "", FinishReason.STOP))
+    assert taken() == ("/p1", ["2.0", "3.1"], 2), "4 + 3 and 4 + 6 tokens"
+    assert taken() == ("/p2", ["1.0"], 1)
+    assert taken() == ("/p3", ["2.1"], 0)
+
+
 class Numbered:
     """Parts that are all there, of a group each."""
 

@@ -121,6 +121,36 @@ def test_ranks_without_samples_score_while_others_generate() -> None:
     assert predict(plan, graph, costs(4, tails=away)).seconds_per_step == fused.seconds_per_step
 
 
+def test_what_scores_with_copies_is_not_begun_while_others_generate() -> None:
+    """The critic trains in pairs of ranks, so that its values are computed with weights that are brought first: of
+    2.4 s to spare the reference takes 1.5 s and the reward 0.75; ranks end a sixteenth of a score apart, of that of 2 s
+    in two of three cases, of that of 1 s in one."""
+    plan = complete(named_plan("colocated", PPO, MODELS, 4), PPO, MODELS, "plan")
+    in_pairs = [replace(p, dp=2, tp=2) if (p.call, p.mode) == ("critic.train", "train") else p for p in plan.placements]
+    plan = replace(plan, placements=tuple(in_pairs))
+    plain, fused = (
+        predict(plan, replace(GRAPH, fuses=fuses), costs(4, tails=(Tail(10.4, 9.6),))) for fuses in (False, True)
+    )
+    assert any(one.kind == "MOVE" and one.call == "critic.weights" for one in plain.calls)
+    hidden_s = 1.5 + 0.75 - (2 * 2 / 3 + 1 / 3) / 16
+    assert fused.seconds_per_step == pytest.approx(plain.seconds_per_step - hidden_s)
+
+
+def test_instances_of_different_size_have_to_spare_what_those_of_each_size_wait_for_each_other() -> None:
+    """Two instances of one rank take 20.4 s for all samples, one of two ranks 24.4: together 11.1 s, in which the two
+    have 6 s to spare, 2 s for each of three in the mean. Nobody says what the third has."""
+    plan = complete(named_plan("colocated", PPO, MODELS, 4), PPO, MODELS, "plan")
+    mixed = [p for p in plan.placements if p.mode != "decode"]
+    mixed += [Placement("actor.generate", "decode", (0, 1), dp=2), Placement("actor.generate", "decode", (2, 3), tp=2)]
+    plan = complete(replace(plan, placements=tuple(mixed)), PPO, MODELS, "plan")
+    seconds = 1 / (1 / 20.4 + 1 / 24.4)
+    away = costs(4, tails=(Tail(20.4, 6.0 * 20.4 / seconds),))
+    plain, fused = (predict(plan, replace(GRAPH, fuses=fuses), away) for fuses in (False, True))
+    assert next(one for one in plain.calls if one.call == "actor.generate").seconds == pytest.approx(seconds)
+    apart_s = (2 * 2 / 4 + 2 * 1 / 4) / 16
+    assert fused.seconds_per_step == pytest.approx(plain.seconds_per_step - 2.0 + apart_s)
+
+
 def test_a_step_draws_the_next_batch_beside_training_where_weights_are_of_its_own() -> None:
     """Actor and reference on two ranks, and generation on two others: 20.4 s of generation beside 4 s of the reference,
     12 of training, 4 of the critics' scores and 6 of their training; on ranks that train it is one after the other."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,19 +35,23 @@ class StepCosts(Costs, Protocol):
         ...
 
 
-def with_fusion_times(plan: Plan, costs: StepCosts) -> Plan:
-    """A completed plan whose policy `fusion`, where it names that without settings, has those that are foretold."""
-    return replace(plan, policies=tuple(_told(policy, plan, costs) for policy in plan.policies))
+def with_fusion_times(plan: Plan, costs: StepCosts, copied: Collection[str] = ()) -> Plan:
+    """A completed plan whose policy `fusion`, where it names that without settings, has those that are foretold.
+
+    Args:
+        copied: roles that score with copies of their weights, which begin when all samples have ended.
+    """
+    return replace(plan, policies=tuple(_told(policy, plan, costs, copied) for policy in plan.policies))
 
 
-def _told(policy: PolicyChoice, plan: Plan, costs: StepCosts) -> PolicyChoice:
+def _told(policy: PolicyChoice, plan: Plan, costs: StepCosts, copied: Collection[str]) -> PolicyChoice:
     if policy.name != FUSION or policy.settings:
         return policy
     rollouts = [node for node in costs.flow.of_kind(CallKind.GENERATE) if plan.placements_of(node.call, "decode")]
-    return PolicyChoice(FUSION, _times(rollouts[0], plan, costs).settings()) if rollouts else policy
+    return PolicyChoice(FUSION, _times(rollouts[0], plan, costs, copied).settings()) if rollouts else policy
 
 
-def _times(rollout: Node, plan: Plan, costs: StepCosts) -> FusionTimes:
+def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str]) -> FusionTimes:
     """The times of the first rollout of a flow, and of the models that score its samples on the same ranks."""
     generating = plan.placements_of(rollout.call, "decode")
     ranks = frozenset(rank for placement in generating for rank in placement.ranks)
@@ -59,6 +63,7 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts) -> FusionTimes:
     scores = [
         (costs.call(placement.call, "score", placement.layout, micro_batch_tokens=placement.micro_batch_tokens), by)
         for placement in _scoring(rollout, plan, costs, ranks)
+        if placement.call.partition(".")[0] not in copied
         for by in (len(placement.ranks) / wide,)
     ]
     scores_s = sum(cost.seconds for cost, _ in scores)

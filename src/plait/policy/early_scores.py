@@ -64,8 +64,8 @@ def foretold(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutS
 def _least_gain(
     times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], float]], size: RolloutSize
 ) -> EarlyScores:
-    """As foretold; nothing, where that could lose if times are wrong. Groups are parted where that gains the least share
-    more."""
+    """As foretold; nothing, where that could lose if times are wrong. Groups are parted where that gains by the least
+    share more."""
     believed = _gain(times, draws, size)
     if size.together > 1:
         counts = sorted({int(share * size.samples) for share in PARTED} - {0})

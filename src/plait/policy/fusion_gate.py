@@ -79,7 +79,7 @@ class Seen:
         return self.fixed_s + self.each_s * running
 
     def rollout(self, size: RolloutSize) -> Rollout:
-        """What is said of parted groups is the same whether samples move: that prompts are read again counts nowhere."""
+        """Prompts of parted groups are read again whether samples move or not: that counts nowhere."""
         return Rollout(
             size.instances,
             self.decode_s,

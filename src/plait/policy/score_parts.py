@@ -68,7 +68,7 @@ class _End(NamedTuple):
 
     step: float
     place: int
-    index: int
+    number: int
     latest: float
 
     @property

@@ -51,13 +51,13 @@ class Rollout:
         """What each sample of each instance is scored with, by when samples end."""
         order = sorted(end for row in ends for end in row)
         until = order[-self.parted - 1] if 0 < self.parted < len(order) else inf
-        return [[Piece(at, k // self.together, end <= until) for k, end in enumerate(row)] for at, row in enumerate(ends)]
+        return [[Piece(i, k // self.together, end <= until) for k, end in enumerate(row)] for i, row in enumerate(ends)]
 
     def works(self, parts: Iterable[Sequence[Piece]]) -> dict[Hashable, float]:
         """Device seconds of scoring each of these parts."""
         sizes = Counter(part for row in parts for part in row)
         return {
-            part: count * self.score_s + (0.0 if part.is_early or part.earlier not in sizes else self.again_s)
+            part: count * self.score_s + (self.again_s if part._replace(is_early=not part.is_early) in sizes else 0) / 2
             for part, count in sizes.items()
         }
 
@@ -69,11 +69,6 @@ class Piece(NamedTuple):
     place: int
     group: int
     is_early: bool
-
-    @property
-    def earlier(self) -> Piece:
-        """What of the same group is scored before."""
-        return self._replace(is_early=True)
 
 
 class Left(NamedTuple):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from plait.layout.mesh import Layout
 from plait.schedule.plan import SCHEDULES, After, Placement
-from plait.simulator.costs import CallCost, Costs, Floats
+from plait.simulator.costs import CallCost, Costs, Floats, Tail
 from plait.simulator.step_graph import StepGraph
 
 Ints = NDArray[np.int64]
@@ -41,6 +41,15 @@ class Asked:
     state: tuple[int, ...]
     load_s: float
     state_s: float
+
+
+@dataclass(frozen=True)
+class AsItIs:
+    """A `Tail` of a generation whose samples end where they begin."""
+
+    end_s: float
+    idle_s: float
+    move_s: float = 0.0
 
 
 class Place:
@@ -108,6 +117,23 @@ class Place:
             self.working[at] = _most([cost.working_bytes for cost in answer.calls], p.pp)[stages]
             self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
             self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
+
+    def tails(self, number: int) -> Sequence[Tail]:
+        """The ways in which a generation may end, the first of them as it is.
+
+        Instances of different size have as many samples as each is fast, so that those of every size end together in
+        the mean, and the rest of a size is what its own instances wait for each other. How gathering on some of them
+        would end is not foretold: then there is one way.
+
+        Args:
+            number: of the call, among those of the slot.
+        """
+        costs = [answer.calls[number] for answer in self.asked]
+        if len(costs) == 1:
+            return costs[0].tails
+        seconds = self.seconds[number]
+        idle_s = sum(seconds / cost.seconds * cost.tails[0].idle_s for cost in costs if cost.tails)
+        return (AsItIs(seconds, idle_s),)
 
     def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
         """The same place, whose calls take something else.

@@ -56,6 +56,8 @@ class StepProgram:
     def __post_init__(self) -> None:
         self.units = [unit for of_family in self.weights for unit in of_family.units]
         self.copies = [copies for of_family in self.weights for copies in of_family.copies]
+        self._brought = frozenset(slot for copies in self.copies for slot in copies.slots)
+        """Slots whose weights are brought before: what scores with them begins when generation has ended."""
         self._there = dict.fromkeys(self.units, 0)
         self._stale: set[Copies] = set(self.copies)
         self._generated: dict[int, tuple[float, float, float]] = {}
@@ -169,7 +171,7 @@ class StepProgram:
         elif self._streams(number):
             assert call.source is not None
             end = _streamed(now, seconds, place.chunks, *self._generated[call.source])
-        elif call.source in self._spare and not call.beside:
+        elif call.source in self._spare and not call.beside and call.slot not in self._brought:
             seconds += self._cost(number).in_parts_s
             seconds -= self._spare[call.source].hidden(place.mask, seconds)
         end = now + seconds if end is None else end
@@ -184,18 +186,18 @@ class StepProgram:
 
     def _ending(self, number: int, place: Place) -> float:
         """By how much a generation ends later, or sooner, where its last samples are gathered."""
-        tails, dp = self._cost(number).tails, place.placements[0].dp
-        if not self.graph.fuses or self.graph.ahead or len(place.placements) > 1 or not tails:
+        tails = place.tails(self.graph.calls_of[place.slot].index(number))
+        if not self.graph.fuses or self.graph.ahead or not tails:
             return 0.0
         scores = [(call, self.places[self.graph.calls[call].slot]) for call in self.graph.scores_of[number]]
         shared = [
             other.seconds[self.graph.calls_of[other.slot].index(call)]
             for call, other in scores
-            if other.mask & place.mask
+            if other.mask & place.mask and other.slot not in self._brought
         ]
         if not shared:
             return 0.0
-        spare = self._spare[number] = spare_of(tails, dp, sum(shared))
+        spare = self._spare[number] = spare_of(tails, sum(p.dp for p in place.placements), sum(shared))
         return spare.end_s
 
     def _bringing(self, step: int, number: int, slot: int) -> Work[None]:

@@ -240,7 +240,7 @@ class Planning:
         if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
             names.append(SHARES)
         completed = self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
-        return with_fusion_times(completed, self.costs)
+        return with_fusion_times(completed, self.costs, self._scores_with_copies(completed))
 
     def _may_fuse(self, plan: Plan) -> bool:
         """Whether a run of the plan may score in parts on ranks that generate."""
@@ -258,5 +258,7 @@ class Planning:
 
     def nothing_to_hide(self, plan: Plan) -> str:
         """See `stage_fusion.nothing_to_hide`."""
-        policy = OffloadPolicy(self.models, plan, adapted=self.recipe.lora.rank > 0)
-        return nothing_to_hide(plan, self.flow, [model.role for model in self.models], policy.scores_with_copies)
+        return nothing_to_hide(plan, self.flow, [model.role for model in self.models], self._scores_with_copies(plan))
+
+    def _scores_with_copies(self, plan: Plan) -> frozenset[str]:
+        return OffloadPolicy(self.models, plan, adapted=self.recipe.lora.rank > 0).scores_with_copies

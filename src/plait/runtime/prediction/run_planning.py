@@ -9,6 +9,7 @@ from typing import Protocol
 
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.model_costs import ModelCosts
+from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices
 from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
@@ -99,7 +100,10 @@ def settled_by_costs(
     if has_groups:
         groups = max(costs.decode_groups(*ring) for ring in rings)
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
-    return with_fusion_times(plan, costs) if is_told else plan, recipe
+    if is_told:
+        copied = OffloadPolicy(run.models, plan, adapted=recipe.lora.rank > 0).scores_with_copies
+        plan = with_fusion_times(plan, costs, copied)
+    return plan, recipe
 
 
 def costs_of_run(

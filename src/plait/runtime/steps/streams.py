@@ -155,7 +155,7 @@ class RolloutParts:
     def __init__(self, rollout: PartialRollout, size: PartSize, at_once: int, parted: int = 0) -> None:
         self._rollout, self._size, self._at_once, self._parted = rollout, size, at_once, parted
         self._taken = self._number = 0
-        self._open = {place: rollout.count for place in range(len(rollout.prompts))}
+        self._open = dict.fromkeys(range(len(rollout.prompts)), rollout.count)
         """Groups → samples that no part has that was taken."""
         self._order: list[Piece] = []
         """Whose place in the order is known: in it."""

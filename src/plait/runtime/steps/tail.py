@@ -40,8 +40,8 @@ class FusionGate:
         self._seen = Seen(**seen[-1]) if seen else None
 
     def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
-        """Whether the samples of a rollout are scored in parts, and groups parted; `step` counts from 0. It follows from
-        the plan and from the lengths that are known in every run when this may be asked first."""
+        """Whether the samples of a rollout are scored in parts, and groups parted; `step` counts from 0. It follows
+        from the plan and from the lengths that are known in every run when this may be asked first."""
         key, count = (step, call), size.together
         if key not in self._early:
             rows = self.experience.lengths_before(step)
