@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from plait.cost.cluster import read_cluster
 from plait.cost.decoding import Decoding
@@ -42,6 +43,7 @@ from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.planner.search import search
+from plait.policy.early_scores import PARTED
 from plait.policy.rebalance import knee
 from plait.policy.threshold import Outcome, Rollout, finish_times, outcome, spread, tune
 from plait.recipes.recipe_file import load_recipe
@@ -151,12 +153,12 @@ def stages_of(costs: ModelCosts, limit: int) -> tuple[float, float, tuple[float,
     tuned = tune(fused, responses.values, BATCH, draws=DRAWS, seed=1)
     between = [outcome(fused, row, tuned.threshold) for row in rows]
     total_s = sum(end.total_s for end in between) / DRAWS
-    bound_s = sum(streamed_s(fused, BATCH, end) for end in between) / DRAWS
+    bound_s = sum(streamed_s_of(fused, BATCH, end) for end in between) / DRAWS
     summary = prompts + total_s, tuned.threshold, between[0].kept, total_s - bound_s
     return prompts + generation, whole - generation, summary
 
 
-def streamed_s(rollout: Rollout, batch: int, outcome: Outcome) -> float:
+def streamed_s_of(rollout: Rollout, batch: int, outcome: Outcome) -> float:
     """When all would be scored at the earliest, could every sample be scored from the beginning, in any pieces: no
     device is idle before then, but those that generate do nothing else."""
     left_s = max(0.0, batch * rollout.score_s - outcome.free_s)
@@ -185,7 +187,9 @@ def trainings_of(costs: ModelCosts, actor: str, critic: str, seconds: float) -> 
 
 
 def streaming_table() -> str:
-    """The same bound over settings of any kind: by how long scoring takes beside generation, as a share of both."""
+    """The same bound over settings of any kind: by how long scoring takes beside generation, as a share of both. With
+    several samples of a prompt there are two numbers: what it gains to score the samples that have ended without the
+    last of their prompts (whose tokens are read again), and the bound of what is left then."""
     ratios = (0.05, 0.2, 0.4, 0.6, 1.0)
     lines = [
         f"| seconds of a decode step, instances x samples | {' | '.join(map(str, ratios))} |",
@@ -200,18 +204,42 @@ def streaming_table() -> str:
         rows = [spread([length - 1 for length in draw], count) for draw in draws]
         generation = sum(max(max(finish_times(row, step_s)) for row in load) for load in rows) / DRAWS
         cells = []
+        group = PROMPT + together * responses.mean
         for ratio in ratios:
-            rollout = Rollout(
-                count, step_s, ratio * generation * count / batch, 64, 2 * step_s(1), frees=True, together=together
-            )
-            tried = range(0, batch // 2 + 1, max(1, batch // 32))
-            tuned = tune(rollout, responses.values, batch, draws=DRAWS, seed=1, thresholds=tried)
-            ends = [outcome(rollout, load, tuned.threshold) for load in rows]
-            best = sum(streamed_s(rollout, batch, end) for end in ends)
-            cells.append(f"{max(0.0, 1 - best / sum(end.total_s for end in ends)):.1%}")
+            score_s = ratio * generation * count / batch
+            rollout = Rollout(count, step_s, score_s, 64, 2 * step_s(1), frees=True, together=together)
+            rollout = replace(rollout, again_s=score_s * together * PROMPT / group)
+            whole = _tuned(rollout, rows, responses.values)
+            parted = [_tuned(replace(rollout, parted=int(share * batch)), rows, responses.values) for share in PARTED]
+            best = min(whole, *parted) if together > 1 else whole
+            left = max(0.0, 1 - best.streamed_s / best.total_s)
+            gain = 1 - best.total_s / whole.total_s
+            cells.append(f"{left:.1%}" if together == 1 else f"{gain:.1%}, {left:.1%}")
         of_prompt = "" if together == 1 else f", {together} of a prompt"
         lines.append(f"| {name}, {count} x {samples}{of_prompt} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+class _Ended(NamedTuple):
+    """Seconds of generation and scoring, in the mean; streamed_s: were all to be scored there from the beginning"""
+
+    total_s: float
+    streamed_s: float
+
+
+def _tuned(rollout: Rollout, rows: Sequence[Sequence[Sequence[int]]], lengths: Sequence[int]) -> _Ended:
+    """With samples gathered by the threshold that is tuned.
+
+    Args:
+        rows: steps of each sample of each instance of each rollout.
+        lengths: of responses.
+    """
+    batch = sum(map(len, rows[0]))
+    tried = range(0, batch // 2 + 1, max(1, batch // 32))
+    tuned = tune(rollout, lengths, batch, draws=DRAWS, seed=1, thresholds=tried)
+    ends = [outcome(rollout, load, tuned.threshold) for load in rows]
+    streamed_s = sum(streamed_s_of(rollout, batch, end) for end in ends)
+    return _Ended(sum(end.total_s for end in ends) / len(rows), streamed_s / len(rows))
 
 
 def table(rows: dict[tuple[str, int], Row]) -> str:
