@@ -2,6 +2,7 @@
 
     python benchmarks/fused_training.py                        # on two idle cores
     python benchmarks/fused_training.py --tiny --repeats 1     # does the benchmark itself work?
+    python benchmarks/fused_training.py --micro-batches 4 --repeats 1 --picture fused-training.svg    # of one, drawn
 
 Two workers of one thread each, two random models of equal size, batches of equal lengths, M micro-batches. In turns,
 `--repeats` times, each with the same tokens and one optimizer step of each model:
@@ -16,7 +17,8 @@ Two workers of one thread each, two random models of equal size, batches of equa
 The ideal of `fused` against 1F1B one after the other is (M + 1) / M: no bubbles at all; that of `opposite` and `greedy`
 what their orders take where every action takes what it should. Data parallelism and one model
 for each worker have none either, where a worker has room for whole models: fusion cannot beat them, and is for those
-that have not. Printed is what was measured, whatever it shows.
+that have not. Printed is what was measured, whatever it shows. `--parts` adds what a worker's seconds went to in the
+last step of each kind: forwards and backwards, messages that were waited for or sent, optimizer steps, and the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -36,12 +39,22 @@ from plait.planner.evaluate import score
 from plait.planner.greedy import greedy
 from plait.planner.search import search
 from plait.planner.tables import schedule_from, tables_of
+from plait.schedule.gantt import svg_gantts
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule
+from plait.schedule.timeline import Span, Timeline
+from plait.schedule.work import COMPUTE
 
 WARM_UP = 1
 DEADLINE_S = 900.0
+PARTS = {
+    "forward": {"F", "TRAIN"},
+    "backward": {"B"},
+    "receive": {"RECV_F", "RECV_B"},
+    "send": {"SEND_F", "SEND_B"},
+    "step": {"STEP"},
+}
 KINDS = {
     "1F1B": "1F1B",
     "opposite": "together",
@@ -62,13 +75,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for count in options.micro_batches:
                 orders = schedules(count)
                 runs: dict[str, list[float]] = {kind: [] for kind in KINDS}
+                lasts: dict[str, Last] = {}
                 for _ in range(options.repeats):
                     for kind, arrangement in KINDS.items():
                         how = (count * options.samples, options.tokens, count, WARM_UP + options.steps)
                         handle = group.submit(range(2), "seconds", arrangement, *how, orders.get(kind))
                         of_ranks = handle.result(DEADLINE_S)
                         runs[kind] += [max(both) for both in list(zip(*of_ranks, strict=True))[WARM_UP:]]
+                        spans = group.submit(range(2), "spans").result(DEADLINE_S)
+                        lasts[kind] = Last(runs[kind][-1], [span for of_rank in spans for span in of_rank])
                 report(count, runs, orders)
+                if options.parts:
+                    report_parts(lasts)
+                if options.picture is not None:
+                    options.picture.write_text(picture(lasts))
     return 0
 
 
@@ -100,6 +120,33 @@ def report(count: int, runs: dict[str, list[float]], orders: dict[str, Schedule]
     print()
 
 
+@dataclass(frozen=True)
+class Last:
+    """The last step of a kind: its seconds, and what both workers did in it."""
+
+    seconds: float
+    spans: list[Span]
+
+
+def report_parts(lasts: Mapping[str, Last]) -> None:
+    """Of a worker, in the mean of both."""
+    print(row("seconds of a worker", [*PARTS, "rest"]))
+    for kind, last in lasts.items():
+        parts = [sum(span.duration_s for span in last.spans if span.kind in kinds) / 2 for kinds in PARTS.values()]
+        print(row(kind, [f"{part:.4f}" for part in (*parts, last.seconds - sum(parts))]))
+    print()
+
+
+def picture(lasts: Mapping[str, Last]) -> str:
+    """Both models one after the other and together, one above the other, as SVG."""
+    panels = []
+    for kind, title in (("1F1B", "1F1B, one after the other"), ("fused", "together")):
+        spans = tuple(span for span in lasts[kind].spans if span.lane == COMPUTE)
+        first = min(span.start_s for span in spans)
+        panels.append((f"{title}: {lasts[kind].seconds:.2f} s", Timeline(spans, source="measured").shifted(-first)))
+    return svg_gantts(panels)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="models of two small layers")
@@ -109,6 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=positive, default=128, help="of a sample")
     parser.add_argument("--steps", type=positive, default=3, help="of each turn, behind its first")
     parser.add_argument("--repeats", type=positive, default=7)
+    parser.add_argument("--parts", action="store_true", help="what the seconds went to")
+    parser.add_argument("--picture", type=Path, help="SVG of the last step, of the last number of micro-batches")
     return parser
 
 

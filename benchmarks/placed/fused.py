@@ -22,7 +22,8 @@ from plait.models.scalar_loading import scalar_of
 from plait.schedule.fused import fused_order
 from plait.schedule.plan import Placement
 from plait.schedule.schedule import Schedule
-from plait.schedule.work import to_the_end
+from plait.schedule.timeline import Span
+from plait.schedule.work import Work
 from plait.training.mini_batch import LossCall
 from plait.training.settings import OptimizerSettings
 from plait.training.together import train_together
@@ -72,6 +73,7 @@ class FusedWorker:
         layouts = dict.fromkeys(layout for places in PLACES.values() for layout in places.values())
         self._teams = make_teams(layouts, context.rank, timeout_s=WAIT_S, waiting_for=context.waiting_for)
         self._folder, self._dtype = folder, dtype
+        self._spans: list[Span] = []
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -95,21 +97,40 @@ class FusedWorker:
         }
         taken = []
         for step in range(steps):
+            self._spans.clear()
             dist.barrier()
             began = time.perf_counter()
             how = {"mini_batches": 1, "epochs": 1, "step": step}
             if schedule is None:
                 for role, trainer in trainers.items():
-                    to_the_end(trainer.train(rows, LOSSES[role], **how))
+                    self._do(trainer.train(rows, LOSSES[role], **how), role)
             else:
                 begun = [trainer.begin(rows, LOSSES[role], **how) for role, trainer in trainers.items()]
                 order = fused_order(schedule, {role: _placement(role, places[role]) for role in ROLES})
                 team = self._teams[order.layout]
                 assert team is not None, "both workers are in it"
-                to_the_end(train_together(begun, order, team))
+                self._do(train_together(begun, order, team))
             dist.barrier()
             taken.append(time.perf_counter() - began)
         return taken
+
+    def spans(self) -> list[Span]:
+        """What this worker did in the last step that `seconds` measured, by a clock that both share. What comes before
+        the first action and behind the last is in none."""
+        return self._spans
+
+    def _do(self, work: Work[Any], role: str = "") -> None:
+        """All of a work that waits for nobody; `role`: whose it is, where its actions do not say."""
+        while True:
+            began = time.perf_counter()
+            try:
+                done = next(work)
+            except StopIteration:
+                return
+            assert done is not None, "its actions wait by themselves"
+            end, name = time.perf_counter(), done.action.rpartition("/")[2]
+            span = Span(name, done.kind, dist.get_rank(), began, end, lane=done.lane, role=done.role or role)
+            self._spans.append(span)
 
     def _trainer(self, role: str, team: Team, samples: int, tokens: int, micro_batches: int) -> Trainer:
         model: Any = load_model(self._folder, dtype=self._dtype)
