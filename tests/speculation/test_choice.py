@@ -143,6 +143,21 @@ def test_what_steps_take_is_learned_from_steps() -> None:
     assert np.abs(found / expected - 1).mean() < 0.1
 
 
+def test_a_machine_that_slows_down_is_not_mistaken_for_context() -> None:
+    """A sample says 46 tokens behind a prompt of 75 while steps come to take half as long again, guesses or not: they
+    would fit a cost of nothing but context, and a step at the start of the next rollout would be free. Of buckets that
+    rise alike the fit takes most for the floor."""
+    cost = StepCost()
+    for number in range(46):
+        cost.observe(2 if number % 3 == 1 else 1, 75 + number, 0.02 + 0.0002 * number)
+    assert 0.015 < cost.of(1, 0) <= cost.of(1, 75) < 0.03
+    assert cost.of(1, 75) == pytest.approx(0.0225, rel=0.15)
+    free = StepCost()
+    for number in range(46):
+        free.observe(2 if number % 3 == 1 else 1, 75 + number, (75 + number) * 3e-4)
+    assert free.of(1, 0) > 0.5 * 75 * 3e-4
+
+
 def test_more_rows_never_seem_to_cost_less_than_fewer_of_the_fit() -> None:
     cost = StepCost()
     for rows in (1, 1, 1, 2, 2, 2):

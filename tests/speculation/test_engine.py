@@ -105,6 +105,20 @@ def test_the_pool_changes_no_token(how: How) -> None:
         assert steps < plain_steps
 
 
+def test_what_samples_hold_is_known_at_the_first_step_of_a_rollout() -> None:
+    """One sample after another: the last step of a rollout and those that compute prompts hold other samples, or
+    none."""
+    engine = Engine(tiny_model("llama"), SamplingSettings(speculation="auto", max_running=1))
+    speculates, asked = engine.speculates, []
+    assert isinstance(speculates, Speculator)
+    is_due = speculates.speculation.is_due
+    speculates.speculation.is_due = lambda *held: asked.append(held) or is_due(*held)  # type: ignore[method-assign]
+    for prompt, num_tokens in ((request(0, 19, [6]), 19), (request(1, 7, [5]), 7)):
+        asked.clear()
+        drained(engine, [prompt])
+        assert asked[0] == (1, num_tokens), "the prompt is computed"
+
+
 PLENTY, CHUNKS, SCARCE = SETTINGS = [{}, {"max_prefill_tokens": 9, "max_running": 3}, {"kv_tokens": 96}]
 QUICK = [*(("random", one) for one in SETTINGS), ("its own words", PLENTY)]
 

@@ -180,6 +180,7 @@ class Speculator:
         self._free: list[int] = []
         self._num_slots = 0
         self._context = 0
+        """Tokens of those that run that were computed before the step."""
         self._running: Sequence[Key] = ()
         """Those that ran when that was looked at last."""
         self._asked = Asked(*(np.zeros(0, np.int64) for _ in range(5)), ())
@@ -251,6 +252,7 @@ class Speculator:
                 self._begin(key, started[key])
         samples, slots = [started[key] for key in running], [self._heard[key].slot for key in running]
         samplings = [sample.request.sampling for sample in samples]
+        self._context = sum(len(sample.request.prompt.token_ids) + len(sample.token_ids) - 1 for sample in samples)
         self._asked = Asked(
             np.array(slots, np.int64),
             np.array([sample.noise_key for sample in samples], np.int64).view(np.uint64),

@@ -4,8 +4,9 @@ token of context.
     seconds(N, C) = w0 + w1 N + w2 C + sum over knots q of w_q max(0, N − q),  all w ≥ 0
 
 Steps of about as many rows and as much context stand in one bucket, of which the median of the last ones counts, so
-that a step during which the machine did something else moves nothing. Errors are relative. Where a row count was
-measured and differs from the fit (kernels change with the rows), the fit is scaled to what was measured there.
+that a step during which the machine did something else moves nothing. Errors are relative. What context takes is told
+from steps of much and of little: until there are such, one without any is taken to be as long as that of the least,
+for in a rollout of one sample contexts grow as slowly as machines change their pace. Where a row count was measured and differs from the fit (kernels change with the rows), the fit is scaled to what was measured there.
 
 Shapes: P points, F features, X row counts asked for.
 """
@@ -31,6 +32,8 @@ REFIT_LATER = 64
 """Once so many buckets' worth of steps are known that few more move it."""
 MANY = 256
 """Steps from which on that is so."""
+WITHOUT = 1.0
+"""Weight of what a step without context is taken to take; that of a bucket that is well known is two."""
 FAR = 1e9
 """Rows beyond all that are asked for: behind the last knot the fit goes on in a line."""
 
@@ -114,11 +117,15 @@ class StepCost:
         features_PF = _features(rows_P, context_P)
         # Buckets of few steps count less: their medians may be those of a busy moment.
         trust_P = np.sqrt([min(len(bucket), 5) for bucket in self._buckets.values()])
-        weights_F = non_negative_fit(features_PF * (trust_P / seconds_P)[:, None], trust_P)
+        least = int(context_P.argmin())
+        without_F = _features(rows_P[least : least + 1], np.zeros(1))[0]
+        features_PF, aims_P = np.vstack([features_PF, without_F]), np.append(seconds_P, seconds_P[least])
+        trust_P = np.append(trust_P, WITHOUT)
+        weights_F = non_negative_fit(features_PF * (trust_P / aims_P)[:, None], trust_P)
         ends_E = np.array([0.0, *KNOTS, FAR])
         self._lines = ends_E, _features(ends_E, np.zeros(len(ends_E))) @ weights_F
         self._token_s = float(weights_F[2])
-        ratio_P = seconds_P / np.maximum(features_PF @ weights_F, 1e-12)
+        ratio_P = seconds_P / np.maximum(features_PF[:-1] @ weights_F, 1e-12)
         near = rows_P.round().astype(int)
         counts = sorted(set(near.tolist()))
         scales = [float(np.clip(np.median(ratio_P[near == count]), 0.7, 1.4)) for count in counts]
