@@ -6,7 +6,10 @@ token of context.
 Steps of about as many rows and as much context stand in one bucket, of which the median of the last ones counts, so
 that a step during which the machine did something else moves nothing. Errors are relative. What context takes is told
 from steps of much and of little: until there are such, one without any is taken to be as long as that of the least,
-for in a rollout of one sample contexts grow as slowly as machines change their pace. Where a row count was measured and differs from the fit (kernels change with the rows), the fit is scaled to what was measured there.
+for in a rollout of one sample contexts grow as slowly as machines change their pace.
+
+Where a row count was measured and differs from the fit (kernels change with the rows), the fit is scaled to what was
+measured there.
 
 Shapes: P points, F features, X row counts asked for.
 """
