@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from plait.generation.forward import PACK_STEPS, ChunkTokens, Forward
@@ -17,7 +18,8 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
-from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
+from plait.generation.sampler import SamplingRows, sample
+from plait.generation.settings import MAX_DRAFT_TOKENS, Sampling, SamplingSettings
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.policy.step import Key, StepPlan
@@ -113,6 +115,7 @@ def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculate
     if settings.speculation == "off":
         return NoSpeculation()
     _load()
+    _load_draws(model.dtype, model.device)
     drafts = None
     if settings.draft_model is not None:
         dtype = str(model.dtype).removeprefix("torch.")
@@ -139,6 +142,15 @@ def _load() -> None:
         speculation.is_due(1, len(text))
         speculation.guess(Asked(slots, slots.astype(np.uint64), slots, slots > 0, slots + 8, ()), len(text))
         speculation.done(1, 0, len(text), 1, 1e-3)
+
+
+@functools.cache
+def _load_draws(dtype: torch.dtype, device: torch.device) -> None:
+    """The draws of several rows, which a sample that runs alone needs with its first guess only: loaded in that step,
+    they would make it twice as long."""
+    logits_BV = torch.zeros((2, 8), dtype=dtype, device=device)[:, :4]  # logits are padded: rows lie apart
+    draw_keys_B = torch.zeros(2, dtype=torch.int64, device=device)
+    sample(logits_BV, draw_keys_B, SamplingRows.of([Sampling()] * 2, 4, device))
 
 
 def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:
