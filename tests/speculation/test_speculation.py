@@ -151,25 +151,45 @@ def test_shadow_guesses_teach_what_computed_ones_would_have() -> None:
     assert sources[0] == pytest.approx(sources[1], abs=0.05)
 
 
-def test_where_nothing_is_known_guesses_are_looked_for_in_few_steps() -> None:
-    """A look takes 0.1 ms of steps of 20 ms: half a percent, so in each step; of steps of 2 ms every tenth. All of them
+def count_looks(simulated: Simulated) -> list[int]:
+    """The steps in which guesses are looked up from now on, by their numbers."""
+    pool, steps = simulated.speculation.drafter, []
+    guess = pool.guess
+
+    def counted(*args: Any) -> Guesses:
+        steps.append(len(simulated.steps))
+        return guess(*args)
+
+    pool.guess = counted  # type: ignore[method-assign]
+    return steps
+
+
+@pytest.mark.parametrize(("step_s", "least", "most"), [(0.0196, 25, 29), (0.002, 4, 12)])
+def test_where_nothing_is_known_guesses_are_looked_for_in_few_steps(step_s: float, least: int, most: int) -> None:
+    """A look takes 0.1 ms of steps of 20 ms, half a percent, which it may take; but as nothing is found, after two it
+    is looked two steps later, then three, then every fourth: some 27 of 100. Of steps of 2 ms every tenth. All of them
     are counted."""
-    for step_s, looks in ((0.0, 100), (-0.0176, 12)):
-        simulated = Simulated("auto", 1, 0.0)
-        simulated.forward_s = lambda rows, step_s=step_s: 0.0196 + step_s  # type: ignore[method-assign]
-        pool, count = simulated.speculation.drafter, 0
-        guess = pool.guess
+    simulated = Simulated("auto", 1, 0.0)
+    simulated.forward_s = lambda rows: step_s  # type: ignore[method-assign]
+    looks = count_looks(simulated)
+    simulated.run(100)
+    assert least <= len(looks) <= most
+    assert simulated.speculation.counts.steps == 100
 
-        def counted(*args: Any, guess: Any = guess) -> Guesses:
-            nonlocal count
-            count += 1
-            return guess(*args)
 
-        pool.guess = counted  # type: ignore[method-assign]
-        simulated.run(100)
-        assert count <= looks
-        assert count >= looks // 4
-        assert simulated.speculation.counts.steps == 100
+def test_where_something_is_found_it_is_looked_at_each_step_again() -> None:
+    simulated = Simulated("auto", 1, 0.95)
+    simulated.run(60)
+    simulated.share = 0.0
+    simulated.run(40)
+    looks = count_looks(simulated)
+    simulated.run(20)
+    assert 0 < len(looks) <= 6, "nothing is known"
+    simulated.share = 1.0
+    looks.clear()
+    simulated.run(30)
+    assert looks[1:] == list(range(looks[1], 150)), "from the first guess on"
+    assert looks[1] <= 128, "two tokens of what is known must be said, and a look is four steps later"
 
 
 def test_steps_under_way_together_all_look() -> None:

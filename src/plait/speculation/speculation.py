@@ -48,6 +48,9 @@ REFUSED = 4
 """Steps after which it is asked again whether looking up is covered, where it was not."""
 DOUBTED = 256
 """Where it takes more than all that may be lost."""
+EAGER, MOST_STEPS = 2, 4
+"""Looks without a guess, one after another, after which a further one is a step later each time; and at most so many
+steps. Who says something new mostly goes on with it."""
 LEAST_OFTEN = 0.05
 """Share of the steps in which guesses are taken to be found, at least."""
 
@@ -73,7 +76,7 @@ class Speculation:
         model: CostlyDrafter | None = None,
     ) -> None:
         self.drafter, self.acceptance, self.ledger = drafter, Acceptance(), Ledger()
-        self.cost, self.margin = self.ledger.cost, self.ledger.margin
+        self.cost, self.margin, self._counts = self.ledger.cost, self.ledger.margin, self.ledger.counts
         self._how, self._clock = how, clock
         self._most = AUTO_MOST if how == "auto" else how
         self._drafters: list[Drafter] = [drafter] if model is None else [drafter, model]
@@ -89,9 +92,9 @@ class Speculation:
         self._in_flight, self._overlaps = 0, False
         """Steps that have asked and are not done; whether these were ever several, as where stages pass steps on."""
         self._probes: dict[tuple[int, int], int] = {}
-        self._asks, self._due_at, self._pool_due_at, self._looked_at = 0, 0, 0, 0
+        self._asks, self._due_at, self._pool_due_at, self._looked_at, self._in_vain = 0, 0, 0, 0, 0
         """Steps that have asked; those in which guesses are due again, of any kind and of what is looked up; the last
-        one in which they were."""
+        one in which they were; the last looks of which no guess was computed."""
         self._looking, self._last_s = Typical(), 0.0
         """Of looking up, at each step; of the last step in which guesses were due, all of it."""
         self._gain, self._sure_s, self._often, self._spent = 0.0, 0.0, LEAST_OFTEN, Spent()
@@ -145,7 +148,7 @@ class Speculation:
             drafter.say(slots_B, counts_B, token_ids_T, probs_T)
 
     def _count_computed(self, cells: IntArray, places: IntArray, hits: IntArray) -> None:
-        sources, counts = cells // _PER_SOURCE % NUM_SOURCES, self.counts
+        sources, counts = cells // _PER_SOURCE % NUM_SOURCES, self._counts
         counts.accepted += float(hits.sum())
         counts.tried_at += np.bincount(places, minlength=MOST_PLACES)
         counts.accepted_at += np.bincount(places, hits, minlength=MOST_PLACES)
@@ -177,7 +180,7 @@ class Speculation:
         self.ledger.account()
         self._began = self._clock()
         self._spent.before_s += self._began - began
-        self.counts.drafting_s += self._began - began
+        self._counts.drafting_s += self._began - began
         self._drafted_s, self._wanted = 0.0, None
         self._looks = self._pool_is_due(num_samples, num_context)
         self._thinks = self._costly is not None and (
@@ -226,7 +229,7 @@ class Speculation:
         self._last_s = self._clock() - self._began
         self._spent.looking_s += self._last_s - self._drafted_s
         self._spent.drafted_s += self._drafted_s
-        self.counts.drafting_s += self._last_s
+        self._counts.drafting_s += self._last_s
 
     def not_computed(self) -> None:
         """There was no room for the guesses of this step."""
@@ -278,12 +281,14 @@ class Speculation:
         if self._looks:
             pays = self._gain * step_s > looking_s and not self.ledger.rests
             is_new = self._how != "auto" or self.cost.num_steps < PROBES
-            seldom = int(np.clip(looking_s / max(OVERHEAD * step_s, 1e-12), 1, SELDOM))
-            self._pool_due_at = self._asks + (1 if pays or is_new else seldom)
+            seldom = int(min(max(looking_s / max(OVERHEAD * step_s, 1e-12), 1), SELDOM))
+            self._in_vain = 0 if self._is_open else self._in_vain + 1
+            steps = 1 if is_new else min(max(self._in_vain - EAGER, 1), MOST_STEPS)
+            self._pool_due_at = self._asks + (steps if pays or is_new else max(seldom, steps))
         least = SELDOM if self._costly is None else self._costly.steps_to_wait()
         self._due_at = min(self._pool_due_at, self._asks + (1 if self._is_open else least))
         self._spent = Spent(before_s=self._clock() - began)
-        self.counts.drafting_s += self._spent.before_s
+        self._counts.drafting_s += self._spent.before_s
 
     def _pool_is_due(self, num_samples: int, num_context: int) -> bool:
         """Whether guesses are looked up: it is time, and what that takes is covered."""
@@ -325,10 +330,10 @@ class Speculation:
         thought = self._clock()
         if wanted is not None:
             if guesses is not None:
-                self._gain = _smoothed(self._gain, alone.gain - 1.0)
+                self._gain = _smoothed(self._gain, max(0.0, alone.gain - 1.0))
             guesses = costly.guess(asked, wanted, looked_up)
             self._drafted_s, self._wanted = self._clock() - thought, wanted
-            self.counts.model_passes += wanted.depth
+            self._counts.model_passes += wanted.depth
         costly.took(wanted, thought - looked_at, self._drafted_s)
         return guesses
 
@@ -363,7 +368,7 @@ class Speculation:
         if probed := self._probed(num_samples, weighed.allowed_M1):
             return choice.first(weighed.samples_M, probed, num_samples)
         if wanted is None:
-            self._gain = _smoothed(self._gain, weighed.best.gain - 1.0)
+            self._gain = _smoothed(self._gain, _worth(weighed.best))
         return weighed.best if self.ledger.may_guess else choice.nothing(num_samples)
 
     def _probed(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
@@ -376,6 +381,11 @@ class Speculation:
                 self._probes[key] = self._probes.get(key, 0) + 1
                 return more
         return 0
+
+
+def _worth(best: Choice) -> float:
+    """What guesses are expected to gain, as a share of a step, if they are computed for that."""
+    return best.gain - 1.0 if best.gain >= choice.LEAST_GAIN else 0.0
 
 
 def _smoothed(mean: float, value: float) -> float:
