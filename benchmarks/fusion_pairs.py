@@ -26,7 +26,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -44,7 +44,6 @@ from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.planner.search import search
 from plait.policy.early_scores import PARTED
-from plait.policy.rebalance import knee
 from plait.policy.threshold import Outcome, Rollout, finish_times, outcome, spread, tune
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prepare import outline
@@ -121,6 +120,13 @@ def costs_of(actor: str, critic: str, limit: int, layer_us: float) -> ModelCosts
     return ModelCosts(Workload.of(run.recipe, run.flow, lengths), shapes, run.flow, cluster)
 
 
+def knee(step_s: Callable[[int], float]) -> int:
+    """Samples of an instance from which on a further one brings less than a share of the tokens per second of one."""
+    per_second = [count / step_s(count) for count in range(1, BATCH + 1)]
+    few = (at for at in range(1, BATCH) if per_second[at] - per_second[at - 1] < KNEE * per_second[0])
+    return next(few, BATCH)
+
+
 def instances() -> Layout:
     return Layout.on(range(DEVICES), dp=INSTANCES, tp=TP)
 
@@ -141,7 +147,7 @@ def stages_of(costs: ModelCosts, limit: int) -> tuple[float, float, tuple[float,
     score_s = sum(costs.call(node.call, "score", instances()).seconds for node in calls) * INSTANCES / BATCH
     held = kv_bytes_per_token(shape, dtype) * (PROMPT + limit)
     moved_s = held / (costs.cluster.inter.bandwidth * costs.cluster.software.links)
-    most = knee(lambda count, _: step_s(count), BATCH, share=KNEE)
+    most = knee(step_s)
     prompts = costs.call(costs.flow.of_kind(CallKind.GENERATE)[0].call, "prefill", instances()).seconds
     serial = Rollout(INSTANCES, step_s, score_s, most)
     fused = Rollout(INSTANCES, step_s, score_s, most, moved_s, frees=True)

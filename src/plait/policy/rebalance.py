@@ -1,32 +1,33 @@
-"""Rebalancing: which samples instances give to others, so that all end their samples at about the same time.
+"""Rebalancing: which samples instances give to others, so that a rollout ends sooner.
 
-An instance with many samples decodes slower than one with few, and a rollout ends with its last instance. `rebalance`
-foretells when each ends, by a curve of seconds per step, and moves the fewest samples that bring the last end down:
-from an instance that is above the knee of that curve to the one that ends first. Numbers in, decision out.
+An instance with many samples decodes slower than one with few, and a rollout ends with its last sample. Nobody knows
+which that is: so what counts is when the last of all is expected to end, if each sample is as likely as any other to
+need any of the steps that earlier ones needed. `rebalance` foretells that by a curve of seconds per step, and moves
+samples from the instances that have most to those that have fewest. Numbers in, decision out.
+
+Shapes: lists of an instance's *chances*, steps of which each is as likely as any other, rising.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp, inf, log
 
 from plait.policy.step import Key
 
-StepSeconds = Callable[[int, float], float]
-"""Seconds of a decode step of so many samples, whose contexts have so many tokens in all."""
+StepSeconds = Callable[[float, float], float]
+"""Seconds of a decode step of so many samples, whose contexts have so many tokens in all. Expected samples are no whole
+numbers."""
 
-KNEE = 0.8
-"""Share of one sample's tokens per second that a further sample must bring, or the instance is above its knee. At 0.2,
-as for serving, an instance with nine samples would keep them beside one with a single sample, where moving four ends
-them a quarter sooner."""
-EQUAL = 0.002
-"""Ends that differ by this share count as equal: no sample moves for less."""
-LEAST_SHARE = 0.005
+LEAST_SHARE = 0.003
 """What all moves of a decision must gain, of the time that is left."""
 TIMES_MOVES = 3.0
-"""As much as a move holds up an instance, that they must gain; and as long a sample must have left."""
+"""Every instance that gives or takes counts as held up so many times as long as it is: who waits knows more, and may
+move fewer."""
+LEVELS = 8
+"""Numbers of samples that no instance is to exceed which are tried, from the mean to the most of an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,11 @@ class UnfinishedSample:
     """An unfinished sample.
 
     context: tokens of prompt and response so far
-    left:    decode steps that it is expected to need
     moves:   whether it may move: it has begun, and has not moved before
     """
 
     key: Key
     context: int
-    left: int
     moves: bool = True
 
 
@@ -48,12 +47,14 @@ class UnfinishedSample:
 class InstanceWork:
     """An instance and its unfinished samples, in the order in which it begins with them.
 
+    chances:   decode steps that a sample of it may still need, each as likely as any other, rising
     kv_tokens: that its pool of keys and values takes
     takes:     whether samples of others may go on here
     """
 
     place: int
     growing: tuple[UnfinishedSample, ...]
+    chances: tuple[int, ...]
     kv_tokens: float = inf
     takes: bool = True
 
@@ -77,7 +78,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Rebalancing:
-    """shifts: what moves; before_s, after_s: predicted seconds until the last sample ends, without and with that;
+    """shifts: what moves; before_s, after_s: expected seconds until the last sample ends, without and with that;
     why: it is empty, where it is
     """
 
@@ -87,182 +88,161 @@ class Rebalancing:
     why: str = ""
 
 
-def knee(step_s: StepSeconds, most: int, context: float = 0.0, share: float = KNEE) -> int:
-    """Samples from which on a further one brings less than `share` of the tokens per second of a single one.
+def ends_s(work: InstanceWork, step_s: StepSeconds, slots: int) -> list[float]:
+    """Seconds until a sample of an instance has ended, for each of its chances.
 
     Args:
-        most: samples of an instance; that is the knee of a curve that has none below.
-        context: tokens of a sample.
+        slots: samples that it runs at once.
+
+    While the sample goes on, each of the others does with the share of the chances that are as long. Samples beyond
+    the slots wait until as many have ended; the one that is asked for is the last to begin.
     """
-    alone = 1 / step_s(1, context)
-    for count in range(1, most):
-        now, more = count / step_s(count, count * context), (count + 1) / step_s(count + 1, (count + 1) * context)
-        if more - now < share * alone:
-            return count
-    return most
+    num = len(work.growing)
+    running, chances = min(num, slots), work.chances
+    context = sum(sample.context for sample in work.growing) / max(num, 1)
+    seconds, done, ends = 0.0, 0, []
+    if num > slots:
+        steps = (num - slots) / slots * sum(chances) / len(chances)
+        seconds = steps * step_s(slots, slots * (context + sum(chances) / len(chances) / 2))
+    for number, steps in enumerate(chances):
+        if steps > done:
+            alive = 1 + (running - 1) * (len(chances) - number) / len(chances)
+            seconds += (steps - done) * step_s(alive, alive * (context + (done + steps) / 2))
+            done = steps
+        ends.append(seconds)
+    return ends
 
 
-def end_s(growing: Sequence[UnfinishedSample], step_s: StepSeconds, slots: int) -> float:
-    """Seconds until an instance has ended all its samples, at most `slots` of them at once, in their order.
+def last_end_s(ends: Sequence[tuple[int, Sequence[float]]]) -> float:
+    """When the last of all samples is expected to end.
 
-    Between two ends the number of samples is constant, and the context of each grows by a token a step.
+    Args:
+        ends: of each instance, how many samples it has, and when one of them may end (`ends_s`).
+
+    All have ended by t with the product of the chances of each: of an instance of n samples, of whose L ends k are not
+    behind t, (k / L)^n.
     """
-    ends: list[tuple[int, int]] = []
-    done, seconds, context, begun = 0, 0.0, 0, 0
-    while ends or begun < len(growing):
-        while len(ends) < slots and begun < len(growing):
-            heapq.heappush(ends, (done + growing[begun].left, growing[begun].context - done))
-            context += growing[begun].context
-            begun += 1
-        count, end = len(ends), ends[0][0]
-        steps = end - done
-        if steps:
-            seconds += steps * step_s(count, context + count * steps / 2)
-            context += count * steps
-            done = end
-        context -= heapq.heappop(ends)[1] + done
-    return seconds
+    of_which = [(num, len(seconds)) for num, seconds in ends if num]
+    events = heapq.merge(
+        *(
+            [(second, place) for second in seconds]
+            for place, seconds in enumerate(seconds for num, seconds in ends if num)
+        )
+    )
+    passed, started, log_chance, last, expected = [0] * len(of_which), 0, 0.0, 0.0, 0.0
+    for second, place in events:
+        ended = exp(log_chance) if started == len(of_which) else 0.0
+        expected += (1.0 - ended) * (second - last)
+        last = second
+        num, length = of_which[place]
+        started += passed[place] == 0
+        before = log(passed[place] / length) if passed[place] else 0.0
+        passed[place] += 1
+        log_chance += num * (log(passed[place] / length) - before)
+    return expected
 
 
 def rebalance(instances: Sequence[InstanceWork], step_s: StepSeconds, slots: int, cost: MoveCost) -> Rebalancing:
-    """The fewest moves that bring the predicted end of the last instance down.
+    """The moves after which the last sample is expected to end soonest.
 
     Args:
         instances: all of the model, one at least.
         slots: samples that an instance runs at once.
 
-    The instance that ends last gives to the one that ends first of those that have room, in counts of 1, 2, 4, …, as
-    often as that brings its end down; one that has given takes nothing. Moves that turn out to be unneeded are undone.
-    No sample moves twice, so it ends. Nothing moves where all of it would gain too little.
+    For some numbers of samples, from the mean to what the fullest has, all that is more goes to the instances that have
+    fewest and room; of those with the shortest contexts first. No instance both gives and takes. Nothing moves where
+    that gains too little.
     """
-    ledger = _Ledger(instances, step_s, slots, cost)
-    before = ledger.last_s
-    while (shifts := _next(ledger)) is not None:
-        for shift in shifts:
-            ledger.shift(shift)
-    ledger.drop_unneeded()
-    after = ledger.last_s
-    if not ledger.shifts:
-        return Rebalancing((), before, before, "no move ends the last instance sooner")
-    needed = max(LEAST_SHARE * before, TIMES_MOVES * max(map(ledger.held_up_s, ledger.works)))
-    if before - after < needed:
+    works = {instance.place: instance for instance in instances}
+    before = _expected_s(works.values(), {}, step_s, slots)
+    best: tuple[float, list[Shift]] | None = None
+    for most in _levels([len(work.growing) for work in instances]):
+        shifts = _levelled(works, most, slots)
+        if not shifts:
+            continue
+        pauses = {place: TIMES_MOVES * pause for place, pause in _held_up_s(shifts, cost).items()}
+        end = _expected_s(_moved(works, shifts), pauses, step_s, slots)
+        if best is None or (end, len(shifts)) < (best[0], len(best[1])):
+            best = end, shifts
+    if best is None:
+        return Rebalancing((), before, before, "no instance has samples to give to another")
+    end, shifts = best
+    if before - end < max(LEAST_SHARE * before, 1e-12):
         return Rebalancing((), before, before, "it would gain too little")
-    return Rebalancing(tuple(ledger.shifts), before, after)
+    after = _expected_s(_moved(works, shifts), _held_up_s(shifts, cost), step_s, slots)
+    return Rebalancing(tuple(shifts), before, after)
 
 
-class _Ledger:
-    """Who has which samples while a decision is made, and when each instance ends then."""
+def _levels(counts: Sequence[int]) -> list[int]:
+    """Samples that no instance is to exceed, the fullest first."""
+    least, most = max(1, ceil(sum(counts) / len(counts))), max(counts)
+    return sorted({least + (most - least) * number // LEVELS for number in range(LEVELS)} - {most}, reverse=True)
 
-    def __init__(self, instances: Sequence[InstanceWork], step_s: StepSeconds, slots: int, cost: MoveCost) -> None:
-        self.works = {instance.place: instance for instance in instances}
-        self.growing = {instance.place: instance.growing for instance in instances}
-        self.step_s, self.slots, self.cost = step_s, slots, cost
-        self.shifts: list[Shift] = []
-        self.ends = {place: self.end(place, ()) for place in self.works}
 
-    @property
-    def last_s(self) -> float:
-        return max(self.ends.values(), default=0.0)
+def _levelled(works: Mapping[int, InstanceWork], most: int, slots: int) -> list[Shift]:
+    """What moves so that no instance has more than so many samples, as far as others have room."""
+    given = {
+        place: sorted(
+            (sample for sample in work.growing if sample.moves), key=lambda sample: (sample.context, sample.key)
+        )[: len(work.growing) - most]
+        for place, work in works.items()
+        if len(work.growing) > most
+    }
+    takers = [(len(work.growing), place) for place, work in works.items() if work.takes and place not in given]
+    heapq.heapify(takers)
+    held = {place: _expected_tokens(works[place], works[place].growing) for _, place in takers}
+    shifts: list[Shift] = []
+    givers = [(-len(works[place].growing), place) for place, samples in given.items() if samples]
+    heapq.heapify(givers)
+    while givers and takers and takers[0][0] < min(most, slots):
+        count, source = heapq.heappop(givers)
+        num, target = heapq.heappop(takers)
+        sample = given[source][0]
+        tokens = _expected_tokens(works[source], [sample])
+        if held[target] + tokens > works[target].kv_tokens:  # it takes no more
+            heapq.heappush(givers, (count, source))
+            continue
+        held[target] += tokens
+        shifts.append(Shift(given[source].pop(0), source, target))
+        heapq.heappush(takers, (num + 1, target))
+        if given[source]:
+            heapq.heappush(givers, (count + 1, source))
+    return shifts
 
-    def held_up_s(self, place: int, more: Sequence[Shift] = ()) -> float:
-        """Seconds that an instance stands still for what moves."""
-        mine = [shift for shift in (*self.shifts, *more) if place in (shift.source, shift.target)]
-        return self.cost.pause_s + self.cost.token_s * sum(shift.sample.context for shift in mine) if mine else 0.0
 
-    def end(self, place: int, more: Sequence[Shift]) -> float:
-        """When an instance ends, if these samples moved as well."""
-        left = {shift.sample.key for shift in more if shift.source == place}
-        here = [sample for sample in self.growing[place] if sample.key not in left]
-        here += [shift.sample for shift in more if shift.target == place]
-        return end_s(here, self.step_s, self.slots) + self.held_up_s(place, more)
+def _expected_tokens(work: InstanceWork, samples: Sequence[UnfinishedSample]) -> float:
+    """Keys and values of samples of an instance, at the lengths that are expected of them."""
+    return sum(sample.context for sample in samples) + len(samples) * sum(work.chances) / len(work.chances)
 
-    def has_room(self, place: int, coming: Sequence[UnfinishedSample]) -> bool:
-        """Whether samples fit into an instance, at the lengths that are expected of all of them."""
-        here = [*self.growing[place], *coming]
-        return (
-            len(here) <= self.slots
-            and sum(sample.context + sample.left for sample in here) <= self.works[place].kv_tokens
-        )
 
-    def shift(self, shift: Shift) -> None:
-        source, target = shift.source, shift.target
-        self.growing[source] = tuple(sample for sample in self.growing[source] if sample.key != shift.sample.key)
-        self.growing[target] = (*self.growing[target], shift.sample)
-        self.shifts.append(shift)
-        self._count(shift)
+def _moved(works: Mapping[int, InstanceWork], shifts: Sequence[Shift]) -> list[InstanceWork]:
+    """The instances afterwards. One that had nothing expects of its samples what their first instance did."""
+    gone = {shift.sample.key for shift in shifts}
+    came: dict[int, list[Shift]] = {}
+    for shift in shifts:
+        came.setdefault(shift.target, []).append(shift)
+    moved = []
+    for work in works.values():
+        new = came.get(work.place, [])
+        growing = (*(sample for sample in work.growing if sample.key not in gone), *(shift.sample for shift in new))
+        chances = works[new[0].source].chances if new and not work.growing else work.chances
+        moved.append(replace(work, growing=growing, chances=chances))
+    return moved
 
-    def _count(self, shift: Shift) -> None:
+
+def _held_up_s(shifts: Sequence[Shift], cost: MoveCost) -> dict[int, float]:
+    """Seconds that instances stand still for what moves."""
+    held_up: dict[int, float] = {}
+    for shift in shifts:
         for place in (shift.source, shift.target):
-            self.ends[place] = self.end(place, ())
-
-    def drop_unneeded(self) -> None:
-        """Undo moves without which the last instance ends no later."""
-        last, again = self.last_s, True
-        while again:
-            again = False
-            for shift in reversed(tuple(self.shifts)):
-                growing, ends = dict(self.growing), dict(self.ends)
-                self._undo(shift)
-                if self.last_s <= last:
-                    again = True
-                else:
-                    self.growing, self.ends = growing, ends
-                    self.shifts.append(shift)
-
-    def _undo(self, shift: Shift) -> None:
-        self.shifts.remove(shift)
-        places = {sample.key: number for number, sample in enumerate(self.works[shift.source].growing)}
-        self.growing[shift.target] = tuple(
-            sample for sample in self.growing[shift.target] if sample.key != shift.sample.key
-        )
-        back = (*self.growing[shift.source], shift.sample)
-        self.growing[shift.source] = tuple(sorted(back, key=lambda sample: places[sample.key]))
-        self._count(shift)
+            held_up[place] = held_up.get(place, cost.pause_s) + cost.token_s * shift.sample.context
+    return held_up
 
 
-def _next(ledger: _Ledger) -> list[Shift] | None:
-    """Moves from the instance that ends last, after which it and the one that takes them end soonest; None: no move
-    ends it sooner."""
-    source = max(ledger.works, key=lambda place: (ledger.ends[place], -place))
-    here = ledger.growing[source]
-    if any(shift.target == source for shift in ledger.shifts) or not _is_above_knee(ledger, here):
-        return None
-    gave = {shift.source for shift in ledger.shifts}
-    open_to = [
-        place
-        for place, instance in ledger.works.items()
-        if instance.takes and place != source and place not in gave and ledger.has_room(place, ())
-    ]
-    least = TIMES_MOVES * ledger.cost.pause_s
-    movable = [sample for sample in here if sample.moves and sample.left * ledger.step_s(1, sample.context) > least]
-    for target in sorted(open_to, key=lambda place: (ledger.ends[place], place)):
-        tried = [
-            [Shift(sample, source, target) for sample in members]
-            for members in _tried(movable, len(here) - len(ledger.growing[target]))
-            if ledger.has_room(target, members)
-        ]
-        if tried:
-            ends = [max(ledger.end(place, shifts) for place in (source, target)) for shifts in tried]
-            best = min(range(len(tried)), key=lambda k: (ends[k], len(tried[k]), k))
-            return tried[best] if ends[best] < (1 - EQUAL) * ledger.ends[source] else None
-    return None
-
-
-def _is_above_knee(ledger: _Ledger, here: Sequence[UnfinishedSample]) -> bool:
-    if not here:
-        return False
-    running = here[: ledger.slots]
-    context = sum(sample.context for sample in running) / len(running)
-    return len(here) > knee(ledger.step_s, len(running), context) or len(here) > ledger.slots
-
-
-def _tried(movable: Sequence[UnfinishedSample], difference: int) -> Iterator[list[UnfinishedSample]]:
-    """Sets of 1, 2, 4, … samples, up to half of the difference: those with the most left, with the least, and evenly
-    of all; of equals those with the shortest context."""
-    order = sorted(movable, key=lambda sample: (-sample.left, sample.context, sample.key))
-    most, count = min(len(order), max(1, difference // 2)), 1
-    while count <= most:
-        yield order[:count]
-        yield order[-count:]
-        yield [order[(2 * i + 1) * len(order) // (2 * count)] for i in range(count)]
-        count *= 2
+def _expected_s(works: Iterable[InstanceWork], pauses: Mapping[int, float], step_s: StepSeconds, slots: int) -> float:
+    """When the last sample of all is expected to end, if instances stand still for so long."""
+    ends = []
+    for work in works:
+        pause = pauses.get(work.place, 0.0)
+        ends.append((len(work.growing), [pause + end for end in ends_s(work, step_s, slots)]))
+    return last_end_s(ends)

@@ -1,8 +1,8 @@
 """Samples that instances give to others during a rollout (`rebalance: auto`), so that all end at about the same time.
 
 What a step takes is fitted to the decode steps of the run's last step; how long samples will be is told by the
-lengths of its last steps: of those that are longer than what an instance's samples have said, evenly. What was decided
-is kept in the run's folder, and a run that is resumed decides the same again.
+lengths of its last steps: any of those that are longer than what an instance's samples have said. What was decided is
+kept in the run's folder, and a run that is resumed decides the same again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ STEPS_BETWEEN = 32
 samples left that it had then."""
 STEPS_BETWEEN_SHORT = 8
 """The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""
+MOST_CHANCES = 64
+"""Of earlier lengths that are longer, evenly, that samples may come to."""
 LEAST_LEFT = 32
 """Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
 
@@ -39,7 +41,7 @@ class Curve:
     each_s: float
     move_s: float
 
-    def step_s(self, running: int, context: float) -> float:
+    def step_s(self, running: float, context: float) -> float:
         """See policy.rebalance.StepSeconds; what contexts add is part of the fit."""
         return self.fixed_s + self.each_s * running
 
@@ -154,7 +156,11 @@ class Balance:
         unfinished = self._moves.unfinished
         works = [
             InstanceWork(
-                place, tuple(self._growing(place, keys)), self._bounds.kv_tokens, takes=bool(keys) or not frees
+                place,
+                tuple(self._growing(place, keys)),
+                self._chances(place),
+                self._bounds.kv_tokens,
+                takes=bool(keys) or not frees,
             )
             for place, keys in enumerate(unfinished)
         ]
@@ -170,15 +176,20 @@ class Balance:
             self._move(pairs, row, how)
 
     def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[UnfinishedSample]:
-        """What is expected of the samples of an instance: what is left of earlier ones that were as long, evenly."""
-        done, count = int(self._steps[place]), len(keys)
-        longer = self._lengths[bisect_right(self._lengths, done) :]
-        most = max(1, self._bounds.response - done)
+        """The samples of an instance; how long each is going to be nobody knows."""
+        done = int(self._steps[place])
         for number, key in enumerate(keys):
-            left = longer[(2 * number + 1) * len(longer) // (2 * count)] - done if longer else LEAST_LEFT
             begun = number < self._bounds.slots
             context = self._prompts[key[0]] + (done if begun else 0)
-            yield UnfinishedSample(key, context, min(most, left), begun and key not in self._moved)
+            yield UnfinishedSample(key, context, begun and key not in self._moved)
+
+    def _chances(self, place: int) -> tuple[int, ...]:
+        """Steps that samples of an instance may still need: what is left of earlier ones that were longer."""
+        done = int(self._steps[place])
+        longer = self._lengths[bisect_right(self._lengths, done) :]
+        most, count = max(1, self._bounds.response - done), min(len(longer), MOST_CHANCES)
+        lengths = [longer[(2 * number + 1) * len(longer) // (2 * count)] for number in range(count)]
+        return tuple(min(most, length - done) for length in lengths) or (min(most, LEAST_LEFT),)
 
     def _how(self, curve: Curve, samples: Sequence[UnfinishedSample]) -> HowToMove:
         if self._rebalancer.experience.times is None:
