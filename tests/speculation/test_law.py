@@ -296,6 +296,7 @@ def test_the_law_is_that_of_plain_sampling(drafter: Callable[[], Drafts], name: 
     "drafter", slow_but([always_three], [by_noise, always_three, by_known_texts, by_a_draft_model])
 )
 def test_a_rule_that_is_not_lossless_is_found_out(drafter: Callable[[], Drafts]) -> None:
-    """(Of guesses at random it takes each as often as it would be drawn.)"""
+    """By more than the law itself may deviate; of fewer samples less is known. (Of guesses at random it takes each as
+    often as it would be drawn.)"""
     said_N3, _ = speculated(drafter(), Sampling(), by_ratio)
-    assert deviation(said_N3, law(Sampling())) > 8
+    assert deviation(said_N3, law(Sampling())) > examples(5, 8)
