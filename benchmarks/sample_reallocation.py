@@ -275,6 +275,8 @@ def base_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.tiny:
+        options.tokens, options.distributions = min(options.tokens, 64), 1
     if "simulated" in options.parts:
         simulate(options)
     if "real" in options.parts:
