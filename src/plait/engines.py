@@ -14,7 +14,6 @@ from plait.data.records import Sample
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node, Score
 from plait.generation.request import Request
-from plait.policy.decode_ring import StageUse
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
 from plait.schedule.work import Done, Work
@@ -140,11 +139,6 @@ class GroupEngine(GenerationEngine, Protocol):
     @property
     def speculation(self) -> Counts | None:
         """How guesses went since the engine was made, as far as is known here; None: it makes none."""
-        ...
-
-    def take_use(self) -> StageUse | None:
-        """How busy this process was while it decoded as a stage of an instance, since the last time; None: it did
-        not."""
         ...
 
     def give_up(self) -> None:

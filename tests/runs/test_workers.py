@@ -30,12 +30,10 @@ from plait.workers.messages import (
     Message,
     pack_requests,
     pack_rows,
-    pack_samples,
     unpack_requests,
     unpack_rows,
-    unpack_said,
-    unpack_samples,
 )
+from plait.workers.words import Delivered
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs, write_plan
 
@@ -73,11 +71,9 @@ def test_samples_come_back_with_the_prompts_that_were_asked() -> None:
     samples = samples_of()
     asked = {sample.prompt.uid: sample.prompt for sample in samples}
     said = {(7, 1): 3, (8, 0): 0}
-    message = Message.from_bytes(np.frombuffer(pack_samples(samples, said).to_bytes(), dtype=np.uint8))
-    assert unpack_samples(message, asked) == samples
-    assert unpack_said(message) == said
-    nothing = pack_samples([], {})
-    assert (unpack_samples(nothing, asked), unpack_said(nothing)) == ((), {})
+    for delivered in (Delivered(samples, said), Delivered((), {})):
+        message = Message.from_bytes(np.frombuffer(delivered.to_message().to_bytes(), dtype=np.uint8))
+        assert Delivered.of(message, asked) == delivered
 
 
 def test_requests_travel_whole() -> None:

@@ -19,6 +19,7 @@ from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import make_teams
 from plait.workers.instances import engine_of
 from plait.workers.lockstep_engine import LockstepEngine
+from plait.workers.words import Delivered, Generate
 from tests.models.tiny import tiny_model
 
 Said = dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]
@@ -127,7 +128,7 @@ def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
     """By the ranks' own loop; the first rank says what a step begins with."""
     engine, team = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups})
     lockstep, found = LockstepEngine(engine, team), Found()
-    coming = [(0, requests[:1]), (1, requests[1:])]
+    coming = [(0, Generate("actor", requests[:1])), (1, Generate("actor", requests[1:]))]
 
     def hear() -> None:
         lockstep.hear(*coming.pop(0))
@@ -136,8 +137,9 @@ def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
     while coming or not lockstep.is_empty:
         if lockstep.decides and steps in (0, 4):
             hear()
-        for samples in lockstep.step(hear).values():
-            found.said |= said(samples)
+        for _, answer in lockstep.step(hear):
+            assert isinstance(answer, Delivered), f"nobody moves samples, and {answer} is told"
+            found.said |= said(answer.samples)
         steps += 1
     found.use = lockstep.take_use()
     return ended(found, engine)

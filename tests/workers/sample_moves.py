@@ -23,7 +23,8 @@ from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import make_teams
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
-from plait.workers.gathering import Gathering, Stage, of_pairs
+from plait.workers.gathering import Gathering, Left, MoveWord, Stage
+from plait.workers.gathering import Said as SaidOfPairs
 from plait.workers.instances import engine_of
 from plait.workers.messages import Message
 from plait.workers.migrations import SampleMoverOfRank
@@ -347,13 +348,13 @@ def play(
                 found.said |= again
         answer = mover.do(replace(stage, said=heard))
         if answer is not None and stage.stage is Stage.REST:
-            found.left += [(uid, index) for uid, index in answer.header["left"]]
-        heard = told(answer, stage.stage) if stage.stage in (Stage.HERE, Stage.GIVE) else {}
+            assert isinstance(answer, Left), f"a source says {answer}"
+            found.left += answer.keys
+        heard = told(answer) if stage.stage in (Stage.HERE, Stage.GIVE) else {}
 
 
-def told(answer: Message | None, stage: Stage) -> dict[tuple[int, int], Message]:
+def told(answer: MoveWord | None) -> dict[tuple[int, int], Message]:
     """What all instances say of a stage, all ranks of one the same."""
-    answers: list[Message | None] = [None] * dist.get_world_size()
+    answers: list[MoveWord | None] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, answer)
-    words = [Message(one.header[stage.value], one.arrays) for one in answers if one is not None]
-    return {pair: word for one in words for pair, word in of_pairs(one).items()}
+    return {pair: word for said in answers if isinstance(said, SaidOfPairs) for pair, word in said.of_pairs.items()}

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from plait.checkpoint.store import FileDigest
 from plait.errors import RunError
 from plait.models.files.finite import Broken
 from plait.schedule.work import Work
 from plait.workers.checkpoint_parts import CheckpointParts
-from plait.workers.messages import Do, Message
+from plait.workers.messages import Message
 from plait.workers.recorder import Recorder
-from plait.workers.status_file import StatusFile
+from plait.workers.upkeep import Load, Save, Saved
 
 COUNTS = {"applied_steps": 4, "attempted_steps": 5, "skipped_in_row": 1}
 
@@ -45,23 +44,24 @@ class Leader:
     """An announcer that keeps what is told, and gives each rank's answer."""
 
     def __init__(self, answers: dict[int, dict[str, Any]], broken: list[Broken]) -> None:
-        self.status, self.recorder, self.answers = StatusFile(None, 0), Recorder(), answers
+        self.recorder, self.answers = Recorder(), answers
         places = {"actor": SimpleNamespace(train=object()), "ref": SimpleNamespace(train=None)}
         self.rank_state = SimpleNamespace(optimizers=Optimizers(broken), places=places)
         self.said: list[Any] = []
+        self.fresh = self
 
-    def tell(self, ranks: tuple[int, ...], message: Message) -> int:
-        self.said.append((ranks, message.header))
-        return 17
+    def ask(self, ranks: tuple[int, ...], command: Save, what: str) -> list[Saved]:
+        self.said.append((ranks, command))
+        assert what == "its part of the checkpoint"
+        own = self.recorder.drain(command.run(self.rank_state))  # type: ignore[arg-type]
+        return [own, *(command.result_of(Message(answer)) for _, answer in sorted(self.answers.items()))]
 
-    def answer(self, rank: int, number: int, what: str) -> Message:
-        assert (number, what) == (17, "its part of the checkpoint")
-        return Message(self.answers[rank])
+    def tell(self, ranks: tuple[int, ...], command: Load) -> Load:
+        self.said.append((ranks, command))
+        return command
 
-    @contextlib.contextmanager
-    def joining(self, action: str) -> Iterator[None]:
-        self.said.append(f"joining {action}")
-        yield
+    def do(self, told: Load) -> None:
+        self.recorder.drain(told.run(self.rank_state))  # type: ignore[arg-type]
 
     def trained(self, role: str) -> None:
         self.said.append(f"trained {role}")
@@ -84,7 +84,7 @@ def test_counts_of_all_ranks_and_digests_of_all_files_come_back(tmp_path: Path) 
     parts, leader = parts_of(3, answers)
     (tmp_path / "critic.masters-00001").write_bytes(b"another's")
     digests, state = parts.save(tmp_path)
-    assert leader.said == [((0, 1, 2), {"do": Do.SAVE, "folder": str(tmp_path)})]
+    assert leader.said == [((0, 1, 2), Save(str(tmp_path)))]
     assert state == {"counts": {"actor": COUNTS, "critic": COUNTS}}
     assert digests == {
         "actor.masters-00000": FileDigest(4, zlib.crc32(b"mine")),
@@ -105,10 +105,9 @@ def test_what_is_not_finite_on_any_rank_is_named_once_with_all_its_pieces(tmp_pa
 
 def test_after_loading_weights_go_where_they_are_used_and_references_follow(tmp_path: Path) -> None:
     parts, leader = parts_of(2, {})
-    parts.load(tmp_path, {"actor": COUNTS}, 4)
+    parts.load(tmp_path, {"actor": COUNTS}, torch.get_num_threads())
     assert leader.said == [
-        ((0, 1), {"do": Do.LOAD, "folder": str(tmp_path), "counts": {"actor": COUNTS}, "threads": 4}),
-        "joining load",
+        ((0, 1), Load(str(tmp_path), {"actor": COUNTS}, torch.get_num_threads())),
         "trained actor",
         "sync actor",
         "references None",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,16 @@ from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.models.parallel.transfer import Transfer
 from plait.policy.step import StepKind
-from plait.workers.commands import ScoreCall
+from plait.policy.turns import Turn
+from plait.workers import follower
+from plait.workers.commands import End, command_of
 from plait.workers.follower import FollowerLoop
 from plait.workers.lockstep_engine import LockstepEngine
-from plait.workers.messages import Do, Message, pack_requests
+from plait.workers.messages import Message
+from plait.workers.rank_state import RankState
 from plait.workers.status_file import StatusFile
+from plait.workers.upkeep import Version
+from plait.workers.words import Delivered, Forget, ForgetCall, Generate
 
 
 def request(uid: int, tokens: int) -> Request:
@@ -103,6 +109,10 @@ def team(peers: Any) -> Any:
     return SimpleNamespace(all=peers, pp=SimpleNamespace(index=0, size=1))
 
 
+def asks(requests: list[Request]) -> Generate:
+    return Generate("actor", requests)
+
+
 def never() -> None:
     raise AssertionError("there is nothing to wait for")
 
@@ -111,11 +121,11 @@ def test_a_step_begins_with_what_the_deciding_rank_has_heard() -> None:
     """The other one has heard of request 2 already, and takes it when the first has, in its third step."""
     pair = Pair(1, 2)
     for lockstep in pair.members:
-        lockstep.hear(4, [request(1, 5)])
-    pair.members[1].hear(6, [request(2, 1)])
+        lockstep.hear(4, asks([request(1, 5)]))
+    pair.members[1].hear(6, asks([request(2, 1)]))
     pair.step()
     pair.step()
-    pair.members[0].hear(6, [request(2, 1)])
+    pair.members[0].hear(6, asks([request(2, 1)]))
     pair.step()
     assert pair.engines[1].log == ["step with [1]", "step with [1]", "step with [1, 2]"]
     assert pair.sent == [8, 8, 8], "bytes to each other rank"
@@ -124,9 +134,9 @@ def test_a_step_begins_with_what_the_deciding_rank_has_heard() -> None:
 def test_a_rank_that_lags_waits_for_what_a_step_begins_with() -> None:
     pair = Pair(1, 2)
     first, second = pair.members
-    first.hear(4, [request(1, 5)])
-    first.hear(6, [request(2, 1)])
-    coming = iter([(4, [request(1, 5)]), (6, [request(2, 1)]), (9, [request(3, 1)])])
+    first.hear(4, asks([request(1, 5)]))
+    first.hear(6, asks([request(2, 1)]))
+    coming = iter([(4, asks([request(1, 5)])), (6, asks([request(2, 1)])), (9, asks([request(3, 1)]))])
     pair.step(never, lambda: second.hear(*next(coming)))
     assert pair.engines[1].log == ["step with [1, 2]"]
     assert next(coming)[0] == 9, "it has read no further"
@@ -140,11 +150,11 @@ def test_where_the_leader_is_in_an_instance_it_decides() -> None:
 def test_forgotten_requests_leave_at_the_same_step_and_what_came_behind_stays() -> None:
     pair = Pair(1, 2)
     for lockstep in pair.members:
-        lockstep.hear(4, [request(1, 50), request(2, 50)])
+        lockstep.hear(4, asks([request(1, 50), request(2, 50)]))
     pair.step()
     for lockstep in pair.members:
-        lockstep.hear(5, None)
-        lockstep.hear(6, [request(3, 2)])
+        lockstep.hear(5, Forget("actor"))
+        lockstep.hear(6, asks([request(3, 2)]))
     pair.step()
     pair.step()
     assert pair.engines[0].log == ["step with [1, 2]", "step with [3]", "step with [3]"]
@@ -153,19 +163,22 @@ def test_forgotten_requests_leave_at_the_same_step_and_what_came_behind_stays() 
 
 def test_samples_go_to_the_commands_that_asked_for_them() -> None:
     lockstep = LockstepEngine(Tokens(), team(SimpleNamespace(ranks=(1,), index=0, size=1)))  # type: ignore[arg-type]
-    lockstep.hear(4, [request(1, 1), request(2, 2)])
-    lockstep.hear(6, [request(3, 1)])
-    found = lockstep.step(never)
-    assert {number: [sample.prompt.uid for sample in samples] for number, samples in found.items()} == {4: [1], 6: [3]}
-    assert {number: [sample.prompt.uid for sample in samples] for number, samples in lockstep.step(never).items()} == {
-        4: [2]
-    }
+    lockstep.hear(4, asks([request(1, 1), request(2, 2)]))
+    lockstep.hear(6, asks([request(3, 1)]))
+    assert delivered(lockstep) == {4: [1], 6: [3]}
+    assert delivered(lockstep) == {4: [2]}
+
+
+def delivered(lockstep: LockstepEngine) -> dict[int, list[int]]:
+    """Command → prompts whose samples a step finishes."""
+    answers = {number: answer for number, answer in lockstep.step(never) if isinstance(answer, Delivered)}
+    return {number: [sample.prompt.uid for sample in answer.samples] for number, answer in answers.items()}
 
 
 class Call:
     """A call of three actions, which this rank has to itself."""
 
-    role, needs = "ref", (("ref", "score"),)
+    role, turn = "ref", Turn(0)
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.call, self._log = name, log
@@ -174,6 +187,7 @@ class Call:
         return Layout.on((1,))
 
     def run(self, parts: Any) -> Iterator[Any]:
+        yield SimpleNamespace(action="")
         for number in range(3):
             self._log.append(f"{self.call} {number}")
             yield SimpleNamespace(action="", kind="", tokens=0, bytes=0)
@@ -191,17 +205,26 @@ class Rank:
         self.log: list[str] = []
         self.answers: list[int] = []
         self.coming: list[tuple[int, Message]] = []
-        monkeypatch.setattr(ScoreCall, "of", lambda message: Call(message.header["call"], self.log))
+        monkeypatch.setattr(follower, "command_of", self._command_of)
+        monkeypatch.setattr(follower, "ScoreCall", Call)
         offloads = SimpleNamespace(units=(1,) if leaves else (), want=lambda *needs: None)
         alone = team(SimpleNamespace(ranks=(1,), index=0, size=1))
         roles = {"actor": SimpleNamespace(engine=Tokens(self.log), instance=alone, mover=None)}
-        self._parts: Any = SimpleNamespace(rank=1, offloads=offloads, roles=roles, flow=None)
+        state: Any = SimpleNamespace(rank=1, offloads=offloads, roles=roles, flow=None, listeners={})
+        state.take = lambda number, command: RankState.take(state, number, command)
+        self._parts = state
 
-    def command(self, after: int, number: int, do: Do, **header: Any) -> None:
-        self.coming.append((after, Message({"do": do, "number": number, "at": 1, **header})))
+    def _command_of(self, message: Message, flow: Any) -> Any:
+        return Call(message.header["call"], self.log) if message.kind == "score" else command_of(message, flow)
+
+    def command(self, after: int, number: int, command: Any) -> None:
+        self.coming.append((after, replace(command.to_message(), number=number, step=1)))
+
+    def scores(self, after: int, number: int, call: str) -> None:
+        self.coming.append((after, Message({"call": call}, (), "score", number, 1)))
 
     def asks(self, after: int, number: int, *requests: Request) -> None:
-        self.command(after, number, Do.GENERATE, role="actor", requests=pack_requests(requests))
+        self.command(after, number, Generate("actor", requests))
 
     def poll(self, sources: list[int]) -> tuple[int, Message] | None:
         return self.receive(sources) if self.coming and self.coming[0][0] <= len(self.log) else None
@@ -210,7 +233,8 @@ class Rank:
         return 0, self.coming.pop(0)[1]
 
     def send(self, to: int, message: Message, what: str) -> None:
-        self.answers.append(message.header["answers"])
+        assert message.number is not None, "an answer says what it answers"
+        self.answers.append(message.number)
 
     def serve(self) -> None:
         transport: Any = self
@@ -220,9 +244,9 @@ class Rank:
 def test_a_rank_scores_and_generates_in_turns_and_takes_requests_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
     rank.asks(0, 1, request(1, 4))
-    rank.command(0, 2, Do.SCORE, call="score")
+    rank.scores(0, 2, "score")
     rank.asks(3, 3, request(2, 1))
-    rank.command(100, 4, Do.END)
+    rank.command(100, 4, End())
     rank.serve()
     assert rank.log == [
         *("step with [1]", "step with [1]", "score 0"),  # its first turn brings what the call needs to the device
@@ -235,11 +259,11 @@ def test_what_a_rank_does_for_nobody_ends_at_once(monkeypatch: pytest.MonkeyPatc
     """A sample of 50 tokens is forgotten after two, a call of three actions after one; another ends with the run."""
     rank = Rank(monkeypatch)
     rank.asks(0, 1, request(1, 50))
-    rank.command(2, 2, Do.FORGET, role="actor", call=None)
-    rank.command(2, 3, Do.SCORE, call="one")
-    rank.command(3, 4, Do.FORGET, role=None, call=3)
-    rank.command(3, 5, Do.SCORE, call="two")
-    rank.command(5, 6, Do.END)
+    rank.command(2, 2, Forget("actor"))
+    rank.scores(2, 3, "one")
+    rank.command(3, 4, ForgetCall(3))
+    rank.scores(3, 5, "two")
+    rank.command(5, 6, End())
     rank.serve()
     assert rank.log == ["step with [1]", "step with [1]", "one 0", "two 0", "two 1"]
     assert rank.answers == []
@@ -250,9 +274,9 @@ def test_new_weights_wait_for_samples_in_flight_and_what_comes_behind_waits_for_
 ) -> None:
     rank = Rank(monkeypatch)
     rank.asks(0, 1, request(1, 2))
-    rank.command(0, 2, Do.VERSION, role="actor", version=5)
-    rank.command(0, 3, Do.SCORE, call="score")
-    rank.command(100, 4, Do.END)
+    rank.command(0, 2, Version("actor", 5))
+    rank.scores(0, 3, "score")
+    rank.command(100, 4, End())
     rank.serve()
     assert rank.log == ["step with [1]", "step with [1]", "version 5", "score 0", "score 1", "score 2"]
 
@@ -261,8 +285,8 @@ def test_where_weights_leave_the_device_one_work_waits_for_the_other(monkeypatch
     """The plan has counted on the memory. Requests join what is at work all the same."""
     rank = Rank(monkeypatch, leaves=True)
     rank.asks(0, 1, request(1, 2))
-    rank.command(0, 2, Do.SCORE, call="score")
+    rank.scores(0, 2, "score")
     rank.asks(1, 3, request(2, 1))
-    rank.command(100, 4, Do.END)
+    rank.command(100, 4, End())
     rank.serve()
     assert rank.log == ["step with [1]", "step with [1, 2]", "score 0", "score 1", "score 2"]

@@ -16,8 +16,9 @@ from plait.dataflow import Column, Level, Score, TrainOptions
 from plait.layout.mesh import Layout
 from plait.schedule.placements import RolePlacement
 from plait.workers.announcer import Announcer
-from plait.workers.commands import ScoreCall, TrainCall
 from plait.workers.messages import Message, pack_rows
+from plait.workers.score_call import ScoreCall
+from plait.workers.train_calls import TrainCall
 
 ADVANTAGES, LOGPROBS, MASK = (Column(name, Level.TOKEN, 0, place) for place, name in enumerate(("adv", "ref", "mask")))
 STUB_BYTES = 6
@@ -55,7 +56,7 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
     layout = Layout.on(tuple(range(ranks)), dp=ranks // tp, tp=tp)
     place = RolePlacement("actor", train=layout, score=layout)
     state: Any = SimpleNamespace(
-        places={"actor": place}, recipe=SimpleNamespace(seed=0), copies={}, pair_tokens={"actor": 0.0}
+        places={"actor": place}, recipe=SimpleNamespace(seed=0), copies={}, held_copies={}, pair_tokens={"actor": 0.0}
     )
     inputs = {"advantages": ADVANTAGES, "ref_logprobs": LOGPROBS, "mask": MASK}
     node: Any = SimpleNamespace(id=3, call="actor.train", role="actor", inputs=inputs, training=TrainOptions())
@@ -63,7 +64,7 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
     transport = Counted()
     anything: Any = SimpleNamespace(step=1)
     announcer = Announcer(state, transport, anything, anything)  # pyright: ignore[reportArgumentType]
-    announcer.tell(range(ranks), call.messages(state))
+    announcer.send(range(ranks), call.messages(state))
     return transport.sent_bytes
 
 

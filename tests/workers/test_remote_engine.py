@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,9 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
-from plait.workers.messages import Message, pack_samples
+from plait.workers.messages import Message
 from plait.workers.remote_engine import RemoteEngine
+from plait.workers.words import Delivered, Generate
 
 
 def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:
@@ -37,7 +39,7 @@ class Ranks:
             moves_samples=False,
         )
         self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext())
-
+        self.fresh = self
         self.has_fresh_weights = True
 
     def is_fresh(self, role: str, mode: str) -> bool:
@@ -46,9 +48,9 @@ class Ranks:
     def sync_weights(self, role: str, mode: str) -> None:
         """Weights are where they are."""
 
-    def tell(self, ranks: tuple[int, ...], message: Message, copies: Any) -> int:
-        self.told.append((ranks, [one["uid"] for one in message.header["requests"]]))
-        return len(self.told)
+    def tell(self, ranks: tuple[int, ...], command: Generate, copies: Any) -> Any:
+        self.told.append((ranks, [request.prompt.uid for request in command.requests]))
+        return SimpleNamespace(number=len(self.told))
 
     def poll(self, sources: list[int], wait_s: float, what: str, *, answers: Any) -> tuple[int, Message] | None:
         return self.coming.pop(0) if self.coming else None
@@ -56,8 +58,7 @@ class Ranks:
     def finish(self, rank: int, *asked: Request) -> None:
         """All samples of these requests are on their way from this rank."""
         samples = [Sample(r.prompt, i, (), (), "", FinishReason.STOP) for r in asked for i in range(r.num_samples)]
-        message = pack_samples(samples, {})
-        self.coming.append((rank, Message({**message.header, "answers": 1}, message.arrays)))
+        self.coming.append((rank, replace(Delivered(samples, {}).to_message(), number=1)))
 
 
 def engine_of(ranks: Any) -> RemoteEngine:

@@ -8,8 +8,7 @@ from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.policy.migration import Bounds
 from plait.workers.dealing import Outstanding
-from plait.workers.gathering import Gathering, Stage
-from plait.workers.messages import Message
+from plait.workers.gathering import Gathering, Left, Stage
 from plait.workers.remote_moves import RemoteMoves
 
 COMMAND = 7
@@ -44,7 +43,7 @@ def test_samples_count_in_their_target_until_the_source_says_which_stayed() -> N
     assert dict(told[0].numbers) == {0: 10}, "they are delivered under the command that asked for them"
     assert outstanding.running(2) == (1, 3)
     assert (moves.is_moving, moves.instances, moves.numbers, moves.moved_s) == (True, {0, 1}, {COMMAND}, None)
-    moves.heard(COMMAND, 0, Message({"left": [[0, 1]]}))
+    moves.heard(COMMAND, 0, Left([(0, 1)]))
     assert moves.unfinished == (((0, 0), (0, 2)), ((0, 1), (1, 0)))
     assert not moves.is_moving
     assert moves.moved_s is not None
@@ -75,7 +74,7 @@ def test_what_is_left_is_gathered_where_it_has_room_and_goes_back_nowhere() -> N
     assert pairs == {(1, 0): [(1, 0)]}
     assert moves.gathering(Bounds(2, 9)) == {}, "no instance takes all three"
     moves.move(pairs)
-    moves.heard(COMMAND, 1, Message({"left": [[1, 0]]}))
+    moves.heard(COMMAND, 1, Left([(1, 0)]))
     assert moves.gathering(Bounds(8, 9)) == {}, "one instance has all"
     outstanding.where[8, 0] = outstanding.where[8, 1] = 1
     outstanding.prompts[8] = Prompt(8, "", (1,))

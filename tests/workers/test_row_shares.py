@@ -19,9 +19,10 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.placements import RolePlacement
 from plait.training.row_shares import shares_of
-from plait.workers.commands import ScoreCall, TrainCall
 from plait.workers.messages import Message
 from plait.workers.row_stubs import pack_shares, unpack_share
+from plait.workers.score_call import ScoreCall
+from plait.workers.train_calls import TrainCall
 from tests.runs.plans import tokens_of, write_plan
 
 WEIGHTS, SCORE, MASK = (

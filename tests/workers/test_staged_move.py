@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.data.records import Prompt
-from plait.workers.gathering import Gathering, Stage, by_pair, of_pairs
+from plait.workers.gathering import Gathering, Left, Said, Stage, Through, by_pair, move_word_of, of_pairs
 from plait.workers.messages import Message
 from plait.workers.staged_move import StagedMove
 
@@ -12,9 +12,8 @@ WHERE = {(5, 0): 0, (5, 1): 0, (6, 0): 1, (7, 0): 2}
 MOVE = Gathering(PAIRS, {5: 11, 6: 12}, frozenset({(5, 1)}), move=3, prompts=(Prompt(5, "", (1, 2)),))
 
 
-def word(stage: str, *pairs: tuple[int, int]) -> Message:
-    said = by_pair({pair: Message({"of": list(pair)}) for pair in pairs})
-    return Message({stage: said.header}, said.arrays)
+def word(stage: Stage, *pairs: tuple[int, int]) -> Said:
+    return Said(stage, {pair: Message({"of": list(pair)}) for pair in pairs})
 
 
 def due(move: StagedMove, where: dict[tuple[int, int], int] = WHERE) -> Stage | None:
@@ -33,9 +32,9 @@ def test_a_move_at_once_is_one_command() -> None:
     move = StagedMove(MOVE, ahead=False)
     assert told(move, 20).stage is Stage.REST
     assert (due(move), set(move.numbers), move.is_over) == (None, {20}, False)
-    move.heard(20, 1, Message({"left": []}))
+    move.heard(20, 1, Left([]))
     assert not move.is_over
-    move.heard(20, 0, Message({"left": []}))
+    move.heard(20, 0, Left([]))
     assert move.is_over
 
 
@@ -45,21 +44,21 @@ def test_what_goes_ahead_waits_for_one_word_after_the_other() -> None:
     move = StagedMove(MOVE, ahead=True)
     assert told(move, 20).concerned == {2}
     assert due(move) is None
-    move.heard(20, 2, word("here", (0, 2), (1, 2)))
+    move.heard(20, 2, word(Stage.HERE, (0, 2), (1, 2)))
     give = told(move, 21)
     assert (give.stage, give.concerned) == (Stage.GIVE, {0, 1})
     assert {pair: message.header for pair, message in give.said.items()} == {
         (0, 2): {"of": [0, 2]},
         (1, 2): {"of": [1, 2]},
     }
-    move.heard(21, 1, word("give", (1, 2)))
-    move.heard(21, 1, Message({"through": True}))
+    move.heard(21, 1, word(Stage.GIVE, (1, 2)))
+    move.heard(21, 1, Through())
     assert due(move) is None, "the other source has not begun"
-    move.heard(21, 0, word("give", (0, 2)))
+    move.heard(21, 0, word(Stage.GIVE, (0, 2)))
     take = told(move, 22)
     assert (take.stage, take.concerned, take.said.keys()) == (Stage.TAKE, {2}, PAIRS.keys())
     assert due(move) is None, "it is not through"
-    move.heard(21, 0, Message({"through": True}))
+    move.heard(21, 0, Through())
     rest = move.due({(5, 1): 0, (6, 0): 1})
     assert rest is not None
     assert rest.pairs == {(0, 2): [(5, 1)], (1, 2): [(6, 0)]}, "the first has ended"
@@ -68,10 +67,18 @@ def test_what_goes_ahead_waits_for_one_word_after_the_other() -> None:
 
 def test_a_command_is_as_it_was_behind_its_message() -> None:
     """Arrays of what instances have said included."""
-    said = Message({"a": 1}, Gathering({}, {}).to_message("actor").arrays)
+    said = Message({"a": 1}, Gathering({}, {}).to_message().arrays)
     stage = Gathering(PAIRS, {5: 11}, frozenset({(5, 1)}), Stage.GIVE, 3, (Prompt(5, "", (1, 2)),), {(0, 2): said})
-    found = Gathering.of(stage.to_message("actor"))
+    found = Gathering.of(stage.to_message())
     assert (found.pairs, found.numbers, found.recompute) == (PAIRS, {5: 11}, {(5, 1)})
     assert (found.stage, found.move, found.prompts[0].token_ids) == (Stage.GIVE, 3, (1, 2))
     assert found.said[0, 2].header == {"a": 1}
     assert of_pairs(by_pair({})) == {}
+
+
+def test_words_of_a_move_are_as_they_were_behind_their_messages() -> None:
+    for said in (Left([(5, 1)]), Through()):
+        assert move_word_of(said.to_message()) == said
+    found = move_word_of(word(Stage.GIVE, (0, 2)).to_message())
+    assert isinstance(found, Said)
+    assert (found.stage, found.of_pairs[0, 2].header) == (Stage.GIVE, {"of": [0, 2]})

@@ -25,6 +25,10 @@ class Turn:
     """The turn in which this rank last went on; 0: never."""
 
 
+ALONE = Turn(0, is_alone=True)
+"""Of what must be alone, before it has its number."""
+
+
 def next_turn(works: Sequence[Turn]) -> int:
     """The number of the work that goes on.
 

@@ -199,9 +199,6 @@ class VllmEngine:
         self.policy_version = version
         self._is_behind = True
 
-    def take_use(self) -> None:
-        """Its stages are vLLM's own to watch."""
-
     def give_up(self) -> None:
         """Nobody waits for the samples any longer: they are forgotten."""
         if not self.has_work:

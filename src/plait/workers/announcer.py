@@ -7,28 +7,108 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
 
 from plait.layout.mesh import Layout
+from plait.policy.turns import Turn
 from plait.schedule.plan import Mode
-from plait.schedule.work import MOVED_ON, Done, Work, to_the_end
-from plait.workers.messages import Do, Message
-from plait.workers.offload_manager import Need
-from plait.workers.rank_state import RankState
+from plait.schedule.work import MOVED_ON, Done, Work, nothing, to_the_end
+from plait.training.optimizer import AVERAGED
+from plait.workers.freshness import Copy, Freshness
+from plait.workers.messages import Message, Plain
+from plait.workers.rank_state import RankState, Task
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
+from plait.workers.words import ForgetCall, Report, Word
 
 
-class Call(Protocol):
-    """What a role is asked to compute, or several together, as a value that travels (`commands`)."""
+@dataclass(frozen=True)
+class Move(Plain):
+    """Weights of a role, from its home to some of its copies, by their numbers in `RankState.copies`."""
+
+    role: str
+    numbers: Sequence[int]
+
+    kind: ClassVar[str] = "move"
+
+    def run(self, rank_state: RankState) -> Work[None]:
+        return rank_state.moving_all(self.role, self.numbers)
+
+
+@dataclass(frozen=True)
+class Follow(Plain):
+    """A role's weights are brought towards those of the role that it follows.
+
+    share: of the other's weights as they are, in the average of them that the role becomes; None: the average stays as
+           it is, and the role's weights become what it says
+    """
+
+    role: str
+    share: float | None
+
+    kind: ClassVar[str] = "follow"
+
+    def run(self, rank_state: RankState) -> Work[None]:
+        role, rank = self.role, rank_state.rank
+        plan = rank_state.follow_moves.get(role)
+        if plan is None:
+            return
+        followed = rank_state.follows[role]
+        train, home = rank_state.places[followed].train, rank_state.places[role].home
+        trains = train is not None and rank in train.mesh.ranks
+        rank_state.offloads.want(*([(followed, "train")] if trains else []), (role, "home"))
+        buffers: dict[str, Tensor] = {}
+        if trains:
+            optimizer = rank_state.optimizers.trained[followed][0].optimizer
+            if self.share is not None:
+                optimizer.average(self.share)
+            buffers[AVERAGED] = optimizer.buffers()[AVERAGED]
+        if rank in home.mesh.ranks:
+            buffers |= rank_state.roles[role].buffers
+        yield from rank_state.moving_by(plan, buffers, f"{role}.follow")
+
+
+class Upkeep(Task, Protocol):
+    """What has no call of the flow behind it (`upkeep`); the same for all ranks."""
+
+    @property
+    def role(self) -> str:
+        """Whose weights it is about; empty: those of all."""
+        ...
+
+    def to_message(self) -> Message: ...
+
+
+class Asks(Upkeep, Protocol):
+    """Upkeep that every rank answers."""
+
+    @staticmethod
+    def result_of(message: Message) -> Any: ...
+
+
+def name_of(command: Upkeep | Word) -> str:
+    """For the status of who does it."""
+    return f"{command.role}.weights ({command.kind})" if command.role else command.kind
+
+
+class Call(Task, Protocol):
+    """What a role is asked to compute, or several together (`calls`)."""
 
     @property
     def role(self) -> str: ...
 
     @property
     def call(self) -> str: ...
+
+    @property
+    def turn(self) -> Turn:
+        """What a rank knows of it as a work, but for its number and who else has a part."""
+        ...
 
     @property
     def copied(self) -> Mode | None:
@@ -40,30 +120,30 @@ class Call(Protocol):
         """Roles whose weights are others afterwards."""
         ...
 
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        """What must be on the device."""
-        ...
-
     def layout(self, rank_state: RankState) -> Layout: ...
-
-    def run(self, rank_state: RankState) -> Work[Any]:
-        """This rank's part of it."""
-        ...
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader."""
         ...
 
     @staticmethod
-    def answer(result: Any) -> Message: ...
-
-    @staticmethod
     def result_of(message: Message) -> Any: ...
 
 
+@dataclass(frozen=True)
+class Told:
+    """A command that ranks have been told, by its number, which every answer to it has."""
+
+    number: int
+    name: str
+    own: Work[Any] | None
+    """The leader's part; None: it has none."""
+    is_joint: bool
+    """Whether others have one."""
+
+
 class Announcer:
-    """The leader's word to all ranks.
+    """The leader's word to all ranks, itself among them.
 
     Args:
         rank_state: the leader's.
@@ -77,16 +157,7 @@ class Announcer:
         self.transport = transport
         self.recorder = recorder
         self.status = status
-        self._dropped = {
-            (role, number)
-            for role, copies_of_role in rank_state.copies.items()
-            for number, copies in enumerate(copies_of_role)
-            if copies.after == "drop"
-        }
-        """Copies (a role, a number in `RankState.copies`) that leave before a command that does not need them."""
-        self.stale = set(self._dropped)
-        """Copies without the role's weights as they are: it has been trained since they were moved, or they may have
-        been dropped."""
+        self.fresh = Freshness(rank_state.copies, rank_state.held_copies)
         self._numbers = itertools.count()
         self._together: dict[int, str] = {}
         """What this rank and others are in the middle of, and the others cannot end alone; by number."""
@@ -96,81 +167,93 @@ class Announcer:
         """Calls that score on other ranks alone: number → those ranks."""
 
     def tell(
-        self,
-        ranks: Collection[int],
-        message: Message | Mapping[int, Message],
-        copies: Collection[tuple[str, int]] | None = frozenset(),
-    ) -> int:
-        """Announce a command to these ranks. The leader may be among them: it does its part itself.
+        self, ranks: Collection[int], command: Upkeep | Word, copies: Collection[Copy] | None = frozenset()
+    ) -> Told:
+        """Announce a command to these ranks, the leader among them or not.
 
         Args:
-            message: the command; or that of each rank but the leader.
             copies: that are needed for it; None: it leaves what is on the devices as it is.
-
-        Returns:
-            The number of the command, which every answer to it has.
         """
+        return self._tell(ranks, command, name_of(command), command.to_message(), copies)
+
+    def _tell(
+        self,
+        ranks: Collection[int],
+        command: Task | Word,
+        name: str,
+        messages: Message | Mapping[int, Message],
+        copies: Collection[Copy] | None,
+    ) -> Told:
         if copies is not None:
-            told = {(role, n) for role, n in self._dropped if not self._held(role, n).isdisjoint(ranks)}
-            self.stale |= told - set(copies)
+            self.fresh.told(ranks, copies)
+        number = self.send(ranks, messages)
+        own = self.rank_state.take(number, command) if LEADER in ranks else None
+        return Told(number, name, own, len(ranks) > 1)
+
+    def send(self, ranks: Collection[int], messages: Message | Mapping[int, Message]) -> int:
+        """Send a command, or that of each, to those of these ranks that are not this one; its number."""
         number = next(self._numbers)
         for rank in sorted(set(ranks) - {LEADER}):
-            mine = message if isinstance(message, Message) else message[rank]
-            numbered = Message({**mine.header, "at": self.recorder.step, "number": number}, mine.arrays)
-            self.transport.send(rank, numbered, str(mine.header["do"]))
+            message = messages if isinstance(messages, Message) else messages[rank]
+            self.transport.send(rank, replace(message, number=number, step=self.recorder.step), message.kind)
         return number
 
-    def _held(self, role: str, number: int) -> set[int]:
-        """Ranks that have some of these copies."""
-        return {rank for rank, _ in self.rank_state.copies[role][number].parts}
+    def ask(self, ranks: Collection[int], command: Asks, what: str) -> list[Any]:
+        """Have ranks, the leader among them, do what they answer; the answers, in the order of the ranks."""
+        told = self.tell(ranks, command)
+        assert told.own is not None, f"the leader asks others alone for {what}"
+        with self.status.doing(told.name):
+            own = self.recorder.drain(told.own)
+            others = [self._answer(rank, told.number, what) for rank in sorted(set(ranks) - {LEADER})]
+        return [own, *map(command.result_of, others)]
 
-    def answer(self, rank: int, number: int, what: str) -> Message:
-        """The next answer of a rank to the command of this number."""
+    def _answer(self, rank: int, number: int, what: str) -> Message:
         return self.transport.receive([rank], what, WAIT_S, answers={number})[1]
 
     def calling(self, call: Call) -> Work[Any]:
         """A call, which is announced with the first `next()`; its result is that of the trainer."""
         ranks = call.layout(self.rank_state).mesh.ranks
         with self.status.doing(call.call):
-            number = self._announce(call, ranks)
+            told = self._announce(call, ranks)
+        if told.own is not None:
+            return (yield from self._joined(told))
         yield MOVED_ON
-        if LEADER in ranks:
-            result = yield from self.status.through(call.call, call.run(self.rank_state))
-            self._together.pop(number, None)
-            return result
         while True:
-            if not self.transport.has(ranks[0], number):
+            if not self.transport.has(ranks[0], told.number):
                 yield None
                 continue
             with self.status.doing(call.call):
-                answer = self.answer(ranks[0], number, call.call)
-            if "count" not in answer.header:
+                answer = self._answer(ranks[0], told.number, call.call)
+            if answer.kind != Report.kind:
                 break
-            yield Done(units=answer.header["count"])
-        self._elsewhere.pop(number, None)
+            yield Done(units=Report.of(answer).count)
+        self._elsewhere.pop(told.number, None)
         return call.result_of(answer)
 
-    def _announce(self, call: Call, ranks: Collection[int]) -> int:
-        """Returns the number of the command."""
+    def _joined(self, told: Told) -> Work[Any]:
+        """The leader's part of a command, which others may wait for."""
+        assert told.own is not None, f"the leader has no part in {told.name}"
+        if told.is_joint:
+            self._together[told.number] = told.name
+        result = yield from self.status.through(told.name, told.own)
+        self._together.pop(told.number, None)
+        return result
+
+    def do(self, told: Told, role: str = "") -> Any:
+        """The leader's part of a command, if it has one, in one go; its result."""
+        return None if told.own is None else self.recorder.drain(self._joined(told), role)
+
+    def _announce(self, call: Call, ranks: Sequence[int]) -> Told:
         for role in call.trained:
-            self.trained(role)
-        if call.copied is None:
-            number = self.tell(ranks, call.messages(self.rank_state))
-        else:
+            self.fresh.trained(role)
+        needed: Collection[Copy] = ()
+        if call.copied is not None:
             self.sync_weights(call.role, call.copied)
             needed = self.rank_state.copies_for(call.role, call.copied)
-            number = self.tell(ranks, call.messages(self.rank_state), needed)
-        if LEADER in ranks:
-            self.rank_state.offloads.want(*call.needs)
-            if len(ranks) > 1:
-                self._together[number] = call.call
-        elif call.copied is not None:
-            self._elsewhere[number] = tuple(ranks)
-        return number
-
-    def trained(self, role: str) -> None:
-        """What changes the weights of the role has been announced."""
-        self.stale |= {(role, number) for number in range(len(self.rank_state.copies[role]))}
+        told = self._tell(ranks, call, call.call, call.messages(self.rank_state), needed)
+        if told.own is None and call.copied is not None:
+            self._elsewhere[told.number] = tuple(ranks)
+        return told
 
     def sync_weights(self, role: str, mode: Mode | None = None) -> None:
         """`syncing_weights` in one go; None publishes the weights to what generates."""
@@ -180,48 +263,29 @@ class Announcer:
         """Have a role's weights brought to where they are needed for a mode, if they are not there as they are, and may
         be (`RankState.held_copies`); None: to all copies that stay on their devices. It is announced at once; the
         leader's part is an action per `next()`."""
-        copies, numbers = self.rank_state.copies[role], self._behind(role, mode)
-        movers = {rank for number in numbers for rank in copies[number].ranks}
+        numbers = self.fresh.behind(role, mode)
+        if not numbers:
+            return nothing()
+        copies = [self.rank_state.copies[role][number] for number in numbers]
         moved = {(role, number) for number in numbers}
-        if moved:
-            self.tell(movers, Message({"do": Do.MOVE, "role": role, "numbers": numbers}), moved)
-            self.stale -= moved
-        place = next(self._numbers)
-        self._moves[place] = self._moving(place, role, numbers if LEADER in movers else [])
-        return self._moves[place]
+        told = self.tell({rank for each in copies for rank in each.ranks}, Move(role, numbers), moved)
+        self.fresh.moved(moved)
+        if told.own is None:
+            return nothing()
+        self._moves[told.number] = self._moving(told, role)
+        return self._moves[told.number]
+
+    def _moving(self, told: Told, role: str) -> Work[None]:
+        yield from self._joined(told)
+        del self._moves[told.number]
 
     def sync_references(self, share: float | None) -> None:
-        """Bring the weights of roles that follow another towards those of that role; see `RankState.following`."""
+        """Bring the weights of roles that follow another towards those of that role; see `Follow`."""
         places = self.rank_state.places
         for role, followed in self.rank_state.follows.items():
-            ranks = {*places[followed].ranks, *places[role].ranks}
-            self.tell(ranks, Message({"do": Do.FOLLOW, "role": role, "share": share}))
-            self.trained(role)
-            if LEADER in ranks:
-                with self.joining(f"{role}.follow"):
-                    self.recorder.drain(self.rank_state.following(role, share), role)
-
-    def _moving(self, place: int, role: str, numbers: Sequence[int]) -> Work[None]:
-        if numbers:
-            self._together[place] = name = f"{role}.weights (move)"
-            yield from self.status.through(name, self.rank_state.moving_all(role, numbers))
-            del self._together[place]
-        del self._moves[place]
-
-    def is_fresh(self, role: str, mode: Mode) -> bool:
-        """Whether a role's weights are, as they are, where they are needed for a mode."""
-        return not self._behind(role, mode)
-
-    def _behind(self, role: str, mode: Mode | None) -> list[int]:
-        """Numbers of the copies that `sync_weights` has to bring."""
-        held = () if mode is None else self.rank_state.held_copies[role]
-        return [
-            number
-            for number, copies in enumerate(self.rank_state.copies[role])
-            if (role, number) in self.stale
-            and number not in held
-            and (copies.after == "keep" if mode is None else mode in copies.modes)
-        ]
+            told = self.tell({*places[followed].ranks, *places[role].ranks}, Follow(role, share))
+            self.fresh.trained(role)
+            self.do(told, role)
 
     @contextlib.contextmanager
     def joining(self, action: str) -> Iterator[None]:
@@ -244,5 +308,5 @@ class Announcer:
     def forget(self) -> None:
         """After an error: nobody waits for the calls that score elsewhere."""
         for number, ranks in self._elsewhere.items():
-            self.tell(ranks, Message({"do": Do.FORGET, "role": None, "call": number}), None)
+            self.send(ranks, ForgetCall(number).to_message())
         self._elsewhere.clear()

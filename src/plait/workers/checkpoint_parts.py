@@ -8,11 +8,9 @@ from typing import Any
 
 from plait.checkpoint.digests import digest_of
 from plait.checkpoint.store import FileDigest
-from plait.models.files.finite import Broken
 from plait.workers.announcer import Announcer
-from plait.workers.messages import Do, Message
 from plait.workers.optimizer_state import refuse_broken
-from plait.workers.ranks import LEADER
+from plait.workers.upkeep import Load, Save, Saved
 
 
 class CheckpointParts:
@@ -25,7 +23,7 @@ class CheckpointParts:
     def __init__(self, announcer: Announcer, num_ranks: int) -> None:
         self._announcer = announcer
         self._state = announcer.rank_state
-        self._others = tuple(range(1, num_ranks))
+        self._ranks = tuple(range(num_ranks))
 
     def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
         """Have each rank write its part of the optimizers' state to an empty folder (`checkpoint.store.WriteParts`).
@@ -36,24 +34,17 @@ class CheckpointParts:
         Raises:
             RunError: a file could not be written, or what a rank has is not finite.
         """
-        number = self._announcer.tell((LEADER, *self._others), Message({"do": Do.SAVE, "folder": str(folder)}))
-        with self._announcer.status.doing("save"):
-            counts, broken = self._announcer.recorder.drain(self._state.optimizers.saving(folder))
-            for rank in self._others:
-                header = self._announcer.answer(rank, number, "its part of the checkpoint").header
-                counts |= header["counts"]
-                broken += [Broken(*values) for values in header["broken"]]
+        saved: list[Saved] = self._announcer.ask(self._ranks, Save(str(folder)), "its part of the checkpoint")
+        counts = {role: of_role for part in saved for role, of_role in part.counts.items()}
+        broken = [each for part in saved for each in part.broken]
         refuse_broken(broken)
         return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
 
     def load(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None, threads: int) -> None:
         """Have each rank read its part from a checkpoint of any plan, and bring all weights to where they are used."""
-        header = {"do": Do.LOAD, "folder": str(folder), "counts": counts, "threads": threads}
-        self._announcer.tell((LEADER, *self._others), Message(header))
-        with self._announcer.joining("load"):
-            self._announcer.recorder.drain(self._state.optimizers.loading(folder, counts))
+        self._announcer.do(self._announcer.tell(self._ranks, Load(str(folder), counts, threads)))
         for role, place in self._state.places.items():
             if place.train is not None:
-                self._announcer.trained(role)
+                self._announcer.fresh.trained(role)
                 self._announcer.sync_weights(role)
         self._announcer.sync_references(None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from plait.data.records import Prompt
 from plait.policy.step import Key
-from plait.workers.messages import Do, Message
+from plait.workers.messages import Message, Plain
 
 Pair = tuple[int, int]
 """Numbers of two instances: source and target."""
@@ -73,13 +73,10 @@ class Gathering:
             case Stage.REST:
                 return self.instances
 
-    def to_message(self, role: str) -> Message:
-        """The command."""
+    def to_message(self) -> Message:
         pairs = [[*pair, [list(key) for key in keys]] for pair, keys in sorted(self.pairs.items())]
         said = by_pair(self.said)
         header = {
-            "do": Do.MIGRATE,
-            "role": role,
             "pairs": pairs,
             "numbers": [list(item) for item in self.numbers.items()],
             "recompute": [list(key) for key in sorted(self.recompute)],
@@ -102,6 +99,54 @@ class Gathering:
             [Prompt(uid, "", tuple(token_ids)) for uid, token_ids in header["prompts"]],
             of_pairs(Message(header["said"], message.arrays)),
         )
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an instance says of each pair in a stage: HERE, GIVE."""
+
+    stage: Stage
+    of_pairs: Mapping[Pair, Message]
+
+    kind: ClassVar[str] = "said"
+
+    def to_message(self) -> Message:
+        together = by_pair(self.of_pairs)
+        return Message({"stage": self.stage.value, "of": together.header}, together.arrays, self.kind)
+
+    @classmethod
+    def of(cls, message: Message) -> Said:
+        return cls(Stage(message.header["stage"]), of_pairs(Message(message.header["of"], message.arrays)))
+
+
+@dataclass(frozen=True)
+class Through(Plain):
+    """All that an instance has given ahead is on the other side."""
+
+    kind: ClassVar[str] = "through"
+
+
+@dataclass(frozen=True)
+class Left(Plain):
+    """REST: the samples that an instance has given away. Those that had ended, or had not begun, stay."""
+
+    keys: Sequence[Key]
+
+    kind: ClassVar[str] = "left"
+
+    @classmethod
+    def of(cls, message: Message) -> Left:
+        return cls([(uid, index) for uid, index in message.header["keys"]])
+
+
+MoveWord = Said | Through | Left
+"""What an instance says of a move."""
+_MOVE_WORDS: Mapping[str, type[MoveWord]] = {word.kind: word for word in (Said, Through, Left)}
+
+
+def move_word_of(message: Message) -> MoveWord:
+    """What its wire form says."""
+    return _MOVE_WORDS[message.kind].of(message)
 
 
 def by_pair(messages: Mapping[Pair, Message]) -> Message:
@@ -135,6 +180,6 @@ class GathersSamples(Protocol):
         """Whether all that the rank has given ahead is on the other side."""
         ...
 
-    def do(self, gathering: Gathering) -> Message | None:
+    def do(self, gathering: Gathering) -> MoveWord | None:
         """Do this rank's part of a stage; what its instance tells the leader of it."""
         ...

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from plait.data.records import Sample
 from plait.workers.announcer import Announcer
-from plait.workers.messages import Do, Message, pack_samples
-from plait.workers.rank_state import RankState
 from plait.workers.ranks import LEADER
+from plait.workers.upkeep import Recall
 
 
 class KnownTexts:
@@ -22,15 +21,5 @@ class KnownTexts:
         rank_state = self._announcer.rank_state
         instances = [layout.mesh.ranks for layout in rank_state.places[role].generate]
         told = [ranks[0] for ranks in instances if LEADER not in ranks]
-        said = pack_samples(samples, {})
-        self._announcer.tell(told, Message({**said.header, "do": Do.RECALL, "role": role}, said.arrays), None)
-        if any(LEADER in ranks for ranks in instances):
-            recall_here(rank_state, role, samples)
-
-
-def recall_here(rank_state: RankState, role: str, samples: Sequence[Sample]) -> None:
-    """This rank's engine of the role may guess from them."""
-    engine = rank_state.roles[role].engine
-    assert engine is not None, f"role {role} has no engine on rank {rank_state.rank}"
-    for sample in samples:
-        engine.speculates.recall(sample.prompt.token_ids, sample.token_ids, sample.logprobs)
+        told += [LEADER] if any(LEADER in ranks for ranks in instances) else []
+        self._announcer.do(self._announcer.tell(told, Recall(role, samples), None))

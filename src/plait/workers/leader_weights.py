@@ -23,7 +23,7 @@ class LeaderWeights:
         """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
         is_home = LEADER in self._state.places[role].home.mesh.ranks
         if not is_home and any(
-            (role, number) in self._announcer.stale for number in range(len(self._state.copies[role]))
+            (role, number) in self._announcer.fresh.stale for number in range(len(self._state.copies[role]))
         ):
             return None
         return self._state.offloads.now(weights)
@@ -31,8 +31,9 @@ class LeaderWeights:
     @contextlib.contextmanager
     def holding(self) -> Iterator[bool]:
         """Within it the leader's models can be computed with, one after another; whether all of them can."""
-        stale = {copies for role, n in self._announcer.stale if (copies := self._state.copies[role][n]).after != "keep"}
-        if any(rank == LEADER for copies in stale for rank, _ in copies.parts):
+        copies = [self._state.copies[role][number] for role, number in self._announcer.fresh.stale]
+        gone = [rank for each in copies if each.after != "keep" for rank, _ in each.parts]
+        if LEADER in gone:
             yield False
             return
         needs: list[Need] = [(role, what) for role in self._state.roles for what in ("home", "score", "decode")]

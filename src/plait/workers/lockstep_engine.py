@@ -10,36 +10,22 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
 
 from plait.data.records import Sample
 from plait.generation.engine import Engine, StepRecord
-from plait.generation.request import Request
 from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
 from plait.policy.decode_ring import StageUse
 from plait.policy.step import Key
 from plait.schedule.work import LINK, MOVED_ON, Done
-from plait.speculation.counts import Counts
-from plait.workers.gathering import Gathering, GathersSamples, Stage
+from plait.workers.gathering import Gathering, GathersSamples, MoveWord, Stage, Through
 from plait.workers.instances import deciding
-from plait.workers.messages import Message
+from plait.workers.rank_state import RankState
 from plait.workers.step_links import Kind, OneToAll, Waited
-
-
-@dataclass(frozen=True)
-class Halt:
-    """All samples stop as they are, and are delivered; `parks` as of `Engine.halt`."""
-
-    parks: bool
-
-
-Word = Sequence[Request] | Gathering | Halt | None
-"""What an instance is told: requests; samples that leave, or come; to halt; None: nobody waits for the samples asked
-for."""
+from plait.workers.words import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
 TELL_STEPS = 16
 """Steps without a sample that ends, after which an instance tells what its samples have said."""
@@ -74,19 +60,14 @@ class LockstepEngine:
         """Activations that came from other ranks in the last step."""
         self.last_step: StepRecord | None = None
         """None after a step that computed nothing."""
-        self.told: list[tuple[int, Message]] = []
-        """Commands by which samples move, and what this instance has to say of them, since somebody last took it."""
+        self._told: list[tuple[int, MoveWord]] = []
+        """Commands by which samples move, and what this instance has to say of them after this step."""
         self._moved: int | None = None
         """The command by which samples came or left in the last step, which did nothing else; None: none did."""
         self._quiet = 0
         """Steps since a sample ended."""
         self._giving: int | None = None
         """The command by which samples' keys and values go ahead, until they are through."""
-
-    @property
-    def speculation(self) -> Counts | None:
-        """See GenerationEngine.speculation; of this rank."""
-        return self._engine.speculation
 
     @property
     def said(self) -> dict[Key, int]:
@@ -114,8 +95,8 @@ class LockstepEngine:
 
     @property
     def next_number(self) -> int | None:
-        """The first command that asks for samples and that no step has begun with; None: there is none."""
-        return next((number for number, requests in self._heard if requests is not None), None)
+        """The first command that a step has to begin with, and none has; None: there is none."""
+        return next((number for number, word in self._heard if not isinstance(word, Forget)), None)
 
     @property
     def decides(self) -> bool:
@@ -133,24 +114,25 @@ class LockstepEngine:
 
     @property
     def has_heard(self) -> bool:
-        """Whether the next step begins with something new."""
-        return bool(self._heard)
+        """Whether there is a step to do for something new."""
+        return self.next_number is not None
 
-    def hear(self, number: int, requests: Word) -> None:
+    def hear(self, number: int, word: Word) -> None:
         """A command of this number, with which a later step begins."""
         assert number > self._newest, f"command {number} came behind {self._newest}"
-        self._heard.append((number, requests))
+        self._heard.append((number, word))
         self._newest = number
 
-    def step(self, read: Callable[[], None]) -> dict[int, list[Sample]]:
+    def step(self, read: Callable[[], None]) -> list[tuple[int, Answer]]:
         """Take what the instance begins this step with, and compute it, if there is something to compute.
 
         Args:
             read: waits for the next command, and has it heard if it is for this instance.
 
         Returns:
-            Number of a command → samples that it asked for and that are finished now; after every TELL_STEPS steps
-            without any, a command alone, so that who waits for its samples can be told what they have said.
+            The number of a command, and what is said of it now: samples that it asked for and that are finished; after
+            every TELL_STEPS steps without any, none, so that who waits for some is told what they have said. Of samples
+            that move, how far that is.
         """
         began, waited_s = time.perf_counter(), self._waited.seconds
         self.last_step, self._moved = None, None
@@ -164,7 +146,7 @@ class LockstepEngine:
             waited_s = self._waited.seconds - waited_s + self.last_step.waited_s
             self._use.add(time.perf_counter() - began, waited_s, self.last_step.num_groups)
         if self._giving is not None and self._mover is not None and (self.is_empty or self._mover.is_through):
-            self.told.append((self._giving, Message({"through": True})))
+            self._told.append((self._giving, Through()))
             self._giving = None
         finished: dict[int, list[Sample]] = defaultdict(list)
         for sample in samples:
@@ -179,7 +161,11 @@ class LockstepEngine:
             self._words.rest()
         elif self.is_joint and not self.decides:
             self._coming = self._words.listen(_word(0))
-        return finished
+        told, self._told = self._told, []
+        return [*((number, self._delivered(of_command)) for number, of_command in finished.items()), *told]
+
+    def _delivered(self, samples: Sequence[Sample]) -> Delivered:
+        return Delivered(samples, self._engine.said, self._engine.speculation)
 
     def _agreed(self, read: Callable[[], None]) -> int:
         """The newest command that the rank that decides has heard; this one has heard it, too."""
@@ -198,28 +184,27 @@ class LockstepEngine:
         """Begin with the commands up to this one; the samples that they have stopped."""
         halted: list[Sample] = []
         while self._heard and self._heard[0][0] <= newest:
-            number, requests = self._heard.popleft()
-            if isinstance(requests, Gathering):
-                self._gather(number, requests)
-                continue
-            if isinstance(requests, Halt):
-                halted += self._engine.halt(parks=requests.parks)
-                continue
-            if requests is None:
-                for uid in self._asked:
-                    self._engine.abort(uid)
-                self._asked.clear()
-                continue
-            for request in requests:
-                self._engine.add(request)
-                self._asked[request.prompt.uid] = number
+            number, word = self._heard.popleft()
+            match word:
+                case Generate(requests=requests):
+                    for request in requests:
+                        self._engine.add(request)
+                        self._asked[request.prompt.uid] = number
+                case Migrate(gathering=gathering):
+                    self._gather(number, gathering)
+                case Halt(parks=parks):
+                    halted += self._engine.halt(parks=parks)
+                case Forget():
+                    for uid in self._asked:
+                        self._engine.abort(uid)
+                    self._asked.clear()
         return halted
 
     def _gather(self, number: int, gathering: Gathering) -> None:
         mover = self._mover
         assert mover is not None, "samples move between instances, and this one has no way to another"
         if (answer := mover.do(gathering)) is not None:
-            self.told.append((number, answer))
+            self._told.append((number, answer))
         if gathering.stage is Stage.GIVE:
             self._giving = number
         if gathering.stage is not Stage.REST:
@@ -228,6 +213,16 @@ class LockstepEngine:
         for (_, target), keys in gathering.pairs.items():
             if target == mover.place:
                 self._asked |= {uid: gathering.numbers[uid] for uid, _ in keys}
+
+
+def join_instance(rank_state: RankState, role: str) -> LockstepEngine | None:
+    """This rank as a member of its instance of a role, which hears words for it from now on; None: it is in none."""
+    part = rank_state.roles.get(role)
+    if part is None or part.engine is None:
+        return None
+    assert part.instance is not None, f"the engine of {role} belongs to no instance"
+    member = rank_state.listeners[role] = LockstepEngine(part.engine, part.instance, part.mover)
+    return member
 
 
 def _word(number: int) -> torch.Tensor:

@@ -10,8 +10,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,52 +21,29 @@ from plait.dataflow import Column
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
-from plait.policy.step import Key
-from plait.speculation.counts import Counts
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _REASONS = tuple(FinishReason)
-
-
-class Do(StrEnum):
-    """The `do` of a command's header."""
-
-    SCORE = "score"
-    TRAIN = "train"
-    TRAIN_TOGETHER = "train together"
-    """Several roles by one schedule."""
-    GENERATE = "generate"
-    """Requests for the instance of the rank."""
-    MIGRATE = "migrate"
-    """Samples of a role go on in other instances than those that began with them."""
-    HALT = "halt"
-    """All samples of a role stop as they are, and are delivered unfinished."""
-    FORGET = "forget"
-    """Requests of a role given before, or a call: nobody waits for what comes of them any longer."""
-    MOVE = "move"
-    """Weights of a role, from its home to where else they are used."""
-    FOLLOW = "follow"
-    """A role's weights become an average of those of the role that it follows."""
-    VERSION = "version"
-    """The engine of a role has new weights."""
-    RECALL = "recall"
-    """What a role drew earlier, for its engine to guess from."""
-    GATHER = "gather"
-    """The whole weights of a role, for the leader."""
-    SAVE = "save"
-    LOAD = "load"
-    SPANS = "spans"
-    """What was recorded since the last time."""
-    END = "end"
+RESULT = "result"
+"""The kind of an answer that is the result of a call."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """header: JSON values (NaN and infinities too); arrays: of numbers, any shape."""
+    """
+    header: JSON values (NaN and infinities too)
+    arrays: of numbers, any shape
+    kind:   what it is the wire form of, where a reader has to be told
+    number: of the command that it is, or that it answers
+    step:   of the run, as of which what is done for a command is recorded
+    """
 
     header: Mapping[str, Any]
     arrays: tuple[NDArray[Any], ...] = ()
+    kind: str = ""
+    number: int | None = None
+    step: int | None = None
 
     @property
     def num_array_bytes(self) -> int:
@@ -77,7 +53,8 @@ class Message:
     def to_bytes(self) -> bytearray:
         """The length of the head, the head as JSON, the arrays one after another."""
         table = [(array.dtype.str, array.shape) for array in self.arrays]
-        head = json.dumps({"header": self.header, "arrays": table}).encode()
+        told = {"kind": self.kind, "number": self.number, "step": self.step}
+        head = json.dumps({"header": self.header, "arrays": table, **told}).encode()
         head += b" " * (-(len(head) + _LENGTH.size) % _ALIGNMENT)
         out = bytearray(_LENGTH.pack(len(head)) + head)
         for array in self.arrays:
@@ -97,24 +74,39 @@ class Message:
             stop = at + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
             arrays.append(data[at:stop].view(dtype).reshape(shape))
             at = stop + -(stop - at) % _ALIGNMENT
-        return cls(record["header"], tuple(arrays))
+        return cls(record["header"], tuple(arrays), record["kind"], record["number"], record["step"])
+
+
+class Plain(Protocol):
+    """Base of frozen dataclasses that travel as the JSON values of their fields."""
+
+    kind: ClassVar[str]
+
+    def to_message(self) -> Message:
+        mine: Any = self
+        return Message({each.name: getattr(self, each.name) for each in dataclasses.fields(mine)}, kind=self.kind)
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        return cls(**message.header)
 
 
 def pack_rows(rows: Rows, columns: Sequence[Column] = ()) -> tuple[NDArray[Any], ...]:
     """Rows as arrays, with these of their columns. Texts and columns of the data set stay behind."""
-    return (*_pack_samples(rows.samples), *(rows.columns[column] for column in columns))
+    return (*pack_samples(rows.samples), *(rows.columns[column] for column in columns))
 
 
 def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) -> Rows:
     """What `pack_rows` packed; every text is empty."""
-    samples = _unpack_samples(arrays[:_NUM_ARRAYS])
+    samples = unpack_samples(arrays[:_NUM_ARRAYS])
     return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
 
 
 _NUM_ARRAYS = 8
 
 
-def _pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
+def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
+    """As arrays. Texts stay behind."""
     prompts = {sample.prompt.uid: sample.prompt for sample in samples}
     # Samples of one prompt may have unequal prompt tokens where another tokenizer drew the boundary.
     shared = all(prompts[sample.prompt.uid].token_ids == sample.prompt.token_ids for sample in samples)
@@ -144,9 +136,15 @@ def _pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
     )
 
 
-def _unpack_samples(
+def unpack_samples(
     arrays: Sequence[NDArray[Any]], prompts: Mapping[int, Prompt] | None = None, texts: Sequence[str] = ()
 ) -> tuple[Sample, ...]:
+    """What `pack_samples` packed.
+
+    Args:
+        prompts: by uid: the samples have these very ones.
+        texts: of the samples; none: they are empty.
+    """
     uids, lengths, tokens, heads, responses, logprobs, versions, _ = arrays
     own_prompts, at = [], 0
     all_tokens = tokens.tolist()
@@ -172,31 +170,6 @@ def _unpack_samples(
         )
         token, logprob, stamped = token + num_tokens, logprob + num_logprobs, stamped + num_versions
     return tuple(samples)
-
-
-def pack_samples(samples: Sequence[Sample], said: Mapping[Key, int], speculation: Counts | None = None) -> Message:
-    """What an engine finished, texts included, what others have said, and how its speculation went so far."""
-    header: dict[str, Any] = {"texts": [sample.text for sample in samples]}
-    if speculation is not None:
-        header["speculation"] = speculation.numbers()
-    header["said"] = [[*key, tokens] for key, tokens in said.items()]
-    return Message(header, _pack_samples(samples))
-
-
-def unpack_speculation(message: Message) -> Counts | None:
-    """What a message of samples tells of speculation."""
-    numbers = message.header.get("speculation")
-    return None if numbers is None else Counts.of(numbers)
-
-
-def unpack_samples(message: Message, prompts: Mapping[int, Prompt]) -> tuple[Sample, ...]:
-    """prompts: by uid, as they were asked: the samples have these very ones."""
-    return _unpack_samples(message.arrays, prompts, message.header["texts"])
-
-
-def unpack_said(message: Message) -> dict[Key, int]:
-    """Tokens that others have which a message of samples tells of."""
-    return {(uid, index): tokens for uid, index, tokens in message.header["said"]}
 
 
 def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from plait.layout.mesh import Layout
 from plait.models.parallel.team import Peers
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
-from plait.workers.gathering import Gathering, Pair, Stage, by_pair
+from plait.workers.gathering import Gathering, Left, MoveWord, Pair, Said, Stage
 from plait.workers.messages import Message
 from plait.workers.sample_mover import End, SampleMover
 from plait.workers.sample_offers import Answer, Given
@@ -46,7 +46,7 @@ class SampleMoverOfRank:
         """See GathersSamples.is_through."""
         return all(mover.is_through for (source, _), mover in self._ahead.items() if source == self.place)
 
-    def do(self, gathering: Gathering) -> Message | None:
+    def do(self, gathering: Gathering) -> MoveWord | None:
         """See GathersSamples.do.
 
         Raises:
@@ -58,22 +58,26 @@ class SampleMoverOfRank:
         match gathering.stage:
             case Stage.HERE:
                 self._ahead = {pair: mover for pair, mover in self._ahead.items() if pair[1] != self.place}
-                return self._said(gathering, 1, self._here)
+                return Said(gathering.stage, self._of_pairs(gathering, 1, self._here))
             case Stage.GIVE:
                 self._ahead = {pair: mover for pair, mover in self._ahead.items() if pair[0] != self.place}
-                return self._said(gathering, 0, self._give)
+                return Said(gathering.stage, self._of_pairs(gathering, 0, self._give))
             case Stage.TAKE:
-                self._said(gathering, 1, self._take)
+                for pair in self._pairs(gathering, 1):
+                    self._take(gathering, pair)
                 return None
             case Stage.REST:
                 left = self._rest(gathering)
-                return Message({"left": left}) if self.place in gathering.sources else None
+                return Left(left) if self.place in gathering.sources else None
 
-    def _said(self, gathering: Gathering, side: int, do: Callable[[Gathering, Pair], Message]) -> Message:
-        """What is done of each pair on whose source side (0) or target side (1) this rank is, together."""
-        pairs = [pair for pair in sorted(gathering.pairs) if pair[side] == self.place]
-        answers = by_pair({pair: do(gathering, pair) for pair in pairs})
-        return Message({gathering.stage.value: answers.header}, answers.arrays)
+    def _pairs(self, gathering: Gathering, side: int) -> list[Pair]:
+        """On whose source side (0) or target side (1) this rank is."""
+        return [pair for pair in sorted(gathering.pairs) if pair[side] == self.place]
+
+    def _of_pairs(
+        self, gathering: Gathering, side: int, do: Callable[[Gathering, Pair], Message]
+    ) -> dict[Pair, Message]:
+        return {pair: do(gathering, pair) for pair in self._pairs(gathering, side)}
 
     def _here(self, gathering: Gathering, pair: Pair) -> Message:
         asked = {uid for uid, _ in gathering.pairs[pair]}
@@ -84,9 +88,8 @@ class SampleMoverOfRank:
         answer = Answer.from_message(gathering.said[pair])
         return self._mover(pair).give(keys, answer, self._number(gathering, pair)).to_message()
 
-    def _take(self, gathering: Gathering, pair: Pair) -> Message:
+    def _take(self, gathering: Gathering, pair: Pair) -> None:
         self._mover(pair).take(Given.from_message(gathering.said[pair]), self._number(gathering, pair))
-        return Message({})
 
     def _number(self, gathering: Gathering, pair: Pair) -> int:
         """The number of what goes ahead of a pair; ranks of different pairs may have messages on their way at once."""

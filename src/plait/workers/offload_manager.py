@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.reallocation.offload import HostMemory
 from plait.schedule.plan import After
-from plait.schedule.work import Work, to_the_end
+from plait.schedule.work import MOVED_ON, Work, to_the_end
 from plait.workers.recorder import Recorder
 
 Need = tuple[str, Literal["train", "score", "decode", "home"]]
@@ -75,6 +75,11 @@ class OffloadManager:
         for unit in wanted:
             if unit.memory.is_away:
                 self._record(unit.memory.onloading(), unit)
+
+    def wanting(self, *needs: Need) -> Work[None]:
+        """`want` as the first action of a call."""
+        self.want(*needs)
+        yield MOVED_ON
 
     def now(self, buffer: Tensor) -> Tensor | None:
         """The values of a buffer of this rank, perhaps in host memory; None where they are nowhere."""

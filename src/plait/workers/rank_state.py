@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -34,16 +34,28 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, part_key, parts_of, placements_of
 from plait.schedule.plan import After, Mode, Plan
-from plait.schedule.work import Work
-from plait.training.optimizer import AVERAGED
+from plait.schedule.work import Work, nothing
 from plait.training.trainer import Trainer
 from plait.workers.gathering import GathersSamples
 from plait.workers.loading import build_models
 from plait.workers.offload_manager import Need, OffloadManager, OffloadUnit
 from plait.workers.rank_optimizers import RankOptimizers
 from plait.workers.ranks import WAIT_S
+from plait.workers.recorder import Recorder
+from plait.workers.words import Forget, Generate, Halt, Listener, Migrate, Word
 
 Model = LanguageModel | ScalarModel
+
+
+class Task(Protocol):
+    """What the leader has a rank do, as a value that travels: a call, or upkeep (`commands`)."""
+
+    kind: ClassVar[str]
+    """Says to a reader what it is the wire form of."""
+
+    def run(self, rank_state: RankState) -> Work[Any]:
+        """This rank's part of it."""
+        ...
 
 
 @dataclass
@@ -139,7 +151,7 @@ class RankState:
         self.pair_tokens = {model.role: setting.plan.pair_tokens(model.role) for model in setting.models}
         """See `Plan.pair_tokens`."""
         self.roles = roles
-        self._follow_moves = dict(follow_moves or {})
+        self.follow_moves = dict(follow_moves or {})
         self.joint_teams = dict(joint_teams or {})
         self._models = tuple(setting.models)
         self.follows = {model.role: model.follows for model in setting.models if model.follows}
@@ -154,12 +166,30 @@ class RankState:
         """By the buffer (its id) that leaves and comes back."""
         self.offloads = self._offloads()
         self.offloads.want()
+        self.listeners: dict[str, Listener] = {}
+        """Role → this rank as a member of its instance."""
         trained = {
             role: (part.trainer, part.parameters)
             for role, part in roles.items()
             if part.role_model.trained and part.trainer is not None
         }
         self.optimizers = RankOptimizers(trained, self.offloads, self.cluster, self.rank)
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where it is written down what this rank does."""
+        assert self.offloads.recorder is not None, f"nothing records rank {self.rank}"
+        return self.offloads.recorder
+
+    def take(self, number: int, command: Task | Word) -> Work[Any]:
+        """This rank's part of a command, the leader's as any other's. A word is heard at once, and nothing else is to
+        do for it: who hears it goes by it in its own steps."""
+        match command:
+            case Generate() | Migrate() | Halt() | Forget():
+                self.listeners[command.role].hear(number, command)
+                return nothing()
+            case _:
+                return command.run(self)
 
     @property
     def keeps_all(self) -> bool:
@@ -173,43 +203,15 @@ class RankState:
     def moving_all(self, role: str, numbers: Sequence[int]) -> Work[None]:
         """Bring a role's weights from its home to some of its copies."""
         self.make_room(role, numbers)
-        for number in numbers:
-            yield from self.moving(role, number)
+        if (part := self.roles.get(role)) is not None:
+            for number in numbers:
+                yield from self.moving_by(part.moves[number], part.buffers, f"{role}.weights")
 
-    def moving(self, role: str, number: int) -> Work[MoveReport | None]:
-        """Bring the weights of a role from its home to some of its copies; None: this rank has no part in it."""
-        part = self.roles.get(role)
-        if part is None or self.rank not in part.moves[number].rows:
+    def moving_by(self, plan: MovePlan, buffers: Mapping[str, Tensor], name: str) -> Work[MoveReport | None]:
+        """Do this rank's row of a move; None: it has none."""
+        if self.rank not in plan.rows:
             return None
-        return (yield from moving(part.moves[number], self.rank, part.buffers, self._channel, name=f"{role}.weights"))
-
-    def following(self, role: str, share: float | None) -> Work[None]:
-        """Bring a role's weights towards those of the role that it follows.
-
-        Args:
-            share: of the other's weights as they are, in the average of them that the role becomes; None: the average
-                stays as it is, and the role's weights become what it says.
-        """
-        plan = self._follow_moves.get(role)
-        if plan is None:
-            return
-        followed = self.follows[role]
-        train, home = self.places[followed].train, self.places[role].home
-        assert train is not None, f"role {role} follows {followed}, which is not trained"
-        buffers: dict[str, Tensor] = {}
-        if self.rank in train.mesh.ranks:
-            optimizer = self.optimizers.trained[followed][0].optimizer
-            self.offloads.want((followed, "train"), (role, "home"))
-            if share is not None:
-                optimizer.average(share)
-            buffers[AVERAGED] = optimizer.buffers()[AVERAGED]
-        else:
-            self.offloads.want((role, "home"))
-        if self.rank in home.mesh.ranks:
-            buffers |= self.roles[role].buffers
-        if self.rank in plan.rows:
-            name = f"{role}.follow"
-            yield from moving(plan, self.rank, buffers, self._channel, name=name)
+        return (yield from moving(plan, self.rank, buffers, self._channel, name=name))
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
         """Before `moving` to these copies: have what is moved on the device, and memory for what comes."""

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.workers.dealing import Outstanding
-from plait.workers.gathering import Gathering, Stage
-from plait.workers.messages import Message
+from plait.workers.gathering import Gathering, Left, MoveWord, Stage
 from plait.workers.staged_move import StagedMove
 
 
@@ -122,13 +121,13 @@ class RemoteMoves:
                 self._outstanding.where[key] = target
                 self._began.setdefault(key, source)
 
-    def heard(self, number: int, place: int, message: Message) -> None:
+    def heard(self, number: int, place: int, word: MoveWord) -> None:
         """An instance says something of the move. Samples that had not begun there when others left, stay."""
         assert self._under_way is not None, f"instance {place} has samples move, and nobody asked it"
-        self._under_way.heard(number, place, message)
-        if (left := message.header.get("left")) is None:
+        self._under_way.heard(number, place, word)
+        if not isinstance(word, Left):
             return
-        gone = {(uid, index) for uid, index in left}
+        gone = set(word.keys)
         where = self._outstanding.where
         for key in self._leaving.pop(place):
             if key in where and key not in gone:

@@ -12,7 +12,8 @@ from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Work
 from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
 from plait.workers.announcer import Announcer
-from plait.workers.commands import ScoreCall, TrainCall, TrainTogetherCall
+from plait.workers.score_call import ScoreCall
+from plait.workers.train_calls import TrainCall, TrainTogetherCall
 
 
 class RemoteTrainer:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
-from plait.workers.messages import pack_rows, unpack_rows
+from plait.layout.mesh import Layout
+from plait.workers.messages import Message, pack_rows, unpack_rows
+from plait.workers.ranks import LEADER
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -75,6 +77,19 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
         kept = np.unpackbits(bits, count=rows.num_tokens).astype(np.bool_)[away]
         filled[mask][away] = kept
     return Rows(_with_last_tokens(rows, absent, kept, stubs[absent, _NUMBERS - 1]), filled)
+
+
+def by_rank(
+    layout: Layout, kind: str, header: Mapping[str, Any], arrays_of: Callable[[int], Sequence[Arrays]]
+) -> dict[int, Message]:
+    """A message for each rank of the layout but the leader: ranks of one dp index get the same.
+
+    Args:
+        arrays_of: number of dp ranks → the arrays of each; asked only where somebody gets them.
+    """
+    ranks = [rank for rank in layout.mesh.ranks if rank != LEADER]
+    shares = arrays_of(layout.parallelism.dp) if ranks else ()
+    return {rank: Message(header, shares[layout.coordinates(rank).dp], kind) for rank in ranks}
 
 
 _NUMBERS = 6

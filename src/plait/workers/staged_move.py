@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from plait.policy.step import Key
-from plait.workers.gathering import Gathering, Pair, Stage, of_pairs
+from plait.workers.gathering import Gathering, MoveWord, Pair, Said, Stage
 from plait.workers.messages import Message
 
 _AFTER = {Stage.HERE: Stage.GIVE, Stage.GIVE: Stage.TAKE, Stage.TAKE: Stage.REST}
@@ -77,14 +77,13 @@ class StagedMove:
             case Stage.TAKE:
                 pass
 
-    def heard(self, number: int, place: int, message: Message) -> None:
+    def heard(self, number: int, place: int, word: MoveWord) -> None:
         """An instance has said what the command of this number asks it for."""
-        for stage in (Stage.HERE, Stage.GIVE):
-            if (header := message.header.get(stage.value)) is not None:
-                self._said |= of_pairs(Message(header, message.arrays))
-        if Stage.GIVE.value in message.header:
-            self._given.add(place)
-            return  # that it is through, comes later
+        if isinstance(word, Said):
+            self._said |= word.of_pairs
+            if word.stage is Stage.GIVE:
+                self._given.add(place)
+                return  # that it is through, comes later
         self._missing[number].remove(place)
         if not self._missing[number]:
             del self._missing[number]

@@ -162,4 +162,4 @@ class Transport:
 
 
 def _answers(message: Message, numbers: Collection[int] | None) -> bool:
-    return numbers is None or message.header.get("answers") in numbers
+    return numbers is None or message.number in numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from plait.engines import GroupEngine
@@ -15,13 +16,12 @@ from plait.speculation.counts import Counts
 from plait.workers.announcer import Announcer
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
+from plait.workers.commands import End
 from plait.workers.known_texts import KnownTexts
 from plait.workers.leader_weights import LeaderWeights
-from plait.workers.messages import Do, Message
-from plait.workers.peak_memory import peak_bytes
-from plait.workers.ranks import LEADER
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
+from plait.workers.upkeep import Gather, Recorded, Spans
 from plait.workers.vllm_engines import open_vllm
 
 OPENS: Mapping[str, Callable[[Announcer, str, ExitStack], GroupEngine]] = {
@@ -43,53 +43,45 @@ class WorkerGroup:
         self.announcer = announcer
         self.rank_state = announcer.rank_state
         self._recorder = announcer.recorder
-        self._others = tuple(range(1, num_ranks))
+        self._ranks = tuple(range(num_ranks))
         self._engines: dict[str, GroupEngine] = {}
         self._ends = ExitStack()
         self._counted = (0, 0)
         self._speculation: dict[str, Counts] = {}
         self._uses: list[StageUse] = []
-        """What the other ranks said since the last `performance`."""
-        self._peak_bytes: dict[int, tuple[int, int | None]] = {}
-        """Rank → `peak_memory.peak_bytes` of its process, as it said last."""
+        """What ranks said since the last `performance`."""
+        self._peak_bytes: list[tuple[int, int | None]] = []
+        """`peak_memory.peak_bytes` of each rank's process, as it said last."""
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
         self.known_texts = KnownTexts(announcer)
 
     def spans(self) -> list[Span]:
-        """What the other ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
-        self.rank_state.offloads.want()
-        number = self.announcer.tell((LEADER, *self._others), Message({"do": Do.SPANS, "zero": self._recorder.zero_s}))
-        spans: list[Span] = []
-        with self.announcer.status.doing("timeline"):
-            for rank in self._others:
-                header = self.announcer.answer(rank, number, "its timeline").header
-                spans += [Span(*values) for values in header["spans"]]
-                self._uses += [StageUse(*values) for values in header["uses"]]
-                self._peak_bytes[rank] = tuple(header["peak_bytes"])
-        return spans
+        """What all ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
+        recorded: list[Recorded] = self.announcer.ask(self._ranks, Spans(self._recorder.zero_s), "its timeline")
+        self._peak_bytes = [part.peak_bytes for part in recorded]
+        self._uses += [use for part in recorded for use in part.uses]
+        return [span for part in recorded for span in part.spans]
 
     def performance(self) -> dict[str, float]:
         """Metrics since the last time: bytes of rows that this rank has sent and received, how drafts went, how busy
-        stages were while they decoded (as of the last `spans`); each where there is such a thing. What each rank has
-        held at most, since the run began."""
-        own = [use for engine in self._engines.values() if (use := engine.take_use()) is not None]
-        decoding, self._uses = busy_shares((*self._uses, *own)), []
+        stages were while they decoded; each where there is such a thing. What each rank has held at most, since the run
+        began. Both of the latter as of the last `spans`."""
+        decoding, self._uses = busy_shares(self._uses), []
         busy = {f"perf/decode_busy/{name}": share for name, share in decoding.items()}
         return self._row_traffic() | self._draft_counts() | busy | self._peaks()
 
     def _peaks(self) -> dict[str, float]:
-        self._peak_bytes[LEADER] = peak_bytes()
         peaks: dict[str, float] = {}
-        for rank, (resident, on_device) in sorted(self._peak_bytes.items()):
+        for rank, (resident, on_device) in enumerate(self._peak_bytes):
             peaks[f"perf/peak_bytes/rank_{rank}"] = resident
             if on_device is not None:
                 peaks[f"perf/device_peak_bytes/rank_{rank}"] = on_device
         return peaks
 
     def _row_traffic(self) -> dict[str, float]:
-        if not self._others:
+        if len(self._ranks) == 1:
             return {}
         now = self.announcer.transport.sent_bytes, self.announcer.transport.received_bytes
         sent, received = (after - before for after, before in zip(now, self._counted, strict=True))
@@ -110,9 +102,10 @@ class WorkerGroup:
 
     def gather(self, role: str) -> Any:
         """The whole model of a role with the weights as they are: the leader's own if it has that, else a new one."""
-        self.announcer.tell(self.rank_state.places[role].home.mesh.ranks, Message({"do": Do.GATHER, "role": role}))
-        with self.announcer.joining(f"{role}.weights (gather)"):
-            return self.rank_state.gather(role)
+        command = Gather(role)
+        told = self.announcer.tell(self.rank_state.places[role].home.mesh.ranks, command)
+        # It is the leader that gathers, whether it has a part of the weights or not.
+        return self.announcer.do(replace(told, own=command.run(self.rank_state)))
 
     def give_up(self) -> str:
         """After an error: what is under way is forgotten, or ends by itself, so that commands are served again.
@@ -158,7 +151,7 @@ class WorkerGroup:
     def close(self) -> None:
         """Let the other ranks go, whatever they are doing for nobody."""
         self.give_up()
-        self.announcer.tell(self._others, Message({"do": Do.END}))
+        self.announcer.send(self._ranks, End().to_message())
 
     def end_engines(self) -> None:
         """End the processes that engines have for themselves, however the run ended."""

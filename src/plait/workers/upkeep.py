@@ -1,0 +1,179 @@
+"""What the leader has ranks do without a call of the flow behind it; each a record that says its wire form, a rank's
+part of it, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from plait.data.records import Sample
+from plait.models.files.finite import Broken
+from plait.policy.decode_ring import StageUse
+from plait.schedule.timeline import Span
+from plait.schedule.work import Work
+from plait.workers.messages import Message, Plain, pack_samples, unpack_samples
+from plait.workers.peak_memory import peak_bytes
+from plait.workers.rank_optimizers import Counts
+from plait.workers.rank_state import RankState
+
+
+@dataclass(frozen=True)
+class Version(Plain):
+    """The engine of a role has new weights."""
+
+    role: str
+    version: int
+
+    kind: ClassVar[str] = "version"
+
+    def run(self, rank_state: RankState) -> Work[None]:
+        rank_state.listeners[self.role].update_weights(self.version)
+        return
+        yield
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What a role drew earlier, for its engine to guess from."""
+
+    role: str
+    samples: Sequence[Sample]
+
+    kind: ClassVar[str] = "recall"
+
+    def to_message(self) -> Message:
+        return Message({"role": self.role}, pack_samples(self.samples), self.kind)
+
+    @classmethod
+    def of(cls, message: Message) -> Recall:
+        return cls(message.header["role"], unpack_samples(message.arrays))
+
+    def run(self, rank_state: RankState) -> Work[None]:
+        engine = rank_state.roles[self.role].engine
+        assert engine is not None, f"role {self.role} has no engine on rank {rank_state.rank}"
+        for sample in self.samples:
+            engine.speculates.recall(sample.prompt.token_ids, sample.token_ids, sample.logprobs)
+        return
+        yield
+
+
+@dataclass(frozen=True)
+class Gather(Plain):
+    """The whole weights of a role, for the leader."""
+
+    role: str
+
+    kind: ClassVar[str] = "gather"
+
+    def run(self, rank_state: RankState) -> Work[Any]:
+        """See `RankState.gather`."""
+        return rank_state.gather(self.role)
+        yield
+
+
+@dataclass(frozen=True)
+class Save(Plain):
+    """A rank's part of the optimizers' state, to a folder."""
+
+    folder: str
+
+    kind: ClassVar[str] = "save"
+
+    @property
+    def role(self) -> str:
+        return ""
+
+    def run(self, rank_state: RankState) -> Work[Saved]:
+        counts, broken = yield from rank_state.optimizers.saving(Path(self.folder))
+        return Saved(counts, broken)
+
+    @staticmethod
+    def result_of(message: Message) -> Saved:
+        return Saved(message.header["counts"], [Broken(*values) for values in message.header["broken"]])
+
+
+@dataclass(frozen=True)
+class Saved(Plain):
+    """What a rank trains has these counts, and this of it is not finite."""
+
+    counts: Counts
+    broken: Sequence[Broken]
+
+    kind: ClassVar[str] = "saved"
+
+
+@dataclass(frozen=True)
+class Load(Plain):
+    """A rank's part of the optimizers' state, from the folder of a checkpoint.
+
+    counts:  see `RankOptimizers.loading`
+    threads: that the rank computes with from now on
+    """
+
+    folder: str
+    counts: Mapping[str, Mapping[str, int]] | None
+    threads: int
+
+    kind: ClassVar[str] = "load"
+
+    @property
+    def role(self) -> str:
+        return ""
+
+    def run(self, rank_state: RankState) -> Work[None]:
+        torch.set_num_threads(self.threads)
+        yield from rank_state.optimizers.loading(Path(self.folder), self.counts)
+
+
+@dataclass(frozen=True)
+class Spans(Plain):
+    """What a rank has recorded since the last time. What may leave its device does.
+
+    zero_s: when the clock that the times are to be on was 0, on the one that all processes of a machine share
+    """
+
+    zero_s: float
+
+    kind: ClassVar[str] = "spans"
+
+    @property
+    def role(self) -> str:
+        return ""
+
+    def run(self, rank_state: RankState) -> Work[Recorded]:
+        rank_state.offloads.want()
+        recorder = rank_state.recorder
+        later_s = self.zero_s - recorder.zero_s
+        spans = [
+            replace(span, start_s=span.start_s - later_s, end_s=span.end_s - later_s) for span in recorder.take().spans
+        ]
+        return Recorded(spans, [listener.take_use() for listener in rank_state.listeners.values()], peak_bytes())
+        yield
+
+    @staticmethod
+    def result_of(message: Message) -> Recorded:
+        header = message.header
+        uses = [StageUse(*values) for values in header["uses"]]
+        return Recorded([Span(*values) for values in header["spans"]], uses, tuple(header["peak_bytes"]))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """
+    uses:       how busy the rank was as a stage of the instances that it is in
+    peak_bytes: see `peak_memory.peak_bytes`
+    """
+
+    spans: Sequence[Span]
+    uses: Sequence[StageUse]
+    peak_bytes: tuple[int, int | None]
+
+    kind: ClassVar[str] = "recorded"
+
+    def to_message(self) -> Message:
+        header = {"spans": [astuple(span) for span in self.spans], "uses": [astuple(use) for use in self.uses]}
+        return Message({**header, "peak_bytes": self.peak_bytes}, kind=self.kind)
