@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from plait.layout.mesh import Layout
-from plait.policy.turns import Turn
 from plait.schedule.plan import Mode
 from plait.schedule.work import MOVED_ON, Done, Work, nothing, to_the_end
 from plait.training.optimizer import AVERAGED
@@ -24,7 +23,7 @@ from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
-from plait.workers.words import ForgetCall, Report, Word
+from plait.workers.words import ForgetCall, Report, Told, Word
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,6 @@ class Call(Task, Protocol):
     def call(self) -> str: ...
 
     @property
-    def turn(self) -> Turn:
-        """What a rank knows of it as a work, but for its number and who else has a part."""
-        ...
-
-    @property
     def copied(self) -> Mode | None:
         """Whose copies of the weights it computes with; None: with the weights themselves."""
         ...
@@ -128,18 +122,6 @@ class Call(Task, Protocol):
 
     @staticmethod
     def result_of(message: Message) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Told:
-    """A command that ranks have been told, by its number, which every answer to it has."""
-
-    number: int
-    name: str
-    own: Work[Any] | None
-    """The leader's part; None: it has none."""
-    is_joint: bool
-    """Whether others have one."""
 
 
 class Announcer:
@@ -204,11 +186,11 @@ class Announcer:
         assert told.own is not None, f"the leader asks others alone for {what}"
         with self.status.doing(told.name):
             own = self.recorder.drain(told.own)
-            others = [self._answer(rank, told.number, what) for rank in sorted(set(ranks) - {LEADER})]
+            others = [
+                self.transport.receive([rank], what, WAIT_S, answers={told.number})[1]
+                for rank in sorted(set(ranks) - {LEADER})
+            ]
         return [own, *map(command.result_of, others)]
-
-    def _answer(self, rank: int, number: int, what: str) -> Message:
-        return self.transport.receive([rank], what, WAIT_S, answers={number})[1]
 
     def calling(self, call: Call) -> Work[Any]:
         """A call, which is announced with the first `next()`; its result is that of the trainer."""
@@ -223,7 +205,7 @@ class Announcer:
                 yield None
                 continue
             with self.status.doing(call.call):
-                answer = self._answer(ranks[0], told.number, call.call)
+                _, answer = self.transport.receive([ranks[0]], call.call, WAIT_S, answers={told.number})
             if answer.kind != Report.kind:
                 break
             yield Done(units=Report.of(answer).count)
@@ -263,8 +245,7 @@ class Announcer:
         """Have a role's weights brought to where they are needed for a mode, if they are not there as they are, and may
         be (`RankState.held_copies`); None: to all copies that stay on their devices. It is announced at once; the
         leader's part is an action per `next()`."""
-        numbers = self.fresh.behind(role, mode)
-        if not numbers:
+        if not (numbers := self.fresh.behind(role, mode)):
             return nothing()
         copies = [self.rank_state.copies[role][number] for number in numbers]
         moved = {(role, number) for number in numbers}

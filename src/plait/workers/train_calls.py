@@ -44,14 +44,11 @@ class TrainCall:
         return self.node.call
 
     kind: ClassVar[str] = "train"
+    turn: ClassVar[Turn] = ALONE
 
     @property
     def copied(self) -> None:
         return None
-
-    @property
-    def turn(self) -> Turn:
-        return ALONE
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -155,14 +152,11 @@ class TrainTogetherCall:
     """Calls of different roles, in the order of the flow."""
 
     kind: ClassVar[str] = "train together"
+    turn: ClassVar[Turn] = ALONE
 
     @property
     def copied(self) -> None:
         return None
-
-    @property
-    def turn(self) -> Turn:
-        return ALONE
 
     @property
     def role(self) -> str:

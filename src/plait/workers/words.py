@@ -11,6 +11,7 @@ from plait.data.records import Prompt, Sample
 from plait.generation.request import Request
 from plait.policy.decode_ring import StageUse
 from plait.policy.step import Key
+from plait.schedule.work import Work
 from plait.speculation.counts import Counts
 from plait.workers.gathering import Gathering, MoveWord
 from plait.workers.messages import Message, Plain, pack_requests, pack_samples, unpack_requests, unpack_samples
@@ -140,3 +141,17 @@ class Report(Plain):
     count: int
 
     kind: ClassVar[str] = "report"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A command that ranks have been told, by its number, which every answer to it has.
+
+    own:      the leader's part; None: it has none
+    is_joint: whether others have one
+    """
+
+    number: int
+    name: str
+    own: Work[Any] | None
+    is_joint: bool
