@@ -18,6 +18,7 @@ from plait.schedule.work import MOVED_ON, Done, Work, nothing, to_the_end
 from plait.training.optimizer import AVERAGED
 from plait.workers.freshness import Copy, Freshness
 from plait.workers.messages import Message, Plain
+from plait.workers.offload_manager import Need
 from plait.workers.rank_state import RankState, Task
 from plait.workers.ranks import LEADER, WAIT_S
 from plait.workers.recorder import Recorder
@@ -60,7 +61,8 @@ class Follow(Plain):
         followed = rank_state.follows[role]
         train, home = rank_state.places[followed].train, rank_state.places[role].home
         trains = train is not None and rank in train.mesh.ranks
-        rank_state.offloads.want(*([(followed, "train")] if trains else []), (role, "home"))
+        needs: list[Need] = [(followed, "train"), (role, "home")]
+        rank_state.offloads.want(*(needs if trains else needs[1:]))
         buffers: dict[str, Tensor] = {}
         if trains:
             optimizer = rank_state.optimizers.trained[followed][0].optimizer
