@@ -98,7 +98,7 @@ class Rollout:
         resample = node.generation.resample
         if resample is None:
             growing = yield from self._own(node, engine, state, fused)
-            if growing.num_whole < len(growing.prompts):
+            if growing.num_finished < growing.num_asked:
                 return
             groups = generated = list(growing.groups.values())
         else:
