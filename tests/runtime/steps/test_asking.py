@@ -86,8 +86,8 @@ def test_either_of_two_batches_steps_the_engine_and_each_gets_its_own() -> None:
     for _ in second:
         pass
     assert engine.halts == [3]
-    assert own.growing.num_whole == 1
-    assert (later.growing.num_whole, later.state.begun[0]) == (0, {(9, 1): begun})
+    assert len(own.growing.whole) == 1
+    assert (len(later.growing.whole), later.state.begun[0]) == (0, {(9, 1): begun})
     assert rewards.groups == [(0, 8)]
     assert sorted(later.growing.unfinished) == [(9, 1), (10, 0), (10, 1)]
 
@@ -100,5 +100,5 @@ def test_either_of_two_batches_steps_the_engine_and_each_gets_its_own() -> None:
         (9, (1,), (begun,)),
         (10, (0, 1), ()),
     ]
-    assert later.growing.num_whole == 2
+    assert len(later.growing.whole) == 2
     assert rewards.groups == [(0, 8), (0, 9), (0, 10)]
