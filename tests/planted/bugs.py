@@ -39,7 +39,7 @@ SAMPLING = (
         "plait.workers.loading:_Shelf._fresh",
         "return copy_of(self._language[role_model.name])",
         "return self._language[role_model.name]",
-        ("runtime/test_doctor.py::test_a_reference_that_changes_later_is_named",),
+        ("runtime/health/test_doctor.py::test_a_reference_that_changes_later_is_named",),
         doctor="stale_reference",
     ),
     Bug(

@@ -16,9 +16,9 @@ from tests.runs.conftest import make_recipe as make_recipe
 from tests.runs.conftest import tiny_folder as tiny_folder
 from tests.runs.test_flows import data as data
 from tests.runs.test_flows import recipe_of as flow_recipe
-from tests.runtime.test_doctor import ending_folder as ending_folder
-from tests.runtime.test_doctor import recipe_of as recipe_of
-from tests.runtime.test_doctor import said
+from tests.runtime.health.test_doctor import ending_folder as ending_folder
+from tests.runtime.health.test_doctor import recipe_of as recipe_of
+from tests.runtime.health.test_doctor import said
 
 TESTS = Path(__file__).parents[1]
 SHOWN = [bug for bug in BUGS if bug.doctor]
