@@ -6,6 +6,7 @@ already, or word that nobody waits for something any longer. Which work goes on,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,6 +61,8 @@ class FollowerLoop:
         """By the role that generates."""
         self._generating: set[str] = set()
         """Roles whose instance has a work."""
+        self._told_in: defaultdict[str, dict[int, int | None]] = defaultdict(dict)
+        """Role → command that its instance may have a work of its own for → the run's step in which it was told."""
         self._end: int | None = None
         """The number of the command to leave."""
 
@@ -100,8 +103,9 @@ class FollowerLoop:
         match command:
             case Generate() | Migrate() | Halt():
                 self._rank_state.take(number, command)
+                self._told_in[command.role][number] = message.step
                 if command.role not in self._generating:  # an instance at work begins a later step with it
-                    self._generate(command.role, number, message.step)
+                    self._generate(command.role, number)
             case Forget():
                 self._rank_state.take(number, command)
             case ForgetCall():
@@ -128,11 +132,13 @@ class FollowerLoop:
         turn = replace(call.turn, number=number, is_joint=len(ranks) > 1)
         self._begin(_Ongoing(turn, call.call, step, work, call.role))
 
-    def _generate(self, role: str, number: int, step: int | None) -> None:
-        lockstep = self._engines[role]
+    def _generate(self, role: str, number: int) -> None:
+        lockstep, told_in = self._engines[role], self._told_in[role]
+        step = told_in[number]
+        self._told_in[role] = {later: told for later, told in told_in.items() if later > number}
         self._generating.add(role)
         turn = Turn(number, is_joint=lockstep.is_joint)
-        self._begin(_Ongoing(turn, f"{role}.generate", step, self._generated(role, lockstep, step), role))
+        self._begin(_Ongoing(turn, f"{role}.generate", step, self._generated(role, lockstep), role))
 
     def _forget(self, call: int) -> None:
         """Others are in the middle of a joint one together."""
@@ -168,7 +174,7 @@ class FollowerLoop:
                 count, reported_s = 0, self._recorder.now_s
             yield done
 
-    def _generated(self, role: str, lockstep: LockstepEngine, step: int | None) -> Work[None]:
+    def _generated(self, role: str, lockstep: LockstepEngine) -> Work[None]:
         """The steps of an instance, until it has nothing in flight; requests that it has not begun with then are a work
         of their own, so that all its ranks agree on what else comes before them."""
         self._rank_state.offloads.want((role, "decode"))
@@ -181,7 +187,7 @@ class FollowerLoop:
             yield lockstep.last_done(f"{role}.generate")
         self._generating.remove(role)
         if (number := lockstep.next_number) is not None:
-            self._generate(role, number, step)
+            self._generate(role, number)
 
     def _upkeep(self, number: int, command: Upkeep) -> Work[None]:
         result = yield from self._rank_state.take(number, command)
