@@ -47,7 +47,7 @@ def _told(count: int) -> None:
 
 def test_engines_of_two_roles_may_have_samples_of_one_prompt_at_a_time() -> None:
     rewards = Rewards()
-    asking = Asking(rewards)  # pyright: ignore[reportArgumentType]
+    asking = Asking(rewards)
     actor, rival = asked(0, "actor", 0, 5), asked(1, "rival", 0, 5)
     of_actor, of_rival = sample(5, 0, (1,)), sample(5, 0, (2, 2))
     engines: list[Any] = [
@@ -68,7 +68,7 @@ def test_either_of_two_batches_steps_the_engine_and_each_gets_its_own() -> None:
     """The later one halts when the step's own has ended: of its samples one has, one goes on in the next step, and of
     its other prompt nothing was said."""
     rewards = Rewards()
-    asking = Asking(rewards)  # pyright: ignore[reportArgumentType]
+    asking = Asking(rewards)
     own, later = asked(0, "actor", 3, 8), asked(0, "actor", 4, 9, 10)
     begun = sample(9, 1, (7,), OPEN)
     engine: Any = ScriptedEngine(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.dataflow import Node
@@ -16,12 +17,19 @@ from plait.kernels.noise import NoiseKey
 from plait.policy.step import Key
 from plait.runtime.folder.moments import Moments
 from plait.runtime.steps.drawing import drawing
-from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Key as CallKey
 from plait.schedule.work import MOVED_ON, Work
+
+
+class Scores(Protocol):
+    """Who scores groups while others are drawn: `rewarding.RewardCalls`."""
+
+    def submit(self, rollout: Node, group: Sequence[Sample], state: StepState) -> None: ...
+
+    def poll(self, rollout: Node) -> bool: ...
 
 
 @dataclass
@@ -78,7 +86,7 @@ class Asking:
         keeps: keys and values are kept over an update.
     """
 
-    def __init__(self, rewarding: RewardCalls, moments: Moments | None = None, *, keeps: bool = False) -> None:
+    def __init__(self, rewarding: Scores, moments: Moments | None = None, *, keeps: bool = False) -> None:
         self._rewarding, self._moments, self._keeps = rewarding, moments, keeps
         self._out: dict[str, dict[Key, Asked]] = {}
         """Role → samples that its engine has been asked for, and their rollouts."""
