@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.gemma.modeling_gemma import GemmaMLP
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from plait.data.packed import pack
@@ -244,6 +247,46 @@ def test_layers_of_a_llama_are_taken_over_and_a_copy_has_its_own() -> None:
     for one in (layer, twin):
         assert vars(one.mlp)["forward"].mlp is one.mlp
         assert vars(one.self_attn)["forward"].__self__ is one.self_attn
+
+
+def test_an_attention_that_is_decorated_keeps_its_decorators_and_rotates_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers renames an argument now and then, and takes the old name as well for some releases."""
+    plain = inspect.unwrap(LlamaAttention.forward)
+    calls = []
+
+    @functools.wraps(plain)
+    def renamed(self: nn.Module, *args: Any, old: Any = None, **kwargs: Any) -> Any:
+        calls.append(old)
+        return plain(self, *args, **kwargs)
+
+    batch = pack([(range(3, 20), [range(5, 30), range(9)])])
+    expected = tiny_model("llama", dtype=torch.bfloat16).logprobs(batch, 1.0)[0]
+    monkeypatch.setattr(LlamaAttention, "forward", renamed)
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    ours = [vars(layer.self_attn)["forward"] for layer in model.module.model.layers]
+    assert all(isinstance(inspect.unwrap(one).__globals__[rope.NAME], functools.partial) for one in ours)
+    calls.clear()
+    assert torch.equal(model.logprobs(batch, 1.0)[0], expected)
+    assert calls == [None, None]
+
+
+def test_a_decorator_that_does_not_call_what_it_wraps_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = inspect.unwrap(LlamaAttention.forward)
+
+    @functools.wraps(plain)
+    def other(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return LlamaAttention.first(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaAttention, "first", LlamaAttention.forward, raising=False)
+    monkeypatch.setattr(LlamaAttention, "forward", other)
+    layer = tiny_model("llama", dtype=torch.bfloat16).module.model.layers[0]
+    assert "forward" not in vars(layer.self_attn)
+
+
+def test_what_is_proven_does_not_depend_on_where_tensors_are_made() -> None:
+    with torch.device("meta"):
+        assert rope.is_common.__wrapped__(apply_rotary_pos_emb)
+        assert gated_mlp.is_proven.__wrapped__(LlamaMLP)
 
 
 def test_an_mlp_of_another_form_is_left_alone() -> None:

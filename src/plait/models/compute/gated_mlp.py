@@ -71,11 +71,11 @@ def is_proven(kind: type[nn.Module]) -> bool:
     nn.Module.__init__(mlp)
     for name, shape in zip(LAYERS, ((12, 8), (12, 8), (8, 12)), strict=True):
         layer = nn.Linear(shape[1], shape[0], bias=False, dtype=torch.float64, device="meta")
-        weight_OI = torch.randn(shape, generator=generator, dtype=torch.float64)
+        weight_OI = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         layer.weight = nn.Parameter(weight_OI, requires_grad=False)
         setattr(mlp, name, layer)
     mlp.act_fn = nn.SiLU()
-    x = torch.randn(1, 5, 8, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, 5, 8, generator=generator, dtype=torch.float64, device="cpu")
     try:
         return torch.equal(kind.forward(mlp, x), _Forward(mlp)(x))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):

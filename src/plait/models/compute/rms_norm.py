@@ -127,9 +127,10 @@ def _is_proven(kind: type[nn.Module], eps_name: str) -> bool:
     generator = torch.Generator().manual_seed(0)
     norm = kind.__new__(kind)
     nn.Module.__init__(norm)
-    norm.weight = nn.Parameter(torch.randn(24, generator=generator).bfloat16(), requires_grad=False)
+    norm.weight = nn.Parameter(torch.randn(24, generator=generator, device="cpu").bfloat16(), requires_grad=False)
     setattr(norm, eps_name, 1e-3)
-    x = (torch.randn(1, 40, 24, generator=generator) * torch.logspace(-3, 3, 40)[:, None]).bfloat16()
+    scale = torch.logspace(-3, 3, 40, device="cpu")[:, None]
+    x = (torch.randn(1, 40, 24, generator=generator, device="cpu") * scale).bfloat16()
     try:
         return torch.equal(kind.forward(norm, x.clone())[0], _normalised(x, norm.weight, 1e-3)[0])
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def install(module: nn.Module) -> None:
     """Let the attention layers of a module whose rotation is shown to be the common one rotate here."""
     for layer in module.modules():
         forward = type(layer).forward
-        if "forward" in vars(layer) or not isinstance(forward, FunctionType) or NAME not in forward.__code__.co_names:
+        if "forward" in vars(layer) or not isinstance(forward, FunctionType):
             continue
         if fused_rows.AVAILABLE and (fused := _with_kernel(forward)) is not None:
             layer.forward = MethodType(fused, layer)
@@ -35,14 +35,33 @@ def install(module: nn.Module) -> None:
 
 @functools.cache
 def _with_kernel(forward: FunctionType) -> FunctionType | None:
-    """The same code with another rotation; None where its own is not the common one."""
-    own = forward.__globals__.get(NAME)
+    """The same code with another rotation; None where it calls none, or its own is not the common one.
+
+    Decorators stay: of a function that wraps another (`functools.wraps`) it is the wrapper's code around the other's.
+    """
+    inner = getattr(forward, "__wrapped__", None)
+    if isinstance(inner, FunctionType):
+        fused = _with_kernel(inner)
+        cells = forward.__closure__ or ()
+        closure = tuple(CellType(fused) if cell.cell_contents is inner else cell for cell in cells)
+        if fused is None or closure == cells:
+            return None
+        copied = _copied(forward, forward.__globals__, closure)
+        copied.__wrapped__ = fused
+        return copied
+    own = forward.__globals__.get(NAME) if NAME in forward.__code__.co_names else None
     if own is None or not is_common(own):
         return None
-    names = {**forward.__globals__, NAME: functools.partial(rotated, own)}
-    fused = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    fused.__kwdefaults__ = forward.__kwdefaults__
-    return functools.update_wrapper(fused, forward)
+    return _copied(forward, {**forward.__globals__, NAME: functools.partial(rotated, own)}, forward.__closure__)
+
+
+def _copied(function: FunctionType, names: dict[str, Any], closure: tuple[CellType, ...] | None) -> Any:
+    """The same code with other globals and another closure."""
+    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copied, function)
+    del copied.__wrapped__
+    return copied
 
 
 def rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
@@ -78,11 +97,12 @@ def is_common(own: Rotation) -> bool:
     """Whether it rotates queries and keys as the kernel does, to the bit, with any cosines and sines."""
     generator = torch.Generator().manual_seed(0)
     query_1THD, key_1THD, angles = (
-        torch.randn(shape, generator=generator).bfloat16() for shape in ((1, 5, 3, 8), (1, 5, 1, 8), (2, 1, 5, 8))
+        torch.randn(shape, generator=generator, device="cpu").bfloat16()
+        for shape in ((1, 5, 3, 8), (1, 5, 1, 8), (2, 1, 5, 8))
     )
     query, key = query_1THD.transpose(1, 2), key_1THD.transpose(1, 2)
+    ours = rotated(own, query, key, *angles)
     try:
-        theirs = own(query, key, *angles)
-        return all(map(torch.equal, theirs, rotated(own, query, key, *angles)))
+        return all(map(torch.equal, own(query, key, *angles), ours))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
         return False
