@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from plait.cost.engine_memory import POOL_TOKENS
 from plait.errors import ConfigError
-from plait.recipes.engine_checks import check_engine, check_engine_plan
+from plait.generation.settings import SamplingSettings
+from plait.recipes.engine_checks import ABILITIES, check_engine, check_engine_plan
 from plait.recipes.recipe_file import load_recipe
+from plait.runtime.prepare import SET_UP
 from plait.schedule.plan import Placement, Plan
+from plait.workers.worker_group import OPENS
 
 
 def recipe_of(**keys: Any):
@@ -48,3 +52,11 @@ def test_plans_of_several_devices_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"^the plan `mine` .* is of 2 devices, but `sampling.engine` is vllm"):
             check_engine_plan(recipe_of(), plan)
         check_engine_plan(recipe_of(**{"sampling.engine": "plait"}), plan)
+
+
+def test_what_is_known_of_an_engine_is_known_of_all() -> None:
+    """Tables by `sampling.engine`: what opens each, and of other programs what they hold and whether they are there."""
+    (names,) = (get_args(field.annotation) for name, field in SamplingSettings.model_fields.items() if name == "engine")
+    programs = {name for name, can in ABILITIES.items() if can.program is not None}
+    assert set(ABILITIES) == set(OPENS) == set(names)
+    assert programs == set(POOL_TOKENS) == set(SET_UP)

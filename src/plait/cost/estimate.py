@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, draft_weights
+from plait.cost.engine_memory import POOL_TOKENS
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_parameters
-from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.cost.working_memory import (
     PROCESS,
     PROCESS_BYTES,
@@ -24,6 +24,7 @@ from plait.dataflow import CallKind, Dataflow
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.engine_checks import abilities
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.training.memory import BYTES, parameter_bytes
@@ -111,9 +112,9 @@ def memory_table(
     if any(model.trained and not model.scalar for model in models) and recipe.lora.rank == 0:
         forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
     rows, packed = [*cache, *forward], 0
-    is_elsewhere = bool(cache) and recipe.sampling.engine == "vllm"
-    if is_elsewhere:
-        rows.append(("weights in vLLM's process", shape.parameters * width))
+    program = abilities(recipe).program if cache else None
+    if program is not None:
+        rows.append((f"weights in {program}'s process", shape.parameters * width))
     elif cache and is_packed(recipe):
         # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
         packed, others = packed_bytes(shape, recipe.dtype), sum(size for _, size in forward)
@@ -121,7 +122,7 @@ def memory_table(
             rows.append(("weights packed for decoding, beyond activations", packed - others))
     read = PROCESS_BYTES + sum(size for _, size in held)
     during: Rows = [("reading models", read)]
-    if is_elsewhere:
+    if program is not None:
         during.append(("all calls", read + sum(size for _, size in rows)))
     else:
         during += [("generation", read + sum(size for _, size in cache) + packed)] if cache else []
@@ -143,10 +144,11 @@ def _cache_rows(recipe: Recipe, shapes: Mapping[str, ModelShape], longest_tokens
     context = longest_tokens + recipe.sampling.max_response_tokens
     pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
     kept = pool_tokens(running, context, pool, recipe.device)
-    if recipe.sampling.engine == "vllm":
-        kept = pool_tokens_of_vllm(recipe, shape)
+    is_fixed = abilities(recipe).program is not None
+    if is_fixed:
+        kept = POOL_TOKENS[recipe.sampling.engine](recipe, shape)
     limit = f", {kept} at most" if kept < running * context else ""
-    limit = f", a pool of {kept}" if recipe.device == "cuda" or recipe.sampling.engine == "vllm" else limit
+    limit = f", a pool of {kept}" if recipe.device == "cuda" or is_fixed else limit
     kv_bytes = kept * kv_bytes_per_token(shape, recipe.dtype)
     rows = [(f"KV cache ({running} samples x {context} tokens{limit})", kv_bytes)]
     return rows + draft_cache(recipe, shapes, kept)

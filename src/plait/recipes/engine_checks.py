@@ -22,6 +22,9 @@ class Abilities:
     """It computes with models in parts and on several devices."""
     own_cache: bool
     """What it keeps of earlier prompts is its own to decide."""
+    program: str | None
+    """The other program that generates, as users know it, in a process and an environment of its own: that process
+    holds weights, keys and values of its own all the time. None: ranks generate, with the weights of the role."""
     dtypes: tuple[str, ...]
 
 
@@ -32,6 +35,7 @@ ABILITIES = {
         moves=True,
         parts=True,
         own_cache=False,
+        program=None,
         dtypes=("bfloat16", "float32", "float64"),
     ),
     "vllm": Abilities(
@@ -40,16 +44,23 @@ ABILITIES = {
         moves=False,
         parts=False,
         own_cache=True,
+        program="vLLM",
         dtypes=("bfloat16", "float32"),
     ),
 }
-"""By `sampling.engine`."""
+"""By `sampling.engine`: all that anything but the engine itself knows of it. What opens an engine, what it has room for
+and what it needs to be there are tables by the same names, each with its readers."""
+
+
+def abilities(recipe: Recipe) -> Abilities:
+    """Of the engine that draws in training."""
+    return ABILITIES[recipe.sampling.engine]
 
 
 def check_engine(recipe: Recipe) -> None:
     """Raises ConfigError where a recipe asks its engine for what that cannot do."""
     engine, sampling = recipe.sampling.engine, recipe.sampling
-    can = ABILITIES[engine]
+    can = abilities(recipe)
     guesses, grouped = sampling.speculation != "off", sampling.decode_groups != "auto"
     asked = (
         ("sampling.exact", sampling.exact, can.exact, "promises no equal bits", "false"),
@@ -77,7 +88,7 @@ def check_engine(recipe: Recipe) -> None:
 def check_engine_plan(recipe: Recipe, plan: Plan) -> None:
     """Raises ConfigError where a plan spreads what its engine computes in one process only."""
     engine = recipe.sampling.engine
-    if plan.num_ranks > 1 and not ABILITIES[engine].parts:
+    if plan.num_ranks > 1 and not abilities(recipe).parts:
         raise ConfigError(
             f"the plan `{plan.name}` (`plan`, `devices`) is of {plan.num_ranks} devices, but `sampling.engine` is "
             f"{engine}, which generates for a run of one: no tp, pp or several instances; set `devices` to 1, or "

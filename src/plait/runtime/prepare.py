@@ -36,7 +36,7 @@ from plait.recipes.checks import (
     check_trained_steps,
     check_unused,
 )
-from plait.recipes.engine_checks import check_engine, check_engine_plan
+from plait.recipes.engine_checks import abilities, check_engine, check_engine_plan
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
@@ -44,7 +44,7 @@ from plait.rewards.functions import RewardFunction, functions_of, reward_functio
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
 from plait.runtime.inputs.reading import RunData, read_data
-from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, load_tokenizer, unlike_tokens
+from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_roles, load_tokenizer
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.fusing import with_order
 from plait.runtime.prediction.network import THIS_ONE, Machines
@@ -82,7 +82,9 @@ def prepare(
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
-    _check_tokens(models, tokenizer, recipe)
+    if (drafts := recipe.sampling.draft_model) is not None:
+        check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
+    check_roles(tokenizer, recipe.model, models)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
@@ -125,11 +127,14 @@ def _found(run: Outline, prompts: Lengths, machines: Machines) -> Plan:
 
 
 def _check_machine(recipe: Recipe) -> None:
-    """The device, and another engine that draws. Raises ConfigError."""
+    """The device, and another program that draws. Raises ConfigError."""
     check_device(recipe)
-    if recipe.sampling.engine == "vllm":
-        checked_environment()
+    if abilities(recipe).program is not None:
+        SET_UP[recipe.sampling.engine]()
 
+
+SET_UP: Mapping[str, Callable[[], object]] = {"vllm": checked_environment}
+"""`sampling.engine`, where that is another program → what raises ConfigError where it is not there, or untested."""
 
 DRAFT_KEY = "sampling.draft_model"
 
@@ -267,27 +272,6 @@ def _check_stop(recipe: Recipe, shape: ModelShape) -> None:
             raise ConfigError(
                 f"`sampling.stop_token_ids` holds {token}, but `{recipe.model}` has the tokens 0 to "
                 f"{shape.vocabulary - 1}; give one of these"
-            )
-
-
-def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
-    """Raises ConfigError where a role reads the run's token ids, but begins as a model for which they mean other texts.
-
-    A frozen reward model has its own tokens: samples are rendered for it.
-    """
-    if (drafts := recipe.sampling.draft_model) is not None:
-        check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
-    for model in models:
-        if model.name == recipe.model or (model.role in REWARD_ROLES and not model.trained):
-            continue
-        if unlike := unlike_tokens(tokenizer, model.name, model.key):
-            remedy = f"give another `{model.key}`"
-            if model.role not in REWARD_ROLES and model.key != f"{model.role}.model":
-                remedy = f"set `{model.role}.model`, such as to `{recipe.model}` (it gets a new head)"
-            raise ConfigError(
-                f"the {model.role} begins as `{model.name}` (key `{model.key}`) and reads the tokens of "
-                f"`{recipe.model}`, but {len(unlike)} of these, such as {unlike[0]!r}, have another id there or none; "
-                f"{remedy}"
             )
 
 

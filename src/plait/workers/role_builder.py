@@ -22,6 +22,7 @@ from plait.models.parallel.team import Team, make_teams
 from plait.models.working_weights import dtype_of
 from plait.policy.fusion_gate import fuses
 from plait.reallocation.offload import HostMemory
+from plait.recipes.engine_checks import abilities
 from plait.recipes.role_models import RoleModel
 from plait.schedule.fused import FusedOrder
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
@@ -143,7 +144,7 @@ class RoleBuilder:
             if self._scores_alone:
                 instance = place.scoring.instance_of(rank)
                 part.alone = self._trainer(part, instance, self.teams[instance], trained=False)
-        for instance in place.generate if self.recipe.sampling.engine == "plait" else ():
+        for instance in place.generate if abilities(self.recipe).program is None else ():
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"

@@ -10,6 +10,7 @@ from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import resolve
 from plait.models.files.pretrained import tokenizer_of
 from plait.observe.loading import loading
+from plait.recipes.role_models import REWARD_ROLES, RoleModel
 
 
 def load_tokenizer(model: str, key: str = "model") -> Any:
@@ -57,6 +58,28 @@ def check_draft_model(tokenizer: Any, model: str, name: str, key: str) -> None:
             f"{unlike[0]!r}, have another id there or none; give a model with the tokenizer of `{model}`, or leave it "
             "out"
         )
+
+
+def check_roles(tokenizer: Any, model: str, role_models: Iterable[RoleModel]) -> None:
+    """Raises ConfigError where a role reads a run's token ids, but begins as a model for which they mean other texts.
+
+    A frozen reward model has its own tokens: samples are rendered for it.
+
+    Args:
+        tokenizer: of the run's model.
+    """
+    for of_role in role_models:
+        if of_role.name == model or (of_role.role in REWARD_ROLES and not of_role.trained):
+            continue
+        if unlike := unlike_tokens(tokenizer, of_role.name, of_role.key):
+            remedy = f"give another `{of_role.key}`"
+            if of_role.role not in REWARD_ROLES and of_role.key != f"{of_role.role}.model":
+                remedy = f"set `{of_role.role}.model`, such as to `{model}` (it gets a new head)"
+            raise ConfigError(
+                f"the {of_role.role} begins as `{of_role.name}` (key `{of_role.key}`) and reads the tokens of "
+                f"`{model}`, but {len(unlike)} of these, such as {unlike[0]!r}, have another id there or none; "
+                f"{remedy}"
+            )
 
 
 def check_ids(tokenizer: Any, vocabulary: int, ids: Iterable[tuple[str, Sequence[int]]], name: str) -> None:

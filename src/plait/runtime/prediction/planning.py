@@ -33,7 +33,7 @@ from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE, fuses
-from plait.recipes.engine_checks import ABILITIES, check_engine_plan
+from plait.recipes.engine_checks import abilities, check_engine_plan
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
 from plait.runtime.prediction.guesses import drafts_of_run
@@ -91,7 +91,7 @@ class Planning:
             drafts=drafts_of_run(self.recipe.sampling, self.calibration.profile, self.drafts),
             draft_model=None if name is None else self.shapes[name],
             engine_bytes=engine_bytes(self.recipe, self.shapes) if self.flow.of_kind(CallKind.GENERATE) else 0,
-            elsewhere=self.recipe.sampling.engine == "vllm",
+            elsewhere=abilities(self.recipe).program is not None,
         )
 
     @cached_property
@@ -245,7 +245,7 @@ class Planning:
     def _may_fuse(self, plan: Plan) -> bool:
         """Whether a run of the plan may score in parts on ranks that generate."""
         recipe = self.recipe
-        moves = ABILITIES[recipe.sampling.engine].moves and recipe.max_staleness == 0
+        moves = abilities(recipe).moves and recipe.max_staleness == 0
         return recipe.fusion == "auto" and moves and not self.nothing_to_hide(plan)
 
     def _gains_by_fusion(self, plan: Plan) -> bool:
