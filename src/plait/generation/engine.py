@@ -67,12 +67,14 @@ class Engine:
     ) -> None:
         check_exact(settings, model)
         self.model = model
-        self.state = state = EngineState(model, settings, policy_version=policy_version, keep_memory=keep_memory)
+        self._joint = joint if joint is not None else Alone()
+        self.state = state = EngineState(
+            model, settings, self._joint.computes(model), policy_version=policy_version, keep_memory=keep_memory
+        )
         """What is in flight; samples leave it and come to it by `moves.SampleMoves`."""
         self.updates = self.state.updates
         self.last_step: StepRecord | None = None
         self.speculates = speculates if speculates is not None else speculator_of(settings, model)
-        self._joint = joint if joint is not None else Alone()
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
         self._landed = Landed([])

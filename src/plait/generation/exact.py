@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plait.generation.joint import Computes
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.models.compute.attention_form import AttentionForm
@@ -44,10 +45,15 @@ class _Row:
 
 
 class ExactForward:
-    """Forwards of one model over one pool."""
+    """Forwards of one model over one pool.
 
-    def __init__(self, model: LanguageModel, pool: KVPool) -> None:
-        self._model, self._pool = model, pool
+    Args:
+        computes: a step's forward; by default the model's own.
+    """
+
+    def __init__(self, model: LanguageModel, pool: KVPool, computes: Computes | None = None) -> None:
+        self._device, self._pool = model.device, pool
+        self._computes = model if computes is None else computes
         fields = config_fields(model.config.get_text_config())
         self._mixture = any(fields.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
@@ -69,7 +75,7 @@ class ExactForward:
         for start in range(0, len(hidden), ROWS):
             part_nH = torch.stack(hidden[start : start + ROWS])
             padded = torch.cat([part_nH, part_nH.new_zeros(ROWS - len(part_nH), part_nH.shape[1])])
-            logits.append(self._model.logits(padded)[: len(part_nH)])
+            logits.append(self._computes.logits(padded)[: len(part_nH)])
         return torch.cat(logits) if logits else None
 
     def _rows_of(self, sample: NewTokens, num_read: int) -> list[_Row]:
@@ -88,14 +94,14 @@ class ExactForward:
 
     def _hidden(self, rows: Sequence[_Row]) -> Tensor:
         """[n, H] with `rows` first."""
-        context = ExactContext(self._pool, rows, self._model.device, repeated=self._mixture)
+        context = ExactContext(self._pool, rows, self._device, repeated=self._mixture)
         if self._mixture:
             ids, positions = [rows[0].token_id] * EXPERT_ROWS, [rows[0].position] * EXPERT_ROWS
         else:
             empty = [0] * (ROWS - len(rows))
             ids, positions = [row.token_id for row in rows] + empty, [row.position for row in rows] + empty
-        inputs = torch.tensor([ids, positions], device=self._model.device)
-        return self._model.hidden(inputs[0], inputs[1], context)
+        inputs = torch.tensor([ids, positions], device=self._device)
+        return self._computes.hidden(inputs[0], inputs[1], context)
 
 
 class ExactContext:

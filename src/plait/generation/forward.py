@@ -17,6 +17,7 @@ from torch import Tensor
 from plait.generation.backend import Backend, Refusal
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.exact import ExactForward
+from plait.generation.joint import Computes
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
@@ -44,13 +45,14 @@ class Forward:
 
     Args:
         exact: the bits of a token do not depend on what else is computed (`generation.exact`).
+        computes: a step's forward; by default the model's own.
     """
 
-    def __init__(self, model: LanguageModel, pool: KVPool, *, exact: bool) -> None:
+    def __init__(self, model: LanguageModel, pool: KVPool, *, exact: bool, computes: Computes | None = None) -> None:
         self.model = model
         self._pool = pool
-        self._exact = ExactForward(model, pool) if exact else None
-        self.module = ModuleForward.of(model, pool.block_tokens)
+        self._exact = ExactForward(model, pool, computes) if exact else None
+        self.module = ModuleForward.of(model, pool.block_tokens, computes)
         """The Transformers module as a backend."""
         self.fast: Backend | Refusal | None = None
         """The compiled backend, or why there is none; None: not tried yet. Where it is refused, and until it is

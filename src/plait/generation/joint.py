@@ -3,7 +3,7 @@
 A step begins with decisions, which all ranks make alike, and ends with tokens, which one rank draws. Where the model is
 divided into stages, further steps begin in between (`policy.decode_ring`): each computes other samples.
 
-Shapes: B rows, D tokens that are drawn, V vocabulary.
+Shapes: B rows, D tokens that are drawn, T tokens of a step, N of them that are read, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,16 +15,34 @@ from torch import Tensor
 
 from plait.generation.records import Choose
 from plait.generation.sampler import sample
+from plait.models.compute.attention import AttentionContext
+from plait.models.language_model import LanguageModel
 
 Tokens = tuple[Tensor, Tensor]
 """token_ids [D] (int64), log-probs [D]."""
 
 
+class Computes(Protocol):
+    """What a step asks of a model: a `LanguageModel` does it alone, or the ranks that have one in stages together."""
+
+    def hidden(
+        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, read: Tensor | None = None
+    ) -> Tensor:
+        """See BackboneModel.hidden. [T, H] of this rank's stage."""
+        ...
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """See LanguageModel.logits. [N, V]; where the stage is not the last, zeros that nobody reads."""
+        ...
+
+
 class Joint(Protocol):
     """What an engine asks of the ranks that it is stepped on."""
 
-    waited_s: float
-    """Seconds in which this rank has waited for others in steps, so far."""
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which this rank has waited for others in steps, so far."""
+        ...
 
     @property
     def draws(self) -> bool:
@@ -34,6 +52,10 @@ class Joint(Protocol):
     @property
     def choose(self) -> Choose:
         """How it does."""
+        ...
+
+    def computes(self, model: LanguageModel) -> Computes:
+        """A step's forward of a model of which this rank has a part, or all."""
         ...
 
     @property
@@ -76,6 +98,10 @@ class Alone:
 
     def __init__(self, choose: Choose = sample) -> None:
         self.choose = choose
+
+    def computes(self, model: LanguageModel) -> Computes:
+        """See Joint.computes."""
+        return model
 
     def num_groups(self, num_samples: int) -> int:
         """See Joint.num_groups."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plait.generation.captured import CapturedSteps
 from plait.generation.fused_layers import FusedLayers
+from plait.generation.joint import Computes
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch, RaggedContext
@@ -20,13 +21,18 @@ from plait.policy.blocks import BLOCK_TOKENS
 
 
 class ModuleForward:
-    """A Backend, see there. Prepared, its products on a CPU read weights that are packed once more."""
+    """A Backend, see there. Prepared, its products on a CPU read weights that are packed once more.
+
+    Args:
+        computes: a step's forward; by default the model's own.
+    """
 
     devices: ClassVar[frozenset[str]] = frozenset(("cpu", "cuda"))
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float64, torch.float32, torch.bfloat16))
 
-    def __init__(self, model: LanguageModel, block_tokens: int) -> None:
+    def __init__(self, model: LanguageModel, block_tokens: int, computes: Computes | None = None) -> None:
         self.model = model
+        self._computes = model if computes is None else computes
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
         alone = model.device.type == "cuda" and model.team.all.size == 1
@@ -36,9 +42,9 @@ class ModuleForward:
         """The steps that are replayed in place of `plainly`; None: on a CPU, and of parts of a model."""
 
     @classmethod
-    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS, computes: Computes | None = None) -> Self:
         """See Backend.of: never refused, as the module is what others are held against."""
-        return cls(model, block_tokens)
+        return cls(model, block_tokens, computes)
 
     @property
     def is_prepared(self) -> bool:
@@ -80,9 +86,9 @@ class ModuleForward:
 
     def _logits(self, batch: RaggedBatch, context: AttentionContext) -> Tensor | None:
         with self._packed.applied():
-            hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
+            hidden_TH = self._computes.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
             hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
-            return self.model.logits(hidden_RH) if len(hidden_RH) else None
+            return self._computes.logits(hidden_RH) if len(hidden_RH) else None
 
     def addresses(self) -> tuple[int, ...]:
         """Where the weights lie that a step reads."""

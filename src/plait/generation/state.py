@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
+from plait.generation.joint import Computes
 from plait.generation.pool import KVPool
 from plait.generation.records import HeldKV, WeightUpdate
 from plait.generation.rows import DecodeBatch
@@ -24,19 +25,26 @@ class EngineState:
     """The parts that speak of the same samples, and what changes several of them at once.
 
     Args:
+        computes: a step's forward of the model.
         policy_version: of the weights as they are.
         keep_memory: of packed weights, while nothing is in flight, for the next time.
     """
 
     def __init__(
-        self, model: LanguageModel, settings: SamplingSettings, *, policy_version: int, keep_memory: bool
+        self,
+        model: LanguageModel,
+        settings: SamplingSettings,
+        computes: Computes,
+        *,
+        policy_version: int,
+        keep_memory: bool,
     ) -> None:
         self.model = model
         self.limits = settings.limits(model.max_positions)
         self.scheduler = Scheduler(self.limits)
         self.pool = KVPool(self.limits.block_tokens)
         self.rows = DecodeBatch(settings.max_running, self.limits.block_tokens, model.device)
-        self.forward = Forward(model, self.pool, exact=settings.exact)
+        self.forward = Forward(model, self.pool, exact=settings.exact, computes=computes)
         self.flight = InFlight(model.eos_token_ids, policy_version)
         self.updates: list[WeightUpdate] = []
         """Those with samples in flight."""

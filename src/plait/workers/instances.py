@@ -11,13 +11,13 @@ Shapes: B rows, D tokens that are drawn, T tokens of a step, H hidden size, V vo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from plait.generation.engine import Engine
-from plait.generation.joint import Tokens
+from plait.generation.joint import Computes, Tokens
 from plait.generation.response import Response
 from plait.generation.rows import Drafts
 from plait.generation.sampler import sample
@@ -45,9 +45,8 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
     if team.all.size == 1:
         return Engine(model, settings, keep_memory=keep_memory)
     joint = JointRanks(model, settings, team)
-    whole: Any = _Staged(model, joint.stages) if team.pp.size > 1 else model
     speculates = NoSpeculation() if settings.speculation == "off" else DraftedByOne(model, settings, team, joint)
-    return Engine(whole, settings, joint=joint, speculates=speculates)
+    return Engine(model, settings, joint=joint, speculates=speculates)
 
 
 def deciding(team: Team) -> int:
@@ -73,7 +72,7 @@ class JointRanks:
             is_ahead=on_cpu and not settings.exact,
         )
         self._device, self._num_stages = model.device, team.pp.size
-        self._asked = settings.decode_groups
+        self._asked: int | Literal["auto"] = settings.decode_groups
 
     @property
     def waited_s(self) -> float:
@@ -84,6 +83,10 @@ class JointRanks:
     def draws(self) -> bool:
         """See Joint.draws."""
         return self._tokens.tells
+
+    def computes(self, model: LanguageModel) -> Computes:
+        """See Joint.computes."""
+        return _Staged(model, self.stages) if self._num_stages > 1 else model
 
     @property
     def most_groups(self) -> int:
@@ -181,26 +184,22 @@ class DraftedByOne:
 
 
 class _Staged:
-    """A model of which this rank has a stage, in steps: hidden states pass by a link of the instance; where the stage
-    is not the last, logits are zeros that nobody reads."""
+    """The steps of a model of which this rank has a stage: hidden states pass by a link; see `Computes`."""
 
     def __init__(self, model: LanguageModel, link: StageLink) -> None:
         self._model, self._link = model, link
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
     def hidden(
         self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, read: Tensor | None = None
     ) -> Tensor:
-        """See BackboneModel.hidden."""
+        """See Computes.hidden."""
         inputs_TH = self._link.receive(len(token_ids_T))
         hidden_TH = self._model.hidden_of(inputs_TH, token_ids_T, position_ids_T, context, read=read)
         self._link.send(hidden_TH)
         return hidden_TH
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """See LanguageModel.logits."""
+        """See Computes.logits."""
         if self._model.team.is_last_stage:
             return self._model.logits(hidden_NH)
         vocabulary = self._model.config.get_text_config().vocab_size
