@@ -7,6 +7,7 @@ flow trains them or has a frozen model score.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from plait.dataflow import CallKind, Dataflow
 from plait.models.backbone_model import copy_of
@@ -18,6 +19,8 @@ from plait.models.scalar_model import ScalarModel
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.training.trainer_settings import SampleSettings, UpdateSettings
+
+Model = TypeVar("Model", LanguageModel, ScalarModel)
 
 NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
@@ -69,9 +72,14 @@ class _Shelf:
                 return scalar_of(read, seed=recipe.seed, head_std=NEW_HEAD_STD)
             return self._load_scalar(role_model)
         if role_model.name not in self._language:
-            self._language[role_model.name] = load_model(role_model.name, dtype=recipe.dtype, device=recipe.device)
-            return self._language[role_model.name]
+            return self._read(role_model.name)
         return copy_of(self._language[role_model.name])
+
+    def _read(self, name: str) -> LanguageModel:
+        """The language model of a checkpoint, which is read once."""
+        if name not in self._language:
+            self._language[name] = load_model(name, dtype=self._recipe.dtype, device=self._recipe.device)
+        return self._language[name]
 
     def _load_scalar(self, role_model: RoleModel) -> ScalarModel:
         recipe = self._recipe
@@ -80,20 +88,22 @@ class _Shelf:
         )
 
     def _adapted(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
-        from plait.models.lora import add_lora
         from plait.models.scalar_loading import scalar_view
 
-        recipe = self._recipe
         if role_model.has_head:
-            base: LanguageModel | ScalarModel = self._load_scalar(role_model)
-        else:
-            if role_model.name not in self._language:
-                self._language[role_model.name] = load_model(role_model.name, dtype=recipe.dtype, device=recipe.device)
-            base = self._language[role_model.name]
-            base = scalar_view(base, seed=recipe.seed, head_std=NEW_HEAD_STD) if role_model.scalar else base
-        if not role_model.trained:
-            return base
-        return add_lora(base, recipe.lora, name=role_model.role, seed=recipe.seed)
+            return self._with_adapter(self._load_scalar(role_model), role_model)
+        base = self._read(role_model.name)
+        if role_model.scalar:
+            view = scalar_view(base, seed=self._recipe.seed, head_std=NEW_HEAD_STD)
+            return self._with_adapter(view, role_model)
+        return self._with_adapter(base, role_model)
+
+    def _with_adapter(self, base: Model, role_model: RoleModel) -> Model:
+        """The model of a role that trains; others are what they begin as."""
+        from plait.models.lora import add_lora
+
+        recipe = self._recipe
+        return add_lora(base, recipe.lora, name=role_model.role, seed=recipe.seed) if role_model.trained else base
 
 
 def sample_settings(flow: Dataflow, recipe: Recipe) -> SampleSettings:

@@ -65,7 +65,7 @@ class Message:
     @classmethod
     def from_bytes(cls, data: NDArray[np.uint8]) -> Message:
         """The arrays are views of `data`."""
-        size = _LENGTH.unpack_from(data)[0]
+        (size,) = _LENGTH.unpack(data[: _LENGTH.size].tobytes())
         at = _LENGTH.size + size
         record = json.loads(bytes(data[_LENGTH.size : at]))
         arrays = []
@@ -212,12 +212,19 @@ def _unpack_going_on(value: Mapping[str, Any] | None, prompt: Prompt) -> GoingOn
     return GoingOn(begun, left_out, dict(value["stops"]), keeps, value["parks"])
 
 
+def _unpack_sampling(*, stop_token_ids: Sequence[int] | None, stop: Sequence[str], **numbers: Any) -> Sampling:
+    """JSON has no tuples."""
+    return Sampling(
+        **numbers, stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids), stop=tuple(stop)
+    )
+
+
 def unpack_requests(values: Sequence[Mapping[str, Any]]) -> list[Request]:
     return [
         Request(
             prompt := Prompt(value["uid"], "", tuple(value["token_ids"])),
             value["num_samples"],
-            Sampling(**{k: tuple(v) if isinstance(v, list) else v for k, v in value["sampling"].items()}),
+            _unpack_sampling(**value["sampling"]),
             NoiseKey(**value["noise"]),
             None if value["lengths"] is None else tuple(value["lengths"]),
             _unpack_going_on(value["going_on"], prompt),

@@ -33,8 +33,11 @@ from plait.workers.ranks import WAIT_S
 class Trained(Protocol):
     """A rank's part of a trained role (`training.trainer.Trainer`)."""
 
-    role: str
-    optimizer: MasterOptimizer
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def optimizer(self) -> MasterOptimizer: ...
 
 
 COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")

@@ -107,7 +107,7 @@ def _packed(stubs: NDArray[np.int64], kept_R: NDArray[np.bool_] | None) -> NDArr
 def _unpacked(packed: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
     """The stubs [N, 6], and the bits; None: all tokens are trained."""
     data = np.frombuffer(zlib.decompress(packed.tobytes()), np.uint8)
-    count = _COUNT.unpack_from(data)[0]
+    (count,) = _COUNT.unpack(data[: _COUNT.size].tobytes())
     end = _COUNT.size + count * _NUMBERS * 8
     planes = data[_COUNT.size : end].reshape(_NUMBERS, 8, count).transpose(0, 2, 1)
     bits = data[end:]

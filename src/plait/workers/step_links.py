@@ -137,7 +137,7 @@ class StageLink:
     def __init__(self, pp: Peers, room: Callable[[int], Tensor], waited: Waited, *, is_ahead: bool) -> None:
         self._pp, self._room, self._waited, self._is_ahead = pp, room, waited, is_ahead
         self._sends = _Sends(waited)
-        self._expected = deque((0,))
+        self._expected: deque[int] = deque((0,))
         """Rows of the first messages of the steps that have not begun; all ranks say the same."""
         self._posted: deque[Transfer] = deque()
         """Receives of these messages, where there are any."""
@@ -195,7 +195,8 @@ class StageLink:
         Raises:
             RunError: a stage beside this one is gone, or did not get here until the deadline.
         """
-        first, self._expected = (self._expected[0] if self._expected else 0), deque((0,))
+        first = self._expected[0] if self._expected else 0
+        self._expected = deque((0,))
         if first:
             self._number += 1
             if self._pp.index < self._pp.size - 1:
