@@ -82,9 +82,7 @@ def prepare(
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
-    if (drafts := recipe.sampling.draft_model) is not None:
-        check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
-    check_roles(tokenizer, recipe.model, models)
+    _check_tokens(models, tokenizer, recipe)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
@@ -273,6 +271,13 @@ def _check_stop(recipe: Recipe, shape: ModelShape) -> None:
                 f"`sampling.stop_token_ids` holds {token}, but `{recipe.model}` has the tokens 0 to "
                 f"{shape.vocabulary - 1}; give one of these"
             )
+
+
+def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
+    """Raises ConfigError where a role or a draft model reads the run's token ids, and they mean other texts to it."""
+    if (drafts := recipe.sampling.draft_model) is not None:
+        check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
+    check_roles(tokenizer, recipe.model, models)
 
 
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:
