@@ -3,6 +3,7 @@ and checkpoints of two models under changing plans. float64, as in `test_placeme
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.plan import Plan
+from plait.schedule.timeline import load_any
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runs.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where
 from tests.runs.plans import assert_equal_runs, write_plan
@@ -114,6 +116,18 @@ def test_a_recipe_on_several_ranks_is_that_of_one(name: str, place: Path, placed
     assert len(evaluated[1]) == (3 if "evaluation.items" in keys else 0), "before, between and after"
     for mine, theirs in zip(*evaluated, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9)
+    if "actor.generate" in plan and evaluated[0]:
+        check_names(several.run_dir / "trace.json", plan["actor.generate"])
+
+
+def check_names(trace: Path, generates: str) -> None:
+    """Every rank that draws says alike of what: of an evaluation, which is of no step, or of the rollout of a step."""
+    ranks = {int(rank) for instance in generates.split("|") for rank in instance.split()[0].split(",")}
+    drawn = [span for span in load_any(trace).spans if span.kind in ("PREFILL", "DECODE")]
+    assert {(span.rank, span.step is None, re.split("[#/]", span.action)[0]) for span in drawn} == {
+        *((rank, True, "evaluate") for rank in ranks),
+        *((rank, False, "actor.generate") for rank in ranks),
+    }
 
 
 @pytest.mark.slow

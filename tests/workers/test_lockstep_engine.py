@@ -110,7 +110,7 @@ def team(peers: Any) -> Any:
 
 
 def asks(requests: list[Request]) -> Generate:
-    return Generate("actor", requests)
+    return Generate("actor", "actor.generate", requests)
 
 
 def never() -> None:
@@ -217,14 +217,14 @@ class Rank:
     def _command_of(self, message: Message, flow: Any) -> Any:
         return Call(message.header["call"], self.log) if message.kind == "score" else command_of(message, flow)
 
-    def command(self, after: int, number: int, command: Any) -> None:
-        self.coming.append((after, replace(command.to_message(), number=number, step=1)))
+    def command(self, after: int, number: int, command: Any, step: int | None = 1) -> None:
+        self.coming.append((after, replace(command.to_message(), number=number, step=step)))
 
     def scores(self, after: int, number: int, call: str) -> None:
         self.coming.append((after, Message({"call": call}, (), "score", number, 1)))
 
     def asks(self, after: int, number: int, *requests: Request) -> None:
-        self.command(after, number, Generate("actor", requests))
+        self.command(after, number, Generate("actor", "actor.generate", requests))
 
     def poll(self, sources: list[int]) -> tuple[int, Message] | None:
         return self.receive(sources) if self.coming and self.coming[0][0] <= len(self.log) else None
@@ -240,6 +240,11 @@ class Rank:
         transport: Any = self
         FollowerLoop(self._parts, transport, StatusFile(None, 1)).serve()
 
+    @property
+    def recorded(self) -> list[tuple[int | None, str]]:
+        """(step, action) of all that it did."""
+        return [(span.step, span.action) for span in self._parts.offloads.recorder.take().spans]
+
 
 def test_a_rank_scores_and_generates_in_turns_and_takes_requests_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
@@ -253,6 +258,19 @@ def test_a_rank_scores_and_generates_in_turns_and_takes_requests_meanwhile(monke
         *("step with [1, 2]", "score 1", "step with [1]", "score 2"),
     ]
     assert rank.answers == [3, 1, 2]
+
+
+def test_steps_are_actions_of_the_call_that_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout, an evaluation, which is of no step, and right behind it a rollout again."""
+    rank = Rank(monkeypatch)
+    rank.asks(0, 1, request(1, 2))
+    rank.command(2, 2, Generate("actor", "evaluate", [request(2, 1)]), step=None)
+    rank.asks(3, 3, request(3, 1))
+    rank.command(100, 4, End())
+    rank.serve()
+    assert rank.log == ["step with [1]", "step with [1]", "step with [2]", "step with [3]"]
+    rollout = (1, "actor.generate/decode")
+    assert rank.recorded == [rollout, rollout, (None, "evaluate/decode"), rollout]
 
 
 def test_what_a_rank_does_for_nobody_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

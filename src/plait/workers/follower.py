@@ -61,8 +61,9 @@ class FollowerLoop:
         """By the role that generates."""
         self._generating: set[str] = set()
         """Roles whose instance has a work."""
-        self._told_in: defaultdict[str, dict[int, int | None]] = defaultdict(dict)
-        """Role → command that its instance may have a work of its own for → the run's step in which it was told."""
+        self._told_in: defaultdict[str, dict[int, tuple[int | None, str]]] = defaultdict(dict)
+        """Role → command that its instance may have a work of its own for → the run's step in which it was told, and
+        the call that its steps are actions of."""
         self._end: int | None = None
         """The number of the command to leave."""
 
@@ -103,7 +104,8 @@ class FollowerLoop:
         match command:
             case Generate() | Migrate() | Halt():
                 self._rank_state.take(number, command)
-                self._told_in[command.role][number] = message.step
+                call = command.call if isinstance(command, Generate) else f"{command.role}.generate"
+                self._told_in[command.role][number] = message.step, call
                 if command.role not in self._generating:  # an instance at work begins a later step with it
                     self._generate(command.role, number)
             case Forget():
@@ -134,11 +136,11 @@ class FollowerLoop:
 
     def _generate(self, role: str, number: int) -> None:
         lockstep, told_in = self._engines[role], self._told_in[role]
-        step = told_in[number]
+        step, call = told_in[number]
         self._told_in[role] = {later: told for later, told in told_in.items() if later > number}
         self._generating.add(role)
         turn = Turn(number, is_joint=lockstep.is_joint)
-        self._begin(_Ongoing(turn, f"{role}.generate", step, self._generated(role, lockstep), role))
+        self._begin(_Ongoing(turn, call, step, self._generated(role, lockstep, call), role))
 
     def _forget(self, call: int) -> None:
         """Others are in the middle of a joint one together."""
@@ -174,7 +176,7 @@ class FollowerLoop:
                 count, reported_s = 0, self._recorder.now_s
             yield done
 
-    def _generated(self, role: str, lockstep: LockstepEngine) -> Work[None]:
+    def _generated(self, role: str, lockstep: LockstepEngine, call: str) -> Work[None]:
         """The steps of an instance, until it has nothing in flight; requests that it has not begun with then are a work
         of their own, so that all its ranks agree on what else comes before them."""
         self._rank_state.offloads.want((role, "decode"))
@@ -184,7 +186,7 @@ class FollowerLoop:
             for number, answer in answers if lockstep.decides else ():
                 self._answer(number, answer.to_message())
             is_empty = lockstep.is_empty
-            yield lockstep.last_done(f"{role}.generate")
+            yield lockstep.last_done(call)
         self._generating.remove(role)
         if (number := lockstep.next_number) is not None:
             self._generate(role, number)

@@ -126,14 +126,14 @@ class RemoteEngine:
         """One step of the leader's own instance, and what others have finished meanwhile; where that is nothing, it
         waits for them, but not for long. What the leader's own instance did is an action of the call."""
         assert self.has_work, "step without work"
-        with self._announcer.status.doing(f"{self._role}.generate"):
+        with self._announcer.status.doing(call):
             if self._may_deal:
-                self._deal()
+                self._deal(call)
             own, answers = self._own if self._works else None, []
             if own is not None:
-                answers = self._own_step(own)
+                answers = self._own_step(own, call)
                 self._announcer.status.tick()
-            finished = [*self._heard(answers), *self._delivered(POLL_S if own is None else 0.0)]
+            finished = [*self._heard(answers), *self._delivered(call, POLL_S if own is None else 0.0)]
             for sample in finished:
                 key = sample.prompt.uid, sample.index
                 self.said.pop(key, None)
@@ -145,24 +145,22 @@ class RemoteEngine:
         done = MOVED_ON if own is None else own.last_done(call)
         return replace(done, units=len(finished)), finished
 
-    def _own_step(self, own: LockstepEngine) -> list[Heard]:
+    def _own_step(self, own: LockstepEngine, call: str) -> list[Heard]:
         """A step of the leader's instance, in lockstep with the other ranks of it, if there are any."""
-        name, place = f"{self._role}.generate", self._own_place
+        place = self._own_place
         assert place is not None, f"the leader has an engine of {self._role} and is in none of its instances"
         if own.has_heard:
             self._announcer.rank_state.offloads.want((self._role, "decode"))
-        with self._announcer.joining(name) if own.is_joint else nullcontext():
+        with self._announcer.joining(call) if own.is_joint else nullcontext():
             answers = own.step(_nothing_to_wait_for)
         self.said |= own.said
         return [(place, number, answer) for number, answer in answers]
 
-    def _delivered(self, wait_s: float) -> list[Sample]:
+    def _delivered(self, call: str, wait_s: float) -> list[Sample]:
         """What other instances have finished; where it is nothing, so long is waited for it."""
         finished: list[Sample] = []
         while self._sources and (
-            received := self._announcer.transport.poll(
-                list(self._sources), wait_s, f"{self._role}.generate", answers=self._waited
-            )
+            received := self._announcer.transport.poll(list(self._sources), wait_s, call, answers=self._waited)
         ):
             source, message = received
             finished += self._heard([(self._sources[source], *self._answer_of(message))])
@@ -198,12 +196,12 @@ class RemoteEngine:
         if self.moves is not None:
             self.moves.forget()
 
-    def _deal(self) -> None:
+    def _deal(self, call: str) -> None:
         announcer, out = self._announcer, self._outstanding
         needed = announcer.rank_state.copies_for(self._role, "decode")
         announcer.sync_weights(self._role, "decode")
         for place, requests in self._dealer.deal(out.pending):
-            told = announcer.tell(self._instances[place].mesh.ranks, Generate(self._role, requests), needed)
+            told = announcer.tell(self._instances[place].mesh.ranks, Generate(self._role, call, requests), needed)
             out.dealt(requests, place, told.number)
         out.pending.clear()
 
@@ -221,7 +219,7 @@ class RemoteEngine:
         works = self._works
         self._tell(self.at_work, Forget(self._role))
         if works and self._own is not None:
-            self._own_step(self._own)
+            self._own_step(self._own, f"{self._role}.generate")
         self._outstanding.where.clear()
         self._forget()
 

@@ -19,19 +19,25 @@ from plait.workers.messages import Message, Plain, pack_requests, pack_samples, 
 
 @dataclass(frozen=True)
 class Generate:
-    """Requests for the instance of the rank."""
+    """Requests for the instance of the rank.
+
+    call: that asks, for records: a rollout's, or an evaluation
+    """
 
     role: str
+    call: str
     requests: Sequence[Request]
 
     kind: ClassVar[str] = "generate"
 
     def to_message(self) -> Message:
-        return Message({"role": self.role, "requests": pack_requests(self.requests)}, kind=self.kind)
+        header = {"role": self.role, "call": self.call, "requests": pack_requests(self.requests)}
+        return Message(header, kind=self.kind)
 
     @classmethod
     def of(cls, message: Message) -> Generate:
-        return cls(message.header["role"], unpack_requests(message.header["requests"]))
+        header = message.header
+        return cls(header["role"], header["call"], unpack_requests(header["requests"]))
 
 
 @dataclass(frozen=True)
