@@ -3,7 +3,7 @@
 `Forward` takes the first backend of `forward.BACKENDS` that can be had for its model, and the Transformers module
 (which serves every model) until that one is prepared, or where there is none. All compute the same up to rounding.
 
-Shapes: R rows that are read, V vocabulary.
+Shapes: T tokens of a step, R rows that are read, N of any, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
+from plait.models.compute.attention import AttentionContext
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
 
@@ -25,6 +26,20 @@ class Refusal:
     """Why a backend cannot be had for a model."""
 
     reason: str
+
+
+class Computes(Protocol):
+    """What a step asks of a model: a `LanguageModel` does it alone, or the ranks that have one in stages together."""
+
+    def hidden(
+        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, read: Tensor | None = None
+    ) -> Tensor:
+        """See BackboneModel.hidden. [T, H] of this rank's stage."""
+        ...
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """See LanguageModel.logits. [N, V]; where the stage is not the last, zeros that nobody reads."""
+        ...
 
 
 class Backend(Protocol):

@@ -14,10 +14,9 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from plait.generation.backend import Backend, Refusal
+from plait.generation.backend import Backend, Computes, Refusal
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.exact import ExactForward
-from plait.generation.joint import Computes
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged

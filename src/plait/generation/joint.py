@@ -3,7 +3,7 @@
 A step begins with decisions, which all ranks make alike, and ends with tokens, which one rank draws. Where the model is
 divided into stages, further steps begin in between (`policy.decode_ring`): each computes other samples.
 
-Shapes: B rows, D tokens that are drawn, T tokens of a step, N of them that are read, H hidden size, V vocabulary.
+Shapes: B rows, D tokens that are drawn, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,27 +13,13 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from plait.generation.backend import Computes
 from plait.generation.records import Choose
 from plait.generation.sampler import sample
-from plait.models.compute.attention import AttentionContext
 from plait.models.language_model import LanguageModel
 
 Tokens = tuple[Tensor, Tensor]
 """token_ids [D] (int64), log-probs [D]."""
-
-
-class Computes(Protocol):
-    """What a step asks of a model: a `LanguageModel` does it alone, or the ranks that have one in stages together."""
-
-    def hidden(
-        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, read: Tensor | None = None
-    ) -> Tensor:
-        """See BackboneModel.hidden. [T, H] of this rank's stage."""
-        ...
-
-    def logits(self, hidden_NH: Tensor) -> Tensor:
-        """See LanguageModel.logits. [N, V]; where the stage is not the last, zeros that nobody reads."""
-        ...
 
 
 class Joint(Protocol):

@@ -7,9 +7,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from plait.generation.backend import Computes
 from plait.generation.captured import CapturedSteps
 from plait.generation.fused_layers import FusedLayers
-from plait.generation.joint import Computes
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch, RaggedContext

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.generation.backend import Computes
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
-from plait.generation.joint import Computes
 from plait.generation.pool import KVPool
 from plait.generation.records import HeldKV, WeightUpdate
 from plait.generation.rows import DecodeBatch

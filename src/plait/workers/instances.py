@@ -16,8 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from plait.generation.backend import Computes
 from plait.generation.engine import Engine
-from plait.generation.joint import Computes, Tokens
+from plait.generation.joint import Tokens
 from plait.generation.response import Response
 from plait.generation.rows import Drafts
 from plait.generation.sampler import sample
