@@ -79,7 +79,7 @@ def whole_space(space: PlanSpace):
         [
             space.place(slot, ranks, form, after)
             for ranks in space.meshes
-            for form in space.forms(slot, ranks)
+            for form in space.forms.of(slot, ranks)
             for after in space.afters(slot)
         ]
         for slot in range(len(space.graph.slots))
@@ -200,10 +200,10 @@ def test_training_together_counts_three_percent_more() -> None:
     of = with_pairs(260)
     space, everyone = PlanSpace(of), (0, 1, 2, 3)
     actor, critic = (of.graph.slots_of(role)["train"] for role in ("actor", "critic"))
-    (sizes,) = [one for one in space.parallelisms(actor, everyone) if one.pp == 4]
+    (sizes,) = [one for one in space.forms.parallelisms(actor, everyone) if one.pp == 4]
     state = list(one_mesh(space) or ())
     assert weighed_s(97.0, state) == 97.0
-    together = space.together(space.place(actor, everyone, space.form_of(actor, everyone, sizes)), critic, 4)
+    together = space.together(space.place(actor, everyone, space.forms.form_of(actor, everyone, sizes)), critic, 4)
     assert together is not None
     state[actor], state[critic] = together
     assert weighed_s(97.0, state) == pytest.approx(100.0)
@@ -260,9 +260,9 @@ def test_layers_are_cut_so_that_they_have_room_where_equal_work_has_not() -> Non
     of = problem(4, memory=41, activations=64, flow=SMALL)
     space = PlanSpace(of)
     train = next(n for n, slot in enumerate(of.graph.slots) if slot.mode == "train")
-    (pipeline,) = [s for s in space.parallelisms(train, (0, 1, 2, 3)) if s.pp == 4]
+    (pipeline,) = [s for s in space.forms.parallelisms(train, (0, 1, 2, 3)) if s.pp == 4]
     assert sum(pipeline.stages) == LAYERS
-    for form in space.forms(train, (0, 1, 2, 3)):
+    for form in space.forms.of(train, (0, 1, 2, 3)):
         assert form.static_bytes <= 41
 
 
@@ -272,8 +272,8 @@ def test_roles_train_together_on_the_same_ranks_or_not_at_all() -> None:
     of = replace(problem(4), pairs=(("actor", "critic"),))
     space, everyone = PlanSpace(of), (0, 1, 2, 3)
     actor, critic = (of.graph.slots_of(role)["train"] for role in ("actor", "critic"))
-    (sizes,) = [one for one in space.parallelisms(actor, everyone) if one.pp == 4]
-    found = space.together(space.place(actor, everyone, space.form_of(actor, everyone, sizes)), critic, 2)
+    (sizes,) = [one for one in space.forms.parallelisms(actor, everyone) if one.pp == 4]
+    found = space.together(space.place(actor, everyone, space.forms.form_of(actor, everyone, sizes)), critic, 2)
     assert found is not None
     first, second = (place.placements[0] for place in found)
     assert (first.schedule, second.schedule) == (FUSED, FUSED)
@@ -282,7 +282,7 @@ def test_roles_train_together_on_the_same_ranks_or_not_at_all() -> None:
     state[actor], state[critic] = found
     assert space.lawful(state) == tuple(state)
     half = (0, 1)
-    state[critic] = space.place(critic, half, space.forms(critic, half)[0])
+    state[critic] = space.place(critic, half, space.forms.of(critic, half)[0])
     alone = space.lawful(state)
     assert {place.placements[0].schedule for place in alone} <= {"", "one at a time"}
 

@@ -9,7 +9,8 @@ from itertools import combinations
 from math import inf
 
 from plait.layout.mesh import Parallelism
-from plait.planner.plan_space import Form, PlanSpace
+from plait.planner.plan_space import PlanSpace
+from plait.planner.slot_forms import Form
 from plait.schedule.plan import After
 from plait.simulator.places import Place
 
@@ -115,7 +116,7 @@ class _Mapper:
     def _options(self, members: Members, first: int, count: int) -> dict[int, tuple[Form, ...]]:
         """Of each slot of a set, the fastest first."""
         slots = [slot for role in members for slot in self._space.graph.slots_of(role).values()]
-        return {slot: self._space.forms(slot, self._ranks(first, count)) for slot in slots}
+        return {slot: self._space.forms.of(slot, self._ranks(first, count)) for slot in slots}
 
     def _fastest(self, members: Members, first: int, count: int) -> tuple[float, ...]:
         """Seconds of each stage, whether there is room or not."""

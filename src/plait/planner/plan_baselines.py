@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from plait.planner.hybridflow import hybridflow
-from plait.planner.plan_space import Form, PlanSpace
+from plait.planner.plan_space import PlanSpace
+from plait.planner.slot_forms import Form
 from plait.schedule.named_plans import BASELINES
 from plait.simulator.places import Place
 
@@ -29,7 +30,7 @@ def real_heuristic(space: PlanSpace) -> tuple[Place, ...] | None:
     everyone = tuple(range(cluster.num_devices))
     places = []
     for slot in range(len(space.graph.slots)):
-        allowed = space.parallelisms(slot, everyone)
+        allowed = space.forms.parallelisms(slot, everyone)
         wanted = max(
             allowed,
             key=lambda sizes: (min(sizes.tp, cluster.devices), sizes.pp <= cluster.nodes, sizes.pp),
@@ -37,7 +38,7 @@ def real_heuristic(space: PlanSpace) -> tuple[Place, ...] | None:
         )
         if wanted is None:
             return None
-        places.append(space.place(slot, everyone, space.form_of(slot, everyone, wanted)))
+        places.append(space.place(slot, everyone, space.forms.form_of(slot, everyone, wanted)))
     return tuple(places)
 
 
@@ -46,7 +47,7 @@ def _fastest(space: PlanSpace, meshes: Sequence[tuple[int, ...]]) -> tuple[Place
     left to a search."""
     places = []
     for slot, ranks in enumerate(meshes):
-        forms: Sequence[Form] = space.forms(slot, ranks)
+        forms: Sequence[Form] = space.forms.of(slot, ranks)
         if not forms:
             return None
         places.append(space.place(slot, ranks, forms[0]))
@@ -58,7 +59,7 @@ def leanest(space: PlanSpace) -> tuple[Place, ...] | None:
     everyone = tuple(range(space.problem.num_devices))
     places = []
     for slot in range(len(space.graph.slots)):
-        forms = space.forms(slot, everyone)
+        forms = space.forms.of(slot, everyone)
         if not forms:
             return None
         form = min(forms, key=lambda candidate: candidate.static_bytes + candidate.active_bytes)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from plait.planner.plan_space import Form, PlanSpace
+from plait.planner.plan_space import PlanSpace
+from plait.planner.slot_forms import Form
 from plait.schedule.plan import After
 from plait.simulator.places import Place
 
@@ -25,7 +26,7 @@ class Moves:
         self.space = space
         self.graph = space.graph
         self._slots = range(len(self.graph.slots))
-        self._meshes = [[ranks for ranks in space.meshes if space.forms(slot, ranks)] for slot in self._slots]
+        self._meshes = [[ranks for ranks in space.meshes if space.forms.of(slot, ranks)] for slot in self._slots]
         """The meshes on which each slot can be."""
         self._known = [frozenset(meshes) for meshes in self._meshes]
         self._nearby: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
@@ -42,8 +43,8 @@ class Moves:
             return None
         places = []
         for slot in self._slots:
-            ranks = min(self._meshes[slot], key=lambda mesh: (self.space.forms(slot, mesh)[0].seconds, mesh))
-            places.append(self.space.place(slot, ranks, self.space.forms(slot, ranks)[0]))
+            ranks = min(self._meshes[slot], key=lambda mesh: (self.space.forms.of(slot, mesh)[0].seconds, mesh))
+            places.append(self.space.place(slot, ranks, self.space.forms.of(slot, ranks)[0]))
         return tuple(places)
 
     def random(self, rng: Random) -> State | None:
@@ -150,7 +151,7 @@ class Moves:
         same_role = self.graph.slots[slot].role == self.graph.slots[other].role
         if same_role and rng.random() < 0.7:
             form = next(
-                (candidate for candidate in self.space.forms(slot, ranks) if candidate.parallelism == sizes), None
+                (candidate for candidate in self.space.forms.of(slot, ranks) if candidate.parallelism == sizes), None
             )
             if form is not None:
                 return {slot: self.space.place(slot, ranks, form, _after(state[slot]))}
@@ -192,7 +193,7 @@ class Moves:
         self, slot: int, ranks: tuple[int, ...], rng: Random, after: After, *, other: Place | None = None
     ) -> Place | None:
         """A slot on these devices: the fastest forms are drawn most often. None where it cannot be."""
-        forms: Sequence[Form] = self.space.forms(slot, ranks)
+        forms: Sequence[Form] = self.space.forms.of(slot, ranks)
         if not forms:
             return None
         if rng.random() < ANOTHER_WORD:

@@ -200,7 +200,7 @@ class _Hunt:
         """All plans, if they are few; nothing else."""
         graph, space = self.space.graph, self.space
         slots = range(len(graph.slots))
-        forms = [sum(len(space.forms(slot, ranks)) for ranks in space.meshes) for slot in slots]
+        forms = [sum(len(space.forms.of(slot, ranks)) for ranks in space.meshes) for slot in slots]
         if prod(count * len(space.afters(slot)) for slot, count in zip(slots, forms, strict=True)) > MOST_EXHAUSTIVE:
             return
         choices: list[list[Place]] = []
@@ -211,7 +211,7 @@ class _Hunt:
                     space.place(slot, ranks, form, after)
                     for after in afters
                     for ranks in space.meshes
-                    for form in space.forms(slot, ranks)
+                    for form in space.forms.of(slot, ranks)
                 ]
             )
         yield from dict.fromkeys(space.lawful(places) for places in product(*choices))

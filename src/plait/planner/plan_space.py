@@ -1,44 +1,18 @@
-"""Which plans a search may propose: for each slot of a step meshes, parallelisms, layers of stages, micro-batches,
-pipeline schedules, and what becomes of its memory. All of them can be followed by a run."""
+"""Which plans a search may propose: for each slot of a step a mesh, one of its forms there, and what becomes of its
+memory. All of them can be followed by a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from plait.errors import DataError
-from plait.layout.mesh import Layout, Mesh, Parallelism
-from plait.planner.plan_problem import MOST_STAGES, PlanProblem
-from plait.planner.stage_layers import cut_layers
+from plait.planner.plan_problem import PlanProblem
+from plait.planner.slot_forms import Form, SlotForms
 from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.plan import After, Placement
-from plait.simulator.places import Asked, Place, Places
-
-LARGE = 16
-"""Devices beyond which micro-batches and schedules that take less memory are for those alone that have no room else."""
-
-
-@dataclass(frozen=True, eq=False)
-class Form:
-    """How a slot is computed on meshes of one shape.
-
-    seconds:      of its calls
-    static_bytes: weights and state of the fullest stage
-    active_bytes: what its calls take beside
-    """
-
-    parallelism: Parallelism
-    micro_batch_tokens: int | None
-    schedule: str
-    asked: Asked
-    seconds: float
-    static_bytes: float
-    active_bytes: float
-
-    @property
-    def key(self) -> tuple[float, float, float]:
-        return self.seconds, self.static_bytes, self.active_bytes
+from plait.simulator.places import Place, Places
 
 
 class PlanSpace:
@@ -50,148 +24,8 @@ class PlanSpace:
         self.places = Places(problem.graph, problem.costs, problem.num_devices)
         cluster = problem.costs.cluster.mesh_cluster
         self.meshes = tuple(mesh.ranks for mesh in cluster.legal_meshes(problem.smallest_mesh))
-        self._whole = frozenset(self.meshes)
-        self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
-        self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
+        self.forms = SlotForms(problem, self.places, self.meshes)
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
-        self._stages: dict[tuple[str, int], tuple[int, ...]] = {}
-
-    def forms(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
-        """Those of a slot on a mesh that no other beats in seconds and memory, and those that other calls of the role
-        have there, as equal layouts share their weights; the fastest first. None: none of them has room."""
-        key = (slot, self._shape(ranks))
-        if key not in self._forms:
-            role = self.graph.slots[slot].role
-            mine = self.graph.slots_of(role).values()
-            wanted = {form.parallelism for other in mine for form in _undominated(self._every(other, ranks))}
-            kept = dict.fromkeys(_undominated(self._every(slot, ranks)))
-            for form in self._every(slot, ranks):
-                if form.parallelism in wanted and not any(
-                    other_form.parallelism == form.parallelism for other_form in kept
-                ):
-                    kept[form] = None
-            self._forms[key] = tuple(sorted(kept, key=lambda form: form.key))
-        return self._forms[key]
-
-    def _shape(self, ranks: tuple[int, ...]) -> object:
-        """Equal for meshes on which everything takes as long."""
-        per_node = self.problem.costs.cluster.mesh_cluster.devices
-        first, size = ranks[0], len(ranks)
-        if ranks not in self._whole and ranks != tuple(range(first, first + size)):
-            return ranks
-        return size, None if first // per_node == ranks[-1] // per_node else first % per_node
-
-    def _every(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
-        """All forms that have room by themselves, by their seconds."""
-        key = (slot, self._shape(ranks))
-        if key not in self._all:
-            forms = []
-            for sizes in self.parallelisms(slot, ranks):
-                forms += self._tried(slot, ranks, sizes)
-            self._all[key] = tuple(sorted(forms, key=lambda form: form.key))
-        return self._all[key]
-
-    def parallelisms(self, slot: int, ranks: tuple[int, ...]) -> list[Parallelism]:
-        """That a run can follow on so many devices, stages cut for equal work."""
-        cluster = self.problem.costs.cluster.mesh_cluster
-        facts, mode = self.problem.roles[self.graph.slots[slot].role], self.graph.slots[slot].mode
-        most_tp = min(facts.max_tp, cluster.devices)
-        sizes_of_all = []
-        for sizes in Parallelism.all_of(len(ranks)):
-            if facts.whole_layers and mode == "decode" and sizes.tp > 1:
-                continue
-            if sizes.tp > most_tp or sizes.pp > min(facts.max_pp, len(facts.layer_work), MOST_STAGES):
-                continue
-            if not cluster.is_legal_size(sizes.tp):
-                continue
-            sizes_of_all.append(replace(sizes, stages=self._cut(slot, sizes.pp)))
-        return sizes_of_all
-
-    def _cut(self, slot: int, pp: int) -> tuple[int, ...]:
-        role = self.graph.slots[slot].role
-        if pp == 1:
-            return ()
-        if (role, pp) not in self._stages:
-            facts = self.problem.roles[role]
-            cut = cut_layers(facts.layer_work, pp, first_s=facts.first, last_s=facts.last)
-            assert cut is not None, f"{role}: {pp} stages of {len(facts.layer_work)} layers"
-            self._stages[role, pp] = cut
-        return self._stages[role, pp]
-
-    def _tried(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
-        """Forms of one parallelism, with the micro-batches and schedules that are not beaten; with its layers cut so
-        that they have room, where for equal work they have not.
-        """
-        forms = self._fitting(slot, ranks, sizes)
-        if not forms and sizes.pp > 1:
-            cut = self._cut_for_room(slot, ranks, sizes)
-            if cut is not None and cut != sizes.stages:
-                forms = self._fitting(slot, ranks, replace(sizes, stages=cut))
-        return _undominated(forms)
-
-    def _fitting(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
-        mode = self.graph.slots[slot].mode
-        tokens: tuple[int | None, ...] = (None,)
-        if mode in ("train", "score"):
-            tokens += self.problem.micro_batch_tokens
-        schedules = ("", "one at a time") if mode == "train" and sizes.pp > 1 else ("",)
-        forms: list[Form] = []
-        for schedule in schedules:
-            for most_tokens in tokens:
-                if forms and self.problem.num_devices > LARGE:
-                    return forms  # the fastest has room
-                form, fits = self._form(slot, ranks, sizes, most_tokens, schedule)
-                if fits:
-                    forms.append(form)
-        return forms
-
-    def _form(
-        self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
-    ) -> tuple[Form, bool]:
-        what = self.graph.slots[slot]
-        call = self.graph.calls[self.graph.calls_of[slot][0]].call
-        asked = self.places.ask(
-            slot,
-            Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
-        )
-        held = [weights + state for weights, state in zip(asked.held, asked.state, strict=True)]
-        working = [
-            max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in asked.calls)
-            for k in range(sizes.pp)
-        ]
-        most = max(still + active for still, active in zip(held, working, strict=True))
-        seconds = sum(cost.seconds for cost in asked.calls)
-        form = Form(sizes, tokens, schedule, asked, seconds, float(max(held)), float(max(working)))
-        return form, most <= self._room
-
-    @property
-    def _room(self) -> int:
-        """Bytes of a device beside the process itself."""
-        costs = self.problem.costs
-        return costs.cluster.device.memory_bytes - costs.process_bytes
-
-    def form_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> Form:
-        """The form of a slot in a given parallelism, whether it has room or not."""
-        return self._form(slot, ranks, sizes, None, "")[0]
-
-    def _cut_for_room(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[int, ...] | None:
-        """Layers of each stage by what its devices have room for: as much a layer as in the cut for equal work."""
-        costs, what = self.problem.costs, self.graph.slots[slot]
-        facts = self.problem.roles[what.role]
-        layout = Layout(Mesh(ranks), sizes)
-        trained = what.mode == "train"
-        held = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
-        call = self.graph.calls[self.graph.calls_of[slot][0]].call
-        working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
-        layer = min(num_bytes / layers for num_bytes, layers in zip(held, sizes.stages, strict=True))
-        rooms = [
-            self._room - (num_bytes - layer * layers) - active
-            for num_bytes, layers, active in zip(held, sizes.stages, working, strict=True)
-        ]
-        layers = [layer] * len(facts.layer_work)
-        return cut_layers(
-            facts.layer_work, sizes.pp, first_s=facts.first, last_s=facts.last, layer_bytes=layers, room_bytes=rooms
-        )
 
     def placement(self, slot: int, ranks: tuple[int, ...], form: Form, after: After = "keep") -> Placement:
         what, sizes = self.graph.slots[slot], form.parallelism
@@ -265,7 +99,7 @@ class PlanSpace:
         sizes = next(
             (
                 sizes
-                for sizes in self.parallelisms(slot, p.ranks)
+                for sizes in self.forms.parallelisms(slot, p.ranks)
                 if (sizes.dp, sizes.tp, sizes.pp) == (p.dp * p.pp // pp, p.tp, pp)
             ),
             None,
@@ -277,7 +111,7 @@ class PlanSpace:
             layout.rank_at(dp, tp, pp * copy + pp - 1 - stage)
             for dp, copy, stage, tp in product(range(p.dp), range(p.pp // pp), range(pp), range(p.tp))
         )
-        form, _ = self._form(slot, ranks, sizes, None, FUSED)
+        form = self.forms.form_of(slot, ranks, sizes, FUSED)
         first = self.places.place(one.slot, [replace(p, schedule=FUSED)])
         return first, self.place(slot, ranks, form)
 
@@ -285,18 +119,3 @@ class PlanSpace:
 def fused_slots(places: Sequence[Place]) -> list[int]:
     """Trainings that go on together with another role's."""
     return [slot for slot, place in enumerate(places) if place.placements[0].schedule == FUSED]
-
-
-def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:
-    return [values[min(stage, len(values) - 1)] for stage in range(sizes.pp)]
-
-
-def _undominated(forms: Sequence[Form]) -> list[Form]:
-    """Without those that another equals or beats in everything; the fastest first."""
-    kept: list[Form] = []
-    for form in sorted(forms, key=lambda candidate: candidate.key):
-        if not any(
-            better.static_bytes <= form.static_bytes and better.active_bytes <= form.active_bytes for better in kept
-        ):
-            kept.append(form)
-    return kept

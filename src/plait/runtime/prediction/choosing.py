@@ -165,7 +165,7 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     """Why no plan can be used, which part of the memory is too large, and what would help."""
     devices, limit = planning.cluster.num_devices, planning.cluster.device.memory_bytes
     for number, slot in enumerate(planning.graph.slots):
-        if not any(planning.space.forms(number, ranks) for ranks in planning.space.meshes):
+        if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
             return (
                 f"no plan on {devices} devices of {gib(limit)} has room for {slot.role} ({slot.mode}), however it is "
                 f"cut; {remedies(slot.mode)}"
