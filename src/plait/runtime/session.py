@@ -194,7 +194,7 @@ class Session:
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
         """Measure the held-out items with the weights as they are; see `measure`."""
-        self.executor.calls.rewarding.settle()
+        self.executor.settle()
         measured = measure(self.prepared, self.roles, self.judges, self.executor.calls, self.aside, stop=stop)
         self.recorder.extend(self.workers.spans())
         return measured

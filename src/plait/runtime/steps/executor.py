@@ -16,7 +16,7 @@ from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.graph_order import GraphOrder
 from plait.runtime.steps.roles import RewardRole, RoleRuntime
 from plait.runtime.steps.step import StepState
-from plait.schedule.dispatch import Clock, Dispatcher, Key, Task
+from plait.schedule.dispatch import Clock, Dispatcher, Key, Task, run_alone
 from plait.schedule.needs import early_scores, needs_of
 from plait.schedule.open_steps import OpenSteps
 from plait.schedule.work import Work, nothing
@@ -73,6 +73,11 @@ class Executor:
         program.order(state).restore()
         self._recorder.step = state.step + 1
         self._under_way = None
+
+    def settle(self) -> None:
+        """Between steps: until reward functions have nothing left to do for any batch, so that they can be asked for
+        something else. Raises RunError: a function failed, and its policy is to stop."""
+        run_alone(Task(((0, 0),), "rewards", self.calls.rewarding.settling(), frozenset()), self._clock)
 
     def _beside(self, step: int, keys: Sequence[Key]) -> Beside | None:
         """The rollouts of a step whose calls are these, where they may halt."""

@@ -17,7 +17,7 @@ from plait.rewards.scores import GroupScores
 from plait.runtime.steps.roles import RewardRole, RoleRuntime
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import Spread, Table, in_parts
-from plait.schedule.work import Work
+from plait.schedule.work import MOVED_ON, Work
 from plait.workers.recorder import Recorder
 
 
@@ -48,15 +48,16 @@ class RewardCalls:
                 collected |= self._collect(str(node.role), role.pool.poll())
         return collected
 
-    def settle(self) -> None:
-        """Wait until functions have nothing left to do, so that they can be asked for something else.
+    def settling(self) -> Work[None]:
+        """Until functions have nothing left to do, so that they can be asked for something else.
 
         Raises:
             RunError: a function failed, and its policy is to stop.
         """
-        for name, role in self._roles.items():
-            if role.pool is not None and role.pool.num_outstanding:
-                self._collect(name, role.pool.wait())
+        pools = [(name, role.pool) for name, role in self._roles.items() if role.pool is not None]
+        while any(pool.num_outstanding for _, pool in pools):
+            collected = [self._collect(name, pool.poll()) for name, pool in pools]
+            yield MOVED_ON if any(collected) else None
 
     def rewards_of(
         self, rollout: Node, role: str, groups: Sequence[Sequence[Sample]], state: StepState
