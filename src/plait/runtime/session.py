@@ -193,7 +193,7 @@ class Session:
                 engine.update_weights(self.done.policy_version)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation:
-        """Measure the held-out items with the weights as they are; see `measure`."""
+        """See `measure`. All ranks are asked now what they recorded of it: a next step, which asks, may not come."""
         self.executor.settle()
         measured = measure(self.prepared, self.roles, self.judges, self.executor.calls, self.aside, stop=stop)
         self.recorder.extend(self.workers.spans())
