@@ -18,7 +18,7 @@ from plait.schedule.placements import RolePlacement
 from plait.workers.announcer import Announcer
 from plait.workers.messages import Message, pack_rows
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import TrainCall
+from plait.workers.train_calls import LossOver, TrainCall
 
 ADVANTAGES, LOGPROBS, MASK = (Column(name, Level.TOKEN, 0, place) for place, name in enumerate(("adv", "ref", "mask")))
 STUB_BYTES = 6
@@ -60,7 +60,7 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
     )
     inputs = {"advantages": ADVANTAGES, "ref_logprobs": LOGPROBS, "mask": MASK}
     node: Any = SimpleNamespace(id=3, call="actor.train", role="actor", inputs=inputs, training=TrainOptions())
-    call = TrainCall(node, rows, 1) if trains else ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows)
+    call = TrainCall(LossOver(node, rows), 1) if trains else ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows)
     transport = Counted()
     anything: Any = SimpleNamespace(step=1)
     announcer = Announcer(state, transport, anything, anything)  # pyright: ignore[reportArgumentType]

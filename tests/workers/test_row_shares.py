@@ -19,10 +19,11 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.placements import RolePlacement
 from plait.training.row_shares import shares_of
+from plait.workers.commands import command_of
 from plait.workers.messages import Message
 from plait.workers.row_stubs import pack_shares, unpack_share
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import TrainCall
+from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall
 from tests.runs.plans import tokens_of, write_plan
 
 WEIGHTS, SCORE, MASK = (
@@ -117,15 +118,37 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
         inputs={"advantages": WEIGHTS, "mask": MASK},
         training=TrainOptions(),
     )
-    train = TrainCall(node, rows, 1).messages(parts)
+    train = TrainCall(LossOver(node, rows), 1).messages(parts)
     flow: Any = SimpleNamespace(nodes={3: node})
     for rank, own in ((1, [0, 1]), (2, [2, 3]), (3, [2, 3])):
-        found, ordered = TrainCall.of(train[rank], flow).rows, rows.ordered()
+        found, ordered = TrainCall.of(train[rank], flow).over.rows, rows.ordered()
         there = np.isfinite(found.columns[WEIGHTS])
         assert there.tolist() == np.isin(np.arange(9), ordered.token_places(own)).tolist()
+    evaluation = EvaluateCall(LossOver(node, rows, 0.5)).messages(parts)
+    for rank, own in whole.items():  # all rows at once, as they are scored
+        found = EvaluateCall.of(evaluation[rank], flow).over.rows
+        ordered = [i for i, sample in enumerate(found.samples) if -1 not in sample.token_ids]
+        assert sorted(rows.order[i] for i in ordered) == own
     # As above, with log-probs and two columns of 4 tokens; the mask of all tokens is with the stubs.
     packed = train[2].arrays[1]
     assert train[2].num_array_bytes - packed.nbytes == score[2].num_array_bytes - stubs.nbytes + 8 * (4 + 4 + 4)
+
+
+def test_to_evaluate_is_another_call_than_to_train() -> None:
+    rows, layout = rows_of(), Layout.on((0, 1), dp=2)
+    place = RolePlacement("actor", train=layout)
+    parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0), pair_tokens={"actor": 0.0})
+    node: Any = SimpleNamespace(id=0, call="actor.train#2", role="actor", inputs={}, training=TrainOptions())
+    flow: Any = SimpleNamespace(nodes=[node])
+    over = LossOver(node, rows, 0.5)
+    evaluates, trains = (command_of(call.messages(parts)[1], flow) for call in (EvaluateCall(over), TrainCall(over, 7)))
+    assert isinstance(evaluates, EvaluateCall)
+    assert isinstance(trains, TrainCall)
+    assert (evaluates.trained, evaluates.needs) == ((), (("actor", "home"),)), "it takes no optimizer"
+    assert (trains.trained, trains.needs, trains.step) == (("actor",), (("actor", "train"),), 7)
+    for told in (evaluates, trains):
+        assert (told.call, told.over.node, told.over.temperature) == ("actor.train#2", node, 0.5)
+        assert len(told.over.rows) == len(rows)
 
 
 PLANS = {

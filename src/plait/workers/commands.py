@@ -10,7 +10,7 @@ from plait.dataflow import Dataflow
 from plait.workers.announcer import Follow, Move
 from plait.workers.messages import Message, Plain
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import TrainCall, TrainTogetherCall
+from plait.workers.train_calls import EvaluateCall, TrainCall, TrainTogetherCall
 from plait.workers.upkeep import Gather, Load, Recall, Save, Spans, Version
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Word
 
@@ -22,7 +22,7 @@ class End(Plain):
     kind: ClassVar[str] = "end"
 
 
-Call = ScoreCall | TrainCall | TrainTogetherCall
+Call = ScoreCall | EvaluateCall | TrainCall | TrainTogetherCall
 Upkeep = Move | Follow | Version | Recall | Gather | Save | Load | Spans
 Command = Call | Upkeep | Word | ForgetCall | End
 _BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
@@ -37,6 +37,8 @@ _BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
 def command_of(message: Message, flow: Dataflow) -> Command:
     """What a message of the leader tells."""
     match message.kind:
+        case EvaluateCall.kind:
+            return EvaluateCall.of(message, flow)
         case TrainCall.kind:
             return TrainCall.of(message, flow)
         case TrainTogetherCall.kind:

@@ -13,7 +13,7 @@ from plait.schedule.work import Work
 from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
 from plait.workers.announcer import Announcer
 from plait.workers.score_call import ScoreCall
-from plait.workers.train_calls import TrainCall, TrainTogetherCall
+from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall, TrainTogetherCall
 
 
 class RemoteTrainer:
@@ -103,12 +103,12 @@ class RemoteTrainer:
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
     ) -> Work[dict[str, float]]:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
-        return self._announcer.calling(TrainCall(node, rows, None, temperature, batch_values))
+        return self._announcer.calling(EvaluateCall(LossOver(node, rows, temperature, batch_values)))
 
 
 def _call(training: Training) -> TrainCall:
     t = training
-    return TrainCall(t.node, t.rows, t.step, t.temperature, t.batch_values)
+    return TrainCall(LossOver(t.node, t.rows, t.temperature, t.batch_values), t.step)
 
 
 class AbsentModel:

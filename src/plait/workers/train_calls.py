@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -25,13 +25,11 @@ from plait.workers.row_stubs import Arrays, by_rank, pack_shares, unpack_share
 
 
 @dataclass(frozen=True)
-class TrainCall:
-    """`Trainer.train` of a TRAIN node, or `evaluate`; the result is metrics."""
+class LossOver:
+    """Rows, and the loss of a TRAIN node over them: what is evaluated, or trained on."""
 
     node: Node
     rows: Rows
-    step: int | None
-    """None: evaluate."""
     temperature: float | None = None
     batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
 
@@ -40,99 +38,77 @@ class TrainCall:
         return str(self.node.role)
 
     @property
-    def call(self) -> str:
-        return self.node.call
-
-    kind: ClassVar[str] = "train"
-    turn: ClassVar[Turn] = ALONE
-
-    @property
-    def copied(self) -> None:
-        return None
-
-    @property
-    def trained(self) -> tuple[str, ...]:
-        return () if self.step is None else (self.role,)
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        """To evaluate takes no optimizer."""
-        return ((self.role, "home" if self.step is None else "train"),)
+    def call(self) -> LossCall:
+        return LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
 
     def layout(self, rank_state: RankState) -> Layout:
         layout = rank_state.places[self.role].train
-        assert layout is not None, f"{self.call}: role `{self.role}` has no place to train"
+        assert layout is not None, f"{self.node.call}: role `{self.role}` has no place to train"
         return layout
 
-    def run(self, rank_state: RankState) -> Work[dict[str, float]]:
-        yield from rank_state.offloads.wanting(*self.needs)
-        trainer = self._trainer(rank_state)
-        if self.step is None:
-            return (yield from trainer.evaluate(self.rows, self._loss))
-        return (yield from trainer.train(self.rows, self._loss, **self._how))
-
-    def begun(self, rank_state: RankState) -> BegunTraining:
-        """This rank's part of it, to be done together with that of others."""
-        return self._trainer(rank_state).begin(self.rows, self._loss, **self._how)
-
-    def _trainer(self, rank_state: RankState) -> Trainer:
+    def trainer(self, rank_state: RankState) -> Trainer:
         trainer = rank_state.roles[self.role].trainer
-        assert trainer is not None, f"{self.call}: rank {rank_state.rank} has no part in it"
+        assert trainer is not None, f"{self.node.call}: rank {rank_state.rank} has no part in it"
         return trainer
 
-    @property
-    def _loss(self) -> LossCall:
-        return LossCall.of(self.node, batch_values=self.batch_values, temperature=self.temperature)
-
-    @property
-    def _how(self) -> dict[str, int]:
-        how, step = self.node.training, self.step
-        assert step is not None, f"{self.call} evaluates"
-        return {"mini_batches": how.mini_batches, "epochs": how.epochs, "step": step}
-
-    def messages(self, rank_state: RankState) -> dict[int, Message]:
+    def messages(
+        self, rank_state: RankState, kind: str, batches_of: Callable[[Rows], Iterable[Sequence[int]]], **header: int
+    ) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share.
+
+        Args:
+            batches_of: ordered rows → positions of those that are divided over the dp ranks together, as `Trainer`
+                does it.
+            header: what a call says beside it.
 
         Raises:
             RunError: the mask holds something other than 0 and 1.
         """
         of_rows, of_batch = _columns(self.node)
         values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
-        header = {"node": self.node.id, "step": self.step, "temperature": self.temperature}
-        header |= {"values": len(values)}
+        said = {"node": self.node.id, "temperature": self.temperature, "values": len(values), **header}
         mask = self.node.inputs.get("mask")
         mask_of(self.rows, mask, self.role)
         rows = self.rows.ordered()
 
         def arrays_of(ways: int) -> list[Arrays]:
-            shares = shares_of(
-                rows,
-                self._batches(rows, rank_state),
-                ways,
-                whole_groups=self.node.training.whole_groups,
-                pair_tokens=rank_state.pair_tokens[self.role],
-            )
+            whole_groups, pair_tokens = self.node.training.whole_groups, rank_state.pair_tokens[self.role]
+            shares = shares_of(rows, batches_of(rows), ways, whole_groups=whole_groups, pair_tokens=pair_tokens)
             return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
 
-        return by_rank(self.layout(rank_state), self.kind, header, arrays_of)
-
-    def _batches(self, rows: Rows, rank_state: RankState) -> Iterable[Sequence[int]]:
-        """Positions of the ordered rows that are divided over the dp ranks together, as `Trainer` does it."""
-        if self.step is None:
-            return [range(len(rows))]
-        how, seed = self.node.training, rank_state.recipe.seed
-        return drawn_batches(
-            rows, how.mini_batches, epochs=how.epochs, seed=seed, step=self.step, whole_groups=how.whole_groups
-        )
+        return by_rank(self.layout(rank_state), kind, said, arrays_of)
 
     @classmethod
-    def of(cls, message: Message, flow: Dataflow) -> TrainCall:
+    def of(cls, message: Message, flow: Dataflow) -> LossOver:
         h = message.header
         node = flow.nodes[h["node"]]
         of_rows, of_batch = _columns(node)
         values = dict(zip(of_batch, message.arrays[: h["values"]], strict=True))
         rows = unpack_share(message.arrays[h["values"] :], of_rows, node.inputs.get("mask"))
-        return cls(node, rows, h["step"], h["temperature"], values)
+        return cls(node, rows, h["temperature"], values)
+
+
+class _OfOneRole(Protocol):
+    """Base of the calls of one TRAIN node; the result is metrics."""
+
+    over: LossOver
+
+    turn: ClassVar[Turn] = ALONE
+
+    @property
+    def role(self) -> str:
+        return self.over.role
+
+    @property
+    def call(self) -> str:
+        return self.over.node.call
+
+    @property
+    def copied(self) -> None:
+        return None
+
+    def layout(self, rank_state: RankState) -> Layout:
+        return self.over.layout(rank_state)
 
     @staticmethod
     def answer(result: Mapping[str, float]) -> Message:
@@ -141,6 +117,79 @@ class TrainCall:
     @staticmethod
     def result_of(message: Message) -> dict[str, float]:
         return dict(message.header["metrics"])
+
+
+@dataclass(frozen=True)
+class EvaluateCall(_OfOneRole):
+    """`Trainer.evaluate` by the loss of a TRAIN node. It takes no optimizer."""
+
+    over: LossOver
+
+    kind: ClassVar[str] = "evaluate"
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ((self.role, "home"),)
+
+    def run(self, rank_state: RankState) -> Work[dict[str, float]]:
+        yield from rank_state.offloads.wanting(*self.needs)
+        return (yield from self.over.trainer(rank_state).evaluate(self.over.rows, self.over.call))
+
+    def messages(self, rank_state: RankState) -> dict[int, Message]:
+        """See `LossOver.messages`."""
+        return self.over.messages(rank_state, self.kind, lambda rows: [range(len(rows))])
+
+    @classmethod
+    def of(cls, message: Message, flow: Dataflow) -> EvaluateCall:
+        return cls(LossOver.of(message, flow))
+
+
+@dataclass(frozen=True)
+class TrainCall(_OfOneRole):
+    """`Trainer.train` of a TRAIN node, in a training step of the run."""
+
+    over: LossOver
+    step: int
+
+    kind: ClassVar[str] = "train"
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return (self.role,)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ((self.role, "train"),)
+
+    def run(self, rank_state: RankState) -> Work[dict[str, float]]:
+        yield from rank_state.offloads.wanting(*self.needs)
+        return (yield from self.over.trainer(rank_state).train(self.over.rows, self.over.call, **self._how))
+
+    def begun(self, rank_state: RankState) -> BegunTraining:
+        """This rank's part of it, to be done together with that of others."""
+        return self.over.trainer(rank_state).begin(self.over.rows, self.over.call, **self._how)
+
+    @property
+    def _how(self) -> dict[str, int]:
+        how = self.over.node.training
+        return {"mini_batches": how.mini_batches, "epochs": how.epochs, "step": self.step}
+
+    def messages(self, rank_state: RankState) -> dict[int, Message]:
+        """See `LossOver.messages`."""
+        seed, whole_groups = rank_state.recipe.seed, self.over.node.training.whole_groups
+
+        def batches_of(rows: Rows) -> Iterable[Sequence[int]]:
+            return drawn_batches(rows, **self._how, seed=seed, whole_groups=whole_groups)
+
+        return self.over.messages(rank_state, self.kind, batches_of, step=self.step)
+
+    @classmethod
+    def of(cls, message: Message, flow: Dataflow) -> TrainCall:
+        return cls(LossOver.of(message, flow), message.header["step"])
 
 
 @dataclass(frozen=True)
@@ -193,7 +242,7 @@ class TrainTogetherCall:
         """For each rank but the leader, that of each call behind the other.
 
         Raises:
-            RunError: as of `TrainCall.messages`.
+            RunError: as of `LossOver.messages`.
         """
         of_calls = [call.messages(rank_state) for call in self.calls]
         by_rank = {}
