@@ -25,6 +25,7 @@ from unittest.mock import patch
 from placed.fusion_flow import NEVER
 from placed.lengths import LogNormal
 from placed.runs import Finished, finish, start
+from plait.dataflow import CallName
 from plait.engines import GenerationEngine
 from plait.generation.request import Request
 from plait.observe.run_log import read_rows
@@ -72,7 +73,7 @@ class Turn:
         return [(span.tokens, span.duration_s) for span in self.spans if span.kind == "DECODE" and span.tokens]
 
     def of(self, *calls: str) -> list[Span]:
-        return [span for span in self.spans if span.action.split("/")[0].rpartition(".")[2] in calls]
+        return [span for span in self.spans if CallName.of(span.whole).asks in calls]
 
 
 def turns_of(

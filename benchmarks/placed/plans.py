@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.dataflow import CallName
 from plait.recipes.recipe import Recipe
 from plait.runtime.prediction.lengths import lengths_of
 from plait.runtime.prediction.machine import machine_of
@@ -52,7 +53,7 @@ def write_plans(folder: Path, algorithm: str) -> dict[str, Path]:
 
 def _placement(call: str, where: str) -> dict[str, Any]:
     ranks, *sizes = where.split()
-    asked = call.rpartition(".")[2]
+    asked = CallName.of(call).asks
     mode = {"generate": "decode", "train": "train"}.get(asked, "score")
     cut = {size[:2]: int(size[2:]) for size in sizes}
     return {"call": call, "mode": mode, "ranks": [int(rank) for rank in ranks.split(",")], **cut}

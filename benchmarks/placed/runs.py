@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from placed.ceiling import Phases
+from plait.dataflow import CallName
 from plait.observe.run_log import read_rows
 from plait.schedule.timeline import Span, load_any
 
@@ -88,7 +89,7 @@ _PHASES = ("generate", "score", "train", "optimizer")
 
 
 def _phase_of(span: Span) -> str | None:
-    call = span.action.split("/")[0].split("#")[0].rpartition(".")[2]
+    call = CallName.of(span.whole).asks
     if call == "generate":
         return "generate"
     if call == "train":

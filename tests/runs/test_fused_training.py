@@ -15,6 +15,7 @@ import torch
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.workload import Lengths
+from plait.dataflow import CallName
 from plait.errors import ConfigError
 from plait.models.files.saving import save_pretrained
 from plait.planner.evaluate import score
@@ -264,7 +265,7 @@ def executed(run_dir: Path, order: FusedOrder) -> dict[tuple[int, int | None, st
     """(rank, step, mini-batch) → forwards and backwards of the first training calls, in the order in which they ran."""
     found: dict[tuple[int, int | None, str], list[Action]] = {}
     for span in load_any(run_dir / "trace.json").ordered().spans:
-        if span.kind in (Kind.FORWARD, Kind.BACKWARD) and span.action.split("/")[0].endswith(".train"):
+        if span.kind in (Kind.FORWARD, Kind.BACKWARD) and CallName.of(span.whole).asks == "train":
             call, batch, name = span.action.split("/", 2)
             action = parse_action(name)
             assert (call, span.role) == (f"{action.model}.train", action.model)

@@ -18,7 +18,7 @@ from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
 from plait.cost.workload import Lengths
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import CallKind, CallName, Dataflow
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.checks import check_device
@@ -156,7 +156,7 @@ def _named_by(recipe: Recipe) -> frozenset[str] | None:
 def _placement_table(plan: Plan, named: frozenset[str] | None):
     from rich.table import Table
 
-    filled = [p.call for p in plan.placements if named is not None and not named & {p.call, p.call.split("#")[0]}]
+    filled = [p.call for p in plan.placements if named is not None and not named & {p.call, CallName.of(p.call).plain}]
     caption = "* not in the file: as other calls of the role, or on all ranks" if filled else None
     table = Table(f"plan {plan.name}", "mode", "ranks", "dp", "tp", "pp", "after", caption=caption, **_PLAIN)
     for p in plan.placements:

@@ -126,7 +126,7 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     leaving = [part for part in held if part.after != "keep"]
     rows: Rows = [("reading models", PROCESS_BYTES + _reading_bytes(held))]
     for p in facts.plan.placements:
-        use = (p.call.split(".")[0], p.mode)
+        use = (p.role, p.mode)
         if rank in p.ranks and use in working:
             uses = {use} if p.mode != "train" else {(role, "train") for role in facts.together(use[0])}
             there = sum(part.num_bytes for part in leaving if not part.uses.isdisjoint(uses))

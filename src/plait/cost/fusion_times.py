@@ -63,7 +63,7 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str])
     scores = [
         (costs.call(placement.call, "score", placement.layout, micro_batch_tokens=placement.micro_batch_tokens), by)
         for placement in _scoring(rollout, plan, costs, ranks)
-        if placement.call.partition(".")[0] not in copied
+        if placement.role not in copied
         for by in (len(placement.ranks) / wide,)
     ]
     scores_s = sum(cost.seconds for cost, _ in scores)

@@ -44,12 +44,12 @@ def leaving_text(plan: Plan) -> str:
 def _candidates(facts: Facts) -> Iterator[Plan]:
     """From all that stays to all that leaves."""
     trained = {model.role for model in facts.models if model.changes}
-    generating = {p.call.split(".")[0] for p in facts.plan.placements if p.mode == "decode"}
+    generating = {p.role for p in facts.plan.placements if p.mode == "decode"}
     steps: tuple[Leaves, ...] = (
         lambda p: False,
         lambda p: p.mode == "train",
-        lambda p: p.mode == "train" or p.call.split(".")[0] not in trained | generating,
-        lambda p: p.mode == "train" or p.call.split(".")[0] not in generating,
+        lambda p: p.mode == "train" or p.role not in trained | generating,
+        lambda p: p.mode == "train" or p.role not in generating,
     )
     for leaves in steps:
         placements = tuple(replace(p, after="offload") if leaves(p) else p for p in facts.plan.placements)

@@ -181,7 +181,7 @@ def check_sharded(recipe: Recipe, plan: Plan, label: str) -> None:
     """Raises ConfigError, which begins with `label`, where a completed plan trains a model in stages whose gradients
     are to be divided."""
     for placement in plan.placements:
-        role = placement.call.partition(".")[0]
+        role = placement.role
         if placement.mode == "train" and placement.pp > 1 and optimizer_of(role, recipe).shard_gradients:
             raise ConfigError(
                 f"{label}: {placement.call} has pp {placement.pp}, but gradients are divided (`shard_gradients` of the "

@@ -44,7 +44,7 @@ def _of_role(recipe: Recipe, model: RoleModel, plan: Plan) -> Iterator[BetterOrd
     others = [
         p
         for p in plan.placements
-        if p.call.split(".")[0] == model.role and p.mode != "train" and not parts_of(p.layout) <= parts_of(home)
+        if p.role == model.role and p.mode != "train" and not parts_of(p.layout) <= parts_of(home)
     ]
     if not others:
         return

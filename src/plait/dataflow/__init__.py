@@ -4,6 +4,7 @@ Enters: a flow (a function over role handles). Leaves: a `Dataflow`, nodes with 
 Imports `metric_names`, `user_code` and `errors`; no torch.
 """
 
+from plait.dataflow.call_name import CallName
 from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
 from plait.dataflow.handles import Generated, Given, Prompts, Samples
 from plait.dataflow.options import GenerateOptions, Resample, Score, TrainOptions
@@ -12,6 +13,7 @@ from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trac
 
 __all__ = [
     "CallKind",
+    "CallName",
     "Column",
     "Dataflow",
     "GenerateOptions",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from plait.dataflow.call_name import numbered
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
 from plait.dataflow.options import GenerateOptions, Options, TrainOptions
 from plait.errors import FlowError
@@ -48,11 +49,10 @@ class Tracer:
                 "data belongs into a function given to per_sample, per_group or per_batch"
             )
         used = {node.call for node in self.nodes}
-        unique = next(name for name in (call, *(f"{call}#{i}" for i in range(2, len(used) + 3))) if name not in used)
         node_id = len(self.nodes)
         rows = node_id if rows is None else rows
         columns = tuple(Column(name, level, node_id, rows) for name, level in outputs)
-        node = Node(node_id, unique, kind, grain, role, rows, inputs or {}, columns, fn, options)
+        node = Node(node_id, numbered(call, used), kind, grain, role, rows, inputs or {}, columns, fn, options)
         self.nodes.append(node)
         return node
 

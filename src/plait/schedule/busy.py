@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+from plait.dataflow import CallName
 from plait.layout.move_plan import MoveKind
 from plait.schedule.action import Kind
 from plait.schedule.timeline import Span, Timeline
@@ -38,8 +39,8 @@ def call_of(span: Span) -> str:
     if span.kind == "COMPUTE":  # one action, whose name may have a slash of its own (`critic/returns/mean`)
         return span.action
     if span.kind in OFFLOADS and "/" not in span.action:
-        return f"{span.action.split('.', 1)[0]}.{span.kind.lower()}"
-    return span.action.split("/", 1)[0]
+        return f"{CallName.of(span.action).role}.{span.kind.lower()}"
+    return span.whole
 
 
 def kind_of(span: Span) -> str:

@@ -88,10 +88,9 @@ class CallComparison:
 def whole_side(a: Timeline, b: Timeline) -> str | None:
     """Which of two timelines has as one action, such as `actor.train`, what the other has parts of alone, such as
     `actor.train/b0/mb3`: a or b. None: neither has, they are of one grain."""
-    left, right = ({span.action for span in timeline.spans} for timeline in (a, b))
-    for side, whole, parts in (("a", left, right), ("b", right, left)):
-        calls = {action.split("/", 1)[0] for action in parts if "/" in action} - parts
-        if whole & calls:
+    for side, mine, other in (("a", a, b), ("b", b, a)):
+        calls = {span.whole for span in other.spans} - {span.action for span in other.spans}
+        if calls & {span.action for span in mine.spans}:
             return side
     return None
 

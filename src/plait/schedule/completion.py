@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow import CallKind, CallName, Dataflow, Node
 from plait.errors import ConfigError, DataError
 from plait.layout.shards import balanced_stages
 from plait.schedule.fused import FUSED, FusedOrder, shared_rows
@@ -101,7 +101,7 @@ def _is_evaluated_apart(flow: Dataflow, calls: Sequence[Node]) -> bool:
 
 def _where_trained(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """Placement of EVALUATE, where nothing is said of it: on the layout whose weights are the actor's own."""
-    mine = [p for mode in ("train", "score") for p in placements if (p.call.split(".")[0], p.mode) == (EVALUATED, mode)]
+    mine = [p for mode in ("train", "score") for p in placements if (p.role, p.mode) == (EVALUATED, mode)]
     return (replace(mine[0], call=EVALUATE, mode="decode", after="keep", micro_batch_tokens=None, schedule=""),)
 
 
@@ -140,7 +140,7 @@ def _check_placement(
     names = [node.call for node in calls]
     if p.call == EVALUATE and p.mode == "decode" and _is_evaluated_apart(flow, calls):
         return
-    node = next((node for node in calls if p.call in (node.call, node.call.split("#")[0])), None)
+    node = next((node for node in calls if p.call in (node.call, CallName.of(node.call).plain)), None)
     if node is None:
         if any(p.call == other.call for other in flow.nodes):
             raise ConfigError(
@@ -174,13 +174,13 @@ def _check_placement(
 def _placed(node: Node, plan: Plan, calls: Sequence[Node]) -> tuple[Placement, ...]:
     """The placements of a call, its own or another's that stands for it."""
     mode = MODE_OF[node.kind]
-    names = [node.call, node.call.split("#")[0]]
+    names = [node.call, CallName.of(node.call).plain]
     names += [other.call for other in calls if other.role == node.role and other.kind is node.kind]
     for name in dict.fromkeys(names):
         if placements := plan.placements_of(name, mode):
             return tuple(replace(p, call=node.call) for p in placements)
     for other in ("train", "score", "decode"):
-        placements = tuple(p for p in plan.placements if p.mode == other and p.call.split(".")[0] == node.role)
+        placements = tuple(p for p in plan.placements if p.mode == other and p.role == node.role)
         if placements and (len(placements) == 1 or mode == "decode"):
             first = tuple(p for p in placements if p.call == placements[0].call)
             plain = {"call": node.call, "mode": mode, "after": "keep", "micro_batch_tokens": None, "schedule": ""}
@@ -199,7 +199,7 @@ def _check_roles(placements: Sequence[Placement], label: str) -> None:
     """A role trains, scores and generates in one way each, and its weights always have a place."""
     first: dict[tuple[str, Mode], tuple[str, tuple[Placement, ...]]] = {}
     for p in placements:
-        role = p.call.split(".")[0]
+        role = p.role
         mine = tuple(replace(q, call=role) for q in placements if (q.call, q.mode) == (p.call, p.mode))
         other, theirs = first.setdefault((role, p.mode), (p.call, mine))
         if mine != theirs:
@@ -208,9 +208,9 @@ def _check_roles(placements: Sequence[Placement], label: str) -> None:
     for mode in ("train", "score", "decode"):
         for p in placements:
             if p.mode == mode:
-                homes.setdefault(p.call.split(".")[0], p)
+                homes.setdefault(p.role, p)
     for p in placements:
-        home = homes[p.call.split(".")[0]]
+        home = homes[p.role]
         if p.after == "drop" and (p.mode == home.mode or parts_of(p.layout) <= parts_of(home.layout)):
             raise ConfigError(
                 f"{label}: {p.call} {p.mode}: `after` drop would lose the only weights of the role; take offload, or "

@@ -155,7 +155,7 @@ def _text(text: str, x: float, y: float, ink: str) -> str:
 
 def _named(span: Span) -> str:
     """What has a colour of its own: in pipelines a model, else a call."""
-    call = span.action.split("/", 1)[0]
+    call = span.whole
     return span.role if span.kind in ("F", "B") or "." not in call else call.split(" ", 1)[0]
 
 

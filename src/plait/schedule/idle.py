@@ -62,7 +62,7 @@ def waited_s(timeline: Timeline) -> dict[int, Counter[tuple[int, str] | None]]:
 
 def _call_of(span: Span) -> str:
     """`actor.generate` of `actor.generate/p0/mb1`; `actor F` of `actor:2F0`."""
-    call = span.action.partition("/")[0]
+    call = span.whole
     return call if "." in call and ":" not in call else f"{span.role} {span.kind}".strip()
 
 

@@ -119,7 +119,7 @@ def parts_of(layout: Layout) -> frozenset[tuple[int, PartKey]]:
 
 def placements_of(plan: Plan, role: str) -> RolePlacement:
     """The places of a model role in a completed plan (`complete`)."""
-    mine = [p for p in plan.placements if p.call.split(".")[0] == role]
+    mine = [p for p in plan.placements if p.role == role]
     assert mine, f"plan {plan.name} has no place for role {role}"
     of_mode = lambda *modes: [p for p in mine if p.mode in modes]  # noqa: E731
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
@@ -159,14 +159,14 @@ def _followers(plan: Plan, name: str) -> dict[str, Placement]:
     followers: dict[str, Placement] = {}
     for p in plan.placements:
         if p.mode == "train" and p.schedule == name:
-            followers.setdefault(p.call.split(".")[0], p)
+            followers.setdefault(p.role, p)
     return followers
 
 
 def layouts_of(plan: Plan) -> tuple[Layout, ...]:
     """Every different layout of a completed plan in one order that all ranks share, instances by themselves, with
     those of roles that train together: what `models.parallel.team.make_teams` is called with."""
-    roles = dict.fromkeys(p.call.split(".")[0] for p in plan.placements)
+    roles = dict.fromkeys(p.role for p in plan.placements)
     places = [placements_of(plan, role) for role in roles]
     joint = [place.schedule.layout for place in places if isinstance(place.schedule, FusedOrder)]
     return tuple(dict.fromkeys([*(layout for place in places for layout in place.layouts), *joint]))

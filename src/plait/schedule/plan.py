@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from plait.dataflow import CallName
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
@@ -63,6 +64,11 @@ class Placement:
     tp: int = 1
     pp: int = 1
     after: After = "keep"
+    @property
+    def role(self) -> str:
+        """Whose call it is."""
+        return CallName.of(self.call).role
+
     stages: tuple[int, ...] = ()
     micro_batch_tokens: int | None = None
     schedule: str = ""

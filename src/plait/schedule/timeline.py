@@ -53,6 +53,11 @@ class Span:
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
+    @property
+    def whole(self) -> str:
+        """What it is a part of, a call or a move: `actor.train` of `actor.train/b0/mb3`; itself, if of nothing."""
+        return self.action.partition("/")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:

@@ -265,7 +265,7 @@ def _scored_s(spans: Sequence[Span]) -> float:
     held up, and the first of a run takes longer."""
     of_call: defaultdict[str, list[Span]] = defaultdict(list)
     for span in spans:
-        of_call[span.action.split("/", 1)[0]].append(span)
+        of_call[span.whole].append(span)
     total_s = 0.0
     for scores in of_call.values():
         rates = [span.duration_s / span.tokens for span in scores if span.tokens]
