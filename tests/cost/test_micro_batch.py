@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.cost.micro_batch import LargestBatch, in_flight, pieces, share_of
+from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.policy.packing import SampleSize
 from plait.training.micro_batches import split_over
 from tests.cases import examples
@@ -38,12 +38,6 @@ def test_the_largest_micro_batch_by_hand() -> None:
     # A pipeline of two stages wants eight: four groups are cut in halves where prompts are short.
     assert of(32, 8, 10, 50, 4096, least=8) == LargestBatch(1, 4, 10, 50, count=8)
     assert of(32, 8, 100, 50, 4096, least=8) == LargestBatch(1, 8, 100, 50, count=4)
-
-
-def test_micro_batches_that_a_stage_holds() -> None:
-    """The second of four stages, of eight micro-batches or of two."""
-    assert [in_flight(rule, 8, 3) for rule in ("", "1F1B", "gpipe", "one at a time")] == [3, 3, 8, 1]
-    assert [in_flight(rule, 2, 3) for rule in ("", "1F1B", "gpipe", "one at a time")] == [2, 2, 2, 1]
 
 
 @settings(max_examples=examples(60, 600), deadline=None)

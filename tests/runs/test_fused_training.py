@@ -15,7 +15,6 @@ import torch
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.workload import Lengths
-from plait.dataflow import CallName
 from plait.errors import ConfigError
 from plait.models.files.saving import save_pretrained
 from plait.planner.evaluate import score
@@ -147,8 +146,8 @@ def test_training_together_changes_nothing(
     assert_equal_runs(found, reference(flow))
     plan = Plan.load(found / "plan.json")
     assert plan.schedules == (Schedule.from_json(schedule),)
-    order = placements_of(plan, schedule_roles(plan)[0]).schedule
-    assert isinstance(order, FusedOrder)
+    order = placements_of(plan, schedule_roles(plan)[0]).together
+    assert order is not None
     assert_executed(found, order, first_step=1 + flow[1]["options"].get("critic_warmup_steps", 0))
 
 
@@ -174,8 +173,8 @@ def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
     monkeypatch.setattr("plait.runtime.prediction.fusing.search", never)
     assert run(recipe, resume=True).finished
     assert_equal_runs(recipe.run_dir, reference(PPO))
-    order = placements_of(plan, "actor").schedule
-    assert isinstance(order, FusedOrder)
+    order = placements_of(plan, "actor").together
+    assert order is not None
     assert_executed(recipe.run_dir, order, first_step=1)
 
 
@@ -265,7 +264,7 @@ def executed(run_dir: Path, order: FusedOrder) -> dict[tuple[int, int | None, st
     """(rank, step, mini-batch) → forwards and backwards of the first training calls, in the order in which they ran."""
     found: dict[tuple[int, int | None, str], list[Action]] = {}
     for span in load_any(run_dir / "trace.json").ordered().spans:
-        if span.kind in (Kind.FORWARD, Kind.BACKWARD) and CallName.of(span.whole).asks == "train":
+        if span.kind in (Kind.FORWARD, Kind.BACKWARD) and span.whole.endswith(".train"):
             call, batch, name = span.action.split("/", 2)
             action = parse_action(name)
             assert (call, span.role) == (f"{action.model}.train", action.model)

@@ -25,6 +25,7 @@ from plait.schedule.pipeline import Pipeline, Workload, fused_workload
 from plait.schedule.placements import layouts_of, placements_of
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.schedule import Schedule, parse
+from plait.schedule.training_order import RuleOrder
 from plait.schedule.validate import validate
 from tests.training.schedules import shuffled
 
@@ -61,10 +62,11 @@ def plan_of(actor: str, critic: str, schedule: Schedule, num_ranks: int) -> Plan
 
 def order_of(actor: str, critic: str, schedule: Schedule, num_ranks: int) -> FusedOrder:
     done = complete(plan_of(actor, critic, schedule, num_ranks), flow(), MODELS, "here")
-    orders = [placements_of(done, role).schedule for role in ("actor", "critic")]
-    assert orders[0] == orders[1]
-    assert isinstance(orders[0], FusedOrder)
-    return orders[0]
+    actors, critics = (placements_of(done, role) for role in ("actor", "critic"))
+    assert actors.together is not None
+    assert actors.together == critics.together
+    assert actors.trains_with == critics.trains_with == actors.together.roles
+    return actors.together
 
 
 def workload_of(order: FusedOrder, counts: dict[str, int], block: int = 0) -> Workload:
@@ -84,12 +86,21 @@ def test_both_run_in_its_order_and_rows_are_ranks() -> None:
     assert order(workload_of(order, {"actor": 1, "critic": 1})).ids() == MINE.ids()
 
 
+def test_a_role_holds_what_it_may_hold_alone_or_with_the_other() -> None:
+    """Alone by 1F1B, for which as many micro-batches are cut: the critic's first stage, on rank 1, has two in flight of
+    two micro-batches, its last one; together each row has one of each role."""
+    done = complete(plan_of("0,1 pp2", "1,0 pp2", MINE, 2), flow(), MODELS, "here")
+    critic = placements_of(done, "critic")
+    assert critic.order == RuleOrder("1F1B", num_micro_batches=1)
+    assert [critic.in_flight(rank, 2) for rank in (1, 0)] == [2, 1]
+
+
 def test_the_example_of_the_manual() -> None:
     manual = (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
     text = next(block for block in re.findall(r"```json\n(.*?)```", manual, re.DOTALL) if '"both"' in block)
     done = complete(Plan.from_json(text), flow(), MODELS, "manual")
-    order = placements_of(done, "critic").schedule
-    assert isinstance(order, FusedOrder)
+    order = placements_of(done, "critic").together
+    assert order is not None
     assert order.num_micro_batches == {"actor": 2, "critic": 2}
     workload = fused_workload((2, 2), (2, 2), (1.0, 1.0), models=("actor", "critic"))
     assert score(workload, done.schedules[0]).makespan == 12, "each rank has 4 forwards and 4 backwards, and no bubble"

@@ -13,6 +13,7 @@ from plait.schedule.completion import complete
 from plait.schedule.named_plans import NAMES, Cut, PlannedModel, named_plan, shares
 from plait.schedule.placements import RolePlacement, layouts_of, placements_of
 from plait.schedule.plan import Placement, Plan, PolicyChoice
+from plait.schedule.training_order import RuleOrder
 
 SPEAKS, JUDGES = PlannedModel(scalar=False, num_elements=100), PlannedModel(scalar=True, num_elements=100)
 
@@ -145,7 +146,7 @@ def test_what_a_role_needs_of_a_plan() -> None:
         (Layout.on((0, 1), tp=2), Layout.on((2,)), Layout.on((3,))),
         {"train": 64},
         {("decode", 0): "drop", ("decode", 1): "drop"},
-        "gpipe",
+        RuleOrder("gpipe"),
     )
     assert placements_of(done, "actor").home == train
     assert placements_of(done, "ref") == RolePlacement("ref", None, Layout.on((3,)), (), {}, {("score", 3): "offload"})

@@ -20,6 +20,7 @@ from plait.schedule.placements import placements_of
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.stated import StatedOrder, stated_order
+from plait.schedule.training_order import RuleOrder
 from plait.schedule.validate import validate
 
 MINE = parse("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n", "mine")
@@ -32,7 +33,7 @@ def workload(num_stages: int, count: int, model: str = "actor", copy: int = 0) -
 
 def test_as_many_micro_batches_as_it_names_run_in_its_order() -> None:
     order = stated_order(MINE, "actor", 2)
-    assert (order.name, order.num_micro_batches, order.in_flight) == ("mine", 2, (2, 1))
+    assert (order.name, order.num_micro_batches, order.held) == ("mine", 2, (2, 1))
     assert order(workload(2, 2, copy=1)).ids() == (
         ("actor/1:0F0", "actor/1:0F1", "actor/1:0B0", "actor/1:0B1"),
         ("actor/1:1F0", "actor/1:1B0", "actor/1:1F1", "actor/1:1B1"),
@@ -117,10 +118,9 @@ def completed(*placements: Placement, schedules: tuple[Schedule, ...] = (MINE,))
 
 def test_a_placement_follows_the_schedule_that_it_names() -> None:
     plan = completed(TRAIN, Placement("critic.train", "train", (3, 2), pp=2, schedule="gpipe"))
-    order = placements_of(plan, "actor").schedule
-    assert isinstance(order, StatedOrder)
-    assert order == stated_order(MINE, "actor", 2)
-    assert placements_of(plan, "critic").schedule == "gpipe"
+    assert placements_of(plan, "actor").order == stated_order(MINE, "actor", 2)
+    assert placements_of(plan, "critic").order == RuleOrder("gpipe")
+    assert [placements_of(plan, role).together for role in ("actor", "critic")] == [None, None]
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert complete(again, FLOW, MODELS, "here") == plan
@@ -161,9 +161,9 @@ def test_the_plan_of_the_manual_is_one() -> None:
     """With one micro-batch more in flight on both stages than 1F1B has."""
     manual = (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
     text = next(block for block in re.findall(r"```json\n(.*?)```", manual, re.DOTALL) if '"mine"' in block)
-    order = placements_of(complete(Plan.from_json(text), FLOW, MODELS, "manual"), "actor").schedule
+    order = placements_of(complete(Plan.from_json(text), FLOW, MODELS, "manual"), "actor").order
     assert isinstance(order, StatedOrder)
-    assert (order.num_micro_batches, order.in_flight) == (4, (3, 2))
+    assert (order.num_micro_batches, order.held) == (4, (3, 2))
 
 
 def test_a_file_of_the_planner_is_a_part_of_a_plan_as_it_is() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import packed_bytes, pool_tokens
-from plait.cost.micro_batch import LargestBatch, in_flight
+from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.working_memory import (
@@ -24,10 +24,8 @@ from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.role_models import RoleModel
-from plait.schedule.fused import FusedOrder
 from plait.schedule.placements import WHOLE, part_key
 from plait.schedule.plan import Mode
-from plait.schedule.stated import StatedOrder
 from plait.training.memory import BYTES
 
 PACKED = "weights packed for decoding"
@@ -98,14 +96,7 @@ def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: 
     of_layer = micro_batch_bytes(facts, model, mode, layout, fused=fused)
     if mode != "train":  # nothing is kept for a backward: one layer's activations at a time
         return int(of_layer)
-    stage, order = layout.coordinates(rank).pp, facts.places[model.role].schedule
-    if isinstance(order, StatedOrder):
-        held = order.in_flight[stage]
-    else:
-        count = largest_batch(facts, model, mode, layout).count
-        held = in_flight(order if isinstance(order, str) else "", count, layout.parallelism.pp - stage)
-    if isinstance(order, FusedOrder):  # or alone, by 1F1B
-        held = max(held, order.in_flight[order.layout.coordinates(rank).pp][model.role])
+    held = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
     return int(held * _stage_layers(layout, rank, facts.shapes[model.name]) * of_layer)
 
 

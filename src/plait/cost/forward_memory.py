@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from plait.cost.micro_batch import LargestBatch, in_flight
+from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import activation_bytes, head_gradient_bytes, logits_bytes
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
 from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
+from plait.schedule.training_order import rule_named
 from plait.training.memory import BYTES
 
 
@@ -36,15 +37,16 @@ def forward_memory(
     """
     Args:
         batch: the largest micro-batch.
-        schedule: of a training's pipeline; None: of a score, which keeps one layer's activations at a time.
+        schedule: of a training's pipeline, by name (`training_order.rule_named`); None: of a score, which keeps one
+            layer's activations at a time.
         scalar: has no head of a language model.
     """
     train, width = schedule is not None, BYTES[workload.dtype]
     kept = [1] * sizes.pp
     if schedule is not None:
-        bounds = stage_bounds(shape.layers, sizes)
+        order, bounds = rule_named(schedule), stage_bounds(shape.layers, sizes)
         kept = [
-            in_flight(schedule, batch.count, sizes.pp - stage) * (stop - start)
+            order.in_flight(stage, sizes.pp, batch.count) * (stop - start)
             for stage, (start, stop) in enumerate(pairwise(bounds))
         ]
     of_layer = {

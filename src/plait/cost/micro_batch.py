@@ -1,5 +1,4 @@
-"""Micro-batches in numbers: into how many a share of samples is cut, the largest of them, and how many a stage holds.
-Torch-free."""
+"""Micro-batches in numbers: into how many a share of samples is cut, and the largest of them. Torch-free."""
 
 from __future__ import annotations
 
@@ -28,23 +27,6 @@ def pieces(share: int, per_prompt: int, prompt: float, response: float, least: i
         ways.append((tokens * (1 + 1 / count), groups * parts, count))
     _, prompts, count = min(ways)
     return prompts, count
-
-
-def in_flight(schedule: str, count: int, stages: int) -> int:
-    """Micro-batches whose activations a pipeline stage holds at a time.
-
-    Args:
-        schedule: a rule of `schedule.plan.SCHEDULES`; of another name, or none: as by 1F1B.
-        count: of its share.
-        stages: from it to the end, itself included.
-    """
-    match schedule:
-        case "gpipe":
-            return count
-        case "one at a time":
-            return 1
-        case _:
-            return min(stages, count)
 
 
 @dataclass(frozen=True)

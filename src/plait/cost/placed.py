@@ -15,7 +15,6 @@ from plait.layout.shards import shard, zero_range
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
-from plait.schedule.fused import FusedOrder
 from plait.schedule.placements import PartKey, RolePlacement, part_key, placements_of
 from plait.schedule.plan import Plan
 
@@ -84,8 +83,7 @@ class Facts(Placed):
 
     def together(self, role: str) -> tuple[str, ...]:
         """The roles that train when this one does."""
-        order = self.places[role].schedule
-        return order.roles if isinstance(order, FusedOrder) else (role,)
+        return self.places[role].trains_with
 
 
 def _kind(rank: int, placed: Placed) -> tuple[object, ...]:

@@ -7,8 +7,9 @@
 * `plan`: what a run is told to do: placements, schedules, policies and the predicted timeline under one name;
   `named_plans` makes those that have names, `completion` completes one and checks it against the flow, `placements` is
   what one role needs of it.
-* `stated`, `fused`, `joint_training`: orders that a plan states, and roles that train together by one;
-  `stage_fusion`: scoring on ranks that still generate, `fusion_times` what its rules ask of a machine.
+* `training_order`: the order in which a role trains through its stages, by a rule or as a plan states it (`stated`);
+  `fused`, `joint_training`: several roles that train together by one order; `stage_fusion`: scoring on ranks that
+  still generate, `fusion_times` what its rules ask of a machine.
 * `work`: what a rank does an action at a time; `dispatch`: which work goes on next; `needs` and `open_steps`: which
   calls wait for which, and which steps run beside each other.
 * `timeline`: actions with start, end and bytes, predicted or measured; `compare` holds two against each other, `idle`

@@ -14,13 +14,14 @@ from math import inf
 from plait.dataflow import CallKind, CallName, Dataflow, Node
 from plait.errors import ConfigError, DataError
 from plait.layout.shards import balanced_stages
-from plait.schedule.fused import FUSED, FusedOrder, shared_rows
+from plait.schedule.fused import FUSED, shared_rows
 from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
-from plait.schedule.placements import is_fused, order_of, parts_of, to_be_found
-from plait.schedule.plan import FUSION, SCHEDULES, SHARES, Mode, Placement, Plan, PolicyChoice
+from plait.schedule.placements import is_fused, orders_of, parts_of, to_be_found
+from plait.schedule.plan import FUSION, SHARES, Mode, Placement, Plan, PolicyChoice
 from plait.schedule.schedule import Schedule
+from plait.schedule.training_order import SCHEDULES
 
 EVALUATED = "actor"
 """The role that answers held-out prompts."""
@@ -122,9 +123,9 @@ def _check_schedules(plan: Plan, flow: Dataflow, label: str) -> None:
             )
         for group in [followers] if is_fused(schedule) else [[p] for p in followers]:
             try:
-                order = order_of(plan, schedule.name, group[0].call.split(".")[0], group[0])
-                if isinstance(order, FusedOrder):
-                    check_calls(flow, order.roles)
+                _, together = orders_of(plan, group[0])
+                if together is not None:
+                    check_calls(flow, together.roles)
             except (DataError, ConfigError) as error:
                 follow = f"{' and '.join(p.call for p in group)} follow{'s' if len(group) == 1 else ''}"
                 raise ConfigError(f"{where} `{schedule.name}`, which {follow}: {error}") from error

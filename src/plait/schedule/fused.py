@@ -68,6 +68,10 @@ class FusedOrder:
             counts.append(most)
         return tuple(counts)
 
+    def in_flight_on(self, rank: int) -> Mapping[str, int]:
+        """`in_flight` of the row that a rank is."""
+        return self.in_flight[self.layout.coordinates(rank).pp]
+
     def __call__(self, workload: Workload) -> Schedule:
         """
         Args:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from plait.layout.mesh import Layout
 from plait.schedule.fused import FUSED, FusedOrder, fused_order, models_of
-from plait.schedule.plan import DEFAULT_SCHEDULE, After, Mode, Placement, Plan
+from plait.schedule.plan import After, Mode, Placement, Plan
 from plait.schedule.schedule import Schedule
-from plait.schedule.stated import StatedOrder, stated_order
+from plait.schedule.stated import stated_order
+from plait.schedule.training_order import DEFAULT_ORDER, TrainingOrder, rule_named
 
 PartKey = tuple[Any, ...]
 """Which part of a model a rank has, and with whom it computes: on one rank, equal keys are one part."""
@@ -34,10 +35,11 @@ class RolePlacement:
     after: Mapping[tuple[Mode, int], After] = field(default_factory=dict)
     """What becomes of the parameters of `train`, `score` or `decode` on a rank when the call is done; keep where it is
     not named."""
-    schedule: str | StatedOrder | FusedOrder = DEFAULT_SCHEDULE
-    """Order of the training's pipeline: one of SCHEDULES, or the order that the plan states, for it or for several
-    roles.
-    """
+    order: TrainingOrder = DEFAULT_ORDER
+    """Of the stages of `train`, where the role trains by itself."""
+    together: FusedOrder | None = None
+    """Of all roles that train when this one does; None: it always trains by itself. Of several it may train alone in
+    steps in which the others do not, by `order`."""
 
     @property
     def home(self) -> Layout:
@@ -50,6 +52,21 @@ class RolePlacement:
     def scoring(self) -> Layout:
         """Where log-probs, values and scores are computed, though no call of the flow may ask for them."""
         return self.score or self.home
+
+    @property
+    def trains_with(self) -> tuple[str, ...]:
+        """The roles that train when this one does, itself among them."""
+        return (self.role,) if self.together is None else self.together.roles
+
+    def in_flight(self, rank: int, count: int) -> int:
+        """The most micro-batches whose activations a rank of `train` holds at a time.
+
+        Args:
+            count: micro-batches of a mini-batch, where the role trains by itself.
+        """
+        assert self.train is not None, f"role {self.role} has no place to train"
+        alone = self.order.in_flight(self.train.coordinates(rank).pp, self.train.parallelism.pp, count)
+        return alone if self.together is None else max(alone, self.together.in_flight_on(rank)[self.role])
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -124,7 +141,7 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     of_mode = lambda *modes: [p for p in mine if p.mode in modes]  # noqa: E731
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
     train, score = single.get("train"), single.get("score")
-    named = (train.schedule if train is not None else "") or DEFAULT_SCHEDULE
+    order, together = (DEFAULT_ORDER, None) if train is None else orders_of(plan, train)
     return RolePlacement(
         role,
         None if train is None else train.layout,
@@ -132,16 +149,27 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
         tuple(dict.fromkeys(instance for p in of_mode("decode") for instance in p.layout.instances())),
         {mode: p.micro_batch_tokens for mode, p in single.items() if p.micro_batch_tokens is not None},
         {(p.mode, rank): p.after for p in mine if p.after != "keep" for rank in p.ranks},
-        named if train is None else order_of(plan, named, role, train),
+        order,
+        together,
     )
 
 
-def order_of(plan: Plan, name: str, role: str, train: Placement) -> str | StatedOrder | FusedOrder:
-    """What a role's training follows."""
-    stated = plan.schedule(name)
+def orders_of(plan: Plan, train: Placement) -> tuple[TrainingOrder, FusedOrder | None]:
+    """What a role's training follows: by itself, and with the roles that train when it does, if there are any.
+
+    Args:
+        train: where it trains.
+
+    Raises:
+        DataError: the schedule of the plan that it names is no order of its pipeline, or of those of its followers.
+    """
+    stated = plan.schedule(train.schedule)
     if stated is None:
-        return name
-    return fused_order(stated, _followers(plan, name)) if is_fused(stated) else stated_order(stated, role, train.pp)
+        return rule_named(train.schedule), None
+    if not is_fused(stated):
+        return stated_order(stated, train.role, train.pp), None
+    together = fused_order(stated, _followers(plan, stated.name))
+    return replace(DEFAULT_ORDER, num_micro_batches=together.num_micro_batches[train.role]), together
 
 
 def is_fused(schedule: Schedule) -> bool:
@@ -168,5 +196,5 @@ def layouts_of(plan: Plan) -> tuple[Layout, ...]:
     those of roles that train together: what `models.parallel.team.make_teams` is called with."""
     roles = dict.fromkeys(p.role for p in plan.placements)
     places = [placements_of(plan, role) for role in roles]
-    joint = [place.schedule.layout for place in places if isinstance(place.schedule, FusedOrder)]
+    joint = [place.together.layout for place in places if place.together is not None]
     return tuple(dict.fromkeys([*(layout for place in places for layout in place.layouts), *joint]))

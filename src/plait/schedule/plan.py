@@ -37,10 +37,6 @@ SHARES = "shares"
 """Policy of a plan: samples are divided over dp by predicted time. Its settings are roles, and what a pair of a query
 and a key takes in their models, in tokens; without it samples are divided by their tokens."""
 
-DEFAULT_SCHEDULE = "1F1B"
-SCHEDULES = (DEFAULT_SCHEDULE, "gpipe", "one at a time")
-"""Rules for the order of a training's pipeline, by the names that placements give."""
-
 SEVERAL: tuple[Mode, ...] = ("prefill", "decode")
 """Modes that instances of different size may serve: a call then has several placements, on devices of their own."""
 
@@ -54,7 +50,7 @@ class Placement:
     after:    whether its parameters are kept, dropped or offloaded to host memory when the call is done
     stages:   layers of each pipeline stage; empty: for equal work, as a run divides them
     micro_batch_tokens: of a forward in training and scoring; None: the recipe's
-    schedule: of the pipeline, a rule of `schedule.generators` or one of the plan's schedules by name; empty: 1F1B
+    schedule: of the pipeline, one of `training_order.SCHEDULES` or of the plan's schedules by name; empty: 1F1B
     """
 
     call: str
@@ -64,14 +60,14 @@ class Placement:
     tp: int = 1
     pp: int = 1
     after: After = "keep"
+    stages: tuple[int, ...] = ()
+    micro_batch_tokens: int | None = None
+    schedule: str = ""
+
     @property
     def role(self) -> str:
         """Whose call it is."""
         return CallName.of(self.call).role
-
-    stages: tuple[int, ...] = ()
-    micro_batch_tokens: int | None = None
-    schedule: str = ""
 
     @property
     def layout(self) -> Layout:

@@ -17,17 +17,16 @@ Word = tuple[Kind, int]
 
 @dataclass(frozen=True, slots=True)
 class StatedOrder:
-    """What each stage does with `num_micro_batches` micro-batches; of every copy of the model (dp) alike.
+    """What each stage does with `num_micro_batches` micro-batches: a `training_order.TrainingOrder`.
 
-    It is a rule as those of `schedule.generators` are. Of further micro-batches it does as many at a time in the same
-    order, one round after the other without a barrier; of fewer it leaves out those that are not there. Both are valid
-    where the order is.
+    Of further micro-batches it does as many at a time in the same order, one round after the other without a barrier;
+    of fewer it leaves out those that are not there. Both are valid where the order is.
     """
 
     name: str
     stages: tuple[tuple[Word, ...], ...]
     num_micro_batches: int
-    in_flight: tuple[int, ...]
+    held: tuple[int, ...]
     """For each stage, the most micro-batches whose forward has begun and whose backward has not ended."""
 
     def __call__(self, workload: Workload) -> Schedule:
@@ -47,6 +46,10 @@ class StatedOrder:
                 if first + index < count
             ]
         return schedule_of(workload, rows, self.name)
+
+    def in_flight(self, stage: int, num_stages: int, count: int) -> int:
+        """See `TrainingOrder.in_flight`; of any number of micro-batches as many as of `num_micro_batches`."""
+        return self.held[stage]
 
 
 def stated_order(schedule: Schedule, role: str, num_stages: int) -> StatedOrder:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.layout.mesh import Layout
-from plait.schedule.plan import SCHEDULES, After, Placement
+from plait.schedule.plan import After, Placement
+from plait.schedule.training_order import SCHEDULES
 from plait.simulator.costs import CallCost, Costs, Floats, Tail
 from plait.simulator.step_graph import StepGraph
 

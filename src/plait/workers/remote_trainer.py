@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node, Score
 from plait.engines import ScoredBy, Training
-from plait.schedule.fused import FusedOrder
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Work
 from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
@@ -83,8 +82,7 @@ class RemoteTrainer:
     @property
     def trains_with(self) -> tuple[str, ...]:
         """See `TrainingEngine.trains_with`: as the plan has it."""
-        order = self._announcer.rank_state.places[self.role].schedule
-        return order.roles if isinstance(order, FusedOrder) else (self.role,)
+        return self._announcer.rank_state.places[self.role].trains_with
 
     def train(self, training: Training) -> Work[dict[str, float]]:
         """Train on rows as a TRAIN node of the flow says; the metrics of `Trainer.train`."""

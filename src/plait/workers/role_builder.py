@@ -24,22 +24,16 @@ from plait.policy.fusion_gate import fuses
 from plait.reallocation.offload import HostMemory
 from plait.recipes.engine_checks import abilities
 from plait.recipes.role_models import RoleModel
-from plait.schedule.fused import FusedOrder
-from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, part_key, parts_of
-from plait.schedule.stated import StatedOrder
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
-from plait.training.trainer_settings import ExecutionSettings, Rule
+from plait.training.trainer_settings import ExecutionSettings
 from plait.workers.instances import engine_of
 from plait.workers.loading import build_models, part_loader, sample_settings, update_settings
 from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.rank_state import RankState, RoleState, Setting
 from plait.workers.ranks import WAIT_S
-
-_PIPELINES = {"1F1B": one_f_one_b, "gpipe": gpipe, "one at a time": one_at_a_time}
-"""`schedule.plan.SCHEDULES`."""
 
 
 def make_rank_state(setting: Setting) -> RankState:
@@ -94,8 +88,8 @@ class RoleBuilder:
 
     def joint_teams(self) -> dict[Layout, Team]:
         """Layouts on which several roles train together → their teams, of those that this rank is a member of."""
-        orders = [place.schedule for place in self.places.values() if isinstance(place.schedule, FusedOrder)]
-        teams = {order.layout: self.teams[order.layout] for order in orders}
+        orders = [place.together for place in self.places.values()]
+        teams = {order.layout: self.teams[order.layout] for order in orders if order is not None}
         return {layout: team for layout, team in teams.items() if team is not None}
 
     def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
@@ -197,27 +191,16 @@ class RoleBuilder:
     def _trainer(self, part: RoleState, layout: Layout, team: Team | None, *, trained: bool) -> Trainer:
         role_model, flow, recipe = part.role_model, self.setting.flow, self.recipe
         tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
-        rule, count = self._pipeline(part)
         execution = ExecutionSettings(
             micro_batch_tokens=tokens or recipe.micro_batch_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
-            micro_batches=count if trained else None,
+            micro_batches=part.place.order.num_micro_batches if trained else None,
             pair_tokens=self.setting.plan.pair_tokens(role_model.role),
-            pipeline=rule,
+            pipeline=part.place.order,
         )
         updates = update_settings(role_model.role, flow, recipe) if trained and role_model.trained else None
         model = part.parts[part_key(layout, self.rank)]
         return Trainer(model, execution, sample_settings(flow, recipe), updates, role=role_model.role, team=team)
-
-    def _pipeline(self, part: RoleState) -> tuple[Rule, int | None]:
-        """The order of a role that trains by itself, and the micro-batches that its order is for."""
-        match part.place.schedule:
-            case StatedOrder() as order:
-                return order, order.num_micro_batches
-            case FusedOrder() as order:
-                return one_f_one_b, order.num_micro_batches[part.role_model.role]
-            case rule:
-                return _PIPELINES[rule], None
 
     def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""

@@ -228,8 +228,8 @@ class TrainTogetherCall:
         return self._order(rank_state).layout
 
     def _order(self, rank_state: RankState) -> FusedOrder:
-        order = rank_state.places[self.role].schedule
-        assert isinstance(order, FusedOrder), f"{self.call}: the plan has no order of both"
+        order = rank_state.places[self.role].together
+        assert order is not None, f"{self.call}: the plan has no order of both"
         return order
 
     def run(self, rank_state: RankState) -> Work[list[dict[str, float]]]:
