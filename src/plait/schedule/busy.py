@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from plait.dataflow import CallName
+from plait.dataflow.call_name import CallName
 from plait.layout.move_plan import MoveKind
 from plait.schedule.action import Kind
 from plait.schedule.timeline import Span, Timeline

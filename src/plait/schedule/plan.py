@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.dataflow import CallName
+from plait.dataflow.call_name import CallName
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
