@@ -4,7 +4,7 @@ here its computation, done again: it reads and writes the same tensors, as a gra
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +13,29 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Sample
-from plait.generation.captured import MOST_SAMPLES, Capture, CapturedSteps, Compute
+from plait.generation.captured import (
+    MOST_ROWS,
+    Capture,
+    CapturedSteps,
+    Compute,
+    Graph,
+    Size,
+    _empty_batch,
+    _is_plain,
+    _Step,
+)
 from plait.generation.engine import drain
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.module_forward import ModuleForward
-from plait.generation.settings import Sampling
+from plait.generation.pool import KVPool
+from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.speculator import speculator_of
 from plait.kernels import device_attention
 from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
+from tests.generation.test_drafts import Oracle
+from tests.generation.test_drafts import drained as drafted
 from tests.generation.test_engine import engine_of, request_of, requests
 from tests.models.tiny import tiny_model
 
@@ -30,8 +45,9 @@ class Again:
 
     made: list[Again] = []  # noqa: RUF012
 
-    def __init__(self, compute: Callable[[], Tensor]) -> None:
+    def __init__(self, compute: Callable[[], Tensor], beside: Graph | None) -> None:
         self.compute = compute
+        self.beside = beside
         self.out = compute().clone()
         self.replays = 0
         Again.made.append(self)
@@ -40,9 +56,12 @@ class Again:
         self.replays += 1
         self.out.copy_(self.compute())
 
+    def pool(self) -> None:
+        """Its memory has no name."""
 
-def capture(compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
-    graph = Again(compute)
+
+def capture(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Again, Tensor]:
+    graph = Again(compute, beside)
     return graph, graph.out
 
 
@@ -149,6 +168,129 @@ def test_a_fused_layer_is_seven_products_and_seven_kernels_beside_its_attention(
         assert called.count("= torch.ops.plait.attend.default(") == 1
 
 
+FAMILIES = ["llama", "qwen3", "gemma2", "gpt_oss", "mixtral"]
+
+
+@pytest.mark.parametrize(
+    ("family", "fused"),
+    slow_but([("llama", None), ("gemma2", "eager")], [(family, by) for family in FAMILIES for by in (None, "eager")]),
+)
+def test_samples_with_drafts_are_those_of_plain_steps(
+    family: str, fused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts of any lengths from 0 to 15 beside each other, right and wrong ones."""
+    plain = engine_of(as_on_a_gpu(family), max_running=6, max_prefill_tokens=20)
+    monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
+    expected, plain_steps = drafted(plain, requests())
+    engine, steps = captured_engine(monkeypatch, family, fused=fused, max_running=6, max_prefill_tokens=20)
+    sizes = sizes_of(steps, monkeypatch)
+    for seed in range(2):
+        oracle = Oracle(expected, 0.5)
+        oracle.random.seed(seed)
+        found, num_steps = drafted(engine, requests(), oracle)
+        assert num_steps < plain_steps
+        assert_same(found, expected)
+    assert {size.width for size in sizes} >= {8, 16}
+    assert any(size.rows < size.samples * size.width for size in sizes), "no sample is filled up to the widest"
+    assert steps.refusals == {}
+    assert all(graph.beside is None or graph.beside in Again.made for graph in Again.made)
+
+
+def sizes_of(steps: CapturedSteps, monkeypatch: pytest.MonkeyPatch) -> set[Size]:
+    """The sizes of graphs that are captured from now on."""
+    sizes: set[Size] = set()
+    capture_step = steps._capture_step
+
+    def noted(size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
+        sizes.add(size)
+        return capture_step(size, batch, pool)
+
+    monkeypatch.setattr(steps, "_capture_step", noted)
+    return sizes
+
+
+def assert_same(found: dict[str, Sample], expected: dict[str, Sample]) -> None:
+    assert found.keys() == expected.keys()
+    for uid, sample in found.items():
+        assert (sample.token_ids, sample.finish_reason) == (expected[uid].token_ids, expected[uid].finish_reason)
+        torch.testing.assert_close(
+            torch.tensor(sample.logprobs), torch.tensor(expected[uid].logprobs), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("how", [3, "auto"])
+def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of the same prompt again: what they said last time is guessed."""
+    asked = [request_of(uid, num_samples=3, sampling=Sampling(temperature=0.0, max_tokens=30)) for uid in range(2)]
+    plain = engine_of(as_on_a_gpu("llama"))
+    monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
+    expected, _ = drafted(plain, asked)
+    engine, steps = captured_engine(monkeypatch)
+    engine.speculates = speculator_of(SamplingSettings(speculation=how), engine.model)  # type: ignore[arg-type]
+    sizes = sizes_of(steps, monkeypatch)
+    for _ in range(2):
+        assert_same(drafted(engine, asked)[0], expected)
+    counts = engine.speculation
+    assert counts is not None
+    if how == 3:
+        assert counts.accepted > 0
+        assert {size.width for size in sizes} == {1, 4}
+    assert steps.refusals == {}
+
+
+def one_batch(rows: Sequence[tuple[int, int]], columns: int) -> RaggedBatch:
+    """Of samples with so many rows over so many held tokens."""
+    new = [NewTokens(range(count), held, range(1, columns + 1)) for count, held in rows]
+    return ragged(new, 16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size"),
+    [
+        ([(1, 3)], 1, Size(1, 1, 1, 4, 8)),
+        ([(1, 3)] * 5, 9, Size(8, 8, 1, 4, 16)),
+        # 20 rows of 32, so 12 behind: of three samples, beside five
+        ([(4, 30)] * 5, 4, Size(8, 32, 4, 64, 8)),
+        # 17 + 1 rows of 32: one sample takes the 14 behind
+        ([(2, 10), (15, 40), (1, 62)], 4, Size(4, 32, 16, 64, 8)),
+        # full to the last row
+        ([(16, 0), (16, 48)], 4, Size(2, 32, 16, 64, 8)),
+        # as many rows as samples, and yet not one each
+        ([(2, 1), (1, 1), (1, 1)], 1, Size(4, 4, 2, 4, 8)),
+        # 46 rows of 64: two samples of 16 take those behind, so more than 32
+        ([(1, 9)] * 31 + [(15, 1)], 1, Size(64, 64, 16, 16, 8)),
+    ],
+)
+def test_a_batch_is_filled_up_with_samples_of_nobody(rows: list[tuple[int, int]], columns: int, size: Size) -> None:
+    batch = one_batch(rows, columns)
+    assert Size.of(batch) == size
+    own = _Step(size, _empty_batch(size, torch.device("cpu")))
+    if size.samples > 1 and size.width > 1:
+        own.fill(one_batch([(size.width, 0)], 1), 99, 16)  # what stood there before
+    own.fill(batch, 99, 16)
+    count, total = len(rows), batch.num_tokens
+    filled = own.inputs
+    assert filled.starts_S1[: count + 1].tolist() == batch.starts_S1.tolist()
+    lengths = filled.starts_S1.diff().tolist()
+    assert sum(lengths) == size.rows, "each row is some sample's"
+    assert max(lengths) <= size.width
+    assert filled.starts_S1[-1] == size.rows
+    assert filled.tables_SM[:count, :columns].equal(batch.tables_SM)
+    assert (filled.tables_SM[count:] == 99).all()
+    assert (filled.places_T[total:] == 99 * 16).all()
+    assert (filled.held_S[count:] == 0).all()
+    assert max(filled.num_new) + max(filled.num_held) == size.keys
+
+
+def test_what_no_graph_serves_is_computed_plainly() -> None:
+    tree = torch.eye(2, dtype=torch.bool)
+    assert _is_plain(one_batch([(1, 3), (16, 3)], 2))
+    assert not _is_plain(one_batch([(17, 3)], 2)), "a chunk"
+    assert not _is_plain(one_batch([(16, 3)] * 17, 2)), "272 rows"
+    assert not _is_plain(ragged([NewTokens((1, 2), 0, (0,), tree)], 16)), "a tree"
+    assert not _is_plain(ragged([NewTokens((1, 2), 0, (0,))], 16, read=[1])), "one is read"
+
+
 def test_layers_that_cannot_be_fused_are_computed_plainly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,8 +348,8 @@ def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pyt
 
 
 def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
-        graph, out = capture(compute)
+    def wrong(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Again, Tensor]:
+        graph, out = capture(compute, beside)
         monkeypatch.setattr(graph, "replay", lambda: out.mul_(1.2))
         return graph, out
 
@@ -221,7 +363,7 @@ def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.M
 
 
 def test_what_cannot_be_captured_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
+    def broken(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Again, Tensor]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     engine, steps = captured_engine(monkeypatch, by=broken, max_running=4)
@@ -231,7 +373,7 @@ def test_what_cannot_be_captured_is_computed_plainly(monkeypatch: pytest.MonkeyP
 
 
 def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = MOST_SAMPLES + 1
+    count = MOST_ROWS + 1
     engine, _ = captured_engine(monkeypatch, max_running=count)
     engine.add(request_of(0, num_samples=count, sampling=Sampling(max_tokens=3, stop_token_ids=())))
     assert len(list(drain(engine))) == count

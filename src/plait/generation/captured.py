@@ -1,13 +1,17 @@
 """Decode steps that are captured once and replayed: one launch in place of some thousand (CUDA graphs).
 
 A replay computes what was captured, at the addresses where it was: so rows are copied into tensors that stay, batches
-are filled up to the next power of two (the rows behind are of a block that no sample has), and a graph is kept as long
-as weights and pool lie where they lay. `offload` and `drop` move them; then it is captured again.
+are filled up to powers of two (the rows behind are of a block that no sample has), and a graph is kept as long as
+weights and pool lie where they lay. `offload` and `drop` move them; then it is captured again.
+
+A sample has its newest token and perhaps a draft behind it. Rows stand without gaps, as they are given: a graph is of
+so many samples, rows and rows of a sample at most, and where the rows of each sample begin is read anew by each replay.
+What fills a graph up are samples of nobody, which hold nothing.
 
 What is captured is shown to be right before it is used: its first replay is held against the step computed plainly. Of
 several ways to compute a step the first is taken that can be captured and says the same.
 
-Shapes: S samples of one new token each, B of a graph, M columns of the block tables, V vocabulary.
+Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M columns of the block tables, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,18 +19,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from plait.errors import ModelError
 from plait.generation.pool import KVPool
-from plait.generation.ragged import RaggedBatch
+from plait.generation.ragged import SHORT_ROWS, RaggedBatch
 from plait.observe.screen import say
 
-MOST_SAMPLES = 256
+MOST_ROWS = 256
 """Larger batches keep the device busy without."""
+
+LEAST_COLUMNS = 8
+"""Of block tables: contexts of up to so many blocks have the same graphs."""
 
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 """Dtype → how far a replay may be from the plain step, relative to its size: products of more rows round otherwise."""
@@ -39,28 +46,38 @@ class Graph(Protocol):
         """Compute it again, from what its inputs hold now."""
         ...
 
+    def pool(self) -> Any:
+        """Names the memory that it computes in."""
+        ...
+
 
 Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
-"""Logits [S, V] of a batch."""
+"""Logits [T, V] of a batch."""
 
-Capture = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
-"""Captures a computation: the graph, and the tensor that each replay writes its result to."""
+Capture = Callable[[Callable[[], Tensor], Graph | None], tuple[Graph, Tensor]]
+"""Captures a computation: the graph, and the tensor that each replay writes its result to. The other graph, if there is
+one, is never replayed at the same time: it may compute in the same memory, but for the results."""
 
 
-def by_cuda(compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+def by_cuda(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Graph, Tensor]:
     """Capture on the current CUDA device. It is computed once before, so that kernels are compiled and memory is there.
 
     Raises:
         RuntimeError: the computation asks the device for a number, or does something else that no graph can.
     """
+    stream = torch.cuda.current_stream()
     aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
+    aside.wait_stream(stream)
     with torch.cuda.stream(aside):
         compute()
-    torch.cuda.current_stream().wait_stream(aside)
+    stream.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = compute()
+    try:
+        # Other threads may go on meanwhile: one that looks after NCCL asks the device whenever it likes.
+        with torch.cuda.graph(graph, beside and beside.pool(), capture_error_mode="thread_local"):
+            out = compute()
+    finally:
+        torch.cuda.set_stream(stream)  # a capture that fails leaves its own
     return graph, out
 
 
@@ -79,42 +96,40 @@ class CapturedSteps:
         self._ways = dict(ways)
         self._plainly = list(ways.values())[-1]
         self._addresses, self._capture = addresses, capture
-        self._steps: dict[tuple[int, int, int], _Step] = {}
+        self._steps: dict[Size, _Step] = {}
         self._at: tuple[int, ...] = ()
         self.refusals: dict[str, str] = {}
         """Ways that are not taken, and why; without any way left steps are computed plainly, and not replayed."""
 
     def logits(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """Logits [S, V], valid until the next call; None where this step is none for a graph."""
-        count = len(batch.num_new)
+        """Logits [T, V], valid until the next call; None where this step is none for a graph."""
         if not self._ways or not _is_plain(batch) or pool.spare is None:
             return None
         at = (*self._addresses(), *pool.addresses())
         if at != self._at:
             self.drop()
             self._at = at
-        size, most_keys = _power(count), _power(max(batch.num_held) + 1)
-        key = (size, most_keys, batch.tables_SM.shape[1])
-        if key not in self._steps and not self._capture_step(key, batch, pool):
+        size = Size.of(batch)
+        if size not in self._steps and not self._capture_step(size, batch, pool):
             return None
-        step = self._steps[key]
+        step = self._steps[size]
         step.fill(batch, pool.spare, pool.block_tokens)
         step.graph.replay()
-        return step.out_BV[:count]
+        return step.out_BV[: batch.num_tokens]
 
     def drop(self) -> None:
         """Forget all graphs, with the memory that they hold."""
         self._steps.clear()
 
-    def _capture_step(self, key: tuple[int, int, int], batch: RaggedBatch, pool: KVPool) -> bool:
+    def _capture_step(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a graph for such batches is there and computes what the plain step computes."""
-        expected_SV = _logits(self._plainly(batch, pool))
+        expected_TV = _logits(self._plainly(batch, pool))
         while self._ways:
             way, compute = next(iter(self._ways.items()))
-            step = _Step(_empty_batch(*key, batch.token_ids_T.device))
-            why = self._refusal(step, compute, batch, pool, expected_SV)
+            step = _Step(size, _empty_batch(size, batch.token_ids_T.device))
+            why = self._refusal(step, compute, batch, pool, expected_TV)
             if why is None:
-                self._steps[key] = step
+                self._steps[size] = step
                 return True
             self.drop()
             del self._ways[way]
@@ -124,66 +139,103 @@ class CapturedSteps:
         return False
 
     def _refusal(
-        self, step: _Step, compute: Compute, batch: RaggedBatch, pool: KVPool, expected_SV: Tensor
+        self, step: _Step, compute: Compute, batch: RaggedBatch, pool: KVPool, expected_TV: Tensor
     ) -> str | None:
         """Capture a way to compute a step; why it is not taken, or None."""
         assert pool.spare is not None
         step.fill(batch, pool.spare, pool.block_tokens)
         try:
-            step.graph, step.out_BV = self._capture(lambda: _logits(compute(step.inputs, pool)))
+            beside = next(iter(self._steps.values()), None)
+            step.graph, step.out_BV = self._capture(
+                lambda: _logits(compute(step.inputs, pool)), beside and beside.graph
+            )
         except (RuntimeError, ModelError) as error:
             return f"cannot be captured: {str(error).strip().splitlines()[0]}"
         step.graph.replay()
-        off = (step.out_BV[: len(expected_SV)].float() - expected_SV.float()).norm() / expected_SV.float().norm()
-        if not float(off) <= CLOSE[expected_SV.dtype]:
+        off = (step.out_BV[: len(expected_TV)].float() - expected_TV.float()).norm() / expected_TV.float().norm()
+        if not float(off) <= CLOSE[expected_TV.dtype]:
             return f"compute logits that are {float(off):.2g} of their size off"
         return None
+
+
+@dataclass(frozen=True)
+class Size:
+    """What batches that one graph serves have at most: powers of two, so that there are few graphs."""
+
+    samples: int
+    """Those that fill it up included."""
+    rows: int
+    width: int
+    """Rows of a sample."""
+    keys: int
+    """That a sample has, its new ones included."""
+    columns: int
+    """Of the block tables."""
+
+    @classmethod
+    def of(cls, batch: RaggedBatch) -> Size:
+        """The least that this batch goes into."""
+        rows, width = _power(batch.num_tokens), _power(max(batch.num_new))
+        idle = -(-(rows - batch.num_tokens) // width)  # samples that take the rows behind
+        keys = max(new + held for new, held in zip(batch.num_new, batch.num_held, strict=True))
+        columns = max(LEAST_COLUMNS, _power(batch.tables_SM.shape[1]))
+        return cls(_power(len(batch.num_new) + idle), rows, width, _power(keys), columns)
 
 
 @dataclass(eq=False)
 class _Step:
     """A graph, the tensors that it reads, and the one that it writes."""
 
+    size: Size
     inputs: RaggedBatch
     graph: Graph = None  # type: ignore[assignment]  # until it is captured
     out_BV: Tensor = None  # type: ignore[assignment]
 
     def fill(self, batch: RaggedBatch, spare: int, block_tokens: int) -> None:
         """The rows of a batch, and behind them such as see the spare block alone."""
-        count = len(batch.num_new)
-        for own, given, rest in (
-            (self.inputs.token_ids_T, batch.token_ids_T, 0),
-            (self.inputs.position_ids_T, batch.position_ids_T, 0),
-            (self.inputs.held_S, batch.held_S, 0),
-            (self.inputs.tables_SM, batch.tables_SM, spare),
-            (self.inputs.places_T, batch.places_T, spare * block_tokens),
+        own, size, count = self.inputs, self.size, len(batch.num_new)
+        for tensor, given, rest in (
+            (own.token_ids_T, batch.token_ids_T, 0),
+            (own.position_ids_T, batch.position_ids_T, 0),
+            (own.held_S, batch.held_S, 0),
+            (own.places_T, batch.places_T, spare * block_tokens),
         ):
-            own[:count].copy_(given)
-            own[count:].fill_(rest)
+            tensor[: len(given)].copy_(given)
+            tensor[len(given) :].fill_(rest)
+        columns = batch.tables_SM.shape[1]
+        own.tables_SM[:count, :columns].copy_(batch.tables_SM)
+        own.tables_SM[:count, columns:].fill_(spare)
+        own.tables_SM[count:].fill_(spare)
+        if size.width == 1:
+            return  # each sample begins where it did
+        own.starts_S1[: count + 1].copy_(batch.starts_S1)
+        behind = own.starts_S1[count + 1 :]
+        torch.arange(1, len(behind) + 1, out=behind)
+        behind.mul_(size.width).add_(batch.num_tokens).clamp_(max=size.rows)
 
 
-def _empty_batch(size: int, most_keys: int, width: int, device: torch.device) -> RaggedBatch:
-    """A batch of samples with so many keys at most; what it says on the host holds for all batches of its graph."""
+def _empty_batch(size: Size, device: torch.device) -> RaggedBatch:
+    """What it says on the host holds for all batches of its graph: it counts no sample less than there may be of it."""
 
     def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     return RaggedBatch(
-        token_ids_T=zeros(torch.int64, size),
-        position_ids_T=zeros(torch.int64, size),
-        starts_S1=torch.arange(size + 1, dtype=torch.int32, device=device),
-        held_S=zeros(torch.int32, size),
-        tables_SM=zeros(torch.int32, size, width),
-        places_T=zeros(torch.int64, size),
-        num_new=(1,) * size,
-        num_held=(most_keys - 1,) * size,
+        token_ids_T=zeros(torch.int64, size.rows),
+        position_ids_T=zeros(torch.int64, size.rows),
+        starts_S1=torch.arange(size.samples + 1, dtype=torch.int32, device=device),
+        held_S=zeros(torch.int32, size.samples),
+        tables_SM=zeros(torch.int32, size.samples, size.columns),
+        places_T=zeros(torch.int64, size.rows),
+        num_new=(size.width,) * size.samples,
+        num_held=(size.keys - size.width,) * size.samples,
     )
 
 
 def _is_plain(batch: RaggedBatch) -> bool:
-    """Whether each sample has one new token, and each is read."""
-    single = batch.num_tokens == len(batch.num_new) <= MOST_SAMPLES
-    return single and batch.read_R is None and batch.ancestors is None
+    """Whether each sample has a chain of few new tokens, and each is read."""
+    chains = batch.ancestors is None and max(batch.num_new) <= SHORT_ROWS
+    return chains and batch.num_tokens <= MOST_ROWS and batch.read_R is None
 
 
 def _logits(logits: Tensor | None) -> Tensor:

@@ -35,6 +35,7 @@ class ModuleForward:
         self._computes = model if computes is None else computes
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
+        self._weights = tuple(model.module.parameters())
         alone = model.device.type == "cuda" and model.team.all.size == 1
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
@@ -91,11 +92,12 @@ class ModuleForward:
             return self._computes.logits(hidden_RH) if len(hidden_RH) else None
 
     def addresses(self) -> tuple[int, ...]:
-        """Where the weights lie that a step reads."""
-        return tuple(param.data_ptr() for param in self.model.module.parameters())
+        """Where the weights lie that a step reads. It is asked in each step, and a walk over the modules would take as
+        long as a small model's layers do."""
+        return tuple(param.data_ptr() for param in self._weights)
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """See Backend.drop."""
-        if self.captured is not None:
+        if self.captured is not None and not keep_memory:
             self.captured.drop()
         self._packed.drop()

@@ -86,7 +86,7 @@ def paged_attention_plain(call: PagedCall) -> Tensor:
 
 def _gathered(call: PagedCall) -> Tensor:
     """By torch's products over gathered keys."""
-    if call.softcap is not None or call.sinks is not None or len(call.query) != len(call.tables_SM):
+    if call.softcap is not None or call.sinks is not None or call.most()[0] > 1:
         return _split(call)
     return _one_row_each(call)
 
