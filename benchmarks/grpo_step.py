@@ -35,10 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "samples_per_prompt": options.samples_per_prompt,
         "threads": options.threads,
         "num_steps": 1 + options.repeats,
+        "device": options.device,
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        workload = tiny(folder / "model", **sizes) if options.tiny else full(**sizes)
+        workload = tiny(folder / "model", **sizes) if options.tiny else full(options.model, **sizes)
         workload.save(folder / "workload.json")
         opened = (open_side(side, folder, options.threads) for side in names)
         return compare(opened, workload, differing, report)
@@ -94,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=positive, default=8)
     parser.add_argument("--samples-per-prompt", type=positive, default=4)
     parser.add_argument("--threads", type=positive, default=1, help="of each side; one side runs at a time")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a checkpoint folder")
     parser.add_argument("--sides", default=",".join(SIDES), help="comma-separated; the ratio is second to first")
     return parser
 

@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             dtype=options.dtype,
             peer_precision=options.peer_precision,
             threads=options.threads,
+            device=options.device,
             num_steps=1 + options.repeats,
         )
         workload.save(folder / "workload.json")
@@ -136,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=positive, default=5, help="counted steps of each side")
     parser.add_argument("--prompts", type=positive, default=32)
     parser.add_argument("--threads", type=positive, default=1, help="of each side; one side runs at a time")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sides", default=",".join(SIDES), help="comma-separated; the ratio is second to first")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="that plait computes in")
     parser.add_argument(

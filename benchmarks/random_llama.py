@@ -29,8 +29,9 @@ def write_llama(
     positions: int,
     scalar: bool = False,
     seed: int = 0,
+    dtype: str = "float32",
 ) -> None:
-    """Write a float32 checkpoint with the tokenizer's vocabulary; `scalar`: a sequence classifier of one label."""
+    """Write a checkpoint with the tokenizer's vocabulary; `scalar`: a sequence classifier of one label."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -50,5 +51,6 @@ def write_llama(
     if scalar:
         config.num_labels = 1
     torch.manual_seed(seed)
-    (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config).save_pretrained(folder)
+    model = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -70,6 +70,9 @@ class Stopwatch:
         return call
 
     def _charge(self, phase: str) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what the phase has launched is its own
         wall, cpu = time.perf_counter(), time.process_time()
         self.phases[phase].wall += wall - self._wall
         self.phases[phase].cpu += cpu - self._cpu

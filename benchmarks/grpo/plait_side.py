@@ -34,7 +34,7 @@ class Side:
         self.workload = workload
         self.watch = watch
         self.flow = trace(grpo, roles=("actor", "ref", "reward"), options=GRPOOptions(kl_coef=KL_COEF))
-        model = load_model(workload.model, dtype=workload.dtype, device="cpu")
+        model = load_model(workload.model, dtype=workload.dtype, device=workload.device)
         self.sampling = SamplingSettings(max_response_tokens=workload.max_response_tokens)
         self.engine = Engine(model, self.sampling, keep_memory=False)
         execution = ExecutionSettings(MICRO_BATCH_TOKENS)

@@ -104,7 +104,7 @@ def build(workload: Workload, folder: str, probe: Probe) -> GRPOTrainer:
     assert num_samples % micro_batch == 0, f"{num_samples} samples do not divide into micro-batches of {micro_batch}"
     config = GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=workload.device == "cpu",
         bf16=False,
         model_init_kwargs={"dtype": workload.dtype},
         per_device_train_batch_size=micro_batch,

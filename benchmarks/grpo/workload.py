@@ -26,6 +26,8 @@ class Workload:
     """Checkpoint folder."""
     dtype: str
     threads: int
+    device: str
+    """cpu or cuda."""
     num_steps: int
     """The warm-up step included."""
     max_response_tokens: int
@@ -58,24 +60,34 @@ class Workload:
         return cls(**raw)
 
 
-def full(*, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int) -> Workload:
-    """SmolLM2-135M-Instruct in bfloat16, 128-token prompts, response lengths of median 32, cut at 128."""
+def full(
+    model: str = "smollm2-135m-instruct",
+    *,
+    num_prompts: int,
+    samples_per_prompt: int,
+    threads: int,
+    num_steps: int,
+    device: str = "cpu",
+) -> Workload:
+    """A model in bfloat16, 128-token prompts, response lengths of median 32, cut at 128."""
     from plait.models.files import hub
 
-    folder = hub.resolve("smollm2-135m-instruct")
+    folder = hub.resolve(model)
     lengths = drawn_lengths(num_prompts, samples_per_prompt, median=32, cap=128)
     texts, token_ids = _prompts(folder, num_prompts, 128)
-    title = "SmolLM2-135M-Instruct, bfloat16"
-    return Workload(title, str(folder), "bfloat16", threads, num_steps, 128, texts, token_ids, lengths)
+    title = "SmolLM2-135M-Instruct, bfloat16" if model == "smollm2-135m-instruct" else f"{folder.name}, bfloat16"
+    return Workload(title, str(folder), "bfloat16", threads, device, num_steps, 128, texts, token_ids, lengths)
 
 
-def tiny(folder: Path, *, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int) -> Workload:
+def tiny(
+    folder: Path, *, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int, device: str = "cpu"
+) -> Workload:
     """A random Llama of two layers written to `folder`, 16-token prompts, lengths of median 6, cut at 12."""
     write_llama(folder, word_tokenizer(512), hidden=64, intermediate=128, positions=128)
     lengths = drawn_lengths(num_prompts, samples_per_prompt, median=6, cap=12)
     texts, token_ids = _prompts(folder, num_prompts, 16)
     title = "tiny random Llama, float32"
-    return Workload(title, str(folder), "float32", threads, num_steps, 12, texts, token_ids, lengths)
+    return Workload(title, str(folder), "float32", threads, device, num_steps, 12, texts, token_ids, lengths)
 
 
 def reward_of(token_ids: list[int]) -> float:

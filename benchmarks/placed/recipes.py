@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,34 @@ def grpo(folder: Path, *, is_tiny: bool, prompts: int, samples: int, steps: int)
     """A recipe as a mapping; its files are written to `folder`. One thread for each process."""
     sizes = {"num_prompts": prompts, "samples_per_prompt": samples, "threads": 1, "num_steps": steps}
     work = tiny(folder / "model", **sizes) if is_tiny else full(**sizes)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in work.prompts))
+    keys = grpo_of(folder, work.model, work.prompts, samples=samples, steps=steps, tokens=work.max_response_tokens)
+    return keys | {"dtype": work.dtype}
+
+
+def grpo_of(
+    folder: Path, model: str, prompts: Sequence[str], *, samples: int, steps: int, tokens: int
+) -> dict[str, Any]:
+    """As `grpo`, of a model's checkpoint and prompts that are given.
+
+    Args:
+        tokens: of each response.
+    """
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
     (folder / "reward.py").write_text(REWARD)
     return {
-        "model": work.model,
+        "model": model,
         "algorithm": "grpo",
         "options": {"kl_coef": 0.04},
         "steps": steps,
-        "prompts_per_step": prompts,
+        "prompts_per_step": len(prompts),
         "samples_per_prompt": samples,
         "data": {"source": str(folder / "prompts.jsonl"), "chat_template": False},
         "reward": {"functions": [f"{folder}/reward.py:distinct"], "workers": 1},
         # No token ends a response: every one reaches the limit.
-        "sampling": {"max_response_tokens": work.max_response_tokens, "stop_token_ids": []},
+        "sampling": {"max_response_tokens": tokens, "stop_token_ids": []},
         "optimizer": {"learning_rate": 1e-6},
         "checkpoint": {"every": 0},
         "doctor": {"enabled": False},
-        "dtype": work.dtype,
         "threads": 1,
         "micro_batch_tokens": 4096,
     }

@@ -125,6 +125,7 @@ def recipe(workload: Workload, folder: Path) -> Recipe:
             "checkpoint": {"every": 0},
             "run_dir": folder / "run",
             "dtype": workload.dtype,
+            "device": workload.device,
             "threads": workload.threads,
         }
     )

@@ -134,7 +134,7 @@ def build(workload: Workload, folder: str, probe: Probe) -> PPOTrainer:
         os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
     config = PPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=workload.device == "cpu",
         bf16=False,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=num_samples // micro_batch,

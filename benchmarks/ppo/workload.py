@@ -63,6 +63,8 @@ class Workload:
     peer_precision: str
     """One of PEER_PRECISIONS."""
     threads: int
+    device: str
+    """cpu or cuda."""
     num_steps: int
     """The warm-up step included."""
 

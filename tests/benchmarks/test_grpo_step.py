@@ -54,11 +54,11 @@ class FakeSide:
 
 @pytest.fixture
 def faked(grpo_step: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    def workload(folder: Path, *, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int):
+    def workload(folder: Path, *, num_prompts: int, samples_per_prompt: int, threads: int, num_steps: int, device: str):
         lengths = tuple(tuple(3 + i for i in range(samples_per_prompt)) for _ in range(num_prompts))
         ids = ((7, 8),) * num_prompts
         return grpo_step.Workload(
-            "fake", "nowhere", "float32", threads, num_steps, 9, ("a b",) * num_prompts, ids, lengths
+            "fake", "nowhere", "float32", threads, device, num_steps, 9, ("a b",) * num_prompts, ids, lengths
         )
 
     monkeypatch.setattr(grpo_step, "tiny", workload)

@@ -25,7 +25,18 @@ def ppo_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def workload(ppo_step: ModuleType):
     """Two prompts of 3 tokens, 4 response tokens: 14 positions a model."""
     return ppo_step.Workload(
-        "fake", "p", "v", "r", ("a b c", "d e f"), ((2, 3, 4), (5, 6, 7)), 4, "float32", "float32", 1, num_steps=3
+        "fake",
+        "p",
+        "v",
+        "r",
+        ("a b c", "d e f"),
+        ((2, 3, 4), (5, 6, 7)),
+        4,
+        "float32",
+        "float32",
+        1,
+        "cpu",
+        num_steps=3,
     )
 
 

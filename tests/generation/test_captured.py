@@ -3,8 +3,9 @@ here its computation, done again: it reads and writes the same tensors, as a gra
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from plait.generation.captured import (
     _empty_batch,
     _is_plain,
     _Step,
+    by_cuda,
 )
 from plait.generation.engine import drain
 from plait.generation.fused_layers import FusedLayers
@@ -216,6 +218,69 @@ def assert_same(found: dict[str, Sample], expected: dict[str, Sample]) -> None:
         torch.testing.assert_close(
             torch.tensor(sample.logprobs), torch.tensor(expected[uid].logprobs), atol=1e-4, rtol=0
         )
+
+
+class Stream:
+    """A stream of CUDA that does nothing."""
+
+    def wait_stream(self, other: Stream) -> None:
+        """Wait for nothing."""
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And captures share the memory of the graph beside; torch's own parts of CUDA are played."""
+    own, shared = Stream(), object()
+    now, pools = [own], []
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        before, now[0] = now[0], stream
+        yield
+        now[0] = before
+
+    @contextlib.contextmanager
+    def capturing(graph: Any, pool: Any, *, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        pools.append(pool)
+        now[0] = Stream()  # as torch's does, and leaves it there where the capture fails
+        yield
+        now[0] = own
+
+    for name, fake in {
+        "current_stream": lambda: now[0],
+        "Stream": Stream,
+        "stream": on,
+        "CUDAGraph": object,
+        "graph": capturing,
+        "set_stream": lambda stream: now.__setitem__(0, stream),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    beside = Again(lambda: torch.zeros(1), None)
+    monkeypatch.setattr(beside, "pool", lambda: shared)
+    assert by_cuda(lambda: torch.ones(2), None)[1].tolist() == [1.0, 1.0]
+    by_cuda(lambda: torch.ones(2), beside)
+    assert pools == [None, shared]
+    times: list[int] = []
+
+    def fails_when_captured() -> Tensor:
+        times.append(0)
+        if len(times) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.ones(1)
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        by_cuda(fails_when_captured, None)
+    assert now == [own]
+
+
+def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, steps = captured_engine(monkeypatch, max_running=4)
+    module = engine.state.forward.module
+    engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=6, stop_token_ids=())))
+    list(drain(engine))
+    assert steps._steps, "an engine that has the process to itself keeps its memory"
+    module.drop(keep_memory=False)
+    assert not steps._steps
 
 
 @pytest.mark.parametrize("how", [3, "auto"])

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.generation import across, drawing, module_forward
+from plait.generation.captured import Size, _empty_batch, _Step
 from plait.generation.engine import Engine
 from plait.generation.joint import Alone
 from plait.generation.request import Request
@@ -193,6 +194,22 @@ def test_drafts_ask_for_nothing_either(made: Any) -> None:
     for count in (1, 3, 15):
         keys = list(device.engine.state.rows.keys)
         assert device.step({keys[0]: [DRAWN] * count, keys[-1]: [DRAWN, 5]}).waited == []
+
+
+def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:
+    device = made()
+    several(device, Sampling(max_tokens=40))
+    for _ in range(2):
+        device.step()
+    rows = device.engine.state.rows
+    for drafts in ({}, {rows.keys[0]: [DRAWN] * 5}):
+        batch = rows.batch(drafts)
+        step = _Step(Size.of(batch), _empty_batch(Size.of(batch), GPU))
+        launches = Launches()
+        with launches:
+            step.fill(batch, 256, 16)
+        assert launches.waited == []
+        assert sum(launches.counts.values()) <= 16, launches.counts
 
 
 def test_samples_come_and_go_without_a_wait(made: Any) -> None:

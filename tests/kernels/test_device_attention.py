@@ -101,6 +101,18 @@ def test_a_sample_is_the_same_in_any_company(device: ModuleType) -> None:
         torch.testing.assert_close(device.paged_attention(one), together[rows], atol=1e-6, rtol=0)
 
 
+def test_rows_beside_samples_without_any(device: ModuleType) -> None:
+    """As steps that are replayed have them: lengths of the widest sample that may come, samples without rows."""
+    query, keys, values, tables, starts, held = work(torch.float32, (4, 2, 16, 16), [30, 7, 81], [1, 5, 2], seed=7)
+    none = (0, 0)
+    filled = PagedCall(
+        query, keys, values, torch.cat([tables, tables[:2]]), torch.cat([starts, starts[-1:].expand(2)]),
+        torch.cat([held, held.new_tensor(none)]), scale=0.3, lengths=(16, 512),
+    )  # fmt: skip
+    expected = paged_attention_plain(PagedCall(query, keys, values, tables, starts, held, scale=0.3))
+    torch.testing.assert_close(device.paged_attention(filled), expected, **allowed(torch.float32))
+
+
 def test_how_keys_are_dealt_out() -> None:
     from plait.kernels.device_attention import splits_of
 

@@ -28,6 +28,10 @@ TILE = 64
 """Pairs of a row and a head of a tile at most; 16 at least, which the matrix units take."""
 KEYS = 64
 """Keys that a program takes at a time, as many as fit its registers."""
+STAGES = 3
+"""Of those keys and values, as many are on their way at a time: one computes, the next ones are read."""
+SHARED_BYTES = 99 << 10
+"""Memory that the programs of a multiprocessor share, of every GPU since 2020: of those that do not say how much."""
 MOST_SPLITS = 32
 KEYS_OF_SPLIT = 256
 """Fewer are not worth a program of their own."""
@@ -63,6 +67,7 @@ def paged_attention(call: PagedCall) -> Tensor:
         parts = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
         tops, sums = torch.empty(2, splits, num_tokens, num_heads, dtype=torch.float32, device=out.device)
     wide_key, wide_value = max(16, _power(key_size)), max(16, _power(value_size))
+    keys, stages = keys_at_a_time(tile, wide_key, wide_value, query.element_size(), _shared_bytes(query.device))
     has_sinks = call.sinks is not None
     sinks = call.sinks.detach().contiguous() if call.sinks is not None else out
     device_kernels.attend[(num_samples * tiles, num_key_heads, splits)](
@@ -70,9 +75,9 @@ def paged_attention(call: PagedCall) -> Tensor:
         call.tables_SM, call.tables_SM.stride(0), call.starts_S1, call.held_S, seen, depths, sinks,
         num_tokens, tiles, call.window or 0, float(call.scale), float(call.softcap or 1.0),
         GROUP=group, KEY_HEADS=num_key_heads, P=block_tokens, D=key_size, E=value_size, ROWS=rows, M=tile,
-        N=KEYS if max(wide_key, wide_value) <= 128 else KEYS // 2, WIDE_D=wide_key, WIDE_E=wide_value, SPLITS=splits,
+        N=keys, WIDE_D=wide_key, WIDE_E=wide_value, SPLITS=splits,
         WINDOW=call.window is not None, SOFTCAP=call.softcap is not None, SINKS=has_sinks,
-        TREES=call.ancestors is not None, WIDE=device_kernels.INTERPRETED,
+        TREES=call.ancestors is not None, WIDE=device_kernels.INTERPRETED, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         device_kernels.merge[(num_tokens, num_heads)](
@@ -80,6 +85,23 @@ def paged_attention(call: PagedCall) -> Tensor:
             HEADS=num_heads, E=value_size, WIDE_E=wide_value, SPLITS=splits, SINKS=has_sinks,
         )  # fmt: skip
     return out
+
+
+def keys_at_a_time(tile: int, wide_key: int, wide_value: int, number_bytes: int, shared_bytes: int) -> tuple[int, int]:
+    """Keys that a program takes at a time, and how many times as many are on their way: so that they fit the memory of
+    a multiprocessor, with the tile of queries and its scores. Where nothing fits, the least of both.
+
+    Args:
+        tile: pairs of a row and a head.
+        wide_key, wide_value: sizes of a head, filled up to powers of two.
+        number_bytes: of a number of these.
+    """
+    most = KEYS if max(wide_key, wide_value) <= 128 else KEYS // 2
+    for keys, stages in ((most, STAGES), (most, 2), (32, 2), (16, 2), (16, 1)):
+        held = number_bytes * (tile * wide_key + stages * keys * (wide_key + wide_value))
+        if held + 4 * tile * keys <= shared_bytes:
+            return keys, stages
+    return 16, 1
 
 
 def splits_of(num_programs: int, most_keys: int, wanted: int) -> int:
@@ -100,6 +122,13 @@ def _programs(device: torch.device) -> int:
     if device.type != "cuda":
         return WAVES
     return WAVES * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1 << 20
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_BYTES)
 
 
 def _power(number: int) -> int:

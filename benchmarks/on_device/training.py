@@ -1,0 +1,124 @@
+"""Model FLOPs utilisation (MFU) of training: micro-batches of 16k packed tokens, forward and backward.
+
+Counted are the products of forward and backward, three times those of a forward, with the pairs of tokens that see each
+other; recomputed forwards are not counted (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from statistics import median
+from typing import Any
+
+from on_device.job import SHAPES, Job, random_ids, rates_of, synchronize
+from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.cost.estimate import model_shape
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows, evaluate
+from plait.dataflow import CallKind, trace
+from plait.models.language_loading import load_model
+from plait.models.shape import ModelShape
+from plait.training.mini_batch import LossCall
+from plait.training.settings import OptimizerSettings
+from plait.training.trainer import Trainer
+from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
+
+GOAL = 0.4
+MICRO_BATCH_TOKENS = 16_384
+WARM_UP, STEPS = 2, 4
+
+
+def main() -> int:
+    job = Job.read()
+    rates = rates_of(job)
+    print(rates)
+    for shape in job.shapes:
+        for checkpoints in (False, True):
+            measure(job, shape, rates.best_flops_per_s, checkpoints)
+    return 0
+
+
+def measure(job: Job, shape: str, flops_per_s: float, checkpoints: bool) -> None:
+    prompt_tokens, samples, tokens, groups = (8, 2, 6, 2) if job.is_tiny else (128, 8, 500, 8)
+    model = load_model(job.model(shape), dtype=job.dtype, device=job.device)
+    node, rows = batch(groups, samples, prompt_tokens, tokens, SHAPES[shape].vocabulary)
+    trainer = Trainer(
+        model,
+        ExecutionSettings(MICRO_BATCH_TOKENS, checkpoint_activations=checkpoints),
+        SampleSettings(1.0, tokens),
+        UpdateSettings(OptimizerSettings(learning_rate=1e-6), WARM_UP + STEPS),
+    )
+    passes, optimizer = [], []
+    for step in range(WARM_UP + STEPS):
+        by_kind, count = seconds_of_step(trainer, rows, node, job.device, step)
+        if step >= WARM_UP:
+            passes.append(by_kind["TRAIN"])
+            optimizer.append(by_kind["STEP"])
+    counted = flops(model_shape(job.model(shape)), count, pairs(groups, samples, prompt_tokens, tokens))
+    share = counted / median(passes) / flops_per_s
+    print(
+        f"{shape}, {count} tokens, {'recomputed' if checkpoints else 'kept'} activations: forward and backward "
+        f"{median(passes):.3f} s, optimizer {median(optimizer):.3f} s, MFU {share:.1%} (goal {GOAL:.0%})"
+    )
+
+
+def batch(groups: int, samples: int, prompt_tokens: int, tokens: int, vocabulary: int) -> tuple[Any, Rows]:
+    """A TRAIN node of GRPO, and rows of random responses with what it reads."""
+    flow = trace(grpo, roles=("actor", "reward"), options=GRPOOptions(kl_coef=0.0))
+    said = tuple(
+        Sample(
+            Prompt(group, "", random_ids(prompt_tokens, vocabulary, group)),
+            index,
+            random_ids(tokens, vocabulary, 1000 * (group + 1) + index),
+            (-10.0,) * tokens,
+            "",
+            FinishReason.LENGTH,
+        )
+        for group in range(groups)
+        for index in range(samples)
+    )
+    rows = Rows(said)
+    for node in flow.nodes:
+        match node.kind:
+            case CallKind.SCORE:
+                rows = rows.with_column(node.outputs[0], [float(i % 2) for i in range(len(said))])
+            case CallKind.COMPUTE:
+                rows = rows.with_column(node.outputs[0], evaluate(node, {node.rows: rows}))
+            case CallKind.TRAIN:
+                return node, rows
+            case _:
+                pass
+    raise AssertionError("GRPO trains")
+
+
+def seconds_of_step(trainer: Trainer, rows: Rows, node: Any, device: str, step: int) -> tuple[dict[str, float], int]:
+    """Seconds by kind of action, and the packed tokens of all micro-batches."""
+    work = trainer.train(rows, LossCall.of(node), mini_batches=1, epochs=1, step=step)
+    seconds, count = {"TRAIN": 0.0, "STEP": 0.0}, 0
+    while True:
+        synchronize(device)
+        began = time.perf_counter()
+        done = next(work, None)
+        synchronize(device)
+        if done is None:
+            return seconds, count
+        kind = "STEP" if done.kind == "STEP" else "TRAIN"
+        seconds[kind] += time.perf_counter() - began
+        count += done.tokens
+
+
+def pairs(groups: int, samples: int, prompt_tokens: int, tokens: int) -> int:
+    """Of a token and one that it sees, a shared prompt's once."""
+    of_prompt = prompt_tokens * (prompt_tokens + 1) // 2
+    of_response = tokens * prompt_tokens + tokens * (tokens + 1) // 2
+    return groups * (of_prompt + samples * of_response)
+
+
+def flops(shape: ModelShape, tokens: int, seen: int) -> float:
+    """Of forward and backward; the embedding is counted as the head, to which it is tied."""
+    return 3 * (2.0 * shape.parameters * tokens + 4.0 * shape.layers * shape.heads * shape.head_dim * seen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The benchmark of a GPU: what it counts, by hand; that a part ends when it must; and that it runs, on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from plait.models.shape import ModelShape
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu")
+
+
+def options_of(gpu: ModuleType, *arguments: str) -> argparse.Namespace:
+    return gpu._parser().parse_args(arguments)
+
+
+def test_all_parts_together_take_25_minutes_at_most(gpu: ModuleType) -> None:
+    assert sum(gpu.LIMITS.values()) <= 25 * 60
+
+
+def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    says = {"decode": "import time; time.sleep(60)", "training": "print('trained')", "two": "raise SystemExit(3)"}
+    monkeypatch.setattr(gpu, "command_of", lambda part, *of: [sys.executable, "-c", says[part]])
+    assert gpu.main(["--tiny", "--parts", "decode,training,two", "--limit-s", "2", "--folder", str(tmp_path)]) == 1
+    out = capfd.readouterr().out
+    assert "-- decode: stopped after 2 s" in out
+    assert "trained" in out
+    assert "exit code 3" in out
+
+
+def test_what_is_not_there_is_left_out(gpu: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    nowhere = str(tmp_path / "python")
+    assert gpu.main(["--tiny", "--parts", "vllm,ppo", "--ppo-python", nowhere, "--vllm-python", nowhere]) == 0
+    out = capfd.readouterr().out
+    assert "left out: no vLLM" in out
+    assert "left out: no TRL 1.10" in out
+
+
+def test_peers_are_given_the_device(gpu: ModuleType, tmp_path: Path) -> None:
+    command = gpu.command_of("ppo", tmp_path / "job.json", options_of(gpu))
+    assert command[command.index("--device") + 1] == "cuda"
+    assert command[command.index("--peer-precision") + 1] == "bfloat16"
+    assert "--device" not in gpu.command_of("ppo", tmp_path / "job.json", options_of(gpu, "--tiny"))
+
+
+def test_what_a_decode_step_reads(gpu: ModuleType) -> None:
+    """Weights: 3 layers of 8·8 + 2·8·4 + 8·8 + 3·8·16 + 2·8 numbers, 8 of the last norm, 32·8 of the embedding."""
+    decode = importlib.import_module("on_device.decode")
+    shape = ModelShape.from_config(LLAMA, "a llama")
+    weights = 3 * (64 + 64 + 64 + 384 + 16) + 8 + 256
+    assert decode.read_bytes(shape, 0, "bfloat16") == 2 * weights
+    # a token held: keys and values of 2 heads of 2 numbers in 3 layers
+    assert decode.read_bytes(shape, 10, "float32") == 4 * (weights + 10 * 24)
+
+
+def test_what_training_computes(gpu: ModuleType) -> None:
+    training = importlib.import_module("on_device.training")
+    shape = ModelShape.from_config(LLAMA, "a llama")
+    # prompts of 3 tokens: 6 pairs; a response of 2: 2·3 with the prompt, 3 of its own
+    assert training.pairs(groups=2, samples=4, prompt_tokens=3, tokens=2) == 2 * (6 + 4 * 9)
+    # a pair: 2 numbers of a head times 4 heads, in scores and in sums over values, in 3 layers; 2 FLOPs each
+    assert training.flops(shape, 0, 1) == 3 * (2 * 2 * 8 * 3)
+    assert training.flops(shape, 5, 0) == 3 * 2 * 5 * shape.parameters
+
+
+@pytest.mark.slow
+def test_it_runs() -> None:
+    parts = "tokens,decode,training,predicted,two"
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--tiny", "--parts", parts, "--limit-s", "300"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "12 of 12 greedy tokens are those of Transformers" in done.stdout
+    assert "goal 70% of the roofline" in done.stdout
+    assert "tiny, 40 tokens, recomputed activations: forward and backward" in done.stdout
+    assert "tiny: step: predicted " in done.stdout
+    assert "tiny, rank 0: predicted " in done.stdout
+    assert "two processes on one device: gloo connects them" in done.stdout
