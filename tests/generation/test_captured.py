@@ -21,15 +21,13 @@ from plait.generation.captured import (
     Compute,
     Graph,
     Size,
-    _empty_batch,
-    _is_plain,
-    _Step,
+    Step,
     by_cuda,
+    is_plain,
 )
 from plait.generation.engine import drain
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.module_forward import ModuleForward
-from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import speculator_of
@@ -185,7 +183,7 @@ def test_samples_with_drafts_are_those_of_plain_steps(
     monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
     expected, plain_steps = drafted(plain, requests())
     engine, steps = captured_engine(monkeypatch, family, fused=fused, max_running=6, max_prefill_tokens=20)
-    sizes = sizes_of(steps, monkeypatch)
+    sizes = asked_sizes(monkeypatch)
     for seed in range(2):
         oracle = Oracle(expected, 0.5)
         oracle.random.seed(seed)
@@ -198,16 +196,16 @@ def test_samples_with_drafts_are_those_of_plain_steps(
     assert all(graph.beside is None or graph.beside in Again.made for graph in Again.made)
 
 
-def sizes_of(steps: CapturedSteps, monkeypatch: pytest.MonkeyPatch) -> set[Size]:
-    """The sizes of graphs that are captured from now on."""
+def asked_sizes(monkeypatch: pytest.MonkeyPatch) -> set[Size]:
+    """The sizes of graphs that are asked for from now on."""
     sizes: set[Size] = set()
-    capture_step = steps._capture_step
+    of = Size.of
 
-    def noted(size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
-        sizes.add(size)
-        return capture_step(size, batch, pool)
+    def noted(batch: RaggedBatch) -> Size:
+        sizes.add(of(batch))
+        return of(batch)
 
-    monkeypatch.setattr(steps, "_capture_step", noted)
+    monkeypatch.setattr(Size, "of", noted)
     return sizes
 
 
@@ -278,9 +276,9 @@ def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.M
     module = engine.state.forward.module
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=6, stop_token_ids=())))
     list(drain(engine))
-    assert steps._steps, "an engine that has the process to itself keeps its memory"
+    assert steps.sizes, "an engine that has the process to itself keeps its memory"
     module.drop(keep_memory=False)
-    assert not steps._steps
+    assert not steps.sizes
 
 
 @pytest.mark.parametrize("how", [3, "auto"])
@@ -292,7 +290,7 @@ def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch:
     expected, _ = drafted(plain, asked)
     engine, steps = captured_engine(monkeypatch)
     engine.speculates = speculator_of(SamplingSettings(speculation=how), engine.model)  # type: ignore[arg-type]
-    sizes = sizes_of(steps, monkeypatch)
+    sizes = asked_sizes(monkeypatch)
     for _ in range(2):
         assert_same(drafted(engine, asked)[0], expected)
     counts = engine.speculation
@@ -329,7 +327,7 @@ def one_batch(rows: Sequence[tuple[int, int]], columns: int) -> RaggedBatch:
 def test_a_batch_is_filled_up_with_samples_of_nobody(rows: list[tuple[int, int]], columns: int, size: Size) -> None:
     batch = one_batch(rows, columns)
     assert Size.of(batch) == size
-    own = _Step(size, _empty_batch(size, torch.device("cpu")))
+    own = Step.of(size, torch.device("cpu"))
     if size.samples > 1 and size.width > 1:
         own.fill(one_batch([(size.width, 0)], 1), 99, 16)  # what stood there before
     own.fill(batch, 99, 16)
@@ -349,11 +347,11 @@ def test_a_batch_is_filled_up_with_samples_of_nobody(rows: list[tuple[int, int]]
 
 def test_what_no_graph_serves_is_computed_plainly() -> None:
     tree = torch.eye(2, dtype=torch.bool)
-    assert _is_plain(one_batch([(1, 3), (16, 3)], 2))
-    assert not _is_plain(one_batch([(17, 3)], 2)), "a chunk"
-    assert not _is_plain(one_batch([(16, 3)] * 17, 2)), "272 rows"
-    assert not _is_plain(ragged([NewTokens((1, 2), 0, (0,), tree)], 16)), "a tree"
-    assert not _is_plain(ragged([NewTokens((1, 2), 0, (0,))], 16, read=[1])), "one is read"
+    assert is_plain(one_batch([(1, 3), (16, 3)], 2))
+    assert not is_plain(one_batch([(17, 3)], 2)), "a chunk"
+    assert not is_plain(one_batch([(16, 3)] * 17, 2)), "272 rows"
+    assert not is_plain(ragged([NewTokens((1, 2), 0, (0,), tree)], 16)), "a tree"
+    assert not is_plain(ragged([NewTokens((1, 2), 0, (0,))], 16, read=[1])), "one is read"
 
 
 def test_layers_that_cannot_be_fused_are_computed_plainly(

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.generation import across, drawing, module_forward
-from plait.generation.captured import Size, _empty_batch, _Step
+from plait.generation.captured import Size, Step
 from plait.generation.engine import Engine
 from plait.generation.joint import Alone
 from plait.generation.request import Request
@@ -204,7 +204,7 @@ def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:
     rows = device.engine.state.rows
     for drafts in ({}, {rows.keys[0]: [DRAWN] * 5}):
         batch = rows.batch(drafts)
-        step = _Step(Size.of(batch), _empty_batch(Size.of(batch), GPU))
+        step = Step.of(Size.of(batch), GPU)
         launches = Launches()
         with launches:
             step.fill(batch, 256, 16)

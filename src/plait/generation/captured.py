@@ -96,14 +96,14 @@ class CapturedSteps:
         self._ways = dict(ways)
         self._plainly = list(ways.values())[-1]
         self._addresses, self._capture = addresses, capture
-        self._steps: dict[Size, _Step] = {}
+        self._steps: dict[Size, Step] = {}
         self._at: tuple[int, ...] = ()
         self.refusals: dict[str, str] = {}
         """Ways that are not taken, and why; without any way left steps are computed plainly, and not replayed."""
 
     def logits(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """Logits [T, V], valid until the next call; None where this step is none for a graph."""
-        if not self._ways or not _is_plain(batch) or pool.spare is None:
+        if not self._ways or not is_plain(batch) or pool.spare is None:
             return None
         at = (*self._addresses(), *pool.addresses())
         if at != self._at:
@@ -117,6 +117,11 @@ class CapturedSteps:
         step.graph.replay()
         return step.out_BV[: batch.num_tokens]
 
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Of the graphs that there are."""
+        return tuple(self._steps)
+
     def drop(self) -> None:
         """Forget all graphs, with the memory that they hold."""
         self._steps.clear()
@@ -126,7 +131,7 @@ class CapturedSteps:
         expected_TV = _logits(self._plainly(batch, pool))
         while self._ways:
             way, compute = next(iter(self._ways.items()))
-            step = _Step(size, _empty_batch(size, batch.token_ids_T.device))
+            step = Step.of(size, batch.token_ids_T.device)
             why = self._refusal(step, compute, batch, pool, expected_TV)
             if why is None:
                 self._steps[size] = step
@@ -139,7 +144,7 @@ class CapturedSteps:
         return False
 
     def _refusal(
-        self, step: _Step, compute: Compute, batch: RaggedBatch, pool: KVPool, expected_TV: Tensor
+        self, step: Step, compute: Compute, batch: RaggedBatch, pool: KVPool, expected_TV: Tensor
     ) -> str | None:
         """Capture a way to compute a step; why it is not taken, or None."""
         assert pool.spare is not None
@@ -183,13 +188,33 @@ class Size:
 
 
 @dataclass(eq=False)
-class _Step:
+class Step:
     """A graph, the tensors that it reads, and the one that it writes."""
 
     size: Size
     inputs: RaggedBatch
     graph: Graph = None  # type: ignore[assignment]  # until it is captured
     out_BV: Tensor = None  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, size: Size, device: torch.device) -> Step:
+        """What is to be captured. What its batch says on the host holds for all batches of its graph: it counts no
+        sample less than there may be of it."""
+
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        inputs = RaggedBatch(
+            token_ids_T=zeros(torch.int64, size.rows),
+            position_ids_T=zeros(torch.int64, size.rows),
+            starts_S1=torch.arange(size.samples + 1, dtype=torch.int32, device=device),
+            held_S=zeros(torch.int32, size.samples),
+            tables_SM=zeros(torch.int32, size.samples, size.columns),
+            places_T=zeros(torch.int64, size.rows),
+            num_new=(size.width,) * size.samples,
+            num_held=(size.keys - size.width,) * size.samples,
+        )
+        return cls(size, inputs)
 
     def fill(self, batch: RaggedBatch, spare: int, block_tokens: int) -> None:
         """The rows of a batch, and behind them such as see the spare block alone."""
@@ -214,26 +239,8 @@ class _Step:
         behind.mul_(size.width).add_(batch.num_tokens).clamp_(max=size.rows)
 
 
-def _empty_batch(size: Size, device: torch.device) -> RaggedBatch:
-    """What it says on the host holds for all batches of its graph: it counts no sample less than there may be of it."""
-
-    def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    return RaggedBatch(
-        token_ids_T=zeros(torch.int64, size.rows),
-        position_ids_T=zeros(torch.int64, size.rows),
-        starts_S1=torch.arange(size.samples + 1, dtype=torch.int32, device=device),
-        held_S=zeros(torch.int32, size.samples),
-        tables_SM=zeros(torch.int32, size.samples, size.columns),
-        places_T=zeros(torch.int64, size.rows),
-        num_new=(size.width,) * size.samples,
-        num_held=(size.keys - size.width,) * size.samples,
-    )
-
-
-def _is_plain(batch: RaggedBatch) -> bool:
-    """Whether each sample has a chain of few new tokens, and each is read."""
+def is_plain(batch: RaggedBatch) -> bool:
+    """Whether each sample has a chain of few new tokens, and each is read: what graphs are made for."""
     chains = batch.ancestors is None and max(batch.num_new) <= SHORT_ROWS
     return chains and batch.num_tokens <= MOST_ROWS and batch.read_R is None
 
