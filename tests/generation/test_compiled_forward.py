@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from plait.data.packed import pack as packed_row
 from plait.generation.backend import Refusal
-from plait.generation.compiled_forward import CompiledForward, lay_out, panels_of
+from plait.generation.compiled_forward import CompiledForward
 from plait.generation.paged import attention_for
+from plait.generation.panels import lay_out, panels_of
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.kernels import decoder, paged_attention, products
 from plait.kernels.paged_attention import KEYS
 from plait.models.compute.attention import PackedContext
 from plait.models.language_model import LanguageModel
-from plait.models.lora import add_lora
-from plait.models.lora_settings import LoraSettings
 from tests.models.tiny import VOCAB_SIZE, shared_model, tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -201,10 +200,8 @@ def test_packed_weights_are_a_copy_until_they_are_dropped(keep_memory: bool) -> 
 
 
 @needs_vectors
-def test_float64_and_adapters_are_refused() -> None:
+def test_float64_is_refused() -> None:
     assert isinstance(CompiledForward.of(tiny_model("llama")), Refusal)
-    actor = add_lora(tiny_model("llama", dtype=torch.float32), LoraSettings(rank=2), name="actor", seed=0)
-    assert isinstance(CompiledForward.of(actor), Refusal)
 
 
 @needs_vectors

@@ -35,7 +35,7 @@ def test_an_engine_says_why_its_model_is_not_compiled() -> None:
     capped = Engine(tiny_model("gemma2", dtype=torch.float32), SamplingSettings()).not_compiled
     assert capped == "its layers have further weights"
     adapted = add_lora(tiny_model("llama", dtype=torch.float32), LoraSettings(rank=2), name="actor", seed=0)
-    assert Engine(adapted, SamplingSettings()).not_compiled == "it shares its weights with others under an adapter"
+    assert Engine(adapted, SamplingSettings()).not_compiled is None
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

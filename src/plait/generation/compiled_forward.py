@@ -1,9 +1,9 @@
 """The compiled forward of a dense model: the same layers as the Transformers module's, as one function for a CPU.
 
 `CompiledForward.of` reads the weights and settings off a module whose layers are of the classic shape (norm, attention
-with rope, norm, gated MLP; perhaps biases, head norms, windows, layers without rope, factors as granite has them), and
-proves the result against the module's own forward (`proof`). Whatever is not of that shape, or computes something else,
-is refused with a reason, and the module itself computes.
+with rope, norm, gated MLP; perhaps biases, head norms, windows, layers without rope, factors as granite has them, an
+adapter on its projections), and proves the result against the module's own forward (`proof`). Whatever is not of that
+shape, or computes something else, is refused with a reason, and the module itself computes.
 
 Both agree up to the order of sums; a row's numbers do not depend on the batch, on chunking, or on prompt and response
 (`kernels.decoder`).
@@ -13,7 +13,7 @@ Shapes: T rows (new tokens), R rows that are read, L layers, H hidden size, O ou
 
 from __future__ import annotations
 
-import mmap
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Self
 
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from plait.generation.backend import Refusal, unserved
 from plait.generation.dense_layers import (
     ROPE_TYPES,
+    Projection,
     Refused,
     Watch,
     activation,
@@ -35,6 +36,7 @@ from plait.generation.dense_layers import (
     parts_of,
     require,
 )
+from plait.generation.panels import Panels, Rows, aligned, padded
 from plait.generation.pool import KVPool
 from plait.generation.proof import prove
 from plait.generation.ragged import RaggedBatch
@@ -45,17 +47,12 @@ from plait.kernels.products import TILE_COLUMNS
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
 
-ALIGNMENT = 64
-"""Bytes: a vector, a line of the cache."""
-
-HUGE_PAGE = 1 << 21
-"""Bytes. With weights on huge pages [8, 1536] by [1536, 576] takes 39 µs in place of 45, 32 rows 117 (122)."""
-
 
 class CompiledForward:
     """A Backend, see there and the module's docstring; made by `of`.
 
-    Prepared, it holds a copy of the weights as large as themselves. Several threads share a step.
+    Prepared, it holds a copy of the weights as large as themselves. Several threads share a step. What lies under an
+    adapter is frozen: while its memory is kept it is not copied again, and the adapter alone is.
     """
 
     devices: ClassVar[frozenset[str]] = frozenset(("cpu",))
@@ -65,15 +62,15 @@ class CompiledForward:
         reason = unserved(type(self), model)
         require(reason is None, reason or "")
         require(paged_attention.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
-        require(model.own is None, "it shares its weights with others under an adapter")
         require(model.part is None or model.part.is_whole, "this rank has a part of it")
         self.model = model
         self._module = model.module.base_model
-        self._layers = [parts_of(layer) for layer in decoder_layers(self._module)]
+        adapter = None if model.own is None else model.own.adapter
+        self._layers = [parts_of(layer, adapter) for layer in decoder_layers(self._module)]
         self.weights: decoder.Weights | None = None
         """Packed, with what the kernel reads beside them; None: not prepared."""
         self._head: Tensor | None = None
-        self._packed: Tensor | None = None
+        self._panels, self._adapter_panels = Panels(), Panels()
         self.room: decoder.Room | None = None
         """Working space, as large as the largest step so far took; None: no step was."""
         self._threads: ThreadPoolExecutor | None = None
@@ -106,31 +103,26 @@ class CompiledForward:
     @property
     def num_bytes(self) -> int:
         """Bytes of the packed weights and the working space."""
-        packed = 0 if self._packed is None else self._packed.nbytes
+        packed = self._panels.num_bytes + self._adapter_panels.num_bytes
         return packed + sum(array.nbytes for array in self.room or ())
 
     def prepare(self) -> None:
         """See Backend.prepare."""
         if self.is_prepared:
             return
-        wanted = [
-            [(linear.weight, linear.bias) for linear in linears]
-            for layer in self._layers
-            for linears in (layer.attention_in, (layer.attention_out,), layer.mlp_in, (layer.mlp_out,))
-        ]
+        products_of_all = [product for layer in self._layers for product in layer.products]
+        wanted = [[(part.linear.weight, part.linear.bias) for part in product] for product in products_of_all]
         if self.model.head.linear:
             wanted.append([(self.model.head.weight, self.model.head.bias)])
-        shapes = [panels_of(parts) for parts in wanted]
-        sizes = [shape[0] * shape[1] * shape[2] for shape in shapes]
-        if self._packed is None:  # one after another: what is asked for ahead is the next
-            self._packed = _aligned((sum(sizes),), torch.uint32)
-        laid_out = [flat.view(shape) for flat, shape in zip(self._packed.split(sizes), shapes, strict=True)]
-        for parts, out in zip(wanted, laid_out, strict=True):
-            lay_out(parts, out)
-        self._head = laid_out.pop() if self.model.head.linear else None
+        own = self.model.own
+        laid_out = self._panels.of(wanted, None if own is None else own.base.weights_version)
+        self._head = laid_out[-1] if self.model.head.linear else None
+        packed = [out.data_ptr() for out in laid_out[: len(products_of_all)]]
         norms = [torch.cat([*map(self._norm_weight, layer.norms)]) for layer in self._layers]
         self.weights = decoder.Weights(
-            np.array([out.data_ptr() for out in laid_out], np.int64).reshape(-1, 4),
+            np.array(packed, np.int64).reshape(-1, 4),
+            self._lay_out_adapters().reshape(-1, 4, 3),
+            np.float32(self.adapter_scale),
             torch.stack(norms).numpy(),
             self._norm_weight(self._module.norm).numpy(),
             np.array([[layer.uses_rope, window] for layer, window in zip(self._layers, self.windows, strict=True)]),
@@ -149,7 +141,22 @@ class CompiledForward:
         """
         self.weights, self._head = None, None
         if not keep_memory:
-            self._packed = None
+            self._panels.drop()
+            self._adapter_panels.drop()
+
+    def _lay_out_adapters(self) -> Any:
+        """int64 [4 L, 3]: see `decoder.Weights.adapters_L43`."""
+        table = np.zeros((4 * len(self._layers), 3), np.int64)
+        wanted, owners = [], []
+        for number, product in enumerate(product for layer in self._layers for product in layer.products):
+            if any(part.adapter for part in product):
+                low, high = adapters_of(product)
+                wanted += [low, high]
+                owners.append((number, high[0][0].shape[1]))
+        addresses = [out.data_ptr() for out in self._adapter_panels.of(wanted)] if wanted else []
+        for place, (number, num_low) in enumerate(owners):
+            table[number] = *addresses[2 * place : 2 * place + 2], num_low
+        return table
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """See Backend.compute."""
@@ -250,11 +257,16 @@ class CompiledForward:
         self.eps, norm = norm_kind(first.norms[0])
         kinds = {norm_kind(norm) for layer in self._layers for norm in layer.norms} | {norm_kind(module.norm)}
         require(len(kinds) == 1, "its norms are of several kinds")
-        hidden, intermediate = module.embed_tokens.weight.shape[1], first.mlp_out.in_features
+        adapters = [part.adapter for layer in self._layers for product in layer.products for part in product]
+        scales = {adapter.scale for adapter in adapters if adapter is not None}
+        require(len(scales) <= 1, "its adapters have several scales")
+        self.adapter_scale = next(iter(scales), 1.0)
+        """Of what adapters add."""
+        hidden, intermediate = module.embed_tokens.weight.shape[1], first.mlp_out[0].linear.in_features
         widths = (hidden, head_size, num_heads * head_size, intermediate)
         require(all(width % 2 == 0 for width in widths), "a width is odd")
         require(
-            sum(layer.out_features for layer in first.attention_in) == (num_heads + 2 * num_key_heads) * head_size,
+            sum(part.linear.out_features for part in first.attention_in) == (num_heads + 2 * num_key_heads) * head_size,
             "its heads are not of one size",
         )
         self.sizes = Sizes(
@@ -305,10 +317,12 @@ class CompiledForward:
         dtype = torch.uint16 if self.model.dtype == torch.bfloat16 else torch.float32
 
         def rows(width: int) -> Any:
-            return _aligned((num_rows, padded(width, dtype)), dtype).numpy()
+            return aligned((num_rows, padded(width, dtype)), dtype).numpy()
 
         heads = (sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.head_size)
-        widths = (hidden, all_heads, attended, attended, hidden, 2 * sizes.intermediate, sizes.intermediate)
+        low = int(self.weights.adapters_L43[..., 2].max()) if self.weights is not None else 0
+        added = max(all_heads, hidden, 2 * sizes.intermediate) if low else 0
+        widths = (hidden, all_heads, attended, attended, hidden, 2 * sizes.intermediate, sizes.intermediate, low, added)
         like = np.empty(0, np.uint16 if self.model.dtype == torch.bfloat16 else np.float32)
         by_unit = sizes.matrix == 1 and sizes.vectors == 1
         self.room = decoder.Room(*map(rows, widths), *paged_attention.rooms(heads, num_keys, by_unit, like, parts))
@@ -342,6 +356,7 @@ def _narrowed(weights: decoder.Weights, layers: slice, window: int | None) -> de
         settings_L2[:, 1] = np.minimum(settings_L2[:, 1], window)
     return weights._replace(
         packed_L4=weights.packed_L4[layers],
+        adapters_L43=weights.adapters_L43[layers],
         norms_LN=weights.norms_LN[layers],
         settings_L2=settings_L2[layers],
         scales_L=weights.scales_L[layers],
@@ -358,41 +373,19 @@ def _ascending(batch: RaggedBatch) -> tuple[Tensor, Tensor | None]:
     return rows_R, places_R
 
 
-def panels_of(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[int, int, int]:
-    """The shape of these weights, one under the other, laid out as uint32."""
-    weight_OI = parts[0][0]
-    num_terms = weight_OI.shape[1] * weight_OI.element_size() // 4
-    return products.panels(sum(len(weight) for weight, _ in parts)), 1 + num_terms, TILE_COLUMNS
-
-
-def lay_out(parts: list[tuple[Tensor, Tensor | None]], out: Tensor) -> None:
-    """Write these weights, and biases behind them, to `out` of the shape of `panels_of`."""
-    first = 0
-    for weight_OI, bias_O in parts:
-        bias = np.empty(0, np.float32) if bias_O is None else bias_O.detach().float().numpy()
-        terms = weight_OI.detach().contiguous().view(torch.uint32).numpy()
-        products.pack(terms, bias, first, out.numpy())
-        first += len(weight_OI)
-
-
-def padded(width: int, dtype: torch.dtype) -> int:
-    """Columns of rows with room for panels of so many outputs: an odd number of cache lines, so that a column of 16
-    rows does not fall into a few sets of the cache."""
-    per_line = ALIGNMENT // torch.empty(0, dtype=dtype).element_size()
-    lines = -(-products.panels(width) * TILE_COLUMNS // per_line)
-    return (lines | 1) * per_line
-
-
-def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that start at a multiple of ALIGNMENT, a large one on huge pages where the system has them."""
-    item = torch.empty(0, dtype=dtype).element_size()
-    count = int(np.prod(shape))
-    if count * item >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        # Shared pages, the default, are never huge.
-        pages = mmap.mmap(-1, count * item + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        pages.madvise(mmap.MADV_HUGEPAGE)
-        whole, alignment = torch.frombuffer(pages, dtype=torch.uint8), HUGE_PAGE
-    else:
-        whole, alignment = torch.zeros(count * item + ALIGNMENT, dtype=torch.uint8), ALIGNMENT
-    first = -whole.data_ptr() % alignment
-    return whole[first : first + count * item].view(dtype).view(shape)
+def adapters_of(product: Sequence[Projection]) -> tuple[Rows, Rows]:
+    """A [A, I] and B [O, A] of the adapters of projections of one input: those A one under the other, and each B in the
+    columns that its own A makes, 0 elsewhere. A is a multiple of TILE_COLUMNS, as A's panels have so many columns."""
+    low: Rows = [(part.adapter.low.weight, None) for part in product if part.adapter is not None]
+    num_low = sum(len(weight) for weight, _ in low)
+    like = low[0][0]
+    high_OA = like.new_zeros(sum(part.linear.out_features for part in product), products.panels(num_low) * TILE_COLUMNS)
+    row = column = 0
+    for part in product:
+        size = part.linear.out_features
+        if part.adapter is not None:
+            rank = len(part.adapter.low.weight)
+            high_OA[row : row + size, column : column + rank] = part.adapter.high.weight.detach()
+            column += rank
+        row += size
+    return low, [(high_OA, None)]

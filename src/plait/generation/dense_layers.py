@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from plait.kernels.decoder import GELU_TANH, OFFSET, ROUNDED, SILU
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.working_weights import adapted_layers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose angles are a function of the position alone."""
@@ -25,16 +26,40 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Where a decoder layer keeps what it computes with; weights [O, I] and biases [O] or None, in order of outputs."""
+class Adapter:
+    """What is added to a linear layer: scale · B (A x)."""
 
-    attention_in: tuple[nn.Linear, ...]
-    attention_out: nn.Linear
-    mlp_in: tuple[nn.Linear, ...]
-    mlp_out: nn.Linear
+    low: nn.Linear
+    """A [rank, I]."""
+    high: nn.Linear
+    """B [O, rank]."""
+    scale: float
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer, weight [O, I] and bias [O] or None, with the adapter that is on; None: nothing is added."""
+
+    linear: nn.Linear
+    adapter: Adapter | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where a decoder layer keeps what it computes with; projections of one input in order of outputs."""
+
+    attention_in: tuple[Projection, ...]
+    attention_out: tuple[Projection, ...]
+    mlp_in: tuple[Projection, ...]
+    mlp_out: tuple[Projection, ...]
     norms: tuple[nn.Module, ...]
     """Before attention, before the MLP; then of query and key heads, where it has them."""
     uses_rope: bool
+
+    @property
+    def products(self) -> tuple[tuple[Projection, ...], ...]:
+        """Projections of one input together, in the order in which they are computed."""
+        return self.attention_in, self.attention_out, self.mlp_in, self.mlp_out
 
 
 @dataclass
@@ -72,8 +97,12 @@ def decoder_layers(module: Any) -> list[Any]:
     return list(layers)  # type: ignore[arg-type]
 
 
-def parts_of(layer: Any) -> Layer:
-    """The parts of a layer of the classic shape, by the names that all such families use."""
+def parts_of(layer: Any, adapter: str | None) -> Layer:
+    """The parts of a layer of the classic shape, by the names that all such families use.
+
+    Args:
+        adapter: the one that is on; others that the layer carries add nothing.
+    """
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
     require(all(part is not None for part in (attention, mlp, *norms)), "its layers are not of the classic shape")
@@ -81,24 +110,32 @@ def parts_of(layer: Any) -> Layer:
     attention_in = (whole,) if whole is not None else _all(attention, "q_proj", "k_proj", "v_proj")
     mlp_in = (halves,) if halves is not None else _all(mlp, "gate_proj", "up_proj")
     head_norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    linears = (attention_in, _all(attention, "o_proj"), mlp_in, _all(mlp, "down_proj"))
     parts = Layer(
-        attention_in,
-        *_all(attention, "o_proj"),
-        mlp_in,
-        *_all(mlp, "down_proj"),
+        *(tuple(_projection(linear, adapter) for linear in group) for group in linears),
         (*norms, *head_norms),
         bool(getattr(attention, "use_rope", True)),
     )
-    linears = (*parts.attention_in, parts.attention_out, *parts.mlp_in, parts.mlp_out)
-    require(all(type(linear) is nn.Linear for linear in linears), "its linear layers are wrapped or of another class")
-    num_in_parts = sum(parameter.numel() for part in (*linears, *parts.norms) for parameter in part.parameters())
-    require(
-        num_in_parts == sum(parameter.numel() for parameter in layer.parameters()), "its layers have further weights"
-    )
+    known = [parameter for norm in parts.norms for parameter in norm.parameters()]
+    known += [parameter for group in parts.products for part in group for parameter in part.linear.parameters()]
+    for adapted in adapted_layers(layer).values():  # of all adapters that it carries
+        known += [
+            low_or_high.weight for name in ("lora_A", "lora_B") for low_or_high in getattr(adapted, name).values()
+        ]
+    ours = sum(parameter.numel() for parameter in known)
+    require(ours == sum(parameter.numel() for parameter in layer.parameters()), "its layers have further weights")
     size = getattr(attention, "head_dim", None)
     sizes_fit = len(head_norms) in (0, 2) and all(tuple(norm.weight.shape) == (size,) for norm in head_norms)
     require(sizes_fit, "its head norms are not over one head")
     return parts
+
+
+def _projection(layer: Any, adapter: str | None) -> Projection:
+    linear = getattr(layer, "base_layer", layer)
+    require(type(linear) is nn.Linear, "its linear layers are wrapped or of another class")
+    if linear is layer or adapter not in layer.lora_A:
+        return Projection(linear, None)
+    return Projection(linear, Adapter(layer.lora_A[adapter], layer.lora_B[adapter], float(layer.scaling[adapter])))
 
 
 def _all(module: Any, *names: str) -> tuple[Any, ...]:

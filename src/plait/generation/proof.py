@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
 from plait.data.packed import pack as packed_row
@@ -33,6 +33,7 @@ from plait.kernels.paged_attention import KEYS
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.language_model import LanguageModel
+from plait.models.working_weights import adapted_layers
 
 ROUNDING = {torch.float32: 64.0, torch.bfloat16: 4.0}
 """Root-mean-square difference of a row at most, in units of the last place of what is compared. The order of a sum is
@@ -87,11 +88,17 @@ class Layered(Protocol):
 
 
 def prove(forward: Layered) -> None:
-    """Compare a compiled forward with its module on random tokens. Its weights stay packed.
+    """Compare a compiled forward with its module on random tokens, an adapter of theirs stirred. Its weights stay packed
+    as they were then.
 
     Raises:
         Refused: they differ; says where and how much.
     """
+    with _stirred(forward.model):
+        _prove(forward)
+
+
+def _prove(forward: Layered) -> None:
     model, module = forward.model, forward.model.module.base_model
     row, positions_T = _prompts(module.embed_tokens.weight.shape[0], model.max_positions)
     with torch.no_grad(), _watched(module) as seen:
@@ -225,3 +232,27 @@ def _watched(module: Any) -> Iterator[list[_Seen]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _stirred(model: LanguageModel) -> Iterator[None]:
+    """Meanwhile the model's adapter is another one, which adds about half of what the weights under it give: B of a
+    fresh one is 0, and hides all errors."""
+    adapter = None if model.own is None else model.own.adapter
+    generator = torch.Generator().manual_seed(0)
+    kept: list[tuple[nn.Linear, nn.Parameter]] = []
+    for layer in adapted_layers(model.module.base_model).values():
+        if adapter not in layer.lora_A:
+            continue
+        low, high = layer.lora_A[adapter], layer.lora_B[adapter]
+        rank, num_in = low.weight.shape
+        size = float(layer.base_layer.weight.detach().float().norm(dim=1).mean())
+        for linear, spread in ((low, num_in**-0.5), (high, size / layer.scaling[adapter] / rank**0.5 / 2)):
+            values = spread * torch.randn(linear.weight.shape, generator=generator)
+            kept.append((linear, linear.weight))
+            linear.weight = nn.Parameter(values.to(linear.weight.dtype), requires_grad=False)
+    try:
+        yield
+    finally:
+        for linear, weight in kept:
+            linear.weight = weight

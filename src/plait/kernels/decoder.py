@@ -6,7 +6,8 @@ row alone, to the bit, whatever the batch holds; so a prompt may be taken whole,
 Several threads share the work: each calls `decoder` with its number, and they meet at barriers.
 
 Shapes: T rows (new tokens), C rows of a chunk, S samples, L layers, R rows that are read, Hq query heads, Hkv key
-heads, G = Hq / Hkv, D head size, H hidden size, I intermediate size, N columns of a product.
+heads, G = Hq / Hkv, D head size, H hidden size, I intermediate size, K terms and N columns of a product, A columns of
+what adapters make of its input.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from plait.compiled import AVAILABLE, njit
 from plait.kernels.paged_attention import KEYS, Array, attend
-from plait.kernels.products import product
+from plait.kernels.products import TILE_COLUMNS, product
 
 if AVAILABLE:
     from numba import carray
@@ -69,6 +70,11 @@ class Step(NamedTuple):
 class Weights(NamedTuple):
     packed_L4: Array
     """int64: addresses of query-key-value, output, gate-up and down weights."""
+    adapters_L43: Array
+    """int64: of each of these, addresses of the adapters' A [A, K] and B [N, A], laid out like it, and A, a multiple of
+    TILE_COLUMNS; 0: nothing is added."""
+    adapter_scale: float
+    """Factor of what adapters add."""
     norms_LN: Array
     """float32 [L, 2 H + 2 D]: before attention, before the MLP, of query heads, of key heads."""
     last_norm_H: Array
@@ -95,6 +101,9 @@ class Room(NamedTuple):
     delta_CN: Array
     gate_up_CN: Array
     gated_CI: Array
+    low_CA: Array
+    adapted_CN: Array
+    """What adapters make of an input, and what they add to an output."""
     scores_QGK: Array
     probs_QGK: Array
     turned_QX: Array
@@ -124,6 +133,12 @@ def _add(x_H, delta_H, factor):
     else:
         for h in range(len(x_H)):
             x_H[h] = narrow(x_H, widen(x_H[h]) + widen(narrow(x_H, widen(delta_H[h]) * factor)))
+
+
+@njit(nogil=True, error_model="numpy", fastmath={"contract"}, forceinline=True)
+def _add_scaled(out_N, added_N, scale):
+    for n in range(len(out_N)):
+        out_N[n] = narrow(out_N, widen(out_N[n]) + widen(narrow(out_N, widen(added_N[n]) * scale)))
 
 
 @njit(nogil=True, error_model="numpy", fastmath={"contract"}, forceinline=True)
@@ -184,6 +199,30 @@ def _place(qkv_N, norms_2D, eps, sizes, rope, cos_D, sin_D, query_N, key_pool, v
 
 
 @njit(nogil=True, error_model="numpy")
+def project(x_CK, weight, adapter_3, scale, widths, out_CN, room, num_rows, matrix, threads):
+    """out [rows, N] = W x + bias, and with adapters + scale · B (A x), rounded where the plain layers round.
+
+    Args:
+        weight: address; adapter_3: as of `Weights.adapters_L43`; widths: K, N.
+        threads: number of this one, of all, address of their state.
+    """
+    part, parts, state = threads
+    product(x_CK, x_CK, weight, widths, out_CN, num_rows, part, parts, matrix)
+    num_low = adapter_3[2]
+    if num_low == 0:
+        return
+    product(x_CK, x_CK, adapter_3[0], (widths[0], num_low), room.low_CA, num_rows, part, parts, matrix)
+    if parts > 1:
+        barrier(state, parts)
+    added_CN = room.adapted_CN
+    product(x_CK, room.low_CA, adapter_3[1], (num_low, widths[1]), added_CN, num_rows, part, parts, matrix)
+    num_panels = (widths[1] + TILE_COLUMNS - 1) // TILE_COLUMNS
+    first, stop = num_panels * part // parts * TILE_COLUMNS, num_panels * (part + 1) // parts * TILE_COLUMNS
+    for row in range(num_rows):  # this thread has made these columns of both
+        _add_scaled(out_CN[row, first:stop], added_CN[row, first:stop], scale)
+
+
+@njit(nogil=True, error_model="numpy")
 def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, parts):
     """Hidden states after the final norm of the rows that are read; new keys and values go into the pool.
 
@@ -198,6 +237,7 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
     num_layers = len(weights.scales_L)
     width = x_TH.itemsize
     matrix = sizes.matrix == 1
+    threads = (part, parts, state.ctypes.data)
     attention = (sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.head_size)
     attended, all_heads = (
         sizes.num_heads * sizes.head_size,
@@ -216,8 +256,17 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 _normalise(x_TH[start + row], norms_N[:hidden], weights.eps, sizes.norm, room.normed_CH[row])
             if parts > 1:
                 barrier(state.ctypes.data, parts)
-            product(
-                x_TH, room.normed_CH, weights.packed_L4[layer, 0], widths[0], room.qkv_CN, count, part, parts, matrix
+            project(
+                room.normed_CH,
+                weights.packed_L4[layer, 0],
+                weights.adapters_L43[layer, 0],
+                weights.adapter_scale,
+                widths[0],
+                room.qkv_CN,
+                room,
+                count,
+                matrix,
+                threads,
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
@@ -271,16 +320,17 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 count = _keep_read(x_TH, room.attended_CN, step.read_R, done, start, stop, part)
                 if parts > 1:
                     barrier(state.ctypes.data, parts)
-            product(
-                x_TH,
+            project(
                 room.attended_CN,
                 weights.packed_L4[layer, 1],
+                weights.adapters_L43[layer, 1],
+                weights.adapter_scale,
                 widths[1],
                 room.delta_CN,
+                room,
                 count,
-                part,
-                parts,
                 matrix,
+                threads,
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
@@ -290,16 +340,17 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 _normalise(x_TH[start + row], weight_H, weights.eps, sizes.norm, room.normed_CH[row])
             if parts > 1:
                 barrier(state.ctypes.data, parts)
-            product(
-                x_TH,
+            project(
                 room.normed_CH,
                 weights.packed_L4[layer, 2],
+                weights.adapters_L43[layer, 2],
+                weights.adapter_scale,
                 widths[2],
                 room.gate_up_CN,
+                room,
                 count,
-                part,
-                parts,
                 matrix,
+                threads,
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
@@ -307,16 +358,17 @@ def decoder(x_TH, pools_L2, step, weights, sizes, room, out_RH, state, part, par
                 _gated(room.gate_up_CN[row], sizes.activation, room.gated_CI[row, : sizes.intermediate])
             if parts > 1:
                 barrier(state.ctypes.data, parts)
-            product(
-                x_TH,
+            project(
                 room.gated_CI,
                 weights.packed_L4[layer, 3],
+                weights.adapters_L43[layer, 3],
+                weights.adapter_scale,
                 widths[3],
                 room.delta_CN,
+                room,
                 count,
-                part,
-                parts,
                 matrix,
+                threads,
             )
             if parts > 1:
                 barrier(state.ctypes.data, parts)
