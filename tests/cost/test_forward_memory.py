@@ -8,6 +8,7 @@ from plait.cost.micro_batch import LargestBatch
 from plait.cost.model_costs import ModelCosts
 from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
+from plait.models.lora_settings import LoraSettings
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
 from tests.cost.test_model_costs import LENGTHS, SHAPE, a_cluster
@@ -57,9 +58,10 @@ def test_ranks_divide_the_head() -> None:
     assert odd == 8 * (24 * (BETWEEN + WITHIN // 3)) + 8 * SCORES // 3 + 256 * 334 * 10
 
 
-def test_adapters_train_no_head() -> None:
-    layer = 24 * (BETWEEN + WITHIN) + SCORES
-    found = costs(work=replace(WORK, lora_rank=2)).call("actor.train", "train", Layout.on(range(1)))
+def test_adapters_train_no_head_and_keep_what_a_makes() -> None:
+    """Of seven layers two numbers each, in bfloat16."""
+    layer = 24 * (BETWEEN + WITHIN + 2 * 7 * 2) + SCORES
+    found = costs(work=replace(WORK, lora=LoraSettings(rank=2))).call("actor.train", "train", Layout.on(range(1)))
     assert found.working_bytes == (8 * 4 * layer + LOGITS,)
     assert found.activation_bytes == found.plain_bytes == (8 * 4 * layer,)
     assert LargestBatch(8, 2, 8, 8).tokens == 8 * 24

@@ -10,13 +10,17 @@ import pytest
 from plait.cost.hardware import Software
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Micro, Passes, total
-from plait.cost.shape_parameters import adapter_parameters
+from plait.cost.profile import interpolated
 from plait.layout.mesh import Layout
+from plait.models.lora_settings import LoraSettings
 from tests.cost.test_model_costs import HEAD, LAYER, SHAPE, SOFTWARE, WORK, a_cluster, check, costs_of
+from tests.cost.test_profile import PROFILE
 
 FORWARD = {"products": 2 * 96 * LAYER / 0.5e9, "attention": 4 * (4 * 36 + 8 * 100) * 64 / 0.5e9}
 """A layer over the 96 tokens of a step, which are more than reading its weights takes."""
 ONE = Layout.on(range(1))
+ADAPTER = 4 * (64 + 64) + 3 * (64 + 128)
+"""Numbers of a layer's adapters of rank 1."""
 
 
 def passes(layout: Layout, software: Software = SOFTWARE) -> Passes:
@@ -36,12 +40,61 @@ def test_a_backward_of_adapters_is_one_forward() -> None:
     """Weights get no gradients: products, attention and head twice in place of three times. The optimizer passes the
     adapter's numbers alone: 12 bytes there and back, weights of two and gradients of four."""
     whole, adapted = (
-        costs_of(replace(WORK, lora_rank=rank)).call("actor.train", "train", ONE).terms for rank in (0, 2)
+        costs_of(replace(WORK, lora=LoraSettings(rank=rank))).call("actor.train", "train", ONE).terms for rank in (0, 2)
     )
     for name in ("products", "attention", "head"):
         assert adapted[name] == pytest.approx(2 / 3 * whole[name])
-    assert adapter_parameters(SHAPE, 2) == 4 * 2 * (4 * (64 + 64) + 3 * (64 + 128))
-    assert adapted["optimizer"] == pytest.approx((2 * 12 + 2 + 4) * adapter_parameters(SHAPE, 2) / 0.5e8)
+    assert adapted["optimizer"] == pytest.approx((2 * 12 + 2 + 4) * 4 * 2 * ADAPTER / 0.5e8)
+    assert "adapters" not in whole
+
+
+def test_adapters_of_a_forward_and_a_backward() -> None:
+    """Of 96 tokens: products of A and B; what B gives of 576 outputs passes memory five times. In the backward the
+    products twice, two passes over outputs and three over 512 inputs. The reference has none."""
+    costs = costs_of(replace(WORK, lora=LoraSettings(rank=2)))
+    products = 2 * 96 * 2 * ADAPTER / 0.5e9
+    forward, backward = (products + 96 * 2 * 5 * 576 / 0.5e8), (2 * products + 96 * 2 * (2 * 576 + 3 * 512) / 0.5e8)
+    assert costs.call("actor.train", "train", ONE).terms["adapters"] == pytest.approx(4 * (forward + backward))
+    assert costs.call("actor.logprobs", "score", ONE).terms["adapters"] == pytest.approx(4 * forward)
+    assert "adapters" not in costs.call("ref.logprobs", "score", ONE).terms
+    (stage,) = costs.stage_seconds("actor.train", ONE, 1)
+    (whole,) = costs_of(WORK).stage_seconds("actor.train", ONE, 1)
+    assert stage[0] - whole[0] == pytest.approx(4 * forward)
+    assert stage[1] - whole[0] == pytest.approx(4 * backward)
+
+
+def test_a_step_of_few_samples_reads_adapters() -> None:
+    """One at a time and many at once say the same: reading A and B takes longer than computing with them."""
+    adapted = Passes(a_cluster(4), ModelWork(SHAPE, "bfloat16", 1000, LoraSettings(rank=2)), ONE)
+    adapters = 2 * 2 * ADAPTER / 0.5e8 + 4 * 2 * 5 * 576 / 0.5e8
+    layer = adapted.decode_layer(4, 1000)
+    assert layer["adapters"] == pytest.approx(adapters)
+    plain = total(passes(ONE).decode_layer(4, 1000))
+    assert total(layer) == pytest.approx(plain + adapters)
+    batch = np.array([4.0]), np.array([1000.0]), np.array([1.0])
+    steps = [some.decode_steps(*batch).item() for some in (adapted, passes(ONE))]
+    assert steps[0] - steps[1] == pytest.approx(4 * adapters)
+
+
+def test_a_measured_decoder_computes_adapters_as_so_many_weights_more() -> None:
+    """A of 32 columns for each of four products, B of all their outputs; a GPU computes them by plain layers."""
+    packed = 32 * (64 + 3 * 64 + 64 + 64 + 64 + 2 * 128 + 128 + 64)
+    work = ModelWork(SHAPE, "bfloat16", 1000, LoraSettings(rank=2))
+    assert work.packed_adapter == packed
+    for device in ("cpu", "cuda"):
+        profile = PROFILE.model_copy(update={"shape": SHAPE, "dtype": "bfloat16", "device": device})
+        measured = Passes(profile.cluster(), work, ONE, profile)
+        copying_s = 1 / profile.copy_bytes_per_s
+        products = max(2 * 10 * 2 * ADAPTER / interpolated(profile.products, 10), 2 * 2 * ADAPTER * copying_s)
+        plain = products + 10 * 2 * 5 * 576 * copying_s
+        assert measured.adapters(10) == pytest.approx({"adapters": plain})
+        step, prompts = measured.decode_layer(1, 10), measured.prompts(Micro(10, 55, 0), 1, in_turn=True)
+        if device == "cpu":
+            assert step["adapters"] == pytest.approx(packed / LAYER * step["layers"])
+            assert prompts["adapters"] == pytest.approx(packed / LAYER * prompts["layers"])
+        else:
+            assert step["adapters"] == pytest.approx(measured.adapters(1)["adapters"])
+            assert prompts["adapters"] == pytest.approx(4 * plain)
 
 
 def test_prompts_are_computed_once_for_all_their_samples() -> None:

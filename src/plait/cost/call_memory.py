@@ -10,6 +10,7 @@ from plait.cost.generation_memory import packed_bytes, pool_tokens
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
+from plait.cost.shape_parameters import adapter_inputs
 from plait.cost.working_memory import (
     activation_bytes,
     head_gradient_bytes,
@@ -42,7 +43,8 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         if drafts_on(rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, _held_tokens(facts, model))
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
-            rows_by_use[model.role, "decode"].append((PACKED, packed_bytes(facts.shapes[model.name], recipe.dtype)))
+            packed = packed_bytes(facts.shapes[model.name], recipe.dtype, recipe.lora)
+            rows_by_use[model.role, "decode"].append((PACKED, packed))
     asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
     for mode, layout in asked:
         if layout is not None and rank in layout.mesh.ranks:
@@ -87,6 +89,7 @@ def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout
         checkpointed=mode == "train" and recipe.checkpoint_activations,
         tp=sizes.tp,
         splits_tokens=mode == "train" and recipe.sequence_parallel,
+        low=adapter_inputs(shape, recipe.lora) if mode == "train" else 0,
     )
     return of_all / shape.layers
 

@@ -9,7 +9,7 @@ from plait.cost.draft_memory import draft_cache, draft_weights
 from plait.cost.engine_memory import POOL_TOKENS
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
 from plait.cost.micro_batch import LargestBatch
-from plait.cost.shape_parameters import adapter_parameters
+from plait.cost.shape_parameters import adapter_inputs, adapter_parameters
 from plait.cost.working_memory import (
     PROCESS,
     PROCESS_BYTES,
@@ -117,7 +117,7 @@ def memory_table(
         rows.append((f"weights in {program}'s process", shape.parameters * width))
     elif cache and is_packed(recipe):
         # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
-        packed, others = packed_bytes(shape, recipe.dtype), sum(size for _, size in forward)
+        packed, others = packed_bytes(shape, recipe.dtype, recipe.lora), sum(size for _, size in forward)
         if packed > others:
             rows.append(("weights packed for decoding, beyond activations", packed - others))
     read = PROCESS_BYTES + sum(size for _, size in held)
@@ -171,7 +171,8 @@ def _largest_activations(
             trains = kind is CallKind.TRAIN
             batch = LargestBatch.of(recipe, flow, longest_tokens, model.role, trains=trains)
             again = recipe.checkpoint_activations and trains
-            of_all = activation_bytes(shape, batch, width, fused=fused, checkpointed=again)
+            low = adapter_inputs(shape, recipe.lora) if trains and model.trained else 0
+            of_all = activation_bytes(shape, batch, width, fused=fused, checkpointed=again, low=low)
             sizes.append((of_all if trains else of_all // shape.layers, batch.tokens))
     return max(sizes)
 
@@ -209,7 +210,7 @@ def _adapted_rows(
     for model in models:
         if model.trained:
             per = parameter_bytes(recipe.dtype, trained=True)
-            count = adapter_parameters(shapes[model.name], recipe.lora.rank)
+            count = adapter_parameters(shapes[model.name], recipe.lora)
             rows.append((f"{model.role}: adapter, its masters, moments and gradients", count * per.total))
     return rows
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from plait.cost.micro_batch import LargestBatch
+from plait.cost.shape_parameters import adapter_inputs
 from plait.cost.working_memory import activation_bytes, head_gradient_bytes, logits_bytes
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
@@ -58,6 +59,7 @@ def forward_memory(
             checkpointed=train and workload.checkpoint_activations,
             tp=sizes.tp,
             splits_tokens=train and workload.sequence_parallel,
+            low=adapter_inputs(shape, workload.lora) if train else 0,
         )
         / shape.layers
         for fused in (workload.fused, False)
@@ -66,5 +68,5 @@ def forward_memory(
     head = 0
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp)
-        head += head_gradient_bytes(shape, width, sizes.tp) if train and workload.lora_rank == 0 else 0
+        head += head_gradient_bytes(shape, width, sizes.tp) if train and workload.lora.rank == 0 else 0
     return ForwardMemory((*activations[:-1], activations[-1] + head), activations, plain)

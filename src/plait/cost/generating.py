@@ -243,7 +243,7 @@ class Generating:
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(running, context, workload.kv_tokens, workload.device)
         packs = workload.packed and sizes.tp * sizes.pp == 1
-        copied = packed_bytes(self._shapes[role], workload.dtype) if packs else 0
+        copied = packed_bytes(self._shapes[role], workload.dtype, workload.lora) if packs else 0
         if workload.draft_model is not None:
             copied += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
         return tuple(tokens * token_bytes + copied for token_bytes in self._token_bytes(role, layout))

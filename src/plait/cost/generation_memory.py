@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from plait.cost.shape_parameters import packed_adapter_parameters
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
@@ -26,9 +28,10 @@ def pool_tokens(running: int, context_tokens: int, kv_tokens: int, device: str) 
     return kv_tokens if device == "cuda" else held_tokens(running, context_tokens, kv_tokens)
 
 
-def packed_bytes(shape: ModelShape, dtype: str) -> int:
-    """Bytes of the linear layers and the head once more."""
-    return (_linear_parameters(shape) + shape.hidden * shape.vocabulary) * BYTES[dtype]
+def packed_bytes(shape: ModelShape, dtype: str, lora: LoraSettings = NO_LORA) -> int:
+    """Bytes of the linear layers and the head once more, and of their adapters."""
+    linear = _linear_parameters(shape) + packed_adapter_parameters(shape, lora)
+    return (linear + shape.hidden * shape.vocabulary) * BYTES[dtype]
 
 
 def _linear_parameters(shape: ModelShape) -> int:

@@ -65,7 +65,7 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
         if place.train is not None and rank in place.train.mesh.ranks:
             uses: frozenset[Use] = frozenset({(model.role, "train")})
             if adapted:
-                count = adapter_parameters(placed.shapes[model.name], recipe.lora.rank)
+                count = adapter_parameters(placed.shapes[model.name], recipe.lora)
                 total = count * parameter_bytes(recipe.dtype, trained=True).total
                 states.append(
                     HeldPart(

@@ -26,6 +26,7 @@ from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
+from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
@@ -135,7 +136,7 @@ class ModelCosts:
         seconds = []
         for stage in range(layout.parallelism.pp):
             forward = passes.forward(micro, stage)
-            backward_s = total(passes.forward(micro, stage, passes=1 if workload.lora_rank else 2))
+            backward_s = total(passes.backward(micro, stage))
             if workload.checkpoint_activations:
                 backward_s += total(forward) - forward.get("head", 0.0)
             seconds.append((total(forward), backward_s))
@@ -184,14 +185,7 @@ class ModelCosts:
         mini_batches = min(options.mini_batches, samples.count)
         share = share_of(samples.count, mini_batches, sizes.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
-        adapted = self.workload.lora_rank > 0
-        step = passes.training(
-            micro,
-            count,
-            recompute=self.workload.checkpoint_activations,
-            schedule=schedule,
-            backward=1 if adapted else 2,
-        )
+        step = passes.training(micro, count, recompute=self.workload.checkpoint_activations, schedule=schedule)
         update, update_bytes = self._update(role, layout, count if role in self.workload.sharded else 1)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
@@ -296,4 +290,9 @@ class ModelCosts:
     def _passes_of(self, role: str, layout: Layout, devices: Layout | None = None) -> Passes:
         shape = self.shapes[role]
         outputs = 1 if role in SCALAR_ROLES else shape.vocabulary
-        return Passes(self.cluster, ModelWork(shape, self.workload.dtype, outputs), layout, self._profile, devices)
+        lora = self.workload.lora if self._is_trained(role) else NO_LORA
+        work = ModelWork(shape, self.workload.dtype, outputs, lora)
+        return Passes(self.cluster, work, layout, self._profile, devices)
+
+    def _is_trained(self, role: str) -> bool:
+        return any(node.kind is CallKind.TRAIN for node in self.flow.calls(role))

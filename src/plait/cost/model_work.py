@@ -8,18 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from plait.cost.shape_parameters import adapted_layers, adapter_parameters, packed_adapter_parameters
 from plait.layout.params import Heads
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 
 @dataclass(frozen=True)
 class ModelWork:
-    """outputs: of the head: the vocabulary, or 1 of a scalar model"""
+    """
+    outputs: of the head: the vocabulary, or 1 of a scalar model
+    lora:    of its adapter, which `products` and `read` leave out
+    """
 
     shape: ModelShape
     dtype: str
     outputs: int
+    lora: LoraSettings = NO_LORA
 
     @property
     def width(self) -> int:
@@ -44,6 +50,26 @@ class ModelWork:
     def head(self) -> int:
         """Weights of the head."""
         return self.outputs * self.shape.hidden
+
+    @cached_property
+    def adapter(self) -> float:
+        """Numbers of the average layer's adapters, which every token passes as it does weights."""
+        return adapter_parameters(self.shape, self.lora) / self.shape.layers
+
+    @cached_property
+    def packed_adapter(self) -> float:
+        """The same as a compiled decoder reads them."""
+        return packed_adapter_parameters(self.shape, self.lora) / self.shape.layers
+
+    def adapter_passes(self, tokens: float, *, backward: bool = False) -> float:
+        """Bytes that pass memory beside the products of a layer's adapters: what B gives is read, scaled and written,
+        and read with what the weights give to write their sum. A backward scales that gradient, and adds two of each
+        input."""
+        passed = sum(
+            layer.count * (2 * layer.outputs + 3 * layer.inputs if backward else 5 * layer.outputs)
+            for layer in adapted_layers(self.shape, self.lora).values()
+        )
+        return tokens * self.width * passed / self.shape.layers
 
     def share(self, tp: int) -> float:
         """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide."""

@@ -78,14 +78,36 @@ class Passes:
         self.flops_per_s = cluster.device.flops_of(work.dtype) * software.products
         self.bytes_per_s = cluster.device.memory_bandwidth * software.memory
 
-    def forward(self, micro: Micro, stage: int, *, passes: int = 1) -> Terms:
-        """Seconds of a stage; `passes` 2: a backward, which takes twice as much, and sums over tp as a forward does."""
+    def forward(self, micro: Micro, stage: int) -> Terms:
+        """Seconds of a stage."""
+        return self._stage(micro, stage, 1, self.adapters(micro.tokens))
+
+    def backward(self, micro: Micro, stage: int) -> Terms:
+        """Seconds of a stage: twice a forward's, with sums over tp as a forward has; with adapters those of the
+        adapters twice, and of the rest once, as the weights under them get no gradients."""
+        adapters = self.adapters(micro.tokens, backward=True)
+        return self._stage(micro, stage, 1 if self.work.adapter else 2, adapters)
+
+    def _stage(self, micro: Micro, stage: int, passes: int, adapters: Terms) -> Terms:
         tp, layers, work = self.layout.parallelism.tp, self.stage_layers[stage], self.work
-        terms = self.layer(micro.tokens, micro.pairs, passes * work.read(micro.tokens) / tp, passes=passes)
-        terms = scaled(terms, layers)
+        of_weights = self.layer(micro.tokens, micro.pairs, passes * work.read(micro.tokens) / tp, passes=passes)
+        terms = scaled(added(of_weights, adapters), layers)
         if stage == self.layout.parallelism.pp - 1:
             terms["head"] = self.head(micro.head_rows, passes=passes)
         return terms
+
+    def adapters(self, tokens: float, *, backward: bool = False) -> Terms:
+        """Seconds of a layer's adapters as the plain layers compute them: their products or what reading them takes,
+        and what passes memory beside products; none where there are none."""
+        work = self.work
+        if not work.adapter:
+            return {}
+        rate, bandwidth = self.flops_per_s, self.bytes_per_s
+        if self.profile is not None:
+            rate = interpolated(self.profile.products, tokens)
+        products = max(2 * tokens * work.adapter / rate, work.adapter * work.width / bandwidth)
+        passed = work.adapter_passes(tokens, backward=backward) / bandwidth
+        return {"adapters": ((1 + backward) * products + passed) * self.contention}
 
     def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
         """Seconds of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond
@@ -114,8 +136,20 @@ class Passes:
         sizes, work = self.layout.parallelism, self.work
         if self.profile is not None:
             is_part = sizes.tp * sizes.pp > 1
-            return self._measured(self.profile.decode_s(rows, context, is_part=is_part), rows)
-        return self.layer(rows, context, work.read(rows) / sizes.tp + work.kept(context, sizes.tp))
+            return self._generated(self.profile.decode_s(rows, context, is_part=is_part), rows)
+        read_bytes = work.read(rows) / sizes.tp + work.kept(context, sizes.tp)
+        return added(self.layer(rows, context, read_bytes), self.adapters(rows))
+
+    def _generated(self, seconds: float, tokens: float) -> Terms:
+        """`_measured` of a layer that generates: on a CPU a whole model's adapters are compiled with it, and take as
+        long as so many weights more would."""
+        assert self.profile is not None, "nothing was measured"
+        terms, work = self._measured(seconds, tokens), self.work
+        if not work.adapter:
+            return terms
+        if self.profile.device != "cpu":
+            return added(terms, self.adapters(tokens))
+        return {**terms, "adapters": terms["layers"] * work.packed_adapter / (work.products(1) / 2)}
 
     def decode_steps(self, rows: Floats, context: Floats, groups: Floats, *, before: Floats | float = 0.0) -> Floats:
         """Seconds of steps of decoding by a device's numbers, for many at once: `groups` of as many rows go round the
@@ -133,6 +167,11 @@ class Passes:
         if tp > 1:
             fixed, per_row = (self.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
             layer = layer + 2 * (fixed + rows * (per_row - fixed))
+        if work.adapter:
+            products = np.maximum(
+                2 * rows * work.adapter / self.flops_per_s, work.adapter * work.width / self.bytes_per_s
+            )
+            layer = layer + products + rows * work.adapter_passes(1) / self.bytes_per_s
         head = np.maximum(2 * rows * work.head / self.flops_per_s, work.head * work.width / self.bytes_per_s) / tp
         stages = [count * layer for count in self.stage_layers]
         stages[-1] = stages[-1] + head
@@ -234,20 +273,16 @@ class Passes:
         profile, sizes = self.profile, self.layout.parallelism
         if profile is None or sizes.tp * sizes.pp > 1:
             return self.scoring(micro, count, in_turn=in_turn)
-        layers = scaled(self._measured(profile.layer_s(micro.tokens, "prompts"), micro.tokens), self.work.shape.layers)
+        layers = scaled(self._generated(profile.layer_s(micro.tokens, "prompts"), micro.tokens), self.work.shape.layers)
         return scaled(added(layers, {"head": self.head(micro.head_rows)}), count)
 
-    def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str, backward: int = 2) -> Terms:
-        """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once.
-
-        Args:
-            backward: forwards that a backward takes as long as: 2, or 1 where weights get no gradients.
-        """
+    def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str) -> Terms:
+        """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once."""
         stages = []
         for stage in range(self.layout.parallelism.pp):
             forward = self.forward(micro, stage)
             again = {"recomputing": total(forward) - forward.get("head", 0.0)} if recompute else {}
-            stages.append(added(forward, self.forward(micro, stage, passes=backward), again))
+            stages.append(added(forward, self.backward(micro, stage), again))
         return self._piped(stages, count, 2 * self.hop(micro), in_turn=schedule == "one at a time")
 
     def _piped(self, stages: Sequence[Terms], count: int, hop_s: float, *, in_turn: bool) -> Terms:

@@ -64,5 +64,4 @@ class RoleMemory:
 
     def _adapter(self, role: str) -> int:
         """Elements of a role's adapter; 0: it has none."""
-        rank = self._workload.lora_rank
-        return adapter_parameters(self._shapes[role], rank) if rank else 0
+        return adapter_parameters(self._shapes[role], self._workload.lora)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from plait.layout.decoder import decoder_parameters
 from plait.layout.params import Parameters
+from plait.models.lora_settings import LoraSettings
 from plait.models.shape import ModelShape
+
+PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+"""Layers of one input, which a compiled decoder computes together."""
+
+PANEL_COLUMNS = 32
+"""Of weights as it reads them (`kernels.products`)."""
 
 
 @lru_cache(maxsize=64)
@@ -27,10 +35,59 @@ def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parame
     )
 
 
-def adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Parameters of adapters of all seven linear layers of a block; fewer where `lora.target_modules` names some of
-    them.
-    """
-    heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = 2 * (shape.hidden + heads) + 2 * (shape.hidden + kv)
-    return shape.layers * rank * (attention + 3 * (shape.hidden + shape.active_intermediate))
+@dataclass(frozen=True)
+class LinearLayers:
+    """Linear layers of one name, in so many blocks, and their sizes."""
+
+    count: int
+    inputs: int
+    outputs: int
+
+
+def adapted_layers(shape: ModelShape, lora: LoraSettings) -> dict[str, LinearLayers]:
+    """Those of one model that have an adapter, by name, as far as its shape says."""
+    return {
+        name: layers
+        for name, layers in _linear_layers(shape).items()
+        if lora.rank and layers.count and (lora.target_modules == "all-linear" or name in lora.target_modules)
+    }
+
+
+def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
+    """Numbers of a model's adapter: A and B of each layer that has one."""
+    layers = adapted_layers(shape, lora).values()
+    return sum(layer.count * lora.rank * (layer.inputs + layer.outputs) for layer in layers)
+
+
+def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> int:
+    """What A of all adapters makes of one token: numbers that are kept for the backward of B."""
+    return lora.rank * sum(layer.count for layer in adapted_layers(shape, lora).values())
+
+
+def packed_adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
+    """The same as a compiled decoder lays them out: those of one product together, in whole panels, with B of each
+    for all outputs of the product."""
+    layers, adapted, total = _linear_layers(shape), adapted_layers(shape, lora), 0
+    for names in PRODUCTS:
+        ranks = lora.rank * sum(name in adapted for name in names)
+        low = PANEL_COLUMNS * -(-ranks // PANEL_COLUMNS)
+        first, outputs = layers[names[0]], sum(layers[name].outputs for name in names)
+        total += first.count * low * (first.inputs + outputs)
+    return total
+
+
+def _linear_layers(shape: ModelShape) -> dict[str, LinearLayers]:
+    """That may have adapters: no MLP of a mixture of experts has any, and where it has an expert that all tokens pass,
+    dense MLPs, whose layers have the names of that one's, have none either (`models.lora`)."""
+    hidden, query, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    blocks, inner = shape.layers, shape.intermediate
+    dense = 0 if shape.shared_intermediate else blocks - shape.expert_layers
+    return {
+        "q_proj": LinearLayers(blocks, hidden, query),
+        "k_proj": LinearLayers(blocks, hidden, kv),
+        "v_proj": LinearLayers(blocks, hidden, kv),
+        "o_proj": LinearLayers(blocks, query, hidden),
+        "gate_proj": LinearLayers(dense, hidden, inner),
+        "up_proj": LinearLayers(dense, hidden, inner),
+        "down_proj": LinearLayers(dense, inner, hidden),
+    }

@@ -41,6 +41,7 @@ def activation_bytes(
     checkpointed: bool = False,
     tp: int = 1,
     splits_tokens: bool = False,
+    low: int = 0,
 ) -> int:
     """What the blocks of one rank of tp keep for their backward, and the attention weights, as long as they are few.
 
@@ -49,10 +50,11 @@ def activation_bytes(
         fused: as of `layer_bytes`.
         checkpointed: a block keeps its input alone, and one at a time is computed again.
         splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`).
+        low: numbers of a token that adapters make of all blocks' inputs (`shape_parameters.adapter_inputs`).
     """
     between, within = _layer_parts(shape, width, fused=fused)
     ways = tp if splits_tokens else 1
-    kept = between // ways + within // tp
+    kept = between // ways + within // tp + width * low // shape.layers
     blocks = 1 if checkpointed else shape.layers
     inputs = shape.layers * shape.hidden * width // ways if checkpointed else 0
     scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores) // tp

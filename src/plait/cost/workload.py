@@ -13,6 +13,7 @@ from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
@@ -110,7 +111,7 @@ class Workload:
 
     max_running: samples that an instance decodes at a time at most; kv_tokens: tokens whose keys and values it holds at
                  most, None where only the device's memory bounds them
-    lora_rank:   of the adapters of trained roles; 0: whole models are trained
+    lora:        of the adapters of trained roles; of rank 0: whole models are trained
     sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`)
     follows:     whether the reference follows the actor
     fused, packed: as of `working_memory.is_fused` and `is_packed`
@@ -133,7 +134,7 @@ class Workload:
     kv_tokens: int | None = None
     checkpoint_activations: bool = False
     sequence_parallel: bool = False
-    lora_rank: int = 0
+    lora: LoraSettings = NO_LORA
     sharded: frozenset[str] = frozenset()
     follows: bool = False
     fused: bool = False
@@ -175,7 +176,7 @@ class Workload:
             kv_tokens=recipe.sampling.kv_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
             sequence_parallel=recipe.sequence_parallel,
-            lora_rank=recipe.lora.rank,
+            lora=recipe.lora,
             sharded=frozenset(role for role in flow.roles if optimizer_of(role, recipe).shard_gradients),
             follows=recipe.reference.sync_every > 0,
             fused=is_fused(recipe),

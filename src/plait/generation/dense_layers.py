@@ -118,10 +118,8 @@ def parts_of(layer: Any, adapter: str | None) -> Layer:
     )
     known = [parameter for norm in parts.norms for parameter in norm.parameters()]
     known += [parameter for group in parts.products for part in group for parameter in part.linear.parameters()]
-    for adapted in adapted_layers(layer).values():  # of all adapters that it carries
-        known += [
-            low_or_high.weight for name in ("lora_A", "lora_B") for low_or_high in getattr(adapted, name).values()
-        ]
+    for adapted in adapted_layers(layer).values():  # whichever adapter is on
+        known += [linear.weight for linears in (adapted.lora_A, adapted.lora_B) for linear in linears.values()]
     ours = sum(parameter.numel() for parameter in known)
     require(ours == sum(parameter.numel() for parameter in layer.parameters()), "its layers have further weights")
     size = getattr(attention, "head_dim", None)

@@ -88,8 +88,8 @@ class Layered(Protocol):
 
 
 def prove(forward: Layered) -> None:
-    """Compare a compiled forward with its module on random tokens, an adapter of theirs stirred. Its weights stay packed
-    as they were then.
+    """Compare a compiled forward with its module on random tokens, with another adapter in place of theirs. Its weights
+    stay packed as they were then.
 
     Raises:
         Refused: they differ; says where and how much.

@@ -31,3 +31,7 @@ class LoraSettings(Settings):
     @property
     def effective_alpha(self) -> float:
         return 2.0 * self.rank if self.alpha is None else self.alpha
+
+
+NO_LORA = LoraSettings()
+"""All weights are trained."""

@@ -1,0 +1,61 @@
+"""Numbers that models and their adapters have, by shapes alone, against models."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.cost.generation_memory import packed_bytes
+from plait.cost.shape_parameters import adapter_inputs, adapter_parameters, packed_adapter_parameters
+from plait.models.lora_settings import LoraSettings
+from plait.models.shape import ModelShape
+from tests.cost.test_model_costs import LAYER, SHAPE
+from tests.models.tiny import tiny_model
+
+pytest.importorskip("peft")
+
+SETTINGS = [LoraSettings(rank=3), LoraSettings(rank=5, target_modules=("q_proj", "v_proj"))]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "qwen3_moe"])
+def test_adapters_have_as_many_numbers_as_those_of_a_model(family: str, settings: LoraSettings) -> None:
+    from plait.models.lora import add_lora
+
+    model = tiny_model(family)
+    view = add_lora(model, settings, name="actor", seed=0)
+    shape = ModelShape.from_config(model.config.to_dict(), family)
+    assert adapter_parameters(shape, settings) == sum(param.numel() for param in view.own.parameters.values())
+    ranks = sum(len(param) for name, param in view.own.parameters.items() if "lora_A" in name)
+    assert adapter_inputs(shape, settings) == ranks
+
+
+def test_a_model_without_adapters_has_none() -> None:
+    for none in (LoraSettings(), LoraSettings(rank=0, target_modules=("q_proj",))):
+        assert adapter_parameters(SHAPE, none) == packed_adapter_parameters(SHAPE, none) == 0
+
+
+def test_packed_adapters_of_one_product_lie_together() -> None:
+    """Of q and v: rank 20 each is 40, which is two panels of 32 columns; B is for all 192 outputs of q, k and v."""
+    lora = LoraSettings(rank=20, target_modules=("q_proj", "v_proj"))
+    assert adapter_parameters(SHAPE, lora) == 4 * 20 * 2 * (64 + 64)
+    assert packed_adapter_parameters(SHAPE, lora) == 4 * 64 * (64 + 192)
+    assert packed_bytes(SHAPE, "bfloat16", lora) == 2 * (4 * LAYER + 64 * 1000 + 4 * 64 * (64 + 192))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: f"rank {settings.rank}")
+def test_they_are_what_a_compiled_forward_holds(settings: LoraSettings) -> None:
+    """But for biases of panels, and outputs that fill no panel."""
+    from plait.generation.compiled_forward import adapters_of
+    from plait.generation.dense_layers import decoder_layers, parts_of
+    from plait.models.lora import add_lora
+
+    model = tiny_model("llama")
+    view = add_lora(model, settings, name="actor", seed=0)
+    shape = ModelShape.from_config(model.config.to_dict(), "llama")
+    layers = [parts_of(layer, "actor") for layer in decoder_layers(view.module.base_model)]
+    found = 0
+    for product in (product for layer in layers for product in layer.products):
+        if any(part.adapter for part in product):
+            low, ((high_OA, _),) = adapters_of(product)
+            found += high_OA.shape[1] * (low[0][0].shape[1] + high_OA.shape[0])
+    assert packed_adapter_parameters(shape, settings) == found
