@@ -34,6 +34,12 @@ def test_a_model_without_adapters_has_none() -> None:
         assert adapter_parameters(SHAPE, none) == packed_adapter_parameters(SHAPE, none) == 0
 
 
+def test_layers_by_names_of_another_family_are_counted_as_all() -> None:
+    fused = LoraSettings(rank=2, target_modules=("qkv_proj", "o_proj"))
+    assert adapter_parameters(SHAPE, fused) == adapter_parameters(SHAPE, LoraSettings(rank=2))
+    assert adapter_parameters(SHAPE, LoraSettings(rank=2)) == 4 * 2 * (4 * (64 + 64) + 3 * (64 + 128))
+
+
 def test_packed_adapters_of_one_product_lie_together() -> None:
     """Of q and v: rank 20 each is 40, which is two panels of 32 columns; B is for all 192 outputs of q, k and v."""
     lora = LoraSettings(rank=20, target_modules=("q_proj", "v_proj"))

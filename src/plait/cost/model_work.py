@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from plait.cost.shape_parameters import adapted_layers, adapter_parameters, packed_adapter_parameters
 from plait.layout.params import Heads
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
+
+Tokens = TypeVar("Tokens", float, NDArray[np.float64])
+"""Of one forward, or of many at once."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +68,20 @@ class ModelWork:
         """The same as a compiled decoder reads them."""
         return packed_adapter_parameters(self.shape, self.lora) / self.shape.layers
 
-    def adapter_passes(self, tokens: float, *, backward: bool = False) -> float:
-        """Bytes that pass memory beside the products of a layer's adapters: what B gives is read, scaled and written,
-        and read with what the weights give to write their sum. A backward scales that gradient, and adds two of each
-        input."""
-        passed = sum(
+    def adapter_s(self, tokens: Tokens, flops_per_s: float, bytes_per_s: float, *, backward: bool = False) -> Tokens:
+        """Seconds of a layer's adapters as plain layers compute them.
+
+        Their products, or what reading them takes; and what passes memory beside: what B gives is read, scaled and
+        written, and read with what the weights give to write their sum. A backward has twice the products, scales the
+        gradient of that, and adds up two gradients of each input.
+        """
+        products = np.maximum(2 * self.adapter / flops_per_s * tokens, self.adapter * self.width / bytes_per_s)
+        numbers = sum(
             layer.count * (2 * layer.outputs + 3 * layer.inputs if backward else 5 * layer.outputs)
             for layer in adapted_layers(self.shape, self.lora).values()
         )
-        return tokens * self.width * passed / self.shape.layers
+        passed = self.width * numbers / self.shape.layers / bytes_per_s * tokens
+        return (1 + backward) * products + passed
 
     def share(self, tp: int) -> float:
         """The share of a layer's work on the device that has most of it over tp: heads and columns need not divide."""

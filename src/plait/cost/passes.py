@@ -80,13 +80,13 @@ class Passes:
 
     def forward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage."""
-        return self._stage(micro, stage, 1, self.adapters(micro.tokens))
+        return self._stage(micro, stage, 1, self._adapters(micro.tokens))
 
     def backward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage: twice a forward's, with sums over tp as a forward has; with adapters those of the
         adapters twice, and of the rest once, as the weights under them get no gradients."""
-        adapters = self.adapters(micro.tokens, backward=True)
-        return self._stage(micro, stage, 1 if self.work.adapter else 2, adapters)
+        adapters = self._adapters(micro.tokens, backward=True)
+        return self._stage(micro, stage, 1 if self.work.lora.rank else 2, adapters)
 
     def _stage(self, micro: Micro, stage: int, passes: int, adapters: Terms) -> Terms:
         tp, layers, work = self.layout.parallelism.tp, self.stage_layers[stage], self.work
@@ -96,18 +96,16 @@ class Passes:
             terms["head"] = self.head(micro.head_rows, passes=passes)
         return terms
 
-    def adapters(self, tokens: float, *, backward: bool = False) -> Terms:
-        """Seconds of a layer's adapters as the plain layers compute them: their products or what reading them takes,
-        and what passes memory beside products; none where there are none."""
+    def _adapters(self, tokens: float, *, backward: bool = False) -> Terms:
+        """A layer's as the plain layers compute them; none where there are none."""
         work = self.work
         if not work.adapter:
             return {}
         rate, bandwidth = self.flops_per_s, self.bytes_per_s
         if self.profile is not None:
             rate = interpolated(self.profile.products, tokens)
-        products = max(2 * tokens * work.adapter / rate, work.adapter * work.width / bandwidth)
-        passed = work.adapter_passes(tokens, backward=backward) / bandwidth
-        return {"adapters": ((1 + backward) * products + passed) * self.contention}
+        seconds = work.adapter_s(tokens, rate, bandwidth, backward=backward)
+        return {"adapters": float(seconds) * self.contention}
 
     def layer(self, tokens: float, pairs: float, read_bytes: float, *, passes: int = 1) -> Terms:
         """Seconds of one layer: what computes, what reading takes beyond that, what launching kernels takes beyond
@@ -138,7 +136,7 @@ class Passes:
             is_part = sizes.tp * sizes.pp > 1
             return self._generated(self.profile.decode_s(rows, context, is_part=is_part), rows)
         read_bytes = work.read(rows) / sizes.tp + work.kept(context, sizes.tp)
-        return added(self.layer(rows, context, read_bytes), self.adapters(rows))
+        return added(self.layer(rows, context, read_bytes), self._adapters(rows))
 
     def _generated(self, seconds: float, tokens: float) -> Terms:
         """`_measured` of a layer that generates: on a CPU a whole model's adapters are compiled with it, and take as
@@ -148,7 +146,7 @@ class Passes:
         if not work.adapter:
             return terms
         if self.profile.device != "cpu":
-            return added(terms, self.adapters(tokens))
+            return added(terms, self._adapters(tokens))
         return {**terms, "adapters": terms["layers"] * work.packed_adapter / (work.products(1) / 2)}
 
     def decode_steps(self, rows: Floats, context: Floats, groups: Floats, *, before: Floats | float = 0.0) -> Floats:
@@ -168,10 +166,7 @@ class Passes:
             fixed, per_row = (self.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
             layer = layer + 2 * (fixed + rows * (per_row - fixed))
         if work.adapter:
-            products = np.maximum(
-                2 * rows * work.adapter / self.flops_per_s, work.adapter * work.width / self.bytes_per_s
-            )
-            layer = layer + products + rows * work.adapter_passes(1) / self.bytes_per_s
+            layer = layer + work.adapter_s(rows, self.flops_per_s, self.bytes_per_s)
         head = np.maximum(2 * rows * work.head / self.flops_per_s, work.head * work.width / self.bytes_per_s) / tp
         stages = [count * layer for count in self.stage_layers]
         stages[-1] = stages[-1] + head

@@ -45,12 +45,13 @@ class LinearLayers:
 
 
 def adapted_layers(shape: ModelShape, lora: LoraSettings) -> dict[str, LinearLayers]:
-    """Those of one model that have an adapter, by name, as far as its shape says."""
-    return {
-        name: layers
-        for name, layers in _linear_layers(shape).items()
-        if lora.rank and layers.count and (lora.target_modules == "all-linear" or name in lora.target_modules)
-    }
+    """Those of one model that have an adapter, by name, as far as its shape says: where a setting names others, of a
+    family whose layers are called otherwise, all."""
+    layers, targets = _linear_layers(shape), lora.target_modules
+    if lora.rank == 0:
+        return {}
+    names = layers.keys() if targets == "all-linear" or set(targets) - layers.keys() else targets
+    return {name: layers[name] for name in layers if name in names and layers[name].count}
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
