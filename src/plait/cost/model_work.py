@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class ModelWork:
         written, and read with what the weights give to write their sum. A backward has twice the products, scales the
         gradient of that, and adds up two gradients of each input.
         """
-        products = np.maximum(2 * self.adapter / flops_per_s * tokens, self.adapter * self.width / bytes_per_s)
+        products: Any = np.maximum(2 * self.adapter / flops_per_s * tokens, self.adapter * self.width / bytes_per_s)
         numbers = sum(
             layer.count * (2 * layer.outputs + 3 * layer.inputs if backward else 5 * layer.outputs)
             for layer in adapted_layers(self.shape, self.lora).values()
