@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.kernels.draft_lookup import NUM_SOURCES
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import LEAST_GAIN, Weighed, first, sure_at, weigh
+from plait.speculation.choice import LEAST_GAIN, Weighed, first, share_of, weigh
 from plait.speculation.drafter import Guesses
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost, non_negative_fit
@@ -24,12 +23,13 @@ def weighed(
     seconds_M1: FloatArray,
     survival: FloatArray = SURVIVAL,
     lengths: IntArray = LENGTHS,
-    known: float = 0.0,
+    prices_M1: FloatArray | None = None,
     **how: float,
 ) -> Weighed:
     guesses = Guesses(np.zeros(survival.shape, np.int32), lengths, np.zeros(survival.shape, np.int64), survival)
-    how = {"often": 1.0, "room_s": math.inf, "more_s": 0.0} | how
-    return weigh(guesses, np.full(NUM_SOURCES, known), seconds_M1, **how)
+    prices = seconds_M1 - seconds_M1[0] if prices_M1 is None else prices_M1
+    how = {"room_s": math.inf, "share": 1.0, "more_s": 0.0} | how
+    return weigh(guesses, seconds_M1, prices, **how)
 
 
 def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> None:
@@ -73,20 +73,13 @@ def test_of_what_is_not_allowed_the_next_best_is_computed() -> None:
     assert not weighed(1.0 + 0.1 * np.arange(6), room_s=-1.0).best.lengths_B.any()
 
 
-def test_what_guesses_are_sure_to_come_to_by_hand() -> None:
-    """Of one token that comes true by a half, the standard deviation is a half: 0.5 − 0.7 · 0.5. Of two in a row, by
-    0.9 and 0.8: none with 0.1, one with 0.1, two with 0.8; 1.7 on average, squares 3.3, so a variance of 0.41. In
-    steps of a second of one sample that is what they are sure to gain in seconds, where rows cost nothing."""
-    one, two = np.array([[0.5]]), np.array([[0.9, 0.8]])
-    assert weighed(np.ones(2), one, np.array([1]), 1.0).least_price_s == pytest.approx(-0.15)
-    expected = [0.9 - 0.7 * 0.09**0.5, 1.7 - 0.7 * 0.41**0.5]
-    assert weighed(np.ones(3), two, np.array([2]), 1.0).least_price_s == pytest.approx(-expected[1])
-    assert sure_at(two) == pytest.approx(expected)
-    assert weighed(np.ones(3), two, np.array([2]), 0.0).least_price_s == 0.0, "nothing is known"
-    sure = weighed(np.array([1.0, 1.2, 2.0]), two, np.array([2]), 1.0, room_s=0.0)
-    assert sure.allowed_M1.tolist() == [True, True, True], "what is sure to gain more than it takes needs no room"
-    seldom = weighed(np.array([1.0, 1.2, 2.0]), two, np.array([2]), 1.0, room_s=0.0, often=0.05)
-    assert seldom.allowed_M1.tolist() == [True, False, False]
+def test_what_they_may_cost_and_what_they_are_expected_to_cost_must_both_be_covered() -> None:
+    """The fifth is expected to cost 0.5 s, the third may cost a second."""
+    seconds = 1.0 + 0.1 * np.arange(6)
+    assert weighed(seconds, room_s=0.6, share=0.55).allowed_M1.tolist() == [True] * 4 + [False] * 2
+    prices = np.array([0.0, 0.1, 0.2, 1.0, 0.4, 0.5])
+    assert weighed(seconds, prices_M1=prices, room_s=0.6).allowed_M1.tolist() == [True, True, True, False, True, True]
+    assert [share_of(1), share_of(4), share_of(8)] == pytest.approx([0.6, 0.9, 0.95])
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**32 - 1))
@@ -98,7 +91,7 @@ def test_what_is_decided_at_once_is_what_arrays_say(num_samples: int, most: int,
     survival *= np.arange(most) < lengths[:, None]
     num_tokens = int(lengths.sum())
     seconds = 1.0 + rng.uniform(0.0, 0.3, num_tokens + 1).cumsum()
-    found = weighed(seconds, survival, lengths, 0.6, room_s=0.4)
+    found = weighed(seconds, survival, lengths, room_s=0.4)
     order = np.argsort(-survival.T.ravel(), kind="stable")[:num_tokens]
     assert found.samples_M.tolist() == (order % num_samples).tolist()
     likely = survival.T.ravel()[order]
@@ -163,6 +156,19 @@ def test_more_rows_never_seem_to_cost_less_than_fewer_of_the_fit() -> None:
     for rows in (1, 1, 1, 2, 2, 2):
         cost.observe(rows, 100, 0.01)
     assert cost.seconds(np.array([1, 2, 3]), 100) == pytest.approx([0.01] * 3, rel=0.01)
+
+
+def test_what_steps_may_take_by_hand() -> None:
+    """Four rows take 10 ms, eight take 14, which the fit makes 10, 11, 12, 13 and 14: five to eight may take those of
+    eight, but five no more than a row more of four. Of ten the fit says 16, and a row more of eight each 17.5."""
+    cost = StepCost()
+    for rows, seconds in ((4, 0.010), (8, 0.014)) * 40:
+        cost.observe(rows, 100, seconds)
+    asked = np.array([4, 5, 6, 8, 10])
+    fitted = cost.seconds(asked, 100)
+    assert cost.most(asked, 100)[:4] == pytest.approx([0.010, 0.0125, 0.014, 0.014], rel=0.02)
+    assert cost.most(asked, 100)[4] == pytest.approx((fitted[4] + 0.0175) / 2, rel=0.02)
+    assert (cost.most(asked, 100) >= fitted).all()
 
 
 def test_acceptance_goes_from_the_confidence_to_what_was_seen() -> None:

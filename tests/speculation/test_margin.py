@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,48 +10,38 @@ from hypothesis import strategies as st
 from plait.speculation.margin import MOST_LOST, WINDOW, Margin
 
 
-def covers(margin: Margin, price_s: float, plain_s: float = 1.0, **options: Any) -> bool:
-    return bool(margin.covers(np.array([price_s]), plain_s, **options)[0])
+def covers(margin: Margin, price_s: float, plain_s: float = 1.0, once_s: float = 0.0) -> bool:
+    return price_s <= margin.room_s(plain_s, once_s=once_s)
 
 
 def test_it_grows_with_the_steps_by_hand() -> None:
-    """1.9 % of 32 steps of a second are 0.608 s; after ten steps, of eleven, 0.209 s. Of the 31 steps after it, 0.155 s
-    are set aside."""
+    """1.9 % of 32 steps of a second are 0.608 s; of the first one 0.019 s, after ten steps, of eleven, 0.209 s."""
     margin = Margin()
-    assert covers(margin, 0.0)
-    assert covers(margin, 0.0189)
-    assert not covers(margin, 0.0191)
+    assert margin.room_s(1.0) == pytest.approx(0.019)
     for _ in range(10):
         margin.done(1.0, 0.0)
-    assert covers(margin, 0.208)
-    assert not covers(margin, 0.21)
+    assert margin.room_s(1.0) == pytest.approx(0.209)
+    assert margin.room_s(1.0, once_s=0.1) == pytest.approx(0.109)
     for _ in range(100):
         margin.done(1.0, 0.0)
-    assert covers(margin, 0.452)
-    assert not covers(margin, 0.454)
-    assert covers(margin, 0.607, kept=0.0)
-    assert not covers(margin, 0.609, kept=0.0), "no more is saved than for 32 steps"
+    assert margin.room_s(1.0) == pytest.approx(0.608), "no more is saved than for 32 steps"
     margin.done(1.4, 0.4)
-    assert covers(margin, 0.065)
-    assert not covers(margin, 0.066), "0.4 s of it are spent, and 30 steps come in the window"
+    assert margin.room_s(1.0) == pytest.approx(0.208 + 0.019 * 0.4), "0.4 s of it are spent, the step was longer"
     for _ in range(200):
         margin.done(1.0, 0.01)
-    assert covers(margin, 0.297), "0.31 s are spent in the last 31 steps"
-    assert not covers(margin, 0.299)
+    assert margin.room_s(1.0) == pytest.approx(0.298), "0.31 s are spent in the last 31 steps"
 
 
 def test_what_was_gained_counts_only_while_it_is_in_the_window() -> None:
-    """Ten seconds were gained, but the 32 steps from now on have nothing of them."""
+    """Ten seconds were gained, but the 32 steps from now on have nothing of them. What was lost before they were gained
+    is made up for."""
     margin = Margin()
     for _ in range(40):
         margin.done(1.0, 0.0)
+    margin.done(1.5, 0.5)
+    assert margin.room_s(1.0) < 0.12
     margin.done(1.0, -10.0)
-    assert not covers(margin, 0.62, kept=0.0)
-    assert covers(margin, 0.6, kept=0.0)
-    assert covers(margin, -0.2, once_s=3.0, again=WINDOW), "32 steps of 0.2 s make up for 3 s, and before it are 10 s"
-    for _ in range(WINDOW):
-        margin.done(1.0, 0.0)
-    assert not covers(margin, -0.2, once_s=3.0, again=WINDOW), "the window that ends with it has nothing but its loss"
+    assert margin.room_s(1.0) == pytest.approx(0.608)
 
 
 @settings(max_examples=50, deadline=None)
@@ -76,7 +64,7 @@ def test_who_spends_only_what_it_covers_never_falls_below_it(steps: list[tuple[f
 def test_of_equal_steps_no_window_is_slower_than_it_says(price_s: float) -> None:
     margin, lost = Margin(), []
     for _ in range(200):
-        lost.append(price_s if covers(margin, price_s, kept=0.0) else 0.0)
+        lost.append(price_s if covers(margin, price_s) else 0.0)
         margin.done(1.0 + lost[-1], lost[-1])
     sums = np.convolve(lost, np.ones(WINDOW), "valid")
     assert sums.max() <= MOST_LOST * (WINDOW + sums.max()) + 1e-9

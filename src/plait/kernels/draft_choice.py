@@ -1,8 +1,8 @@
 """Which guesses of a batch are computed, in one call: of so few numbers arrays would take longer than the arithmetic,
 cold as they are behind a step. What is decided, and why, is in `speculation.choice`.
 
-Imports no torch. Shapes: B samples, K tokens of a guess, M guessed tokens, the likeliest first, S sources, X row
-counts, E ends of lines, F measured row counts, W steps of a window."""
+Imports no torch. Shapes: B samples, K tokens of a guess, M guessed tokens, the likeliest first, X row counts,
+E ends of lines, F measured row counts, W steps of a window."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 from plait.compiled import njit
-from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
 
-_PER_SOURCE = CELLS[2] * CELLS[3] * CELLS[4]
+FEW = 4.0
+"""Rows up to which most of a step is taken to be the same for any: it reads weights."""
 
 
 @njit(nogil=True, error_model="numpy")
@@ -51,6 +51,30 @@ def step_seconds(rows_X, context_s, ends_E, lines_E, log_rows_F, scales_F, secon
 
 
 @njit(nogil=True, error_model="numpy")
+def most_seconds(rows_X, context_s, ends_E, lines_E, log_rows_F, scales_F, rows_F, seconds_X):
+    """What steps of so many rows may take at most, of which fewer and more were measured; the last argument is written.
+    No step takes longer than one of more rows, nor longer for a row than one of fewer: it could be several of those.
+    Of more than all that were measured it is half way from there to what is fitted. Of less than FEW rows a step is
+    taken to grow by no more than of FEW.
+
+    Args:
+        rows_F: row counts that were measured, rising.
+        context_s, ends_E, lines_E, log_rows_F, scales_F: see `step_seconds`.
+    """
+    for i in range(len(rows_X)):
+        rows, most, above = rows_X[i], np.inf, np.searchsorted(rows_F, rows_X[i])
+        fitted_s = seconds_of(rows, context_s, ends_E, lines_E, log_rows_F, scales_F)
+        if above < len(rows_F):
+            most = seconds_of(rows_F[above], context_s, ends_E, lines_E, log_rows_F, scales_F)
+        if above > 0:
+            fewer = rows_F[above - 1]
+            alone_s = seconds_of(fewer, context_s, ends_E, lines_E, log_rows_F, scales_F)
+            more_s = alone_s * (1.0 + (rows - fewer) / max(fewer, FEW))
+            most = min(most, more_s if above < len(rows_F) else (more_s + fitted_s) / 2)
+        seconds_X[i] = max(most, fitted_s)
+
+
+@njit(nogil=True, error_model="numpy")
 def _rank(survival_BK, lengths_B, samples_M, places_M, survival_M):
     """All guessed tokens, the likeliest first, of equals those that stand earlier in their guess; the last three
     arguments are written."""
@@ -70,27 +94,6 @@ def _rank(survival_BK, lengths_B, samples_M, places_M, survival_M):
 
 
 @njit(nogil=True, error_model="numpy")
-def _sure(known_BK, samples_M, places_M, spreads, sure_M1):
-    """What the first 0 … M guesses are sure to come to; the last argument is written.
-
-    Args:
-        known_BK: survival, as far as it is known.
-        spreads: standard deviations that are taken off.
-    """
-    sum_known, variance = 0.0, 0.0
-    sure_M1[0] = 0.0
-    for at in range(len(samples_M)):
-        row, place = samples_M[at], places_M[at]
-        known, before = known_BK[row, place], 0.0
-        for earlier in range(place):
-            before += known_BK[row, earlier]
-        # Of the tokens a of one guess that come true, E[a²] is the sum of (2 place + 1) survival.
-        variance += (2 * place + 1) * known - known * (2 * before + known)
-        sum_known += known
-        sure_M1[at + 1] = max(sum_known - spreads * math.sqrt(max(variance, 0.0)), 0.0)
-
-
-@njit(nogil=True, error_model="numpy")
 def _most_per_second(survival_M, seconds_M1, num_samples, allowed_M1):
     """(m ≤ M with the most expected tokens per second of those that are allowed, that against none, the most of all
     against none); of equals the least m."""
@@ -106,60 +109,46 @@ def _most_per_second(survival_M, seconds_M1, num_samples, allowed_M1):
 
 
 @njit(nogil=True, error_model="numpy")
-def choose(
-    survival_BK, lengths_B, cells_BK, known_S, seconds_M1, spreads, room_s, more_s, samples_M, allowed_M1
-):  # fmt: skip
+def choose(survival_BK, lengths_B, seconds_M1, prices_M1, room_s, share, more_s, samples_M, allowed_M1):
     """Weigh all guesses at once; the last two arguments are written: the sample of each guess, the likeliest first, and
     how many of them may be computed.
 
     Args:
-        known_S: how much is known of each source.
         seconds_M1: of steps with the first 0 … M guesses.
-        spreads: see `_sure`.
-        room_s: the largest price that the margin covers (`speculation.margin`).
+        prices_M1: what these guesses may cost at most, if none comes true.
+        room_s: the largest price that is covered (`speculation.margin`).
+        share: of it, that the guesses are expected to cost at most.
         more_s: that every step takes beside.
 
     Returns:
-        As `_most_per_second`; and the least price: what guesses are sure to gain is less than nothing.
+        As `_most_per_second`.
     """
     num_samples, num_tokens = len(lengths_B), len(samples_M)
     places_M, survival_M = np.empty(num_tokens, np.int64), np.empty(num_tokens)
     _rank(survival_BK, lengths_B, samples_M, places_M, survival_M)
-    known_BK = np.empty(survival_BK.shape)
-    for row in range(num_samples):
-        for place in range(survival_BK.shape[1]):
-            source = cells_BK[row, place] // _PER_SOURCE % NUM_SOURCES
-            known_BK[row, place] = survival_BK[row, place] * known_S[source]
-    sure_M1, with_more_M1 = np.empty(num_tokens + 1), np.empty(num_tokens + 1)
-    _sure(known_BK, samples_M, places_M, spreads, sure_M1)
-    plain_s, least_price_s = seconds_M1[0], np.inf
+    with_more_M1 = np.empty(num_tokens + 1)
     for at in range(num_tokens + 1):
-        price_s, sure_s = seconds_M1[at] - plain_s, sure_M1[at] * plain_s / num_samples
-        price_s = price_s - sure_s if sure_s > price_s else price_s
-        least_price_s = min(least_price_s, price_s)
-        allowed_M1[at] = price_s <= 0 or price_s <= room_s
+        expected_s = seconds_M1[at] - seconds_M1[0]
+        allowed_M1[at] = at == 0 or (prices_M1[at] <= room_s and expected_s <= share * room_s)
         with_more_M1[at] = seconds_M1[at] + more_s
-    best, gain, most_gain = _most_per_second(survival_M, with_more_M1, num_samples, allowed_M1)
-    return best, gain, most_gain, least_price_s
+    return _most_per_second(survival_M, with_more_M1, num_samples, allowed_M1)
 
 
 @njit(nogil=True, error_model="numpy")
-def room(steps_W2, newest, most_lost, plain_s, once_s, again, kept):
-    """The largest price that all windows have room for; and the largest, if it is paid `again` times in those that have
-    as many steps to come.
+def room(steps_W2, newest, most_lost, plain_s, once_s):
+    """The largest price that all windows have room for.
 
     Args:
         steps_W2: what each step took and lost, in a ring, the oldest behind the newest.
         newest: the place of the newest.
-        kept: share of the steps to come that is set aside.
+        once_s: that is lost beside.
     """
-    room_s = room_again_s = np.inf
+    room_s = np.inf
     num, taken_s, lost_s = len(steps_W2), 0.0, once_s
     for back in range(num + 1):
         if back > 0:
             step = (newest - back + 1) % num
             taken_s, lost_s = taken_s + steps_W2[step, 0], lost_s + steps_W2[step, 1]
         steps = num + 1 - back
-        left_s = most_lost * (taken_s + steps * plain_s) - lost_s - (steps - 1) * kept * plain_s
-        room_s, room_again_s = min(room_s, left_s), min(room_again_s, left_s / min(steps, again))
-    return room_s, room_again_s
+        room_s = min(room_s, most_lost * (taken_s + steps * plain_s) - lost_s)
+    return room_s

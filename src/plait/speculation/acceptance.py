@@ -25,9 +25,6 @@ TRUST = 0.8
 """Chance that a guess of a draft model is taken to come true before there are trials: it is tried, then."""
 REFRESH = 256
 """Trials after which the table is made anew."""
-KNOWN = 8.0
-"""Trials of a source of which half is known of how often its guesses come true: so some two standard deviations of what
-n trials say are taken off it."""
 FORGET = 0.5
 """What counts are multiplied by when the policy changes."""
 _DEPTH_AXIS, _MATCH_AXIS, _SOURCE_AXIS = 3, 2, 1
@@ -39,9 +36,8 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.trials_C, self.hits_C = np.zeros(CELLS), np.zeros(CELLS)
-        self.table_C, self.known_S = self._table(), np.zeros(NUM_SOURCES)
-        """Chance that a guessed token of each cell comes true, if all before it have, flat; and how much of that is
-        known of each source: 0 without trials, 1 after very many."""
+        self.table_C = self._table()
+        """Chance that a guessed token of each cell comes true, if all before it have, flat."""
         self._fresh, self._num_trials = 0, 0.0
 
     def learn(self, cells: IntArray, hits: IntArray) -> None:
@@ -82,8 +78,7 @@ class Acceptance:
         return np.divide(self.hits_C.sum(_BUT_SOURCE), trials, out=np.full(NUM_SOURCES, np.nan), where=trials > 0)
 
     def _refresh(self) -> None:
-        trials_S = self.trials_C.sum(_BUT_SOURCE)
-        self.table_C, self.known_S, self._fresh = self._table(), trials_S / (trials_S + KNOWN), 0
+        self.table_C, self._fresh = self._table(), 0
 
     def _table(self) -> FloatArray:
         """Widest classes first, each the prior of the next."""

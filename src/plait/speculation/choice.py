@@ -4,15 +4,13 @@ All guessed tokens of the batch compete by their survival, the chance that they 
 the m likeliest of them a step gives B + S(m) tokens, S(m) the sum of their survivals, and takes T(B + m). Survival
 falls along a chain, so the m likeliest are beginnings of chains.
 
-How many tokens are *sure* to come is another question: S(m), as far as its parts are known, less SPREADS of its
-standard deviations.
+How many may be computed is another question: as many as may all be wrong (`margin`).
 
 Shapes: B samples, K tokens of a guess, M guessed tokens, the likeliest first.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +22,9 @@ from plait.speculation.pool import FloatArray, IntArray
 
 LEAST_GAIN = 1.04
 """Expected tokens per second against those without guesses, from which on guesses are computed: the estimates err."""
-SPREADS = 0.7
-"""Standard deviations of a step's tokens that its gain must exceed so as to be sure: with that, the sum of 32 steps is
-four of its own above nothing."""
+HELD_BACK = 0.4
+"""Share of what may be lost that a lone sample's guesses leave for the next ones, in case they are wrong; of more
+samples so much less, as they seldom all are."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,10 @@ class Choice:
     gain: float
     """Expected tokens per second against those without guesses, of as many as would give most."""
 
-
-def sure_at(known_BK: FloatArray) -> FloatArray:
-    """[K]: tokens that guesses of so many are sure to come to.
-
-    Args:
-        known_BK: survival, as far as it is known.
-    """
-    sums_BK = known_BK.cumsum(1)
-    squares_BK = ((2 * np.arange(known_BK.shape[1]) + 1) * known_BK).cumsum(1)
-    spread_K = np.sqrt(np.maximum((squares_BK - sums_BK**2).sum(0), 0.0))
-    return np.maximum(sums_BK.sum(0) - SPREADS * spread_K, 0.0)
-
-
-def staked(prices_X: FloatArray, sure_X: FloatArray) -> FloatArray:
-    """[X]: seconds that may be lost by what costs so much and is sure to gain so much in many steps: less than nothing
-    where that is more. Where it is not, a single step may lose the whole price."""
-    return np.where(sure_X > prices_X, prices_X - sure_X, prices_X)
+    @property
+    def worth(self) -> float:
+        """What that gains, as a share of a step, if it is computed for that."""
+        return self.gain - 1.0 if self.gain >= LEAST_GAIN else 0.0
 
 
 @dataclass(frozen=True)
@@ -64,42 +49,36 @@ class Weighed:
     samples_M: IntArray
     """The sample of each, the likeliest first."""
     allowed_M1: NDArray[np.bool_]
-    """Whether the margin covers the first so many, or they are sure to gain."""
+    """Whether the margin covers the first so many."""
     best: Choice
     """The first m of them, of those that are allowed, with the largest (B + S(m)) / T(B + m); none, where that gains
     too little."""
-    least_price_s: float
-    """Of any number of them: what they take, less what they are sure to gain."""
 
 
 def weigh(
-    guesses: Guesses, known_S: FloatArray, seconds_M1: FloatArray, *, often: float, room_s: float, more_s: float
+    guesses: Guesses, seconds_M1: FloatArray, prices_M1: FloatArray, *, room_s: float, share: float, more_s: float
 ) -> Weighed:
     """Which guesses pay (`draft_choice.choose`).
 
     Args:
-        known_S: how much is known of each source.
         seconds_M1: of a step with the first 0 … M guesses.
-        often: share of the steps in which there are guesses; of fewer it is less sure what they come to.
+        prices_M1: what these guesses may cost at most, if none comes true.
         room_s: that the margin covers.
+        share: of it, that the guesses are expected to cost at most.
         more_s: that every step takes beside.
     """
     num_tokens = len(seconds_M1) - 1
     samples_M, allowed_M1 = np.empty(num_tokens, np.int64), np.empty(num_tokens + 1, bool)
-    best, gain, most_gain, least_price_s = draft_choice.choose(
-        guesses.survival_BK,
-        guesses.lengths_B,
-        guesses.cells_BK,
-        known_S,
-        seconds_M1,
-        SPREADS / math.sqrt(often),
-        room_s,
-        more_s,
-        samples_M,
-        allowed_M1,
+    best, gain, most_gain = draft_choice.choose(
+        guesses.survival_BK, guesses.lengths_B, seconds_M1, prices_M1, room_s, share, more_s, samples_M, allowed_M1
     )
     chosen = first(samples_M, best if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
-    return Weighed(samples_M, allowed_M1, chosen, least_price_s)
+    return Weighed(samples_M, allowed_M1, chosen)
+
+
+def share_of(num_samples: int) -> float:
+    """Share of what may be lost that guesses for so many samples may be expected to cost."""
+    return 1.0 - HELD_BACK / num_samples
 
 
 def first(samples_M: IntArray, count: int, num_samples: int, gain: float = 1.0) -> Choice:

@@ -5,7 +5,7 @@ With guesses of K tokens for the samples for which more is expected of it than o
 B + S tokens, S the sum of all survivals, and takes T(rows) + K times what the model takes for a token, and a share of
 what it has to catch up with before. Survival is expected by what was learned of acceptance, for such confidences as
 its guesses had before. Whatever is spent on it, the margin of the last and next steps must cover, rows and what it
-has to catch up with included, less what is sure to be gained: so little of a model that nothing is known of.
+has to catch up with included, as if no guess came true.
 
 What does not pay is tried in a share of the time, of one sample where of all is too much.
 
@@ -15,7 +15,6 @@ Shapes: B running samples, R of them that the model is asked for, K tokens of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Self
@@ -23,14 +22,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES, NUM_SOURCES
+from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import LEAST_GAIN, nothing, staked, sure_at, weigh
+from plait.speculation.choice import LEAST_GAIN, nothing, share_of, weigh
 from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
 from plait.speculation.ledger import Ledger
-from plait.speculation.margin import KEPT
 from plait.speculation.pool import FloatArray, IntArray
-from plait.speculation.step_cost import Typical
+from plait.speculation.step_cost import StepCost, Typical
 
 SHARE = 0.005
 """Of the time, what trials may take where guesses do not pay."""
@@ -62,8 +60,6 @@ class Wanted:
     """A guess ends where its survival falls below."""
     seconds: float
     """What that takes, as often as it is done again."""
-    again: int = 1
-    """Steps, this one included, over which it is spread what the model has to catch up with."""
     is_trial: bool = False
 
 
@@ -76,21 +72,26 @@ class LookedUp:
     lengths_B: IntArray
     gain: float
     """As of `Choice`."""
-    seconds: Callable[[IntArray], FloatArray]
-    """Of steps of so many rows [X]."""
+    cost: StepCost
+    num_context: int
+    """Of the step."""
     spent_s: float
     """What looking up has taken."""
 
     @classmethod
-    def of(cls, guesses: Guesses, seconds: Callable[[IntArray], FloatArray], spent_s: float) -> Self:
+    def of(cls, guesses: Guesses, cost: StepCost, num_context: int, spent_s: float) -> Self:
         """What is computed of guesses where there are no others."""
         num_samples = len(guesses.lengths_B)
         found = nothing(num_samples)
         if guesses.num_tokens:
-            seconds_M1 = seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1))
-            found = weigh(guesses, np.zeros(NUM_SOURCES), seconds_M1, often=1.0, room_s=inf, more_s=0.0).best
+            seconds_M1 = cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
+            found = weigh(guesses, seconds_M1, np.zeros(len(seconds_M1)), room_s=inf, share=1.0, more_s=0.0).best
         is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < found.lengths_B[:, None]
-        return cls((guesses.survival_BK * is_taken_BK).sum(1), found.lengths_B, found.gain, seconds, spent_s)
+        return cls((guesses.survival_BK * is_taken_BK).sum(1), found.lengths_B, found.gain, cost, num_context, spent_s)
+
+    def seconds(self, num_rows_X: IntArray) -> FloatArray:
+        """[X], of steps of so many rows."""
+        return self.cost.seconds(num_rows_X, self.num_context)
 
     @property
     def plain_s(self) -> float:
@@ -118,8 +119,8 @@ class Costly:
         self._thought_at, self._tried_at = 0.0, 0.0
         """Steps until then."""
         self._num_guessed = 0
-        self.is_sure = False
-        """Whether guesses were sure to gain when that was asked last."""
+        self.pays = False
+        """Whether guesses were expected to gain when that was asked last."""
 
     def expected(self, asked: Asked) -> FloatArray:
         """[B, K]: chances that a guess comes true up to each of its tokens; 0 behind what the samples may still say."""
@@ -137,17 +138,15 @@ class Costly:
             plain_s: of a step without guesses.
         """
         thinking_s = self._thinking.seconds
-        if self.is_sure:
-            return True
         since = self._ledger.counts.steps - self._thought_at
-        if since * THINKING * self._ledger.step.seconds < thinking_s:
+        if not self.pays and since * THINKING * self._ledger.step.seconds < thinking_s:
             return False
-        return bool(thinking_s <= self._ledger.margin.room_s(plain_s, kept=0.0))
+        return bool(thinking_s <= self._ledger.margin.room_s(plain_s))
 
     def steps_to_wait(self) -> int:
         """Steps after which it may be worth the time again to find out whether guesses pay."""
         step_s = self._ledger.step.seconds
-        return 1 if self.is_sure or step_s == 0 else max(1, ceil(self._thinking.seconds / (THINKING * step_s)))
+        return 1 if self.pays or step_s == 0 else max(1, ceil(self._thinking.seconds / (THINKING * step_s)))
 
     def wanted(self, asked: Asked, looked_up: LookedUp, *, may_pay: bool) -> Wanted | None:
         """What it should guess; None: nothing.
@@ -155,10 +154,11 @@ class Costly:
         Args:
             may_pay: False: no guess is computed in this step, so that only a trial is of use.
         """
-        self.is_sure = self.is_sure and not may_pay
         expected_BK = self.expected(asked)
         rows_R = (expected_BK.sum(1) > looked_up.tokens_B).nonzero()[0]
         best = self._that_pays(asked, rows_R, expected_BK, looked_up) if may_pay and len(rows_R) else None
+        if may_pay:
+            self.pays = best is not None and not best.is_trial
         return self._trial(asked, looked_up) if best is None else best
 
     def guess(self, asked: Asked, wanted: Wanted, looked_up: Guesses) -> Guesses:
@@ -197,7 +197,7 @@ class Costly:
 
     def _that_pays(self, asked: Asked, rows_R: IntArray, expected_BK: FloatArray, looked_up: LookedUp) -> Wanted | None:
         """The depth with the most tokens per second, if these are enough more than without. Where the margin does not
-        cover that, of fewer samples; or without rows, to know more of it."""
+        cover that, of fewer samples."""
         num, is_asked_B = len(expected_BK), np.zeros(len(expected_BK), bool)
         is_asked_B[rows_R] = True
         catch_up_s, token_s = self.drafter.seconds_of(asked.slots_B[rows_R])
@@ -213,23 +213,17 @@ class Costly:
         if per_second_K.max() < LEAST_GAIN * others:
             return None
         plain_s = looked_up.plain_s
-        sure_K = plain_s / num * sure_at(mine_RK * self._acceptance.known_S[MODEL])
-        prices_K = staked(looked_up.seconds(num + rows_K) - plain_s + token_s * places_K, sure_K)
-        self.is_sure = bool(prices_K.min() < -looked_up.spent_s)
-        once_s = catch_up_s + looked_up.spent_s
-        kept = max(KEPT, (looked_up.spent_s + self._thinking.seconds) / max(plain_s, 1e-12))
-        covered_K = self._ledger.margin.covers(prices_K, plain_s, once_s=once_s, again=again, kept=kept)
-        covered_K |= prices_K + once_s <= 0
-        allowed_K = np.where(covered_K, per_second_K, 0.0)
+        prices_K = looked_up.cost.most(num + rows_K, looked_up.num_context) - plain_s + token_s * places_K
+        room_s = self._ledger.margin.room_s(plain_s, once_s=catch_up_s + looked_up.spent_s)
+        expected_K = looked_up.seconds(num + rows_K) - plain_s + token_s * places_K
+        is_covered_K = (prices_K <= room_s) & (expected_K <= share_of(num) * room_s)
+        allowed_K = np.where(is_covered_K, per_second_K, 0.0)
         best = int(allowed_K.argmax())
         if allowed_K[best] < LEAST_GAIN * others:
             fewer = len(rows_R) // 2
-            found = self._that_pays(asked, rows_R[:fewer], expected_BK, looked_up) if fewer else None
-            if found is None and token_s <= self._ledger.margin.room_s(plain_s, once_s=once_s, kept=kept):
-                return Wanted(rows_R, 1, 0.0, 0.0, is_trial=True)  # to know more of it takes no rows
-            return found
+            return self._that_pays(asked, rows_R[:fewer], expected_BK, looked_up) if fewer else None
         least = 0.5 * min(1.0, float(per_second_K[best]) * token_s / len(rows_R))
-        return Wanted(rows_R, best + 1, least, token_s * (best + 1), again)
+        return Wanted(rows_R, best + 1, least, token_s * (best + 1))
 
     def _trial(self, asked: Asked, looked_up: LookedUp) -> Wanted | None:
         """Of all samples, or of the first or the last, which have least to catch up with: they were guessed for before,
@@ -241,7 +235,7 @@ class Costly:
         for rows_R in (all_rows, all_rows[:1], all_rows[-1:]):
             catch_up_s, token_s = self.drafter.seconds_of(asked.slots_B[rows_R])
             prices_K = catch_up_s + looked_up.spent_s + token_s * np.arange(1, TRIED + 1)
-            covered_K = self._ledger.margin.covers(prices_K, looked_up.plain_s) & (prices_K <= allowed_s)
+            covered_K = prices_K <= min(allowed_s, self._ledger.margin.room_s(looked_up.plain_s))
             if covered_K.any():
                 return Wanted(rows_R, int(covered_K.nonzero()[0][-1]) + 1, 0.0, 0.0, is_trial=True)
         return None

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from plait.kernels.draft_lookup import NUM_SOURCES
-from plait.speculation.pool import FloatArray
+from plait.speculation.pool import FloatArray, IntArray
 
 MOST_PLACES = 15
 """Tokens of a guess at most."""
@@ -50,6 +50,14 @@ class Counts:
     tried_of: FloatArray = field(default_factory=_zeros_of_sources)
     """By source: as `tried_at`."""
     accepted_of: FloatArray = field(default_factory=_zeros_of_sources)
+
+    def computed(self, sources_X: IntArray, places_X: IntArray, hits_X: IntArray) -> None:
+        """Guesses that were computed and of which all before came true: their sources, places, and whether they did."""
+        self.accepted += float(hits_X.sum())
+        self.tried_at += np.bincount(places_X, minlength=MOST_PLACES)
+        self.accepted_at += np.bincount(places_X, hits_X, minlength=MOST_PLACES)
+        self.tried_of += np.bincount(sources_X, minlength=NUM_SOURCES)
+        self.accepted_of += np.bincount(sources_X, hits_X, minlength=NUM_SOURCES)
 
     def numbers(self) -> list[float]:
         """All of them in a row."""

@@ -5,24 +5,20 @@ true. Before anything is spent, its whole price must be covered in every window 
 reach back, by what they have left, and those that begin with it, by plain steps to come. Nothing is left at first, so
 what may be spent grows with the steps.
 
-Shapes: W windows, by the steps that they reach back: 0 … WINDOW − 1; X prices.
+Shapes: W windows, by the steps that they reach back: 0 … WINDOW − 1.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plait.kernels import draft_choice
-from plait.speculation.pool import FloatArray
 
 WINDOW = 32
 """Steps of which none may be slower together."""
 MOST_LOST = 0.019
 """Share of their time that they may lose: a little less than the two percent that are promised, as prices are
 estimates."""
-KEPT = 0.005
-"""Share of the steps to come that is set aside for looking up and finding out, which go on."""
 
 
 class Margin:
@@ -38,24 +34,11 @@ class Margin:
         self._newest = (self._newest + 1) % len(self._steps_W2)
         self._steps_W2[self._newest] = seconds, lost_s
 
-    def covers(
-        self, prices_X: FloatArray, plain_s: float, *, once_s: float = 0.0, again: int = 1, kept: float = KEPT
-    ) -> NDArray[np.bool_]:
-        """[X]: whether a step may lose so much.
+    def room_s(self, plain_s: float, *, once_s: float = 0.0) -> float:
+        """The largest price that is covered.
 
         Args:
-            prices_X: seconds that may be lost; less than nothing is what is sure to be gained.
             plain_s: of a plain step, now and after it.
             once_s: that is lost beside.
-            again: as many steps after it, itself included, are sure to gain as much, where it does.
-            kept: share of the steps to come that is set aside; 0.0: it is about what that is for.
         """
-        room_s, room_again_s = self._room(plain_s, once_s, again, kept)
-        return np.asarray(prices_X <= np.where(prices_X < 0, room_again_s, room_s))
-
-    def room_s(self, plain_s: float, *, once_s: float = 0.0, kept: float = KEPT) -> float:
-        """The largest price that is covered; see `covers`."""
-        return self._room(plain_s, once_s, 1, kept)[0]
-
-    def _room(self, plain_s: float, once_s: float, again: int, kept: float) -> tuple[float, float]:
-        return draft_choice.room(self._steps_W2, self._newest, MOST_LOST, plain_s, once_s, again, kept)
+        return draft_choice.room(self._steps_W2, self._newest, MOST_LOST, plain_s, once_s)

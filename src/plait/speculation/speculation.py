@@ -12,6 +12,7 @@ Shapes: B running samples, K tokens of a guess, S slots, T tokens said.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -24,7 +25,7 @@ from plait.speculation import choice
 from plait.speculation.acceptance import Acceptance
 from plait.speculation.choice import Choice
 from plait.speculation.costly import Costly, LookedUp, Wanted
-from plait.speculation.counts import MOST_PLACES, Counts
+from plait.speculation.counts import Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
 from plait.speculation.ledger import SELDOM, Counted, Ledger, Spent
 from plait.speculation.margin import MOST_LOST, WINDOW
@@ -51,9 +52,6 @@ DOUBTED = 256
 EAGER, MOST_STEPS = 2, 4
 """Looks without a guess, one after another, after which a further one is a step later each time; and at most so many
 steps. Who says something new mostly goes on with it."""
-LEAST_OFTEN = 0.05
-"""Share of the steps in which guesses are taken to be found, at least."""
-
 _PER_SOURCE = CELLS[2] * CELLS[3] * CELLS[4]
 
 
@@ -89,17 +87,20 @@ class Speculation:
         whether guesses were computed of which nothing was heard."""
         self._is_counted = False
         """Whether the last step that asked was one in which they might be due."""
-        self._in_flight, self._overlaps = 0, False
-        """Steps that have asked and are not done; whether these were ever several, as where stages pass steps on."""
+        self._stakes: deque[float] = deque()
+        self._overlaps = False
+        """What steps that have asked and are not done may lose; whether these were ever several, as where stages pass
+        steps on."""
         self._probes: dict[tuple[int, int], int] = {}
         self._asks, self._due_at, self._pool_due_at, self._looked_at, self._in_vain = 0, 0, 0, 0, 0
         """Steps that have asked; those in which guesses are due again, of any kind and of what is looked up; the last
         one in which they were; the last looks of which no guess was computed."""
+        self._seldom_at, self._least_price_s = 0, 0.0
+        """The step in which guesses are looked up whether any may be computed or not; the price of one."""
         self._looking, self._last_s = Typical(), 0.0
         """Of looking up, at each step; of the last step in which guesses were due, all of it."""
-        self._gain, self._sure_s, self._often, self._spent = 0.0, 0.0, LEAST_OFTEN, Spent()
-        """`_sure_s`: what guesses are sure to gain beyond their rows; `_often`: share of the steps in which something
-        was guessed; `_spent`: on guesses, since a step was accounted for."""
+        self._gain, self._spent = 0.0, Spent()
+        """`_spent`: on guesses, since a step was accounted for."""
         self._guesses_SK = np.zeros((0, self._most), np.int32)
         self._cells_SK = np.zeros((0, self._most), np.int64)
         self._lengths_S, self._computed_S, self._at_S = (np.zeros(0, np.int64) for _ in range(3))
@@ -143,17 +144,11 @@ class Speculation:
             cells_X, places_X, hits_X = cells_X[:count], places_X[:count], hits_X[:count]
             self.acceptance.learn(cells_X, hits_X)
             if num_computed:
-                self._count_computed(cells_X[places_X >= 0], places_X[places_X >= 0], hits_X[places_X >= 0])
+                is_computed_X = places_X >= 0
+                sources = cells_X[is_computed_X] // _PER_SOURCE % NUM_SOURCES
+                self._counts.computed(sources, places_X[is_computed_X], hits_X[is_computed_X])
         for drafter in self._drafters:
             drafter.say(slots_B, counts_B, token_ids_T, probs_T)
-
-    def _count_computed(self, cells: IntArray, places: IntArray, hits: IntArray) -> None:
-        sources, counts = cells // _PER_SOURCE % NUM_SOURCES, self._counts
-        counts.accepted += float(hits.sum())
-        counts.tried_at += np.bincount(places, minlength=MOST_PLACES)
-        counts.accepted_at += np.bincount(places, hits, minlength=MOST_PLACES)
-        counts.tried_of += np.bincount(sources, minlength=NUM_SOURCES)
-        counts.accepted_of += np.bincount(sources, hits, minlength=NUM_SOURCES)
 
     def grow_old(self) -> None:
         """The policy has changed."""
@@ -170,8 +165,8 @@ class Speculation:
             num_context: tokens that they hold.
         """
         self._asks += 1
-        self._in_flight += 1
-        self._overlaps |= self._in_flight > 1
+        self._stakes.append(0.0)
+        self._overlaps |= len(self._stakes) > 1
         self._is_counted = self._overlaps or self._asks >= self._due_at
         return self._is_counted and self._looks_for(num_samples, num_context)
 
@@ -270,7 +265,8 @@ class Speculation:
 
     def _is_quiet(self, num_drafted: int) -> bool:
         """Whether a step that was computed had nothing to do with guesses."""
-        self._in_flight = max(0, self._in_flight - 1)
+        if self._stakes:
+            self._stakes.popleft()
         is_counted, self._is_counted = self._is_counted, self._overlaps
         return not is_counted and num_drafted == 0
 
@@ -284,7 +280,8 @@ class Speculation:
             seldom = int(min(max(looking_s / max(OVERHEAD * step_s, 1e-12), 1), SELDOM))
             self._in_vain = 0 if self._is_open else self._in_vain + 1
             steps = 1 if is_new else min(max(self._in_vain - EAGER, 1), MOST_STEPS)
-            self._pool_due_at = self._asks + (steps if pays or is_new else max(seldom, steps))
+            self._seldom_at = self._asks + max(seldom, steps)
+            self._pool_due_at = self._asks + steps if pays or is_new else self._seldom_at
         least = SELDOM if self._costly is None else self._costly.steps_to_wait()
         self._due_at = min(self._pool_due_at, self._asks + (1 if self._is_open else least))
         self._spent = Spent(before_s=self._clock() - began)
@@ -298,7 +295,11 @@ class Speculation:
         if self._asks < self._pool_due_at:
             return False
         plain_s = self.ledger.plain_s(num_samples, num_context)
-        if self._sure_s > looking_s or looking_s <= self.margin.room_s(plain_s, kept=0.0):
+        if self._asks >= self._seldom_at:
+            is_covered = looking_s <= self.margin.room_s(plain_s)
+        else:  # of no use, if nothing of what is found may be computed
+            is_covered = looking_s + self._least_price_s <= self.margin.room_s(plain_s)
+        if is_covered:
             return True
         if looking_s > MOST_LOST * WINDOW * plain_s:  # it never will be, unless that was a chance
             self._looking.doubt()
@@ -321,7 +322,7 @@ class Speculation:
             return guesses
         looked_up = Guesses.none(count, self._most) if guesses is None else guesses
         looked_at = self._clock()
-        alone = LookedUp.of(looked_up, lambda rows_X: self.cost.seconds(rows_X, num_context), looked_at - self._began)
+        alone = LookedUp.of(looked_up, self.cost, num_context, looked_at - self._began)
         if self._how == "auto":
             may_pay = self.ledger.may_guess
             wanted = costly.wanted(asked, alone, may_pay=may_pay)
@@ -339,10 +340,8 @@ class Speculation:
 
     def _found(self, num_tokens: int) -> bool:
         """Whether so many guessed tokens are any. Nothing gains nothing; nor is it known what pays, at first."""
-        if self._how == "auto":
-            self._often = max(LEAST_OFTEN, 0.95 * self._often + 0.05 * bool(num_tokens))
-            if num_tokens == 0 or self.cost.num_steps < PROBES:
-                self._gain, self._sure_s = _smoothed(self._gain, 0.0), 0.9 * self._sure_s
+        if self._how == "auto" and (num_tokens == 0 or self.cost.num_steps < PROBES):
+            self._gain = _smoothed(self._gain, 0.0)
         return num_tokens > 0
 
     def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
@@ -352,24 +351,31 @@ class Speculation:
             return Choice(guesses.lengths_B, 1.0)
         if self.cost.num_steps < PROBES:
             return choice.nothing(num_samples)
-        seconds_M1 = self.cost.seconds(np.arange(num_samples, num_samples + num_tokens + 1), num_context)
-        wanted, looks = self._wanted, self._drafted_s + self._looking.seconds
+        rows_M1 = np.arange(num_samples, num_samples + num_tokens + 1)
+        seconds_M1 = self.cost.seconds(rows_M1, num_context)
+        wanted, plain_s = self._wanted, float(seconds_M1[0])
+        looks_s = self._spent.before_s + self._drafted_s + self._looking.seconds
+        prices_M1 = self.cost.most(rows_M1, num_context) - plain_s
+        self._least_price_s = float(prices_M1[1])
+        room_s = self.margin.room_s(plain_s, once_s=looks_s + sum(self._stakes))
         weighed = choice.weigh(
             guesses,
-            self.acceptance.known_S,
             seconds_M1,
-            often=self._often if wanted is None else 1.0,
-            room_s=self.margin.room_s(float(seconds_M1[0]), once_s=looks),
+            prices_M1,
+            room_s=room_s,
+            share=choice.share_of(num_samples) if wanted is None else 1.0,
             # What the model's guesses took, those of the next step will, too.
             more_s=0.0 if wanted is None else wanted.seconds,
         )
-        if wanted is None:
-            self._sure_s = 0.9 * self._sure_s - 0.1 * weighed.least_price_s
-        if probed := self._probed(num_samples, weighed.allowed_M1):
-            return choice.first(weighed.samples_M, probed, num_samples)
-        if wanted is None:
-            self._gain = _smoothed(self._gain, _worth(weighed.best))
-        return weighed.best if self.ledger.may_guess else choice.nothing(num_samples)
+        if probed := self._probed(num_samples, prices_M1 <= room_s):
+            chosen = choice.first(weighed.samples_M, probed, num_samples)
+        else:
+            chosen = weighed.best if self.ledger.may_guess else choice.nothing(num_samples)
+            if wanted is None:
+                self._gain = _smoothed(self._gain, weighed.best.worth)
+        if self._stakes:
+            self._stakes[-1] = looks_s + float(prices_M1[chosen.lengths_B.sum()])
+        return chosen
 
     def _probed(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
         """Guesses to compute, to learn what so many rows take; 0: that is known, or there are too few, or the margin
@@ -381,11 +387,6 @@ class Speculation:
                 self._probes[key] = self._probes.get(key, 0) + 1
                 return more
         return 0
-
-
-def _worth(best: Choice) -> float:
-    """What guesses are expected to gain, as a share of a step, if they are computed for that."""
-    return best.gain - 1.0 if best.gain >= choice.LEAST_GAIN else 0.0
 
 
 def _smoothed(mean: float, value: float) -> float:

@@ -30,7 +30,8 @@ LAST = 15
 """Steps of a bucket, or other times, that are remembered."""
 MOST_BUCKETS = 96
 REFIT = 16
-"""Steps after which the fit is made anew; of the first ones each power of two."""
+"""Steps after which the fit is made anew; of the first ones each power of two, and each of another number of
+rows."""
 REFIT_LATER = 64
 """Once so many buckets' worth of steps are known that few more move it."""
 MANY = 256
@@ -78,12 +79,18 @@ class StepCost:
         self._token_s = 0.0
         self._scales: tuple[FloatArray, FloatArray] = (np.zeros(1), np.ones(1))
         """Logarithms of measured row counts, and what the fit is multiplied by there."""
+        self._rows_F = np.ones(1)
+        """The measured row counts themselves."""
+        self._seen: set[int] = set()
+        """Buckets of rows that something was ever added to: of a new one it is known at once what it takes."""
         self._fresh = 0
         self.num_steps = 0
 
     def observe(self, num_rows: int, num_context: int, seconds: float) -> None:
         """A step took so long."""
         key = _bucket(num_rows), num_context.bit_length()
+        is_new = key[0] not in self._seen
+        self._seen.add(key[0])
         bucket = self._buckets.pop(key, None)
         self._buckets[key] = bucket = deque(maxlen=LAST) if bucket is None else bucket
         bucket.append((num_rows, num_context, seconds))
@@ -94,8 +101,8 @@ class StepCost:
             self._medians.pop(oldest, None)
         self._fresh += 1
         self.num_steps += 1
-        is_power = self.num_steps & (self.num_steps - 1) == 0
-        if self._fresh >= (REFIT if self.num_steps < MANY else REFIT_LATER) or (self.num_steps <= REFIT and is_power):
+        is_early = is_new or (self.num_steps <= REFIT and self.num_steps & (self.num_steps - 1) == 0)
+        if is_early or self._fresh >= (REFIT if self.num_steps < MANY else REFIT_LATER):
             self._fit()
             self._fresh = 0
 
@@ -104,6 +111,14 @@ class StepCost:
         seconds_X = np.empty(len(num_rows_X))
         context_s = self._token_s * float(num_context)
         draft_choice.step_seconds(np.asarray(num_rows_X, float), context_s, *self._lines, *self._scales, seconds_X)
+        return seconds_X
+
+    def most(self, num_rows_X: NDArray, num_context: float) -> FloatArray:
+        """[X]: what such steps may take at most, as far as row counts near these were measured; see `seconds`."""
+        seconds_X = np.empty(len(num_rows_X))
+        context_s = self._token_s * float(num_context)
+        rows_X = np.asarray(num_rows_X, float)
+        draft_choice.most_seconds(rows_X, context_s, *self._lines, *self._scales, self._rows_F, seconds_X)
         return seconds_X
 
     def of(self, num_rows: int, num_context: float) -> float:
@@ -132,7 +147,8 @@ class StepCost:
         near = rows_P.round().astype(int)
         counts = sorted(set(near.tolist()))
         scales = [float(np.clip(np.median(ratio_P[near == count]), 0.7, 1.4)) for count in counts]
-        self._scales = np.log(np.array(counts, float)), np.array(scales)
+        self._rows_F = np.array(counts, float)
+        self._scales = np.log(self._rows_F), np.array(scales)
 
 
 def _bucket(num_rows: int) -> int:
