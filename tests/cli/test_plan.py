@@ -11,7 +11,10 @@ import yaml
 from plait.cli import main
 from plait.cost.cluster import SHIPPED
 from plait.cost.kept_profiles import keep_profile
-from plait.cost.profile import RunRecord
+from plait.cost.machine import machine_name
+from plait.cost.profile import KindRecord, RunRecord
+from plait.models.files.known_shapes import KNOWN
+from plait.models.shape import ModelShape
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Timeline
 from tests.cost.test_profile import PROFILE
@@ -252,7 +255,8 @@ def test_a_cluster_file_says_how_wrong_predictions_were(
     words = ("simulate", recipe, "--plan", "colocated", "--lengths", "64:128", "--devices", 8)
     code, out, _ = run(capsys, *words, "--cluster", "mine.yaml", "--json")
     assert code == 0
-    assert json.loads(out)["calibration"] == {"source": "held against ten runs", "error": 0.044, "kinds": {}, "runs": 0}
+    stated = {"source": "held against ten runs", "error": 0.044, "kinds": {}, "runs": 0, "carried": {}}
+    assert json.loads(out)["calibration"] == stated
     assert "held against ten runs; expected to be off by 4%" in run(capsys, *words, "--cluster", "mine.yaml")[1]
 
 
@@ -270,6 +274,33 @@ def test_runs_on_such_devices_say_how_wrong_they_were_foretold(
     assert (found["8xH100"]["error"], found["8xH100"]["runs"]) == (0.25, 1)
     assert "1 run on NVIDIA H100 80GB HBM3" in found["8xH100"]["source"]
     assert (found["8xH200"]["error"], found["8xH200"]["runs"]) == (None, 0)
+
+
+def test_what_one_device_measured_is_carried_to_two_and_said(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three steps took 16 times as long as the profile said: 8 times on two devices, until a run on two says more."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    kinds = {kind: KindRecord(profile_s=1.0, foretold_s=1.0, measured_s=16.0) for kind in ("train on 1", "decode on 1")}
+    alone = RunRecord(devices=1, foretold_s=1.0, measured_s=1.0, kinds=kinds, steps=3)
+    shape = ModelShape.from_config(KNOWN["smollm2-135m"], "smollm2-135m")
+    profile = PROFILE.model_copy(update={"machine": machine_name("cpu"), "shape": shape, "runs": (alone,)})
+    keep_profile(profile)
+    words = ("simulate", recipe, "--model", "smollm2-135m", "--device", "cpu", "--threads", 1, "--plan", "colocated")
+    ask = (*words, "--lengths", "64:128", "--devices", 2)
+    told = json.loads(run(capsys, *ask, "--json")[1])["calibration"]
+    assert told["carried"] == {
+        "decode on 2": {"of": "decode on 1", "steps": 3, "factor": pytest.approx(8.0)},
+        "train on 2": {"of": "train on 1", "steps": 3, "factor": pytest.approx(8.0)},
+    }
+    shown = " ".join(run(capsys, *ask)[1].split())
+    assert "corrected by 1 run on other numbers of devices than 2" in shown
+    assert "train on 2 8.00 times as long, carried from train on 1 (3 steps)" in shown
+    keep_profile(
+        profile.with_run(alone.model_copy(update={"devices": 2, "kinds": {"train on 2": kinds["train on 1"]}}))
+    )
+    told = json.loads(run(capsys, *ask, "--json")[1])["calibration"]
+    assert list(told["carried"]) == ["decode on 2"]
 
 
 def test_a_pool_beside_other_models_has_what_they_leave(

@@ -102,6 +102,10 @@ class Report:
             "error": calibration.error,
             "kinds": dict(calibration.kinds),
             "runs": calibration.runs,
+            "carried": {
+                kind: {"of": one.kind, "steps": one.steps, "factor": one.factor}
+                for kind, one in self.planning.carried(self.plan).items()
+            },
         }
 
 

@@ -82,16 +82,16 @@ def _devices(count: int) -> str:
 
 def _numbers(report: Report) -> str:
     """Where seconds come from, and how far off they have been."""
-    calibration = report.planning.calibration
+    calibration, source = report.planning.calibration, report.planning.source(report.plan)
     if calibration.error is None:
-        return calibration.source
+        return source
     error_text = (
         f"off by {calibration.error:.0%} in the mean"
         if calibration.runs
         else f"expected to be off by {calibration.error:.0%}"
     )
     kinds = ", ".join(f"{kind} {error:.0%}" for kind, error in calibration.kinds.items())
-    return f"{calibration.source}; {error_text}{f' ({kinds})' if kinds else ''}"
+    return f"{source}; {error_text}{f' ({kinds})' if kinds else ''}"
 
 
 def _calls(report: Report, width: int) -> Iterator[str]:

@@ -89,7 +89,10 @@ def calibrated(
     past = chosen.past(devices) if added == 0 else ()
     if not past:
         return Calibration(label, best.error + added, profile=chosen, exact=added == 0)
-    return Calibration(f"{label}, corrected by {_runs(len(past))}", *_errors(past), chosen, exact=True)
+    corrected = f"{label}, corrected by {_runs(len(past))}"
+    if not any(run.devices == devices for run in past):
+        corrected += f" on other numbers of devices than {devices}"
+    return Calibration(corrected, *_errors(past), chosen, exact=True)
 
 
 def _runs(count: int) -> str:

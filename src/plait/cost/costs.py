@@ -5,7 +5,7 @@ Seconds are floats, bytes whole numbers. A layout is a mesh with dp, tp, pp and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -58,9 +58,15 @@ class CallCost:
     activation_bytes: tuple[int, ...] = (0,)
     plain_bytes: tuple[int, ...] = (0,)
 
-    def times(self, factor: float) -> CallCost:
-        """Taking so many times as long; bytes stay."""
-        terms = {name: factor * seconds for name, seconds in self.terms.items()}
+    def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:
+        """Taking so many times as long; bytes stay.
+
+        Args:
+            but: terms that stay as they are. What has no terms of its own takes so many times as long as all of it.
+        """
+        terms = {name: seconds * (1.0 if name in but else factor) for name, seconds in self.terms.items()}
+        if but and self.seconds > 0:
+            factor = sum(terms.values()) / self.seconds
         by_instance = tuple(factor * seconds for seconds in self.instance_seconds)
         tails = tuple(tail.times(factor) for tail in self.tails)
         return replace(

@@ -116,7 +116,7 @@ class Generating:
     ) -> Terms:
         """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
         count = size // samples.per_prompt
-        terms = added(self._packing(role, passes.layout), {"prompts": self._prompts_s(passes, count, groups(size))})
+        terms = added(self._packing(role, passes), {"prompts": self._prompts_s(passes, count, groups(size))})
         if guessing.model is not None and guessing.drafts.passes:
             terms = added(terms, {DRAFT_MODEL: self._prompts_s(guessing.model, count, 1)})
         return terms
@@ -202,13 +202,13 @@ class Generating:
         counts = range(1, min(running, layout.parallelism.pp + 1) + 1)
         return min(counts, key=lambda count: (round_s(count) * (1 + 1e-12 * count), count))
 
-    def _packing(self, role: str, layout: Layout) -> Terms:
+    def _packing(self, role: str, passes: Passes) -> Terms:
         """Weights that are laid out anew for decoding, where the measured engine does that, and one device has all."""
         rate = None if self._profile is None else self._profile.packing_bytes_per_s
-        sizes = layout.parallelism
+        sizes = passes.layout.parallelism
         if rate is None or sizes.tp * sizes.pp > 1:
             return {}
-        return {"packing": self._held(role, Parallelism())[0] / rate}
+        return {"packing": self._held(role, Parallelism())[0] / rate * passes.contention}
 
     def _prompts_s(self, passes: Passes, prompts: int, groups: int) -> float:
         """Prompts of one instance, each computed once for all of its samples."""

@@ -9,6 +9,7 @@ from math import ceil
 from typing import Literal
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.corrections import Corrections
 from plait.cost.costs import CallCost, MoveCost
 from plait.cost.forward_memory import forward_memory
 from plait.cost.generating import Generating
@@ -16,7 +17,7 @@ from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import move_cost
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
-from plait.cost.profile import Profile, kind_on
+from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
@@ -40,8 +41,8 @@ class ModelCosts:
         shapes: role → the shape of its model; of a role that is none (reward functions), nothing.
         parameters: role → its parameters, where a model's own are known; else those of a decoder of its shape.
         profile: what a machine was measured to do, in place of the device's numbers; the cluster is then
-            `profile.cluster(devices)`. Calls on so many ranks and moves take as many times as long as in the runs that
-            it knows; of what none had, as long as it says itself.
+            `profile.cluster(devices)`. Calls and moves take as many times as long as in the runs that it knows
+            (`corrections`).
     """
 
     def __init__(
@@ -58,8 +59,7 @@ class ModelCosts:
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
         self._profile = profile
-        ratios = profile.ratios(cluster.num_devices) if profile is not None else {}
-        self._ratios = {kind: ratio.value for kind, ratio in ratios.items()}
+        self.corrections = Corrections({} if profile is None else profile.ratios(cluster.num_devices))
         self._given = dict(parameters or {})
         # Kept by instance: a search asks for the same again and again.
         self.call = cache(self._call)
@@ -99,8 +99,8 @@ class ModelCosts:
         return self._corrected(cost, "decode", layout)
 
     def _corrected(self, cost: CallCost, mode: str, layout: Layout) -> CallCost:
-        ratio = self._ratios.get(kind_on(mode, len(layout.mesh.ranks)))
-        return cost if ratio is None else cost.times(ratio)
+        correction = self.corrections.of(mode, len(layout.mesh.ranks))
+        return cost if correction is None else correction.of(cost)
 
     @property
     def process_bytes(self) -> int:
@@ -205,7 +205,8 @@ class ModelCosts:
         read = elements / sizes.dp * (passed + per.gradients)
         terms = {"optimizer": read / (self.cluster.device.memory_bandwidth * self.cluster.software.memory)}
         if self._profile is not None and self._profile.optimizer_s is not None:
-            terms = {"optimizer": elements / sizes.dp * self._profile.optimizer_s}
+            contention = self._passes(role, layout).contention
+            terms = {"optimizer": elements / sizes.dp * self._profile.optimizer_s * contention}
         if sizes.dp > 1:
             terms["gradients"] = sums * traffic.gather("dp", elements * per.gradients)
             terms["new weights"] = traffic.gather("dp", elements * per.weights)
@@ -267,7 +268,7 @@ class ModelCosts:
 
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         cost = move_cost(self._parameters(role), source, target, self.workload.dtype, self.cluster)
-        return cost.times(self._ratios.get("move", 1.0))
+        return cost.times(self.corrections.move)
 
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         sizes = layout.parallelism

@@ -56,6 +56,7 @@ class RunRecord(Settings):
     kinds:     `decode`, `score` or `train` on so many ranks (`kind_on`), `move`
     functions: names of reward functions → their seconds for a sample, in one process
     drafts:    with `sampling.speculation`
+    steps:     that were measured
     """
 
     devices: int = Field(ge=1)
@@ -64,6 +65,7 @@ class RunRecord(Settings):
     kinds: Mapping[str, KindRecord] = Field(default_factory=dict)
     functions: Mapping[str, float] = Field(default_factory=dict)
     drafts: DraftRecord | None = None
+    steps: int = Field(default=1, ge=1)
 
     @property
     def error(self) -> float:
@@ -79,11 +81,12 @@ class RunRecord(Settings):
 @dataclass(frozen=True)
 class Ratio:
     """What runs took for what the profile alone foretells as 1: their median, and the mean distance from it as a share
-    of it, of so many runs."""
+    of it, of so many runs with so many measured steps."""
 
     value: float
     spread: float
     runs: int
+    steps: int
 
 
 KEPT_RUNS = 20
@@ -183,7 +186,7 @@ class Profile(Settings):
 
     def ratios(self, devices: int) -> dict[str, Ratio]:
         """By the kind, of runs on so many devices; of a kind that none of them had, of all runs."""
-        return {kind: _ratio(ratios) for runs in (self.runs, self.past(devices)) for kind, ratios in _by_kind(runs)}
+        return {kind: _ratio(kind, had) for runs in (self.runs, self.past(devices)) for kind, had in _by_kind(runs)}
 
     def function_s(self, names: str) -> float | None:
         """Seconds of these reward functions for a sample, in the newest run that had them."""
@@ -219,18 +222,20 @@ def kind_on(mode: str, ranks: int) -> str:
     return f"{mode} on {ranks}"
 
 
-def _by_kind(runs: Sequence[RunRecord]) -> Iterable[tuple[str, list[float]]]:
-    """What runs took for what the profile alone foretells as 1, by the kind."""
-    values: dict[str, list[float]] = {}
+def _by_kind(runs: Sequence[RunRecord]) -> Iterable[tuple[str, list[RunRecord]]]:
+    """Kind → the runs that had it."""
+    having: dict[str, list[RunRecord]] = {}
     for run in runs:
-        for kind, record in run.kinds.items():
-            values.setdefault(kind, []).append(record.measured_s / record.profile_s)
-    return values.items()
+        for kind in run.kinds:
+            having.setdefault(kind, []).append(run)
+    return having.items()
 
 
-def _ratio(values: Sequence[float]) -> Ratio:
+def _ratio(kind: str, runs: Sequence[RunRecord]) -> Ratio:
+    values = [run.kinds[kind].measured_s / run.kinds[kind].profile_s for run in runs]
     middle = median(values)
-    return Ratio(middle, sum(abs(value / middle - 1.0) for value in values) / len(values), len(values))
+    spread = sum(abs(value / middle - 1.0) for value in values) / len(values)
+    return Ratio(middle, spread, len(runs), sum(run.steps for run in runs))
 
 
 def interpolated(points: Sequence[tuple[int, float]], at: float) -> float:

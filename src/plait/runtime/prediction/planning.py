@@ -10,6 +10,7 @@ from itertools import combinations
 
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
+from plait.cost.corrections import Correction, carried_text
 from plait.cost.drafts import Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
@@ -101,6 +102,18 @@ class Planning:
         if profile is not None and not self.corrected:
             profile = uncorrected(profile)
         return ModelCosts(self.workload, shapes, self.flow, self.cluster, parameters=self.parameters, profile=profile)
+
+    def carried(self, plan: Plan) -> Mapping[str, Correction]:
+        """Kind of calls of a plan → its correction, where that is by runs on another number of ranks."""
+        roles = {model.role for model in self.models}
+        calls = {node.call for node in self.flow.nodes if node.role in roles}
+        places = [place for place in plan.placements if place.call in calls]
+        return self.costs.corrections.carried((place.mode, len(place.ranks)) for place in places)
+
+    def source(self, plan: Plan) -> str:
+        """Where seconds of a plan come from, in words."""
+        carried = carried_text(self.carried(plan))
+        return f"{self.calibration.source}{'; ' * bool(carried)}{carried}"
 
     @cached_property
     def graph(self) -> StepGraph:

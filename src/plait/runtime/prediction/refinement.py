@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from plait.cost.corrections import MOVE
 from plait.cost.drafts import Drafts
 from plait.cost.kept_profiles import keep_profile, kept_profiles, profile_path
 from plait.cost.machine import machine_name
@@ -26,8 +27,6 @@ from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.plan import Plan
-
-MOVE = "move"
 
 
 def refine(prepared: Prepared, folder: Path) -> Profile | None:
@@ -94,7 +93,9 @@ def run_record(
         for kind, total in sorted(sums.items())
         if min(total) > 0
     }
-    return RunRecord(devices=devices, foretold_s=foretold[STEP], measured_s=measured[STEP], kinds=kinds_of_run)
+    return RunRecord(
+        devices=devices, foretold_s=foretold[STEP], measured_s=measured[STEP], kinds=kinds_of_run, steps=len(rows)
+    )
 
 
 def kinds_of(flow: Dataflow, plan: Plan) -> dict[str, str]:

@@ -73,7 +73,7 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
         say(f"nothing is predicted of this run: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
         return plan
     if planning.calibration.profile is not None:  # conservative numbers may be far off, and say little to a person
-        loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {planning.calibration.source}")
+        loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {planning.source(plan)}")
     return replace(plan, predicted=prediction.timeline)
 
 

@@ -1,0 +1,83 @@
+"""What runs measured corrects what a profile foretells: by the kind of call, and where no run had calls of a kind on so
+many ranks by those on another number of them. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from plait.cost.costs import CallCost
+from plait.cost.profile import Ratio, kind_on
+
+PRIOR_STEPS = 1
+"""Measured steps that say as much as the assumption that a profile is right on another number of ranks. Steps of a run
+differ by a tenth, runs from profiles by a fifth to a third, by which a tenth of a step would do: one leaves room for
+what differs between numbers of ranks."""
+BETWEEN = frozenset({"gradients", "hops", "new weights", "rows", "tensor parallel"})
+"""Terms of what ranks do with each other, which a carried correction leaves alone: more ranks have other ones."""
+MOVE = "move"
+
+
+@dataclass(frozen=True)
+class Correction:
+    """
+    factor:  times as long as the profile says that a call of some kind takes
+    kind:    whose calls were measured; steps: in so many steps
+    carried: these calls were on another number of ranks: `factor` is nearer to 1 than what was measured, the fewer
+             steps there were, and counts for what each rank computes by itself
+    """
+
+    factor: float
+    kind: str
+    steps: int
+    carried: bool = False
+
+    def of(self, cost: CallCost) -> CallCost:
+        """A call's cost as the profile says it, corrected."""
+        return cost.times(self.factor, but=BETWEEN if self.carried else frozenset())
+
+
+class Corrections:
+    """
+    Args:
+        ratios: of kinds (`Profile.ratios`).
+    """
+
+    def __init__(self, ratios: Mapping[str, Ratio]) -> None:
+        self._ratios = dict(ratios)
+
+    @property
+    def move(self) -> float:
+        """Times as long as the profile says that moves of weights take."""
+        return self._ratios[MOVE].value if MOVE in self._ratios else 1.0
+
+    def of(self, mode: str, ranks: int) -> Correction | None:
+        """Of calls in a mode on so many ranks; None: no run had calls in this mode.
+
+        Of several numbers of ranks the nearest one is carried, by how many times as many they are, of two that are as
+        near the less.
+        """
+        kind = kind_on(mode, ranks)
+        if kind in self._ratios:
+            return Correction(self._ratios[kind].value, kind, self._ratios[kind].steps)
+        numbers = [int(other.rpartition(" ")[2]) for other in self._ratios if other.startswith(f"{mode} on ")]
+        if not numbers:
+            return None
+        kind = kind_on(mode, min(numbers, key=lambda number: (abs(math.log2(number / ranks)), number)))
+        ratio = self._ratios[kind]
+        factor = ratio.value ** (ratio.steps / (ratio.steps + PRIOR_STEPS))
+        return Correction(factor, kind, ratio.steps, carried=True)
+
+    def carried(self, kinds: Iterable[tuple[str, int]]) -> dict[str, Correction]:
+        """Kind → its correction, of those (mode, number of ranks) whose correction is carried."""
+        found = {kind_on(mode, ranks): self.of(mode, ranks) for mode, ranks in kinds}
+        return {kind: one for kind, one in sorted(found.items()) if one is not None and one.carried}
+
+
+def carried_text(carried: Mapping[str, Correction]) -> str:
+    """In words; empty where nothing is carried."""
+    return ", ".join(
+        f"{kind} {one.factor:.2f} times as long, carried from {one.kind} ({one.steps} step{'s' * (one.steps > 1)})"
+        for kind, one in carried.items()
+    )
