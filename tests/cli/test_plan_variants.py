@@ -90,6 +90,41 @@ def test_guesses_are_foretold_where_a_run_has_made_some(
     assert list(unknown["by_key"]) == ["with max_staleness 1"]  # type: ignore[call-overload]
 
 
+def test_acceptance_may_be_stated(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe that guesses takes it; of one that does not, what guesses would bring is shown beside."""
+    ask = ("simulate", recipe, *PLACE, "--plan", "colocated")
+    stated = ("--acceptance-rate", 0.5, "--acceptance-length", 3)
+    off, unknown = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "auto")
+    assert off["speculation"] is None
+    assert unknown["speculation"]["source"].startswith("nothing is known of them")  # type: ignore[index]
+    assert unknown["seconds_per_step"] == off["seconds_per_step"]
+    auto = told(capsys, *ask, "--sampling.speculation", "auto", *stated)
+    assert auto["speculation"] == {"source": "as stated", "tokens": 3.0, "rows": 5.0, "passes": 0.0}
+    fixed = told(capsys, *ask, "--sampling.speculation", 4, "--acceptance-rate", 0.5)
+    assert fixed["speculation"] == auto["speculation"]
+    assert fixed["seconds_per_step"] == auto["seconds_per_step"] < off["seconds_per_step"]  # type: ignore[operator]
+    beside = told(capsys, *ask, *stated)["by_key"]["with sampling.speculation auto"]  # type: ignore[index]
+    assert beside["seconds_per_step"] == auto["seconds_per_step"]
+    searched = told(capsys, "plan", recipe, *PLACE, "--evaluations", 200, "--sampling.speculation", 4, *stated[:2])
+    assert searched["speculation"] == auto["speculation"]
+    words = [*map(str, ask), "--sampling.speculation", "4", "--acceptance-rate", "0.5"]
+    words.remove("--json")
+    assert main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "speculation 3 tokens of a sample in a decode step, for 5 rows, as stated" in shown
+
+
+def test_acceptance_that_cannot_be_is_refused(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sft.yaml").write_text("model: llama-2-7b\nalgorithm: sft\nsteps: 2\ndata: {source: pairs.jsonl}\n")
+    for name, words, message in (
+        (recipe, ("--sampling.speculation", "auto", "--acceptance-rate", "0.5"), "--acceptance-length is missing"),
+        (recipe, ("--sampling.speculation", "4", "--acceptance-rate", "2"), "expected a share of the guessed tokens"),
+        ("sft.yaml", ("--acceptance-rate", "0.5"), "this recipe generates nothing"),
+    ):
+        assert main(["simulate", name, *PLACE, *words]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_flow_that_draws_nothing_has_no_other_staleness(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

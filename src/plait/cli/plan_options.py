@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from plait.cli.app import Whole
+from plait.cli.app import Number, Whole
 from plait.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 Keys = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """A token of the recipe's keys behind it, `--model llama-2-13b`."""
 
-OFFERED = ("--cluster", "--lengths", "--seconds", "--evaluations", "--timeline", "--picture", "--json")
+OFFERED = (
+    "--cluster",
+    "--lengths",
+    "--acceptance-rate",
+    "--acceptance-length",
+    "--seconds",
+    "--evaluations",
+    "--timeline",
+    "--picture",
+    "--json",
+)
 """Offered where a key is near to them; others are near to keys."""
 
 
@@ -35,6 +45,11 @@ class OnCluster:
     lengths: str | None = None
     """Response tokens: 512, or MEDIAN~SIGMA, either after PROMPT: tokens (128:300~0.8), or a run's folder. Without
     PROMPT: the data's prompts are read."""
+    acceptance_rate: Number | None = None
+    """With sampling.speculation: the share of guessed tokens that come true, in place of what runs measured."""
+    acceptance_length: Number | None = None
+    """The tokens that a sample gets in a step with guesses, one more than come true. Of speculation auto both are
+    stated, of a number one."""
     stage: str | None = None
     """The one that is meant, of a recipe of several stages."""
     overwrite: bool = False
@@ -50,7 +65,7 @@ class OnCluster:
             plan: a plan file, whose ranks are the devices where nothing else says how many.
 
         Raises:
-            UserError: the recipe, a key, `--devices`, the cluster or the lengths cannot be used.
+            UserError: the recipe, a key, `--devices`, the cluster, the lengths or the acceptance cannot be used.
         """
         if self.devices is not None and self.devices < 1:
             raise ConfigError(f"--devices: expected at least 1, found {self.devices}")
@@ -58,6 +73,7 @@ class OnCluster:
         from plait.cost.calibration import of_cluster
         from plait.cost.cluster import read_cluster
         from plait.cost.kept_profiles import profiles_of_gpu
+        from plait.runtime.prediction.guesses import Acceptance
         from plait.runtime.prediction.lengths import lengths_of
         from plait.runtime.prediction.machine import machine_of
         from plait.runtime.prediction.plan_files import ranks_of
@@ -76,8 +92,11 @@ class OnCluster:
             foreseen = outline(recipe, device_memory=spec.device.memory_bytes)
         sizes = lengths_of(self.lengths, foreseen.recipe, lambda: prompt_lengths(foreseen))
         guessed = recorded_drafts(self.lengths)
+        stated = Acceptance(self.acceptance_rate, self.acceptance_length)
+        if stated.is_stated:
+            stated.check(foreseen.recipe.sampling, foreseen.flow)
         known = foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes
-        return Planning(*known, spec, sizes, source, drafts=guessed)
+        return Planning(*known, spec, sizes, source, drafts=guessed, acceptance=stated)
 
     def _recipe(self, path: Path, keys: Sequence[str]) -> Recipe:
         """The recipe, or that of the stage; models that other stages make have the shape of those that they begin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from plait.runtime.prediction.choosing import Choice, Foretold
@@ -91,6 +91,7 @@ class Report:
             "alternatives": self.alternatives(),
             "variants": self.variant_rows(),
             "calibration": self._calibration(),
+            "speculation": self._speculation(),
             "evaluations": choice.evaluations,
             "seconds_spent": choice.seconds,
         }
@@ -107,6 +108,11 @@ class Report:
                 for kind, one in self.planning.carried(self.plan).items()
             },
         }
+
+    def _speculation(self) -> dict[str, Any] | None:
+        """In the mean over steps of decoding; None: nothing is guessed."""
+        guesses = self.planning.guesses
+        return None if guesses is None else {"source": guesses.source, **asdict(guesses.drafts)}
 
 
 def is_call(record: CallRecord) -> bool:

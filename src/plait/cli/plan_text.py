@@ -65,6 +65,11 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         hidden = planning.nothing_to_hide(report.plan)
         text = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"
         yield from _line("fusion", text, width)
+    if (guesses := planning.guesses) is not None:
+        drafts = guesses.drafts
+        passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""
+        text = f"{drafts.tokens:.3g} tokens of a sample in a decode step, for {drafts.rows:.3g} rows{passes}"
+        yield from _line("speculation", f"{text}, {guesses.source}", width)
     if planning.recipe.max_staleness:
         yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)
     if choice.stopped_by is not None:

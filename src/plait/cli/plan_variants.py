@@ -11,7 +11,7 @@ from typing import Any
 from plait.errors import UserError
 from plait.recipes.recipe import Recipe
 from plait.runtime.prediction.choosing import Foretold
-from plait.runtime.prediction.guesses import known_drafts
+from plait.runtime.prediction.guesses import known_guesses
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 
@@ -41,7 +41,7 @@ def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
     else:
         yield "with max_staleness 0", {"max_staleness": 0, "on_update": "wait"}
     sampling = recipe.sampling.model_dump(mode="json")
-    if known_drafts(recipe.sampling, profile, planning.drafts) is None:
+    if known_guesses(recipe.sampling, profile, planning.drafts, planning.acceptance) is None:
         return
     if recipe.sampling.speculation == "off":
         yield "with sampling.speculation auto", {"sampling": sampling | {"speculation": "auto"}}

@@ -1,38 +1,137 @@
-"""What guessed tokens come to in a run that is foretold: as runs have measured it, or as the recipe fixes it."""
+"""What guessed tokens come to in a run that is foretold: as a user states it, as runs have measured it, or as the
+recipe fixes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from plait.cost.drafts import NO_DRAFTS, Drafts
+from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.profile import DraftRecord, Profile
+from plait.dataflow import CallKind, Dataflow
+from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 
+MOST_GUESSED = 15
+"""Tokens that `sampling.speculation` may guess in a step."""
+RATE, LENGTH = "--acceptance-rate", "--acceptance-length"
 
-def drafts_of_run(sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None) -> Drafts:
-    """What the guesses of a run come to. Of what nothing is known of nothing is foretold: it takes at most some percent
-    longer than without."""
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What a user states of the steps that compute guesses, by the names of metrics (`perf/spec/...`); None: nothing.
+
+    rate:   `draft_acceptance_rate`, the share of guessed tokens that come true
+    length: `mean_acceptance_length`, tokens that a sample gets in a step: one more than come true
+    """
+
+    rate: float | None = None
+    length: float | None = None
+
+    @property
+    def is_stated(self) -> bool:
+        return self.rate is not None or self.length is not None
+
+    def drafts(self, sampling: SamplingSettings) -> Drafts:
+        """What guesses come to where each step computes them. G are guessed for a sample and step: length = 1 + rate G.
+        A number of the recipe is G, so that one of the two says the other; `auto` takes both; `off` is seen as `auto`.
+
+        Raises:
+            ConfigError: one of them cannot be, one is missing, or one is too many.
+        """
+        rate, length, fixed = self.rate, self.length, sampling.speculation
+        if rate is not None and not 0 <= rate <= 1:
+            raise ConfigError(f"{RATE}: expected a share of the guessed tokens, 0 to 1, found {rate:g}")
+        if length is not None and not 1 <= length <= 1 + MOST_GUESSED:
+            raise ConfigError(
+                f"{LENGTH}: expected the tokens that a sample gets in a step with guesses, 1 to {1 + MOST_GUESSED}, "
+                f"found {length:g}"
+            )
+        if isinstance(fixed, int):
+            guessed = float(fixed)
+            if rate is not None and length is not None:
+                raise ConfigError(
+                    f"{RATE}, {LENGTH}: expected one of them, as `sampling.speculation` {fixed} says the other: length "
+                    f"= 1 + {fixed} * rate"
+                )
+            length = 1 + (rate or 0.0) * guessed if length is None else length
+            if length > 1 + guessed:
+                raise ConfigError(
+                    f"{LENGTH}: expected at most {1 + fixed}, as `sampling.speculation` is {fixed}, found {length:g}"
+                )
+        elif rate is None or length is None:
+            raise ConfigError(
+                f"{RATE}, {LENGTH}: expected both where `sampling.speculation` is no number but `{fixed}`; "
+                f"{LENGTH if length is None else RATE} is missing"
+            )
+        elif length > 1 + rate * MOST_GUESSED:
+            raise ConfigError(
+                f"{RATE}, {LENGTH}: expected a length of at most 1 + {MOST_GUESSED} * rate = "
+                f"{1 + rate * MOST_GUESSED:g}, as {MOST_GUESSED} tokens are guessed at most, found {length:g}"
+            )
+        else:
+            guessed = (length - 1) / rate if rate else 0.0
+        return Drafts(length, 1 + guessed, guessed if sampling.draft_model is not None else 0.0)
+
+    def check(self, sampling: SamplingSettings, flow: Dataflow) -> None:
+        """Raises ConfigError where the flow draws nothing, or as of `drafts`."""
+        if not flow.of_kind(CallKind.GENERATE):
+            raise ConfigError(f"{RATE}, {LENGTH}: this recipe generates nothing, so nothing is guessed; leave them out")
+        self.drafts(sampling)
+
+
+NOTHING_STATED = Acceptance()
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What guesses come to, and who says so, in words."""
+
+    drafts: Drafts
+    source: str
+
+
+UNKNOWN = Guesses(NO_DRAFTS, f"nothing is known of them; {RATE} and {LENGTH} state it: plain steps")
+
+
+def guesses_of_run(
+    sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None, stated: Acceptance = NOTHING_STATED
+) -> Guesses | None:
+    """What the guesses of a run come to; None: it makes none. Of what nothing is known of nothing is foretold: it takes
+    at most some percent longer than without.
+
+    Raises:
+        ConfigError: as of `Acceptance.drafts`.
+    """
     if sampling.speculation == "off":
-        return NO_DRAFTS
-    return known_drafts(sampling, profile, recorded) or NO_DRAFTS
+        return None
+    return known_guesses(sampling, profile, recorded, stated) or UNKNOWN
 
 
-def known_drafts(sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None) -> Drafts | None:
-    """What guesses come to, by a draft model or by texts as the recipe has it, whether or not it guesses: as runs have
-    measured it; else as the recipe fixes it, where a draft model guesses in every step. None: nothing is known.
+def known_guesses(
+    sampling: SamplingSettings, profile: Profile | None, recorded: Drafts | None, stated: Acceptance = NOTHING_STATED
+) -> Guesses | None:
+    """What guesses come to, by a draft model or by texts as the recipe has it, whether or not it guesses: as it is
+    stated; else as runs have measured it; else as the recipe fixes it, where a draft model guesses in every step. None:
+    nothing is known.
 
     Args:
         profile: of the machine, with what runs there measured.
         recorded: of the run whose lengths are taken, which comes before others.
+
+    Raises:
+        ConfigError: as of `Acceptance.drafts`.
     """
+    if stated.is_stated:
+        return Guesses(stated.drafts(sampling), "as stated")
     by_model = sampling.draft_model is not None
     if recorded is not None and (recorded.passes > 0) == by_model:
-        return recorded
+        return Guesses(recorded, "as measured by the run of --lengths")
     if profile is not None and (measured := profile.drafts(by_model=by_model)) is not None:
-        return measured
+        return Guesses(measured, "as measured by the newest run on this machine that guessed")
     if by_model and isinstance(sampling.speculation, int):
-        return Drafts.fixed(sampling.speculation)
+        return Guesses(Drafts.fixed(sampling.speculation), f"if each comes true in {TRUST:.0%} of the places")
     return None
 
 

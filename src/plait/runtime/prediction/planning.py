@@ -11,7 +11,7 @@ from itertools import combinations
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.corrections import Correction, carried_text
-from plait.cost.drafts import Drafts
+from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.idle_away import with_idle_away
@@ -37,7 +37,7 @@ from plait.policy.fusion_gate import LEAST_SHARE, fuses
 from plait.recipes.engine_checks import abilities, check_engine_plan
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
-from plait.runtime.prediction.guesses import drafts_of_run
+from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, Guesses, guesses_of_run
 from plait.runtime.prediction.plan_files import plan_file
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
@@ -52,7 +52,7 @@ from plait.simulator.steps import Prediction, places_of, predict
 @dataclass(frozen=True)
 class Planning:
     """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
-    the run whose lengths are taken, where it guessed"""
+    the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it"""
 
     recipe: Recipe
     flow: Dataflow
@@ -63,6 +63,14 @@ class Planning:
     calibration: Calibration = VENDORS
     corrected: bool = True
     drafts: Drafts | None = None
+    acceptance: Acceptance = NOTHING_STATED
+
+    @cached_property
+    def guesses(self) -> Guesses | None:
+        """What guessed tokens come to; None: none are made."""
+        if not self.flow.of_kind(CallKind.GENERATE):
+            return None
+        return guesses_of_run(self.recipe.sampling, self.calibration.profile, self.drafts, self.acceptance)
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
@@ -89,7 +97,7 @@ class Planning:
         return replace(
             workload,
             function_s=max(self._function_s.values(), default=0.0),
-            drafts=drafts_of_run(self.recipe.sampling, self.calibration.profile, self.drafts),
+            drafts=NO_DRAFTS if self.guesses is None else self.guesses.drafts,
             draft_model=None if name is None else self.shapes[name],
             engine_bytes=engine_bytes(self.recipe, self.shapes) if self.flow.of_kind(CallKind.GENERATE) else 0,
             elsewhere=abilities(self.recipe).program is not None,
