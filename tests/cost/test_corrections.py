@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import pytest
 
 from plait.cost.calibration import calibrated, uncorrected
-from plait.cost.corrections import Correction, Corrections, carried_text
+from plait.cost.corrections import Correction, Corrections, with_carried
 from plait.cost.costs import CallCost, Tail
 from plait.cost.model_costs import ModelCosts
 from plait.cost.profile import KindRecord, Profile, Ratio, RunRecord
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.layout.mesh import Layout
-from plait.schedule.plan import Mode
+from plait.schedule.plan import Mode, Placement
 from tests.cost.test_model_costs import SHAPE, a_flow
 from tests.cost.test_profile import PROFILE
 
@@ -109,10 +109,16 @@ def test_runs_on_two_devices_put_an_end_to_it() -> None:
 def test_what_is_carried_is_said() -> None:
     """Scoring was measured on two, generation nowhere."""
     known = Corrections({"train on 1": ratio(16.0), "score on 2": ratio(2.0), "score on 1": ratio(3.0)})
-    carried = known.carried([("train", 2), ("score", 2), ("decode", 2), ("train", 2)])
+    placements = [
+        Placement("actor.train", "train", (0, 1), dp=2),
+        Placement("ref.logprobs", "score", (0, 1), dp=2),
+        Placement("actor.generate", "decode", (0, 1), dp=2),
+    ]
+    carried = known.carried(placements, ("actor", "ref"))
     assert set(carried) == {"train on 2"}
-    assert carried_text(carried) == "train on 2 8.00 times as long, carried from train on 1 (3 steps)"
-    assert carried_text({}) == ""
+    said = "train on 2 8.00 times as long, carried from train on 1 (3 steps)"
+    assert with_carried("a profile", carried) == f"a profile; {said}"
+    assert with_carried("a profile", known.carried(placements, ("ref",))) == "a profile"
     source = calibrated([PROFILE.with_run(a_run({"train on 1": 16.0}))], SHAPE, "bfloat16", 1, 2).source
     assert source.endswith("corrected by 1 run on other numbers of devices than 2")
     assert calibrated([PROFILE.with_run(a_run({}, devices=2))], SHAPE, "bfloat16", 1, 2).source.endswith(

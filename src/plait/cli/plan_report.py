@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from plait.cost.corrections import Correction
+from plait.dataflow import CallKind
 from plait.runtime.prediction.choosing import Choice, Foretold
+from plait.runtime.prediction.guesses import Guesses, guesses_of_run
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.plan import Plan
 from plait.simulator.steps import CallRecord, Prediction
@@ -105,14 +108,27 @@ class Report:
             "runs": calibration.runs,
             "carried": {
                 kind: {"of": one.kind, "steps": one.steps, "factor": one.factor}
-                for kind, one in self.planning.carried(self.plan).items()
+                for kind, one in carried_in(self.planning, self.plan).items()
             },
         }
 
     def _speculation(self) -> dict[str, Any] | None:
         """In the mean over steps of decoding; None: nothing is guessed."""
-        guesses = self.planning.guesses
+        guesses = guesses_of(self.planning)
         return None if guesses is None else {"source": guesses.source, **asdict(guesses.drafts)}
+
+
+def carried_in(planning: Planning, plan: Plan) -> Mapping[str, Correction]:
+    """Kind of calls of a plan → its correction, where that is by runs on another number of ranks."""
+    return planning.costs.corrections.carried(plan.placements, planning.costs.shapes)
+
+
+def guesses_of(planning: Planning) -> Guesses | None:
+    """What guessed tokens come to; None: none are made."""
+    sampling, profile = planning.recipe.sampling, planning.calibration.profile
+    if not planning.flow.of_kind(CallKind.GENERATE):
+        return None
+    return guesses_of_run(sampling, profile, planning.drafts, planning.acceptance)
 
 
 def is_call(record: CallRecord) -> bool:

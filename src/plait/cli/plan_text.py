@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from plait.cli.plan_report import Report
+from plait.cli.plan_report import Report, carried_in, guesses_of
 from plait.cli.ranks_text import few_ranks_text
+from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.schedule.gantt import ascii_gantt
 from plait.schedule.plan import Placement
@@ -65,7 +66,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         hidden = planning.nothing_to_hide(report.plan)
         text = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"
         yield from _line("fusion", text, width)
-    if (guesses := planning.guesses) is not None:
+    if (guesses := guesses_of(planning)) is not None:
         drafts = guesses.drafts
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""
         text = f"{drafts.tokens:.3g} tokens of a sample in a decode step, for {drafts.rows:.3g} rows{passes}"
@@ -87,7 +88,8 @@ def _devices(count: int) -> str:
 
 def _numbers(report: Report) -> str:
     """Where seconds come from, and how far off they have been."""
-    calibration, source = report.planning.calibration, report.planning.source(report.plan)
+    calibration = report.planning.calibration
+    source = with_carried(calibration.source, carried_in(report.planning, report.plan))
     if calibration.error is None:
         return source
     error_text = (

@@ -4,11 +4,12 @@ many ranks by those on another number of them. Torch-free."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from plait.cost.costs import CallCost
 from plait.cost.profile import Ratio, kind_on
+from plait.schedule.plan import Placement
 
 PRIOR_STEPS = 1
 """Measured steps that say as much as the assumption that a profile is right on another number of ranks. Steps of a run
@@ -69,15 +70,24 @@ class Corrections:
         factor = ratio.value ** (ratio.steps / (ratio.steps + PRIOR_STEPS))
         return Correction(factor, kind, ratio.steps, carried=True)
 
-    def carried(self, kinds: Iterable[tuple[str, int]]) -> dict[str, Correction]:
-        """Kind → its correction, of those (mode, number of ranks) whose correction is carried."""
-        found = {kind_on(mode, ranks): self.of(mode, ranks) for mode, ranks in kinds}
+    def carried(self, placements: Iterable[Placement], roles: Collection[str]) -> dict[str, Correction]:
+        """Kind → its correction, of the kinds of a plan's calls whose correction is carried.
+
+        Args:
+            roles: that models answer for.
+        """
+        found = {
+            kind_on(place.mode, len(place.ranks)): self.of(place.mode, len(place.ranks))
+            for place in placements
+            if place.call.split(".")[0] in roles
+        }
         return {kind: one for kind, one in sorted(found.items()) if one is not None and one.carried}
 
 
-def carried_text(carried: Mapping[str, Correction]) -> str:
-    """In words; empty where nothing is carried."""
-    return ", ".join(
+def with_carried(source: str, carried: Mapping[str, Correction]) -> str:
+    """Where seconds come from, in words, with what of them is carried."""
+    texts = (
         f"{kind} {one.factor:.2f} times as long, carried from {one.kind} ({one.steps} step{'s' * (one.steps > 1)})"
         for kind, one in carried.items()
     )
+    return f"{source}; {', '.join(texts)}" if carried else source

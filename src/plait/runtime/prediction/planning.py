@@ -10,7 +10,6 @@ from itertools import combinations
 
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
-from plait.cost.corrections import Correction, carried_text
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
@@ -37,7 +36,7 @@ from plait.policy.fusion_gate import LEAST_SHARE, fuses
 from plait.recipes.engine_checks import abilities, check_engine_plan
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
-from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, Guesses, guesses_of_run
+from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
 from plait.runtime.prediction.plan_files import plan_file
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
@@ -66,13 +65,6 @@ class Planning:
     acceptance: Acceptance = NOTHING_STATED
 
     @cached_property
-    def guesses(self) -> Guesses | None:
-        """What guessed tokens come to; None: none are made."""
-        if not self.flow.of_kind(CallKind.GENERATE):
-            return None
-        return guesses_of_run(self.recipe.sampling, self.calibration.profile, self.drafts, self.acceptance)
-
-    @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
         """By the role."""
         if any(is_shape(model.name) for model in self.models):
@@ -94,10 +86,12 @@ class Planning:
     @cached_property
     def workload(self) -> Workload:
         workload, name = Workload.of(self.recipe, self.flow, self.lengths), self.recipe.sampling.draft_model
+        profile = self.calibration.profile
+        guesses = guesses_of_run(self.recipe.sampling, profile, self.drafts, self.acceptance)
         return replace(
             workload,
             function_s=max(self._function_s.values(), default=0.0),
-            drafts=NO_DRAFTS if self.guesses is None else self.guesses.drafts,
+            drafts=NO_DRAFTS if guesses is None else guesses.drafts,
             draft_model=None if name is None else self.shapes[name],
             engine_bytes=engine_bytes(self.recipe, self.shapes) if self.flow.of_kind(CallKind.GENERATE) else 0,
             elsewhere=abilities(self.recipe).program is not None,
@@ -110,18 +104,6 @@ class Planning:
         if profile is not None and not self.corrected:
             profile = uncorrected(profile)
         return ModelCosts(self.workload, shapes, self.flow, self.cluster, parameters=self.parameters, profile=profile)
-
-    def carried(self, plan: Plan) -> Mapping[str, Correction]:
-        """Kind of calls of a plan → its correction, where that is by runs on another number of ranks."""
-        roles = {model.role for model in self.models}
-        calls = {node.call for node in self.flow.nodes if node.role in roles}
-        places = [place for place in plan.placements if place.call in calls]
-        return self.costs.corrections.carried((place.mode, len(place.ranks)) for place in places)
-
-    def source(self, plan: Plan) -> str:
-        """Where seconds of a plan come from, in words."""
-        carried = carried_text(self.carried(plan))
-        return f"{self.calibration.source}{'; ' * bool(carried)}{carried}"
 
     @cached_property
     def graph(self) -> StepGraph:

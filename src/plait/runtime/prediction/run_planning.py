@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from plait.cost.corrections import with_carried
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.model_costs import ModelCosts
 from plait.cost.offload_policy import OffloadPolicy
@@ -73,7 +74,9 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
         say(f"nothing is predicted of this run: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
         return plan
     if planning.calibration.profile is not None:  # conservative numbers may be far off, and say little to a person
-        loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {planning.source(plan)}")
+        carried = planning.costs.corrections.carried(plan.placements, planning.costs.shapes)
+        source = with_carried(planning.calibration.source, carried)
+        loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {source}")
     return replace(plan, predicted=prediction.timeline)
 
 
