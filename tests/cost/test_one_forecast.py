@@ -11,7 +11,7 @@ from plait.cost.cluster import read_cluster
 from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.estimate import memory_table
 from plait.cost.placed import Facts
-from plait.cost.working_memory import PROCESS, PROCESS_BYTES
+from plait.cost.working_memory import PROCESS, PROCESS_BYTES, process_terms
 from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
@@ -145,6 +145,14 @@ def test_terms_are_those_of_a_dry_run() -> None:
         assert fullest.replace(".", " ") in memory.terms
         held = sum(count for what, count in memory.terms.items() if what not in slack)
         assert held == pytest.approx(device.expected_bytes, abs=ZERO_UNIT)
+
+
+def test_a_gpus_reserve_is_a_term_of_both() -> None:
+    for memory, device in both(facts_for(plan_of((4, 1, 1)), **RECIPES["cuda"])):
+        reserve = process_terms("cuda", 4)
+        assert {what: memory.terms.get(what) for what in reserve} == reserve
+        assert {what: dict(device.rows).get(what) for what in reserve} == reserve
+        assert PROCESS not in memory.terms
 
 
 def test_what_leaves_is_counted_while_it_is_there() -> None:

@@ -15,11 +15,15 @@ from plait.cost.estimate import memory_table
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import (
     COMPILING_BYTES,
+    CONTEXT,
     GAPS_SHARE,
     IMPORTS_BYTES,
+    NCCL,
+    PROCESS,
     PROCESS_BYTES,
     activation_bytes,
     layer_bytes,
+    process_terms,
     slack_rows,
 )
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -37,6 +41,16 @@ def a_recipe(**keys: object) -> Recipe:
 
 def test_the_process() -> None:
     assert PROCESS_BYTES - IMPORTS_BYTES == 256 * 256 * 1024 + 16 * MIB  # kernels that oneDNN and torch keep
+
+
+def test_a_gpu_has_a_context_and_several_have_buffers_between_them() -> None:
+    """Of each of 24 channels 4 MiB of Simple, 4.6875 of LL128, 0.5 of LL; four communicators: of all ranks, dp, tp, pp.
+    The process itself is in its host's memory."""
+    buffers = int(4 * 24 * (4 + 4.6875 + 0.5) * MIB)
+    assert buffers == 882 * MIB
+    assert process_terms("cuda", 1) == {CONTEXT: 640 * MIB}
+    assert process_terms("cuda", 8) == {CONTEXT: 640 * MIB, NCCL: buffers}
+    assert process_terms("cpu", 8) == {PROCESS: PROCESS_BYTES}, "gloo's are small"
 
 
 def test_what_a_layer_keeps_of_a_token() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from plait.cost.working_memory import PROCESS
 from plait.layout.mesh import Cluster, Layout
 from plait.schedule.plan import Mode
 
@@ -66,6 +67,10 @@ class StandIn:
     process_bytes: int = 0
     engine_bytes: int = 0
     slack_bytes: int = 0
+
+    @property
+    def process_terms(self) -> Mapping[str, int]:
+        return {PROCESS: self.process_bytes}
 
     @property
     def cluster(self) -> Devices:

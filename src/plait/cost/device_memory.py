@@ -12,7 +12,7 @@ from plait.cost.held_parameters import HeldPart, held_parts, rows_of
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
-from plait.cost.working_memory import PROCESS, PROCESS_BYTES, slack_rows
+from plait.cost.working_memory import process_terms, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -93,7 +93,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     held = held_parts(rank, facts)
     working = {use: rows for model in facts.models for use, rows in working_rows(rank, facts, model).items()}
     working |= joint_rows(facts, working)
-    rows: Rows = [(PROCESS, PROCESS_BYTES), *rows_of(held)]
+    rows: Rows = [*_process(facts).items(), *rows_of(held)]
     largest: dict[str, int] = {}
     packed: dict[str, int] = {}
     for (role, mode), of_use in working.items():
@@ -122,9 +122,10 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
 
 def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows]) -> Rows:
     """All that is held while models are read, first; during each call; while weights are moved."""
-    kept = PROCESS_BYTES + sum(part.num_bytes for part in held if part.after == "keep")
+    process = sum(_process(facts).values())
+    kept = process + sum(part.num_bytes for part in held if part.after == "keep")
     leaving = [part for part in held if part.after != "keep"]
-    rows: Rows = [("reading models", PROCESS_BYTES + _reading_bytes(held))]
+    rows: Rows = [("reading models", process + _reading_bytes(held))]
     for p in facts.plan.placements:
         use = (p.role, p.mode)
         if rank in p.ranks and use in working:
@@ -137,6 +138,10 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
             mine = [o for o in leaving if not o.is_state and o.owner == owner and o.key in needed]
             rows.append((f"{model.role}.weights (move)", kept + sum(part.num_bytes for part in mine)))
     return rows
+
+
+def _process(facts: Facts) -> Mapping[str, int]:
+    return process_terms(facts.recipe.device, facts.plan.num_ranks)
 
 
 def _reading_bytes(held: Sequence[HeldPart]) -> int:

@@ -11,13 +11,12 @@ from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_inputs, adapter_parameters
 from plait.cost.working_memory import (
-    PROCESS,
-    PROCESS_BYTES,
     activation_bytes,
     head_gradient_bytes,
     is_fused,
     is_packed,
     logits_bytes,
+    process_terms,
     slack_rows,
 )
 from plait.dataflow import CallKind, Dataflow
@@ -120,7 +119,8 @@ def memory_table(
         packed, others = packed_bytes(shape, recipe.dtype, recipe.lora), sum(size for _, size in forward)
         if packed > others:
             rows.append(("weights packed for decoding, beyond activations", packed - others))
-    read = PROCESS_BYTES + sum(size for _, size in held)
+    process = process_terms(recipe.device, 1)
+    read = sum(process.values()) + sum(size for _, size in held)
     during: Rows = [("reading models", read)]
     if program is not None:
         during.append(("all calls", read + sum(size for _, size in rows)))
@@ -134,7 +134,7 @@ def memory_table(
         weights=max((shapes[model.name].parameters * width for model in models), default=0),
         working=max(size for _, size in during) - read,
     )
-    return MemoryTable([(PROCESS, PROCESS_BYTES), *held, *rows], during, slack)
+    return MemoryTable([*process.items(), *held, *rows], during, slack)
 
 
 def _cache_rows(recipe: Recipe, shapes: Mapping[str, ModelShape], longest_tokens: int) -> Rows:

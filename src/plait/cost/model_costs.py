@@ -22,7 +22,7 @@ from plait.cost.role_memory import RoleMemory
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.traffic import Traffic
-from plait.cost.working_memory import PROCESS_BYTES, Amount, slack_terms
+from plait.cost.working_memory import Amount, process_terms, slack_terms
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
@@ -103,8 +103,8 @@ class ModelCosts:
         return cost if correction is None else correction.of(cost)
 
     @property
-    def process_bytes(self) -> int:
-        return PROCESS_BYTES
+    def process_terms(self) -> Mapping[str, int]:
+        return process_terms(self.workload.device, self.cluster.num_devices)
 
     @property
     def engine_bytes(self) -> int:

@@ -29,7 +29,7 @@ class BoundedMoves:
     def __init__(self, costs: Costs, shapes: Mapping[str, ModelShape]) -> None:
         self._costs, self._shapes = costs, shapes
         self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
-        self.process_bytes, self.engine_bytes, self.slack = costs.process_bytes, costs.engine_bytes, costs.slack
+        self.process_terms, self.engine_bytes, self.slack = costs.process_terms, costs.engine_bytes, costs.slack
         self.move = cache(self._move)
 
     def call(

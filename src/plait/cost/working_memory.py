@@ -24,12 +24,32 @@ KERNEL_BYTES, PREPARED_BYTES = 256 << 10, 1 << 20
 PROCESS = "process: libraries, tokenizer, kept kernels"
 PROCESS_BYTES = IMPORTS_BYTES + NUM_KERNELS * KERNEL_BYTES + NUM_PREPARED * PREPARED_BYTES
 
+CONTEXT_BYTES = 640 << 20
+"""On a GPU what CUDA keeps of it for a process: its context, code of kernels, workspaces of products. Not measured
+here: 0.5 to 1 GB are usual."""
+CONTEXT = "CUDA context, code, workspaces of libraries"
+NCCL_CHANNELS, NCCL_GROUPS = 24, 4
+"""Channels of a communicator over NVLink, taken to be as many as on machines of eight A100 or H100; communicators of a
+rank: of all ranks, and along dp, tp and pp."""
+NCCL_CHANNEL_BYTES = (4 << 20) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16
+"""Buffers of a channel's connection by NCCL's defaults: Simple (NCCL_BUFFSIZE), LL128, LL."""
+NCCL = "NCCL: buffers of communicators"
+
 COMPILING_BYTES = 150 << 20
 """While numba compiles, in the first process on a machine. Measured: 140 MiB."""
 GAPS_SHARE = 0.15
 """Share of the activations that is gaps between tensors of many sizes, which the allocator keeps."""
 READING_SHARE = 1.75
 """What reading a model's weights takes beside them, as a share of them. Measured with SmolLM2-135M: 447 MiB for 257."""
+
+
+def process_terms(device: str, num_devices: int) -> dict[str, int]:
+    """What a process holds of its device's memory before any weight, in bytes: on a CPU itself; on a GPU what CUDA
+    keeps, and of several GPUs what NCCL does, as much as if models were cut in every way."""
+    if device == "cpu":
+        return {PROCESS: PROCESS_BYTES}
+    between = NCCL_GROUPS * NCCL_CHANNELS * NCCL_CHANNEL_BYTES if num_devices > 1 else 0
+    return {what: count for what, count in ((CONTEXT, CONTEXT_BYTES), (NCCL, between)) if count}
 
 
 def activation_bytes(

@@ -73,7 +73,7 @@ class _Mapper:
         self._unit = max(1, self._devices // MOST_UNITS)
         self._units = self._devices // self._unit
         costs = space.problem.costs
-        self._limit = costs.cluster.device.memory_bytes - costs.process_bytes
+        self._limit = costs.cluster.device.memory_bytes - sum(costs.process_terms.values())
         self.strategy = cache(self._strategy)
         self._fastest_s = cache(self._fastest)
         self._least_units = cache(self._least)

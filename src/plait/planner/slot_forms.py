@@ -165,7 +165,7 @@ class SlotForms:
     def _room(self) -> int:
         """Bytes of a device beside the process itself."""
         costs = self._problem.costs
-        return costs.cluster.device.memory_bytes - costs.process_bytes
+        return costs.cluster.device.memory_bytes - sum(costs.process_terms.values())
 
     def form_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, schedule: str = "") -> Form:
         """The form of a slot in a given parallelism and schedule, whether it has room or not."""

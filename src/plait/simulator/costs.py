@@ -111,8 +111,8 @@ class Costs(Protocol):
     def cluster(self) -> Devices: ...
 
     @property
-    def process_bytes(self) -> int:
-        """What a process holds beside models and what calls take."""
+    def process_terms(self) -> Mapping[str, int]:
+        """What a process holds beside models and what calls take, in bytes."""
         ...
 
     @property

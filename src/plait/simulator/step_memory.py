@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.cost.working_memory import PROCESS
 from plait.simulator.costs import Costs
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
@@ -84,13 +83,14 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
 
 def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Floats | int:
     """[ranks], or of each, of the process itself, and of an engine where it generates."""
+    process = sum(costs.process_terms.values())
     if not costs.engine_bytes:
-        return costs.process_bytes
+        return process
     generating = 0
     for slot, place in zip(graph.slots, places, strict=True):
         generating |= place.mask if slot.mode == "decode" else 0
     has_engine = np.array([generating >> rank & 1 for rank in range(len(places[0].parts))], float)
-    return costs.process_bytes + costs.engine_bytes * has_engine
+    return process + costs.engine_bytes * has_engine
 
 
 def kept_bytes(weights: Sequence[Weights]) -> Floats:
@@ -102,14 +102,14 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
     """The memory of each rank."""
     held = held_bytes(graph, places, weights, costs)
     peak, limit_bytes = held.peak, costs.cluster.device.memory_bytes
-    engine = np.zeros(len(peak)) + standing_bytes(graph, places, costs) - costs.process_bytes
+    engine = np.zeros(len(peak)) + standing_bytes(graph, places, costs) - sum(costs.process_terms.values())
     return [
         RankMemory(
             rank,
             int(peak[rank]),
             limit_bytes,
             _counted(
-                {PROCESS: costs.process_bytes, ENGINE: float(engine[rank])}
+                {**costs.process_terms, ENGINE: float(engine[rank])}
                 | _terms(rank, graph, places, weights)
                 | _of_rank(held.slack, rank)
             ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from plait.cost.device_memory import memory_of_plan
-from plait.cost.working_memory import PROCESS_BYTES
+from plait.cost.working_memory import process_terms
 from plait.observe.run_log import read_steps
 from plait.output import write_file
 from plait.runtime.folder.run_files import RunFiles
@@ -147,10 +147,11 @@ def read_forecast(folder: Path) -> Forecast | None:
 
 
 def _held_bytes(prepared: Prepared) -> dict[int, int]:
-    """Rank → what a dry run says that it holds; of a GPU without what the process has in the host's memory."""
+    """Rank → what a dry run says that it holds; of a GPU what tensors take, which is measured there."""
     of = prepared
     devices = memory_of_plan(of.recipe, of.flow, of.models, of.shapes, of.plan, of.longest_tokens)
-    elsewhere = PROCESS_BYTES if of.recipe.device == "cuda" else 0
+    process = process_terms("cuda", of.plan.num_ranks) if of.recipe.device == "cuda" else {}
+    elsewhere = sum(process.values())
     held = {rank: device.expected_bytes - elsewhere for device in devices for rank in device.ranks}
     return dict(sorted(held.items()))
 
