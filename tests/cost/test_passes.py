@@ -11,8 +11,10 @@ from plait.cost.hardware import Software
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Micro, Passes, total
 from plait.cost.profile import interpolated
-from plait.layout.mesh import Layout
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.shards import balanced_stages
 from plait.models.lora_settings import LoraSettings
+from plait.planner.stage_layers import cut_layers
 from tests.cost.test_model_costs import HEAD, LAYER, SHAPE, SOFTWARE, WORK, a_cluster, check, costs_of
 from tests.cost.test_profile import PROFILE
 
@@ -25,6 +27,21 @@ ADAPTER = 4 * (64 + 64) + 3 * (64 + 128)
 
 def passes(layout: Layout, software: Software = SOFTWARE) -> Passes:
     return Passes(a_cluster(4, software=software), ModelWork(SHAPE, "bfloat16", 1000), layout)
+
+
+def test_search_run_and_cost_weigh_the_head_alike() -> None:
+    """A head of 64,000 weights is worth 1.5625 layers of 40,960: beside it is one layer, and three are on the first
+    stage. Without scores, 96 rows of which all pass the head take 3 layers and 1 + 1.5625; in equal stages the second
+    takes 3.5625."""
+    head = SHAPE.head_in_layers(1000)
+    assert head == HEAD / LAYER == 1.5625
+    assert cut_layers((1.0,) * 4, 2, last_s=head) == balanced_stages(4, 2, head) == (3, 1)
+    layer_s, micro = 2 * 96 * LAYER / 0.5e9, Micro(96, 0, 96)
+    for stages, expected in (((3, 1), [3, 1 + head]), ((2, 2), [2, 2 + head])):
+        found = passes(Layout(Mesh((0, 1)), Parallelism(1, 1, 2, stages)))
+        assert [total(found.forward(micro, stage)) for stage in (0, 1)] == pytest.approx(
+            [n * layer_s for n in expected]
+        )
 
 
 def test_recomputing_is_a_forward_of_the_layers() -> None:
