@@ -24,6 +24,15 @@ def machine_name(device: str) -> str:
     return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
+def threads_alone(asked: int) -> int:
+    """Compute threads of a process that has this machine to itself.
+
+    Args:
+        asked: 0 takes what OMP_NUM_THREADS says, else one per core that this process may use.
+    """
+    return asked or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
+
+
 def conservative_cluster(device: str, devices: int) -> ClusterSpec:
     """So many devices of this machine by conservative numbers, nothing measured."""
     if device == "cuda":

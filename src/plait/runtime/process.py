@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from plait.cost.machine import threads_alone
 from plait.workers.peak_memory import forget_peak
 
 
@@ -14,13 +15,12 @@ def set_up(threads: int) -> None:
     from now on.
 
     Args:
-        threads: 0 takes what OMP_NUM_THREADS says, else one per core that this process may use.
+        threads: see `threads_alone`.
     """
     # Transformers reads a checkpoint with threads, whose allocators keep what they free where `give_back_freed` cannot
     # reach it: 80 MB of SmolLM2-135M in bfloat16.
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
-    asked = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
-    torch.set_num_threads(asked)
+    torch.set_num_threads(threads_alone(threads))
     forget_peak()
 
 

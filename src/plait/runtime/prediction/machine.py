@@ -10,7 +10,7 @@ import sys
 from plait.cost.calibration import Calibration, calibrated
 from plait.cost.cluster import ClusterSpec
 from plait.cost.kept_profiles import kept_profiles
-from plait.cost.machine import conservative_cluster, machine_name
+from plait.cost.machine import conservative_cluster, machine_name, threads_alone
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
@@ -47,6 +47,8 @@ def measured_machine(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[C
 
 def threads_of(recipe: Recipe, devices: int) -> int:
     """CPU threads of each process of a run."""
+    if devices == 1:
+        return threads_alone(recipe.threads)
     return recipe.threads or max(1, len(os.sched_getaffinity(0)) // devices)
 
 
