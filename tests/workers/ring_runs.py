@@ -128,7 +128,10 @@ def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
     """By the ranks' own loop; the first rank says what a step begins with."""
     engine, team = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups})
     lockstep, found = LockstepEngine(engine, team), Found()
-    coming = [(0, Generate("actor", "actor.generate", requests[:1])), (1, Generate("actor", "actor.generate", requests[1:]))]
+    coming = [
+        (0, Generate("actor", "actor.generate", requests[:1])),
+        (1, Generate("actor", "actor.generate", requests[1:])),
+    ]
 
     def hear() -> None:
         lockstep.hear(*coming.pop(0))
