@@ -21,7 +21,7 @@ from plait.policy.fusion_gate import WRONG, RolloutSize, Seen
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import Experience
-from plait.runtime.steps.tail import Batch, FusionGate, Judge, Tail
+from plait.runtime.steps.tail import AtThreshold, Batch, Decides, FusionGate, Tail
 from plait.schedule.dispatch import Task
 from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.timeline import Span, Timeline
@@ -148,7 +148,7 @@ def off_s(truth: Seen, lengths: Mapping[Key, int]) -> float:
     return max(instances.ended.values()) + truth.load_s + len(lengths) * truth.score_s / INSTANCES
 
 
-def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Judge) -> tuple[float, int]:
+def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Decides) -> tuple[float, int]:
     """(seconds until all is scored, samples that moved)"""
     instances = Instances(truth, lengths)
     nothing: Any = iter(())
@@ -233,3 +233,14 @@ def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: s
         auto = [auto_s(truth, lengths, gate.judge(step, "actor.generate", size)) for step, lengths in enumerate(steps)]
         for without, (seconds, moved) in zip(off, auto, strict=True):
             assert without / seconds >= LEAST, f"{moved} moved, seen {fixed, each, score, move} of the truth"
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 4])
+def test_a_share_that_is_named_gathers_what_is_left_once_and_at_once(threshold: int) -> None:
+    """One long sample on each instance: both are left at the end, one of them goes to the other's."""
+    truth = TRUTHS["scores long"]
+    keys = list(product(range(PROMPTS), range(SAMPLES)))
+    lengths = {key: 80 if key in (keys[0], keys[-1]) else 20 for key in keys}
+    seconds, moved = auto_s(truth, lengths, AtThreshold(threshold))
+    assert moved == (1 if threshold >= 2 else 0)
+    assert (seconds < off_s(truth, lengths)) == (moved > 0)

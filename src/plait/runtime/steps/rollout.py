@@ -31,7 +31,7 @@ from plait.runtime.steps.rebalancing import Balance, Rebalancer
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
-from plait.runtime.steps.tail import Batch, FusionGate, Judge, Tail
+from plait.runtime.steps.tail import AtThreshold, Batch, Decides, FusionGate, Tail
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Task
 from plait.schedule.work import Work
@@ -216,14 +216,13 @@ class Rollout:
         count = self._count(node)
         tokens = {(p.uid, index): len(p.token_ids) for p in state.prompts for index in range(count)}
         batch = Batch(tokens, count, self.parted(node, engine, state.step))
-        judge, fusion = self._judge(node, engine, state, batch), self._recipe.fusion
-        when = judge or (int(fusion * len(batch.prompts)) if isinstance(fusion, float) else 0)
-        return Tail(fused, engine, batch, self._bounds, when)
+        return Tail(fused, engine, batch, self._bounds, self._decides(node, engine, state, batch))
 
-    def _judge(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Judge | None:
-        """Who judges this rollout; None: the recipe says when samples are gathered."""
-        if self._recipe.fusion != "auto" or self.gate is None:
-            return None
+    def _decides(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Decides:
+        """Who says when samples of this rollout are gathered: the gate, or the share that the recipe names."""
+        fusion = self._recipe.fusion
+        if fusion != "auto" or self.gate is None:
+            return AtThreshold(int(fusion * len(batch.prompts)) if isinstance(fusion, float) else 0)
         size = replace(self.size_of(node, engine), samples=len(batch.prompts), parted=batch.parted)
         return self.gate.judge(state.step, node.call, size)
 

@@ -7,10 +7,10 @@ kept in the run's folder, and a run that is resumed decides the same again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from plait.engines import GenerationEngine
 from plait.policy.early_scores import EarlyScores, foretold
@@ -96,8 +96,67 @@ class _Known:
     size: RolloutSize
 
 
-class Judge:
+class Decides(Protocol):
     """Says of one rollout whether to gather what is left, each time that a sample has ended."""
+
+    clock: Callable[[], float]
+
+    @property
+    def threshold(self) -> int:
+        """Unfinished samples from which on gathering is judged; 0: it is not."""
+        ...
+
+    def gathers(self, left: Remaining) -> bool:
+        """Whether what is left is gathered now, where no more than the threshold is."""
+        ...
+
+    def score_s(self) -> float:
+        """Seconds of scoring a sample, by one instance."""
+        ...
+
+    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
+        """Steps of generation in so many seconds, of the instance with the most samples."""
+        ...
+
+    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
+        """How the samples move that are gathered now.
+
+        Args:
+            contexts: of each its tokens, about.
+        """
+        ...
+
+    def end(self, num_moved: int, move_s: float | None) -> None:
+        """All samples have ended."""
+        ...
+
+
+@dataclass
+class AtThreshold:
+    """The recipe says how many are unfinished at most when they are gathered, at once; nothing is weighed or kept. See
+    `Decides`."""
+
+    threshold: int
+    clock: Callable[[], float] = field(default=lambda: 0.0)
+
+    def gathers(self, left: Remaining) -> bool:
+        return True
+
+    def score_s(self) -> float:
+        return 0.0
+
+    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
+        return 0.0
+
+    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
+        return AT_ONCE
+
+    def end(self, num_moved: int, move_s: float | None) -> None:
+        pass
+
+
+class Judge:
+    """By what the last steps took. See `Decides`."""
 
     def __init__(
         self,
@@ -116,11 +175,9 @@ class Judge:
 
     @property
     def threshold(self) -> int:
-        """Unfinished samples from which on gathering is judged; 0: it is not."""
         return self._choice.threshold
 
     def gathers(self, left: Remaining) -> bool:
-        """Whether what is left is gathered now, where no more than the threshold is."""
         count = sum(map(len, left.unfinished))
         if self._before is None:
             assert self._seen is not None, "a threshold of nothing"
@@ -130,20 +187,13 @@ class Judge:
         return True
 
     def score_s(self) -> float:
-        """Seconds of scoring a sample, by one instance."""
         return 0.0 if self._seen is None else self._seen.score_s
 
     def steps_in(self, seconds: float, running: Sequence[int]) -> float:
-        """Steps of generation in so many seconds, of the instance with the most samples."""
         step_s = 0.0 if self._seen is None else self._seen.decode_s(max(running))
         return seconds / step_s if step_s > 0 else 0.0
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:
-        """How the samples move that are gathered now.
-
-        Args:
-            contexts: of each its tokens, about.
-        """
         if self._before is not None:
             keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
             self._how = HowToMove(keys, self._before.get("ahead", False))
@@ -188,15 +238,14 @@ class Tail:
         task: of the rollout, which keeps the ranks busy that still generate.
         engine: whose samples may move.
         bounds: of an instance.
-        when: who says when samples are gathered, and how; or how many are unfinished at most, and then they go at once.
+        decides: who says when samples are gathered, and how.
     """
 
-    def __init__(self, task: Task, engine: GenerationEngine, batch: Batch, bounds: Bounds, when: Judge | int) -> None:
+    def __init__(self, task: Task, engine: GenerationEngine, batch: Batch, bounds: Bounds, decides: Decides) -> None:
         assert engine.moves is not None, "nothing can be gathered"
         self._task, self._batch, self._bounds = task, batch, bounds
         self._engine, self._moves = engine, engine.moves
-        self._judge = None if isinstance(when, int) else when
-        self._most = when if isinstance(when, int) else when.threshold
+        self._decides = decides
         self._unfinished = len(batch.prompts)
         self._open = {uid for uid, _ in batch.prompts}
         """Prompts whose samples nobody can have scored yet."""
@@ -205,39 +254,37 @@ class Tail:
         self._steps = 0.0
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
-        self._looked_at_s = 0.0 if self._judge is None else self._judge.clock()
+        self._looked_at_s = decides.clock()
         self.num_moved = 0
 
     def look(self, finished: int) -> None:
         """After a step of the engine that has finished so many samples."""
         self._unfinished -= finished
         running = self._engine.running
-        if self._judge is not None:
-            now = self._judge.clock()
-            self._steps += self._judge.steps_in(now - self._looked_at_s, running)
-            free = sum(1 for count in running if count == 0)
-            self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
-            self._looked_at_s = now
+        now = self._decides.clock()
+        self._steps += self._decides.steps_in(now - self._looked_at_s, running)
+        free = sum(1 for count in running if count == 0)
+        self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
+        self._looked_at_s = now
         if finished and not self.num_moved:
             self._gather()
         self._task.release(self._task.mesh - self._engine.at_work)
 
     def _gather(self) -> None:
         unfinished = [[uid for uid, _ in keys] for keys in self._moves.unfinished]
-        if self._judge is not None:
-            ended = self._open.difference(*unfinished)
-            self._open -= ended
-            self._waiting_s += self._scorable(ended, unfinished) * self._judge.score_s()
-        if not 0 < self._unfinished <= self._most:
+        ended = self._open.difference(*unfinished)
+        self._open -= ended
+        self._waiting_s += self._scorable(ended, unfinished) * self._decides.score_s()
+        if not 0 < self._unfinished <= self._decides.threshold:
             return
-        pairs, how = self._moves.gathering(self._bounds), AT_ONCE
-        if pairs and self._judge is not None:
-            kept = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
-            if not self._judge.gathers(Remaining(unfinished, int(self._steps), self._waiting_s, kept)):
-                return
+        pairs = self._moves.gathering(self._bounds)
+        if not pairs:
+            return
+        kept = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
+        if self._decides.gathers(Remaining(unfinished, int(self._steps), self._waiting_s, kept)):
             keys = [key for moved in pairs.values() for key in moved]
-            how = self._judge.how({key: self._batch.prompts[key] + int(self._steps) for key in keys})
-        self.num_moved = self._moves.move(pairs, how) if pairs else 0
+            how = self._decides.how({key: self._batch.prompts[key] + int(self._steps) for key in keys})
+            self.num_moved = self._moves.move(pairs, how)
 
     def _scorable(self, ended: Collection[int], unfinished: Sequence[Sequence[int]]) -> int:
         """Samples that can be scored from now on.
@@ -256,8 +303,7 @@ class Tail:
 
     def end(self) -> None:
         """All samples have ended."""
-        if self._judge is not None:
-            self._judge.end(self.num_moved, self._moves.moved_s)
+        self._decides.end(self.num_moved, self._moves.moved_s)
 
 
 def _scored_s(spans: Sequence[Span]) -> float:
