@@ -79,7 +79,7 @@ class Corrections:
         found = {
             kind_on(place.mode, len(place.ranks)): self.of(place.mode, len(place.ranks))
             for place in placements
-            if place.call.split(".")[0] in roles
+            if place.role in roles
         }
         return {kind: one for kind, one in sorted(found.items()) if one is not None and one.carried}
 

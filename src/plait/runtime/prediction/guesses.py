@@ -11,10 +11,8 @@ from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.profile import DraftRecord, Profile
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
-from plait.generation.settings import SamplingSettings
+from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 
-MOST_GUESSED = 15
-"""Tokens that `sampling.speculation` may guess in a step."""
 RATE, LENGTH = "--acceptance-rate", "--acceptance-length"
 
 
@@ -43,10 +41,10 @@ class Acceptance:
         rate, length, fixed = self.rate, self.length, sampling.speculation
         if rate is not None and not 0 <= rate <= 1:
             raise ConfigError(f"{RATE}: expected a share of the guessed tokens, 0 to 1, found {rate:g}")
-        if length is not None and not 1 <= length <= 1 + MOST_GUESSED:
+        if length is not None and not 1 <= length <= 1 + MAX_DRAFT_TOKENS:
             raise ConfigError(
-                f"{LENGTH}: expected the tokens that a sample gets in a step with guesses, 1 to {1 + MOST_GUESSED}, "
-                f"found {length:g}"
+                f"{LENGTH}: expected the tokens that a sample gets in a step with guesses, "
+                f"1 to {1 + MAX_DRAFT_TOKENS}, found {length:g}"
             )
         if isinstance(fixed, int):
             guessed = float(fixed)
@@ -65,10 +63,10 @@ class Acceptance:
                 f"{RATE}, {LENGTH}: expected both where `sampling.speculation` is no number but `{fixed}`; "
                 f"{LENGTH if length is None else RATE} is missing"
             )
-        elif length > 1 + rate * MOST_GUESSED:
+        elif length > 1 + rate * MAX_DRAFT_TOKENS:
             raise ConfigError(
-                f"{RATE}, {LENGTH}: expected a length of at most 1 + {MOST_GUESSED} * rate = "
-                f"{1 + rate * MOST_GUESSED:g}, as {MOST_GUESSED} tokens are guessed at most, found {length:g}"
+                f"{RATE}, {LENGTH}: expected a length of at most 1 + {MAX_DRAFT_TOKENS} * rate = "
+                f"{1 + rate * MAX_DRAFT_TOKENS:g}, as {MAX_DRAFT_TOKENS} tokens are guessed at most, found {length:g}"
             )
         else:
             guessed = (length - 1) / rate if rate else 0.0
