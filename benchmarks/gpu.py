@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.limits:
         print("\n".join(f"{part:<10} {seconds:>4} s" for part, seconds in LIMITS.items()))
         return 0
+    if not options.tiny and not torch.cuda.is_available():
+        print("benchmarks/gpu.py: expected a CUDA device, found none; `--tiny` runs on a CPU", file=sys.stderr)
+        return 2
     failed = False
     with tempfile.TemporaryDirectory(prefix="plait-gpu-") as temporary:
         name = str(options.folder or temporary)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from plait.models.shape import ModelShape
 
@@ -101,3 +102,10 @@ def test_it_runs() -> None:
     assert "tiny: step: predicted " in done.stdout
     assert "tiny, rank 0: predicted " in done.stdout
     assert "two processes on one device: gloo connects them" in done.stdout
+
+
+def test_without_a_gpu_it_says_what_runs_on_a_cpu(gpu: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert gpu.main(["--parts", "decode"]) == 2
+    assert "expected a CUDA device, found none; `--tiny` runs on a CPU" in capfd.readouterr().err
