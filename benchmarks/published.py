@@ -25,7 +25,6 @@ from plait.cost.hardware import Software
 from plait.cost.model_costs import ModelCosts
 from plait.cost.workload import Lengths, SampleLengths
 from plait.layout.mesh import Layout
-from plait.policy.fusion_gate import fuses
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
@@ -145,7 +144,7 @@ def foretold(row: Row, software: Software | None = None) -> Prediction:
         return planning.predict(plan)
     known, cluster = planning.costs, replace(planning.cluster, software=software)
     costs = ModelCosts(known.workload, known.shapes, known.flow, cluster, parameters=planning.parameters)
-    return predict(plan, replace(planning.graph, fuses=fuses(planning.recipe.fusion, plan)), costs)
+    return predict(plan, replace(planning.graph, fuses=plan.fuses(planning.recipe.fusion_rule)), costs)
 
 
 def seconds_of(row: Row, software: Software | None = None) -> float:

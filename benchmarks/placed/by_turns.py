@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 from placed.fusion_flow import NEVER
@@ -29,17 +29,13 @@ from plait.dataflow import CallName
 from plait.engines import GenerationEngine
 from plait.generation.request import Request
 from plait.observe.run_log import read_rows
-from plait.policy.early_scores import EarlyScores
-from plait.policy.fusion_gate import RolloutSize
-from plait.policy.migration import AT_ONCE, HowToMove
-from plait.policy.step import Key
 from plait.runtime.controller import Outcome
 from plait.runtime.processes import worker
 from plait.runtime.session import Session
 from plait.runtime.steps.batches import Batches
+from plait.runtime.steps.gates import AtShare
 from plait.runtime.steps.roles import ModelRole
 from plait.runtime.steps.step import StepState
-from plait.runtime.steps.tail import FusionGate, Remaining
 from plait.schedule.timeline import Span
 from plait.workers import dealing
 from plait.workers.dealing import expected_tokens
@@ -118,7 +114,7 @@ def by_turns(session: Session) -> Outcome:
                 rollout.gate, rollout.rebalancer = session.moves.gate, session.moves.rebalancer
                 if way != "auto":
                     rollout.rebalancer = None
-                    rollout.gate = None if way == "off" else cast(FusionGate, Forced(float(way)))
+                    rollout.gate = AtShare(0.0 if way == "off" else float(way))
                 turn, state, timeline = _turn(session, batch, way)
                 file.write(json.dumps(asdict(turn)) + "\n")
                 if way == "auto":
@@ -153,35 +149,3 @@ def _turn(session: Session, batch: StepState, way: str) -> tuple[Turn, StepState
     responses = [list(sample.token_ids) for rows in state.generated.values() for sample in rows.samples]
     moved = int(state.metrics.get("perf/samples_moved", 0))
     return Turn(batch.step + 1, way, moved, responses, list(timeline.spans)), state, timeline
-
-
-class Forced:
-    """A gate that has samples scored in parts, and gathered when a given share is unfinished; also what it says of one
-    rollout."""
-
-    def __init__(self, share: float, threshold: int = 0) -> None:
-        self._share, self.threshold = share, threshold
-
-    def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
-        return EarlyScores(1.0, 1.0, int(self._share * size.samples))
-
-    def judge(self, step: int, call: str, size: RolloutSize) -> Forced:
-        return Forced(self._share, int(self._share * size.samples))
-
-    def clock(self) -> float:
-        return 0.0
-
-    def score_s(self) -> float:
-        return 0.0
-
-    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
-        return 0.0
-
-    def gathers(self, left: Remaining) -> bool:
-        return 0 < sum(map(len, left.unfinished)) <= self.threshold
-
-    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
-        return AT_ONCE
-
-    def end(self, num_moved: int, move_s: float | None) -> None:
-        """Nothing is kept of it."""

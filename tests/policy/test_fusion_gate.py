@@ -14,13 +14,11 @@ from plait.policy.fusion_gate import (
     Seen,
     choose,
     decode_line,
-    fuses,
     gain_s,
     line_through,
     pays,
 )
 from plait.policy.threshold import Rollout, Waiting, comings, drained, outcome, waits_at
-from plait.schedule.plan import FUSION, Plan, PolicyChoice
 
 FREES = Rollout(num_instances=2, step_s=lambda n: 1.0, score_s=2.0, max_batch=8, frees=True)
 
@@ -156,11 +154,3 @@ def test_a_line_through_steps() -> None:
 def test_steps_that_were_held_up_do_not_count() -> None:
     steps = [(1, 2.0), (1, 2.0), (1, 50.0), (3, 4.0), (3, 4.0), (3, 90.0)]
     assert decode_line(steps) == pytest.approx((1.0, 1.0))
-
-
-def test_what_is_scored_together_follows_from_recipe_and_plan() -> None:
-    plain = Plan("plain", 2)
-    lets = Plan("lets", 2, policies=(PolicyChoice(FUSION),))
-    assert [fuses("auto", one) for one in (plain, lets)] == [False, True]
-    assert [fuses("off", one) for one in (plain, lets)] == [False, False]
-    assert [fuses(0.5, one) for one in (plain, lets)] == [True, True]

@@ -184,7 +184,7 @@ class Workload:
             device=recipe.device,
             decode_groups=0 if recipe.sampling.decode_groups == "auto" else recipe.sampling.decode_groups,
             rebalances=recipe.rebalance == "auto",
-            gathers=recipe.fusion != "off",
+            gathers=recipe.fusion_rule.may_fuse,
             workers=recipe.reward.workers,
         )
 

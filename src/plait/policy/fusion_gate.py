@@ -15,7 +15,6 @@ from math import ceil
 from statistics import median
 
 from plait.policy.threshold import Left, Rollout, Waiting, comings, drained, finish_times, merged, tune
-from plait.schedule.plan import FUSION, Plan
 
 LEAST_SHARE = 0.02
 """What gathering must gain, of a step."""
@@ -26,17 +25,6 @@ WRONG = 0.2
 DRAWS = 4
 THRESHOLDS = 16
 """That are tried, up to half of the samples."""
-
-
-def fuses(fusion: float | str, plan: Plan) -> bool:
-    """Whether models score in parts where samples are generated, and samples may be gathered.
-
-    That follows from recipe and plan alone, as it decides what is scored together; when samples move, which changes
-    no number, `auto` leaves to the clock.
-    """
-    if fusion == "auto":
-        return any(policy.name == FUSION for policy in plan.policies)
-    return fusion != "off"
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
 
 def _check_going_on(rollouts: Sequence[Node], flow: str, recipe: Recipe) -> None:
     """Raises ConfigError where samples cannot go on with new weights."""
-    wait, is_moved = "set `on_update` to wait", recipe.fusion not in ("auto", "off")
+    wait, is_moved = "set `on_update` to wait", recipe.fusion_rule.is_stated
     if len(rollouts) > 1 or rollouts[0].generation.resample is not None:
         what = "generates more than once" if len(rollouts) > 1 else "draws again, by what was drawn, in the same step"
         raise ConfigError(

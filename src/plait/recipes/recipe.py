@@ -19,6 +19,7 @@ from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.rewards.settings import RewardSettings
+from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
 from plait.settings import Seed, Settings, word_or_number
 from plait.training.settings import OptimizerSettings
@@ -213,6 +214,10 @@ class Recipe(Settings):
         if self.epochs is not None and "steps" in self.model_fields_set:
             raise ValueError(f"`steps` ({self.steps}) and `epochs` ({self.epochs:g}) are both set; give one of them")
         return self
+
+    @property
+    def fusion_rule(self) -> FusionRule:
+        return FusionRule.of(self.fusion)
 
     def steps_of(self, num_rows: int) -> int:
         """Training steps of a run over `num_rows` prompts, examples or pairs: `steps`, or the least that take `epochs`

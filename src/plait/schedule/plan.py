@@ -19,6 +19,7 @@ from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.output import write_file
+from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
 
@@ -104,6 +105,14 @@ class Plan:
     def cluster(self) -> Cluster:
         """Which ranks share a node."""
         return Cluster(self.nodes, self.num_ranks // self.nodes)
+
+    def fuses(self, rule: FusionRule) -> bool:
+        """Whether models score in parts where samples are generated, and samples may be gathered.
+
+        That follows from recipe and plan alone, as it decides what is scored together; when samples move, which changes
+        no number, an open rule leaves to the clock.
+        """
+        return rule.is_stated or (rule.is_open and any(policy.name == FUSION for policy in self.policies))
 
     def pair_tokens(self, role: str) -> float:
         """What a pair of a query and a key counts in a role's model where samples are divided, in tokens."""

@@ -26,7 +26,6 @@ from plait.models.language_model import LanguageModel
 from plait.models.parallel.peers import WaitingFor
 from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
-from plait.policy.fusion_gate import fuses
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
@@ -121,7 +120,7 @@ class Setting:
     @property
     def moves_samples(self) -> bool:
         """Whether unfinished samples may go on in other instances."""
-        return self.recipe.rebalance == "auto" or fuses(self.recipe.fusion, self.plan)
+        return self.recipe.rebalance == "auto" or self.plan.fuses(self.recipe.fusion_rule)
 
     @cached_property
     def copies(self) -> dict[str, tuple[Copies, ...]]:
@@ -146,7 +145,7 @@ class RankState:
     ) -> None:
         self.rank, self.recipe, self.flow = setting.rank, setting.recipe, setting.flow
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
-        self.fuses = fuses(setting.recipe.fusion, setting.plan)
+        self.fuses = setting.plan.fuses(setting.recipe.fusion_rule)
         self.moves_samples = setting.moves_samples
         self.pair_tokens = {model.role: setting.plan.pair_tokens(model.role) for model in setting.models}
         """See `Plan.pair_tokens`."""

@@ -20,7 +20,6 @@ from plait.models.flat_weights import FlatWeights
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team, make_teams
 from plait.models.working_weights import dtype_of
-from plait.policy.fusion_gate import fuses
 from plait.reallocation.offload import HostMemory
 from plait.recipes.engine_checks import abilities
 from plait.recipes.role_models import RoleModel
@@ -58,7 +57,7 @@ class RoleBuilder:
             setting.models, setting.plan, setting.offload_policy, setting.recipe.dtype.value, self._parameters
         )
         self._everywhere = _everywhere(self.places) if setting.moves_samples else {}
-        self._scores_alone = bool(self._everywhere) and fuses(setting.recipe.fusion, setting.plan)
+        self._scores_alone = bool(self._everywhere) and setting.plan.fuses(setting.recipe.fusion_rule)
         alone = [instance for place in self.places.values() for instance in place.scoring.instances()]
         further = (*self._everywhere.values(), *(alone if self._scores_alone else ()))
         layouts = dict.fromkeys((*layouts_of(setting.plan), *further))

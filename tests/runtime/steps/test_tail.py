@@ -21,7 +21,8 @@ from plait.policy.fusion_gate import WRONG, RolloutSize, Seen
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import Experience
-from plait.runtime.steps.tail import AtThreshold, Batch, Decides, FusionGate, Tail
+from plait.runtime.steps.gates import AtThreshold, Decides
+from plait.runtime.steps.tail import Batch, FusionGate, Tail
 from plait.schedule.dispatch import Task
 from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.timeline import Span, Timeline

@@ -32,7 +32,7 @@ from plait.planner.plan_baselines import MAKERS
 from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
-from plait.policy.fusion_gate import LEAST_SHARE, fuses
+from plait.policy.fusion_gate import LEAST_SHARE
 from plait.recipes.engine_checks import abilities, check_engine_plan
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
@@ -123,7 +123,7 @@ class Planning:
             owners=owners,  # type: ignore[arg-type]
             rollouts=Rollouts(recipe.prompts_per_step, round(group), recipe.micro_batch_tokens),
             nested=recipe.dtype == "bfloat16" and not adapted,
-            fuses=recipe.fusion != "off",
+            fuses=recipe.fusion_rule.may_fuse,
             ahead=recipe.max_staleness > 0,
             frozen=unchanging(self.flow, self.models) if recipe.on_update == "wait" else (),
         )
@@ -224,7 +224,8 @@ class Planning:
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
         foretold says so."""
-        fused = fuses(self.recipe.fusion, plan) and (self.recipe.fusion != "auto" or self._gains_by_fusion(plan))
+        rule = self.recipe.fusion_rule
+        fused = plan.fuses(rule) and (rule.is_stated or self._gains_by_fusion(plan))
         return predict(plan, replace(self.graph, fuses=fused), self.costs)
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
@@ -249,7 +250,7 @@ class Planning:
         """Whether a run of the plan may score in parts on ranks that generate."""
         recipe = self.recipe
         moves = abilities(recipe).moves and recipe.max_staleness == 0
-        return recipe.fusion == "auto" and moves and not self.nothing_to_hide(plan)
+        return recipe.fusion_rule.is_open and moves and not self.nothing_to_hide(plan)
 
     def _gains_by_fusion(self, plan: Plan) -> bool:
         """Whether a step is foretold to be shorter, by what is worth it, where samples are scored in parts on ranks

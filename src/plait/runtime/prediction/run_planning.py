@@ -96,7 +96,7 @@ def settled_by_costs(
         (call, instance, len(some)) for call, some in calls.items() for instance in some if instance.parallelism.pp > 1
     ]
     has_groups = recipe.sampling.decode_groups == "auto" and bool(rings)
-    is_told = recipe.fusion == "auto" and any(p.name == FUSION and not p.settings for p in plan.policies)
+    is_told = recipe.fusion_rule.is_open and any(p.name == FUSION and not p.settings for p in plan.policies)
     if not has_groups and not is_told:
         return plan, recipe
     costs = costs_of_run(run, prompts(), machines, plan.num_ranks)

@@ -80,10 +80,7 @@ class Calls:
         engine = self._model(source).engine
         if engine is None or engine.moves is None or not engine.moves.gathers or not trainer.scoring_instances:
             return False
-        gate = self.rollout.gate
-        if gate is None or self._recipe.fusion != "auto":
-            return True
-        return gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
+        return self.rollout.gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
 
     def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
         """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where

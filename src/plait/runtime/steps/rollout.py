@@ -27,11 +27,12 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.folder.moments import Moments
 from plait.runtime.steps.asking import Asked, Asking, Beside
 from plait.runtime.steps.drawn import DrawnBatch
+from plait.runtime.steps.gates import AtShare, Decides, Gate
 from plait.runtime.steps.rebalancing import Balance, Rebalancer
 from plait.runtime.steps.rewarding import RewardCalls
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
-from plait.runtime.steps.tail import AtThreshold, Batch, Decides, FusionGate, Tail
+from plait.runtime.steps.tail import Batch, Tail
 from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Task
 from plait.schedule.work import Work
@@ -51,8 +52,8 @@ class Rollout:
         self._progress = progress
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
-        self.gate: FusionGate | None = None
-        """When a run gathers samples; None: no steps are kept by which that could be decided."""
+        self.gate: Gate = AtShare()
+        """When the run gathers samples."""
         self.rebalancer: Rebalancer | None = None
         """When a run rebalances samples; None: instances keep theirs."""
         self.beside: Beside | None = None
@@ -78,10 +79,7 @@ class Rollout:
     def parted(self, node: Node, engine: GenerationEngine, step: int) -> int:
         """The last samples of the rollout of a step that are scored without the others of their prompts: those that
         the recipe has gathered, or as many as the gate says."""
-        size, fusion = self.size_of(node, engine), self._recipe.fusion
-        if isinstance(fusion, float):
-            return int(fusion * size.samples)
-        return 0 if self.gate is None or fusion == "off" else self.gate.early(step, node.call, size).parted
+        return self.gate.early(step, node.call, self.size_of(node, engine)).parted
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
@@ -219,10 +217,7 @@ class Rollout:
         return Tail(fused, engine, batch, self._bounds, self._decides(node, engine, state, batch))
 
     def _decides(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Decides:
-        """Who says when samples of this rollout are gathered: the gate, or the share that the recipe names."""
-        fusion = self._recipe.fusion
-        if fusion != "auto" or self.gate is None:
-            return AtThreshold(int(fusion * len(batch.prompts)) if isinstance(fusion, float) else 0)
+        """Who says when samples of this rollout are gathered."""
         size = replace(self.size_of(node, engine), samples=len(batch.prompts), parted=batch.parted)
         return self.gate.judge(state.step, node.call, size)
 
@@ -240,7 +235,7 @@ class Rollout:
         self._has_said_how = True
         if (reason := engine.not_compiled) is not None:
             self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
-        if self._recipe.fusion not in ("off", "auto") and not is_fused:
+        if self._recipe.fusion_rule.is_stated and not is_fused:
             self._progress.message(
                 f"{node.call}: `fusion` has nothing to hide: one instance generates, or no model scores its samples "
                 "where they are generated; they end where they begin"

@@ -8,12 +8,12 @@ from functools import partial
 
 from plait.cost.sample_moves import sample_move_times
 from plait.dataflow import CallKind, Node
-from plait.policy.fusion_gate import fuses
 from plait.policy.migration import MoveTimes
 from plait.runtime.folder.decisions import LENGTHS_OF_STEPS, Experience, response_lengths
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.machine import machine_of
+from plait.runtime.steps.gates import AtShare, Gate
 from plait.runtime.steps.rebalancing import Rebalancer
 from plait.runtime.steps.roles import RoleRuntime
 from plait.runtime.steps.step import StepState
@@ -26,10 +26,10 @@ from plait.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class RolloutMoves:
-    """gate: says when the last samples of a rollout are gathered; rebalancer: which go on elsewhere before that;
-    rollout: the first of the flow, by which both learn. None: there is nothing to decide."""
+    """gate: says when the last samples of a rollout are gathered; rebalancer: which go on elsewhere before that, None:
+    none does; rollout: the first of the flow, by which both learn, None: neither does."""
 
-    gate: FusionGate | None = None
+    gate: Gate
     rebalancer: Rebalancer | None = None
     rollout: Node | None = None
 
@@ -37,16 +37,17 @@ class RolloutMoves:
     def of(cls, prepared: Prepared, files: RunFiles, step: int) -> RolloutMoves:
         """By what the folder of a run has of its steps up to this one."""
         recipe, rollouts = prepared.recipe, prepared.flow.of_kind(CallKind.GENERATE)
-        gathers, rebalances = recipe.fusion == "auto" and fuses("auto", prepared.plan), recipe.rebalance == "auto"
+        rule = recipe.fusion_rule
+        gathers, rebalances = rule.is_open and prepared.plan.fuses(rule), recipe.rebalance == "auto"
         if not (gathers or rebalances) or not rollouts:
-            return cls()
+            return cls(AtShare(rule.share))
         lag = recipe.max_staleness
         samples = [files.samples(number) for number in range(max(1, step + 1 - LENGTHS_OF_STEPS - lag), step + 1)]
         lengths = [response_lengths(file, rollouts[0].call) for file in samples if file.is_file()]
         times = _move_times(prepared, rollouts[0])
         experience = partial(Experience, lengths=lengths, times=times, step=step, lag=lag)
         return cls(
-            FusionGate(experience(files.fusion), _fusion_times(prepared)) if gathers else None,
+            FusionGate(experience(files.fusion), _fusion_times(prepared)) if gathers else AtShare(rule.share),
             Rebalancer(experience(files.rebalancing)) if rebalances else None,
             rollouts[0],
         )
@@ -60,10 +61,9 @@ class RolloutMoves:
         if self.rollout is None:
             return
         lengths = [len(sample.token_ids) for sample in state.generated[self.rollout.id].samples]
-        if self.gate is not None:
-            engine = roles[str(self.rollout.role)].engine
-            assert engine is not None, f"{self.rollout.call}: nothing generates"
-            self.gate.learn(timeline, lengths, engine.traits.num_instances)
+        engine = roles[str(self.rollout.role)].engine
+        assert engine is not None, f"{self.rollout.call}: nothing generates"
+        self.gate.learn(timeline, lengths, engine.traits.num_instances)
         if self.rebalancer is not None:
             self.rebalancer.learn(timeline, lengths)
 

@@ -7,10 +7,10 @@ kept in the run's folder, and a run that is resumed decides the same again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from plait.engines import GenerationEngine
 from plait.policy.early_scores import EarlyScores, foretold
@@ -18,6 +18,7 @@ from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import Experience
+from plait.runtime.steps.gates import Decides
 from plait.schedule.dispatch import Task
 from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.timeline import Span, Timeline
@@ -25,7 +26,7 @@ from plait.schedule.work import COMPUTE
 
 
 class FusionGate:
-    """Decides in each rollout whether its samples are scored in parts, whether its end is gathered, and when.
+    """By what the last steps took. See `Gate`.
 
     Args:
         experience: what the run decides by.
@@ -64,13 +65,6 @@ class FusionGate:
         return Judge(self, (step + 1, call), choice, _Known(self._seen, lengths, size), before)
 
     def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
-        """After a step.
-
-        Args:
-            timeline: what every rank did in it.
-            lengths: of its responses.
-            instances: that generate.
-        """
         self.experience.heard(lengths)
         steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
         ranks = {span.rank for span in timeline.spans if span.kind == "DECODE"}
@@ -94,65 +88,6 @@ class _Known:
     seen: Seen | None
     lengths: Sequence[int]
     size: RolloutSize
-
-
-class Decides(Protocol):
-    """Says of one rollout whether to gather what is left, each time that a sample has ended."""
-
-    clock: Callable[[], float]
-
-    @property
-    def threshold(self) -> int:
-        """Unfinished samples from which on gathering is judged; 0: it is not."""
-        ...
-
-    def gathers(self, left: Remaining) -> bool:
-        """Whether what is left is gathered now, where no more than the threshold is."""
-        ...
-
-    def score_s(self) -> float:
-        """Seconds of scoring a sample, by one instance."""
-        ...
-
-    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
-        """Steps of generation in so many seconds, of the instance with the most samples."""
-        ...
-
-    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
-        """How the samples move that are gathered now.
-
-        Args:
-            contexts: of each its tokens, about.
-        """
-        ...
-
-    def end(self, num_moved: int, move_s: float | None) -> None:
-        """All samples have ended."""
-        ...
-
-
-@dataclass
-class AtThreshold:
-    """The recipe says how many are unfinished at most when they are gathered, at once; nothing is weighed or kept. See
-    `Decides`."""
-
-    threshold: int
-    clock: Callable[[], float] = field(default=lambda: 0.0)
-
-    def gathers(self, left: Remaining) -> bool:
-        return True
-
-    def score_s(self) -> float:
-        return 0.0
-
-    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
-        return 0.0
-
-    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
-        return AT_ONCE
-
-    def end(self, num_moved: int, move_s: float | None) -> None:
-        pass
 
 
 class Judge:

@@ -1,0 +1,111 @@
+"""Who says when the last samples of rollouts are gathered: of a run a gate, of one rollout what it has decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from plait.policy.early_scores import EarlyScores
+from plait.policy.fusion_gate import Remaining, RolloutSize
+from plait.policy.migration import AT_ONCE, HowToMove
+from plait.policy.step import Key
+from plait.schedule.timeline import Timeline
+
+
+class Gate(Protocol):
+    """Says in each rollout whether its samples are scored in parts, whether its end is gathered, and when."""
+
+    def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
+        """Whether the samples of a rollout are scored in parts, and groups parted; `step` counts from 0."""
+        ...
+
+    def judge(self, step: int, call: str, size: RolloutSize) -> Decides:
+        """What decides in a rollout; `step` counts from 0."""
+        ...
+
+    def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
+        """After a step.
+
+        Args:
+            timeline: what every rank did in it.
+            lengths: of its responses.
+            instances: that generate.
+        """
+        ...
+
+
+class Decides(Protocol):
+    """Says of one rollout whether to gather what is left, each time that a sample has ended."""
+
+    clock: Callable[[], float]
+
+    @property
+    def threshold(self) -> int:
+        """Unfinished samples from which on gathering is judged; 0: it is not."""
+        ...
+
+    def gathers(self, left: Remaining) -> bool:
+        """Whether what is left is gathered now, where no more than the threshold is."""
+        ...
+
+    def score_s(self) -> float:
+        """Seconds of scoring a sample, by one instance."""
+        ...
+
+    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
+        """Steps of generation in so many seconds, of the instance with the most samples."""
+        ...
+
+    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
+        """How the samples move that are gathered now.
+
+        Args:
+            contexts: of each its tokens, about.
+        """
+        ...
+
+    def end(self, num_moved: int, move_s: float | None) -> None:
+        """All samples have ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class AtShare:
+    """The share of a rollout's samples that are unfinished at most when they are gathered, at once; nothing is weighed
+    or kept. 0: they end where they begin. See `Gate`."""
+
+    share: float = 0.0
+
+    def early(self, step: int, call: str, size: RolloutSize) -> EarlyScores:
+        return EarlyScores(inf, 0.0, int(self.share * size.samples))
+
+    def judge(self, step: int, call: str, size: RolloutSize) -> AtThreshold:
+        return AtThreshold(int(self.share * size.samples))
+
+    def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
+        pass
+
+
+@dataclass
+class AtThreshold:
+    """So many samples are unfinished at most when they are gathered. See `AtShare` and `Decides`."""
+
+    threshold: int
+    clock: Callable[[], float] = field(default=lambda: 0.0)
+
+    def gathers(self, left: Remaining) -> bool:
+        return True
+
+    def score_s(self) -> float:
+        return 0.0
+
+    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
+        return 0.0
+
+    def how(self, contexts: Mapping[Key, int]) -> HowToMove:
+        return AT_ONCE
+
+    def end(self, num_moved: int, move_s: float | None) -> None:
+        pass
