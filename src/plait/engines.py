@@ -33,8 +33,6 @@ class Traits:
     """Other calls may compute on its ranks while it generates: nothing leaves the devices in between."""
     tells_lengths: bool = True
     """`said` names unfinished samples."""
-    computes_elsewhere: bool = False
-    """Another program computes its log-probs: they are compared with the trainer's before the first step."""
 
 
 class InstanceMoves(Protocol):

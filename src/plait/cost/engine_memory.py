@@ -26,7 +26,7 @@ def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
     Raises:
         ConfigError: the longest sample does not fit into the other program's model, or its keys and values.
     """
-    if abilities(recipe).program is None:
+    if not abilities(recipe).computes_elsewhere:
         return sum(count for _, count in draft_weights(recipe, shapes))
     shape, dtype = shapes[recipe.model], recipe.dtype.value
     kept = POOL_TOKENS[recipe.sampling.engine](recipe, shape)

@@ -111,9 +111,10 @@ def memory_table(
     if any(model.trained and not model.scalar for model in models) and recipe.lora.rank == 0:
         forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
     rows, packed = [*cache, *forward], 0
-    program = abilities(recipe).program if cache else None
-    if program is not None:
-        rows.append((f"weights in {program}'s process", shape.parameters * width))
+    can = abilities(recipe)
+    is_elsewhere = bool(cache) and can.computes_elsewhere
+    if is_elsewhere:
+        rows.append((f"weights in {can.program}'s process", shape.parameters * width))
     elif cache and is_packed(recipe):
         # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
         packed, others = packed_bytes(shape, recipe.dtype, recipe.lora), sum(size for _, size in forward)
@@ -122,7 +123,7 @@ def memory_table(
     process = process_terms(recipe.device, 1)
     read = sum(process.values()) + sum(size for _, size in held)
     during: Rows = [("reading models", read)]
-    if program is not None:
+    if is_elsewhere:
         during.append(("all calls", read + sum(size for _, size in rows)))
     else:
         during += [("generation", read + sum(size for _, size in cache) + packed)] if cache else []
@@ -144,7 +145,7 @@ def _cache_rows(recipe: Recipe, shapes: Mapping[str, ModelShape], longest_tokens
     context = longest_tokens + recipe.sampling.max_response_tokens
     pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
     kept = pool_tokens(running, context, pool, recipe.device)
-    is_fixed = abilities(recipe).program is not None
+    is_fixed = abilities(recipe).computes_elsewhere
     if is_fixed:
         kept = POOL_TOKENS[recipe.sampling.engine](recipe, shape)
     limit = f", {kept} at most" if kept < running * context else ""

@@ -23,9 +23,14 @@ class Abilities:
     own_cache: bool
     """What it keeps of earlier prompts is its own to decide."""
     program: str | None
-    """The other program that generates, as users know it, in a process and an environment of its own: that process
-    holds weights, keys and values of its own all the time. None: ranks generate, with the weights of the role."""
+    """The other program that generates, as users know it. None: ranks generate, with the weights of the role."""
     dtypes: tuple[str, ...]
+
+    @property
+    def computes_elsewhere(self) -> bool:
+        """In a process and an environment of its own, which holds weights, keys and values of its own all the time; its
+        log-probs are compared with the trainer's before the first step."""
+        return self.program is not None
 
 
 ABILITIES = {

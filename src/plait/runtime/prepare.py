@@ -127,7 +127,7 @@ def _found(run: Outline, prompts: Lengths, machines: Machines) -> Plan:
 def _check_machine(recipe: Recipe) -> None:
     """The device, and another program that draws. Raises ConfigError."""
     check_device(recipe)
-    if abilities(recipe).program is not None:
+    if abilities(recipe).computes_elsewhere:
         SET_UP[recipe.sampling.engine]()
 
 

@@ -83,9 +83,7 @@ class VllmEngine:
     moves = None
     not_compiled = None
     speculation = None
-    traits = Traits(
-        num_instances=1, keeps_weights=False, shares_devices=False, tells_lengths=False, computes_elsewhere=True
-    )
+    traits = Traits(num_instances=1, keeps_weights=False, shares_devices=False, tells_lengths=False)
     said: Mapping[Key, int] = {}
 
     def __init__(

@@ -137,7 +137,7 @@ class RoleBuilder:
             if self._scores_alone:
                 instance = place.scoring.instance_of(rank)
                 part.alone = self._trainer(part, instance, self.teams[instance], trained=False)
-        for instance in place.generate if abilities(self.recipe).program is None else ():
+        for instance in () if abilities(self.recipe).computes_elsewhere else place.generate:
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"

@@ -19,6 +19,7 @@ from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
 from plait.observe.doctor_reading import LIMITS
 from plait.observe.progress import Progress
+from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.drawing import drawing
@@ -35,15 +36,17 @@ GATE_ROLLOUT = -1
 
 
 def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: Aside) -> None:
-    """Compare the log-probs of samples of each engine that computes elsewhere with those of its role's trainer.
+    """Compare the log-probs of samples of each engine with those of its role's trainer, where it computes elsewhere.
 
     Raises:
         ConfigError: they are too far apart.
         RunError: the engine failed.
     """
+    if not abilities(prepared.recipe).computes_elsewhere:
+        return
     for name in dict.fromkeys(str(node.role) for node in prepared.flow.of_kind(CallKind.GENERATE)):
         role = roles[name]
-        if isinstance(role, ModelRole) and role.engine is not None and role.engine.traits.computes_elsewhere:
+        if isinstance(role, ModelRole) and role.engine is not None:
             ranks = role.trainer.mesh(CallKind.GENERATE, begins=True) | role.trainer.mesh(CallKind.SCORE, begins=True)
             rows, expected = aside.run(CALL, _compared(prepared, role, role.engine), ranks, name)
             _check(prepared, name, rows, expected, aside.progress)

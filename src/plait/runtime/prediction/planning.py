@@ -94,7 +94,7 @@ class Planning:
             drafts=NO_DRAFTS if guesses is None else guesses.drafts,
             draft_model=None if name is None else self.shapes[name],
             engine_bytes=engine_bytes(self.recipe, self.shapes) if self.flow.of_kind(CallKind.GENERATE) else 0,
-            elsewhere=abilities(self.recipe).program is not None,
+            elsewhere=abilities(self.recipe).computes_elsewhere,
         )
 
     @cached_property
