@@ -31,7 +31,7 @@ from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculates, speculator_of
 from plait.generation.state import EngineState
-from plait.generation.turns import Landed, Turn, Turns
+from plait.generation.turns import Turn, Turns
 from plait.models.language_model import LanguageModel
 from plait.policy.shares import has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan
@@ -77,7 +77,6 @@ class Engine:
         self.speculates = speculates if speculates is not None else speculator_of(settings, model)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
-        self._landed = Landed([])
         self._parking = Parking(state)
         self.occupancy = Occupancy(state, self._parking)
 
@@ -91,7 +90,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do, or to give out."""
-        return self.state.has_work or bool(self._landed.finished)
+        return self.state.has_work or bool(self._turns.landed.finished)
 
     @property
     def received_bytes(self) -> int:
@@ -153,14 +152,13 @@ class Engine:
         """
         allow(self.has_work, "step: no sample is in flight; ask `has_work` first")
         allow(not self.state.is_stale, "step: the weights changed while samples were in flight; call `update_weights`")
-        waited_s, record = self._joint.waited_s, None
-        if self.state.has_work:
-            record = self._launch(drafts)
+        waited_s = self._joint.waited_s
+        record = self._launch(drafts) if self.state.has_work else None
         if not self.state.has_work:
             self._joint.rest()
             self.state.rest()
             self.speculates.rest()
-        landed, self._landed = self._landed, Landed([])
+        landed = self._turns.take_landed()
         self.last_step = record and replace(
             record,
             num_finished=len(landed.finished),
@@ -190,8 +188,10 @@ class Engine:
             self._land_all_but(len(self._turns) - 1)
             return None
         drafts = {key: drafts[key] for key in plan.rows if key in drafts} if plan.num_drafted else NO_DRAFTS
-        self._apply(plan)
-        packing_s = self._prepare()
+        state.follow(plan)
+        preparing_s = time.perf_counter()
+        state.forward.prepare(state.flight.longest_left)
+        packing_s = time.perf_counter() - preparing_s
         if self._joint.most_groups > 1 and (plan.rows or plan.chunks):
             self._joint.expect(self._turns.num_next(scheduler, plan, groups))
         draws = self._compute(plan, drafts)
@@ -206,9 +206,8 @@ class Engine:
 
         Who would have to give way may be in flight: then all steps land first.
         """
-        scheduler, groups = self.state.scheduler, 1
-        if self._joint.most_groups > 1:
-            groups = self._joint.num_groups(num_wanted(scheduler))
+        scheduler = self.state.scheduler
+        groups = self._joint.num_groups(num_wanted(scheduler)) if self._joint.most_groups > 1 else 1
         if groups == 1:
             self._land_all_but(0)
             return 1, None
@@ -241,31 +240,14 @@ class Engine:
         drawn = self._drawing.end(draws)
         self.state.scheduler.take_back(drawn.num_wrong)
         self._parking.park(key for key, response in drawn.ended.items() if response.is_parked)
-        self._landed.finished += self.state.settle(drawn)
-        self._landed.num_drawn += drawn.num_tokens
+        self._turns.landed.finished += self.state.settle(drawn)
+        self._turns.landed.num_drawn += drawn.num_tokens
         return drawn.num_tokens
 
     def _start_ready(self) -> None:
         """Samples whose prompt is computed draw their first token, so that they have a row in the step."""
-        starts = self.state.scheduler.start_ready()
-        if starts:
+        if starts := self.state.scheduler.start_ready():
             self._settle(self._drawing.of_starts(starts))
-
-    def _apply(self, plan: StepPlan) -> None:
-        """Blocks and rows as the plan has them before the forward."""
-        state, running = self.state, self.state.scheduler.running
-        state.rows.remove(plan.preempted)
-        state.enter(plan.joined)
-        if plan.grown:
-            state.rows.set_tables({key: running[key].table for key in plan.grown}, max(plan.num_new))
-        state.reserve()
-        state.pool.copy(plan.copies)
-
-    def _prepare(self) -> float:
-        """Weights as the forward reads them fastest; the seconds that it took."""
-        began = time.perf_counter()
-        self.state.forward.prepare(self.state.flight.longest_left)
-        return time.perf_counter() - began
 
     # -- what goes, and weights that change
 
@@ -288,14 +270,11 @@ class Engine:
             Samples that had ended and were not given out, and the others with what they have said: FinishReason.OPEN.
         """
         self.land()
-        flight = self.state.flight
         if parks:
-            self._parking.park(tuple(flight.started))
-        uids = dict.fromkeys((*(uid for uid, _ in flight.started), *flight.pending))
-        open_samples = self.state.stop(uids, FinishReason.OPEN)
+            self._parking.park(tuple(self.state.flight.started))
+        open_samples = self.state.stop(self.state.flight.uids, FinishReason.OPEN)
         self.speculates.rest()
-        landed, self._landed = self._landed, Landed([])
-        return landed.finished + open_samples
+        return self._turns.take_landed().finished + open_samples
 
     def update_weights(self, version: int, kv: HeldKV = "recompute") -> None:
         """The model's weights have changed: stamp tokens from now on with `version`.

@@ -46,6 +46,11 @@ class InFlight:
         """By prompt uid, while samples of it have to start."""
         self.started: dict[Key, Response] = {}
 
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """Prompts that have samples in flight; those that have begun stand ahead."""
+        return tuple(dict.fromkeys((*(uid for uid, _ in self.started), *self.pending)))
+
     def longest_left(self) -> int:
         """Tokens that a response may still have."""
         limits = [limit for pending in self.pending.values() for limit in pending.limits]

@@ -18,7 +18,7 @@ from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
 from plait.policy.blocks import prefix_keys
-from plait.policy.step import Key
+from plait.policy.step import Key, StepPlan
 
 
 class EngineState:
@@ -74,6 +74,16 @@ class EngineState:
         if self.is_stale:
             self._forget()
         self._weights_version = self.model.weights_version
+
+    def follow(self, plan: StepPlan) -> None:
+        """Blocks and rows as a plan has them before the forward."""
+        self.rows.remove(plan.preempted)
+        self.enter(plan.joined)
+        if plan.grown:
+            tables = {key: self.scheduler.running[key].table for key in plan.grown}
+            self.rows.set_tables(tables, max(plan.num_new))
+        self.reserve()
+        self.pool.copy(plan.copies)
 
     def reserve(self) -> None:
         """Memory for the blocks that have been given out."""

@@ -36,6 +36,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._open: deque[Turn] = deque()
+        self.landed = Landed([])
+        """Since they were taken last."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -47,6 +49,11 @@ class Turns:
     def oldest(self) -> Turn:
         """Is in flight no longer."""
         return self._open.popleft()
+
+    def take_landed(self) -> Landed:
+        """To tell them."""
+        landed, self.landed = self.landed, Landed([])
+        return landed
 
     @property
     def drawing(self) -> set[Key]:
