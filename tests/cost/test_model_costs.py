@@ -192,8 +192,8 @@ def test_stages_decode_as_a_ring_of_as_many_groups_as_a_run_has() -> None:
     slow = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
     layout = Layout.on(range(2), pp=2)
 
-    def terms(cluster: ClusterSpec, groups: int = 0) -> float:
-        work = Workload(4, 2, LENGTHS, decode_groups=groups, device="cpu")
+    def terms(cluster: ClusterSpec, groups: int | None = None) -> float:
+        work = Workload(4, 2, LENGTHS, stated_groups=groups, device="cpu")
         found = costs_of(work, cluster).call("actor.generate", "decode", layout).terms
         return found["launching"]
 

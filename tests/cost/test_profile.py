@@ -161,8 +161,8 @@ def test_as_many_groups_go_round_stages_as_are_quickest_by_what_was_measured(
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     layout = Layout.on(range(2), pp=2)
 
-    def costs(stated: int = 0) -> ModelCosts:
-        workload = Workload(4, 6, lengths, decode_groups=stated)
+    def costs(stated: int | None = None) -> ModelCosts:
+        workload = Workload(4, 6, lengths, stated_groups=stated)
         return ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
 
     assert costs().decode_groups("actor.generate", layout) == groups

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import ConfigError
-from plait.policy.decode_ring import COSTS, Ring, StageCost, StageUse, busy_shares, num_groups
+from plait.policy.decode_ring import COSTS, GroupRule, Ring, StageCost, StageUse, busy_shares, num_groups
 from plait.schedule.action import Action, Kind, action_id
 from plait.schedule.schedule import Schedule
 from plait.schedule.validate import validate
@@ -104,3 +104,19 @@ def test_busy_shares_stand_beside_the_closed_form():
 def test_a_ring_without_stages_is_refused():
     with pytest.raises(ConfigError, match="decode ring"):
         Ring(0, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("stages", "stated", "most", "of"),
+    [
+        (1, None, 1, [1, 1, 1]),
+        (1, 3, 1, [1, 1, 1]),
+        (2, 3, 3, [1, 1, 3]),
+        (4, None, 5, [1, 1, 4]),
+    ],
+)
+def test_a_rule_says_how_many_groups_there_are(stages: int, stated: int | None, most: int, of: list[int]) -> None:
+    """Of no sample, one, and four; hops cost nothing, so that as many groups as stages fill them."""
+    rule = GroupRule(stages, StageCost(0.0, 1.0), stated)
+    assert rule.most == most
+    assert [rule.groups(samples) for samples in (0, 1, 4)] == of

@@ -20,7 +20,7 @@ from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
-from plait.policy.decode_ring import COSTS, num_groups
+from plait.policy.decode_ring import COSTS, GroupRule
 from plait.policy.migration import STEPS_OF_A_MOVE
 from plait.policy.threshold import Rollout, outcome
 from plait.training.memory import BYTES
@@ -178,17 +178,13 @@ class Generating:
         Args:
             most: samples that run at once.
         """
-        stages, device = layout.parallelism.pp, self._workload.device
-        per_stage, stated = self._cluster.software.decode_groups_per_stage, self._workload.decode_groups
-        if stages == 1:
-            return lambda running: 1
+        stages, stated = layout.parallelism.pp, self._workload.stated_groups
+        per_stage = self._cluster.software.decode_groups_per_stage
         if per_stage is not None:
-            count = per_stage * stages
-        elif stated or self._profile is not None:
-            count = stated or self._measured_groups(role, layout, most)
-        else:
-            return lambda running: num_groups(COSTS[device], stages, running)
-        return lambda running: max(1, min(running, count))
+            stated = per_stage * stages
+        elif stated is None and self._profile is not None and stages > 1:
+            stated = self._measured_groups(role, layout, most)
+        return GroupRule(stages, COSTS[self._workload.device], stated).groups
 
     def _measured_groups_of(self, role: str, layout: Layout, running: int) -> int:
         """The number with the shortest round of so many samples that have said half of what they say, the fewest among

@@ -116,7 +116,7 @@ class Workload:
     follows:     whether the reference follows the actor
     fused, packed: as of `working_memory.is_fused` and `is_packed`
     device:      cpu or cuda
-    decode_groups: of samples that go round the stages of an instance; 0: as many as plait's own rule says
+    stated_groups: of samples that go round the stages of an instance; None: as many as plait's own rule says
     rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does
     engine_bytes: of an engine on each rank that generates, all the time: a draft model; all that another engine takes
@@ -140,7 +140,7 @@ class Workload:
     fused: bool = False
     packed: bool = False
     device: str = "cpu"
-    decode_groups: int = 0
+    stated_groups: int | None = None
     rebalances: bool = False
     gathers: bool = False
     drafts: Drafts = NO_DRAFTS
@@ -182,7 +182,7 @@ class Workload:
             fused=is_fused(recipe),
             packed=is_packed(recipe),
             device=recipe.device,
-            decode_groups=0 if recipe.sampling.decode_groups == "auto" else recipe.sampling.decode_groups,
+            stated_groups=recipe.sampling.stated_groups,
             rebalances=recipe.rebalance == "auto",
             gathers=recipe.fusion_rule.may_fuse,
             workers=recipe.reward.workers,

@@ -177,6 +177,11 @@ class SamplingSettings(Settings):
             )
         return self
 
+    @property
+    def stated_groups(self) -> int | None:
+        """`decode_groups`, where it is a number; None: it is left open."""
+        return None if self.decode_groups == "auto" else self.decode_groups
+
     def num_blocks(self, max_positions: int) -> int:
         """Blocks of the pool of an engine whose model has so many positions.
 

@@ -69,6 +69,32 @@ def num_groups(cost: StageCost, num_stages: int, num_samples: int) -> int:
     return min(counts, key=lambda count: (rounds[count] * (1 + 1e-12 * count), count))
 
 
+@dataclass(frozen=True, slots=True)
+class GroupRule:
+    """How many groups of samples go round the stages of an instance at the same time.
+
+    cost:   of a stage, by which an open number is decided
+    stated: so many, as far as there are samples; None: as many as fill the stages
+    """
+
+    num_stages: int
+    cost: StageCost
+    stated: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Groups that there are of any number of samples, at most."""
+        if self.num_stages == 1:
+            return 1
+        return self.num_stages + 1 if self.stated is None else self.stated
+
+    def groups(self, num_samples: int) -> int:
+        """Of so many samples; at least one."""
+        if self.stated is None or self.num_stages == 1:
+            return num_groups(self.cost, self.num_stages, num_samples)
+        return max(1, min(self.stated, num_samples))
+
+
 @dataclass(slots=True)
 class StageUse:
     """What a rank did in steps that decode: its stage of how many, seconds, those of them in which it waited for other

@@ -66,7 +66,7 @@ def check_engine(recipe: Recipe) -> None:
     """Raises ConfigError where a recipe asks its engine for what that cannot do."""
     engine, sampling = recipe.sampling.engine, recipe.sampling
     can = abilities(recipe)
-    guesses, grouped = sampling.speculation != "off", sampling.decode_groups != "auto"
+    guesses, grouped = sampling.speculation != "off", sampling.stated_groups is not None
     asked = (
         ("sampling.exact", sampling.exact, can.exact, "promises no equal bits", "false"),
         ("sampling.speculation", guesses, can.drafts, "takes no drafts", "off"),

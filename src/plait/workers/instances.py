@@ -11,7 +11,6 @@ Shapes: B rows, D tokens that are drawn, T tokens of a step, H hidden size, V vo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from plait.generation.speculator import NoSpeculation, Speculates, speculator_of
 from plait.models.compute.attention import AttentionContext
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
-from plait.policy.decode_ring import COSTS, num_groups
+from plait.policy.decode_ring import COSTS, GroupRule
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import Counts
@@ -72,8 +71,9 @@ class JointRanks:
             self.waited,
             is_ahead=on_cpu and not settings.exact,
         )
-        self._device, self._num_stages = model.device, team.pp.size
-        self._asked: int | Literal["auto"] = settings.decode_groups
+        self._device = model.device
+        cost = COSTS.get(model.device.type, COSTS["cpu"])
+        self._groups = GroupRule(team.pp.size, cost, settings.stated_groups)
 
     @property
     def waited_s(self) -> float:
@@ -87,20 +87,16 @@ class JointRanks:
 
     def computes(self, model: LanguageModel) -> Computes:
         """See Joint.computes."""
-        return _Staged(model, self.stages) if self._num_stages > 1 else model
+        return _Staged(model, self.stages) if self._groups.num_stages > 1 else model
 
     @property
     def most_groups(self) -> int:
         """See Joint.most_groups."""
-        if self._num_stages == 1:
-            return 1
-        return self._num_stages + 1 if self._asked == "auto" else self._asked
+        return self._groups.most
 
     def num_groups(self, num_samples: int) -> int:
         """See Joint.num_groups."""
-        if self._asked == "auto":
-            return num_groups(COSTS.get(self._device.type, COSTS["cpu"]), self._num_stages, num_samples)
-        return max(1, min(self.most_groups, num_samples))
+        return self._groups.groups(num_samples)
 
     def expect(self, num_rows: int) -> None:
         """See Joint.expect."""

@@ -95,7 +95,7 @@ def settled_by_costs(
     rings = [
         (call, instance, len(some)) for call, some in calls.items() for instance in some if instance.parallelism.pp > 1
     ]
-    has_groups = recipe.sampling.decode_groups == "auto" and bool(rings)
+    has_groups = recipe.sampling.stated_groups is None and bool(rings)
     is_told = recipe.fusion_rule.is_open and any(p.name == FUSION and not p.settings for p in plan.policies)
     if not has_groups and not is_told:
         return plan, recipe
