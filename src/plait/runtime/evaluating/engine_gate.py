@@ -23,7 +23,7 @@ from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.drawing import drawing
-from plait.runtime.steps.roles import ModelRole, RoleRuntime
+from plait.runtime.steps.roles import ModelRole, RoleRuntime, models_of
 from plait.schedule.work import Work
 
 NUM_PROMPTS = 16
@@ -45,8 +45,8 @@ def check_engines(prepared: Prepared, roles: Mapping[str, RoleRuntime], aside: A
     if not abilities(prepared.recipe).computes_elsewhere:
         return
     for name in dict.fromkeys(str(node.role) for node in prepared.flow.of_kind(CallKind.GENERATE)):
-        role = roles[name]
-        if isinstance(role, ModelRole) and role.engine is not None:
+        role = models_of(roles)[name]
+        if role.engine is not None:
             ranks = role.trainer.mesh(CallKind.GENERATE, begins=True) | role.trainer.mesh(CallKind.SCORE, begins=True)
             rows, expected = aside.run(CALL, _compared(prepared, role, role.engine), ranks, name)
             _check(prepared, name, rows, expected, aside.progress)

@@ -13,7 +13,7 @@ from plait.runtime.evaluating.given_evaluation import evaluate_given
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
-from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.roles import RoleRuntime, models_of, rewards_of
 from plait.runtime.steps.step import StepState
 
 
@@ -43,8 +43,7 @@ def measure(
             measured = losses_of(StepState(0, given=given))
             logged |= {f"{source}/{name}": value for name, value in measured.items()}
         return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
-    actor, reward, cost = roles["actor"], roles.get("reward"), roles.get("cost")
-    assert isinstance(actor, ModelRole), "there are held-out prompts, so there is an actor"
+    actor, rewards = models_of(roles)["actor"], rewards_of(roles)
     asked = HeldOut(
         prepared.held_out,
         recipe.sampling,
@@ -53,9 +52,7 @@ def measure(
         per_item=recipe.evaluation.samples_per_prompt,
         pass_at=recipe.evaluation.pass_at,
     )
-    scorers = Scorers(
-        reward if isinstance(reward, RewardRole) else None, cost if isinstance(cost, RewardRole) else None, judges
-    )
+    scorers = Scorers(rewards.get("reward"), rewards.get("cost"), judges)
     return answer(actor, asked, scorers, aside, stop=stop)
 
 

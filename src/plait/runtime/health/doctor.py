@@ -23,7 +23,7 @@ from plait.runtime.health.patient import Patient
 from plait.runtime.health.probe import Suspects, diagnose
 from plait.runtime.health.step_facts import StepFacts
 from plait.runtime.health.weight_facts import WeightFacts
-from plait.runtime.steps.roles import ModelRole
+from plait.runtime.steps.roles import models_of
 from plait.runtime.steps.step import StepState
 
 
@@ -128,8 +128,8 @@ class RunDoctor:
     def _probe(self, state: StepState, reading: Reading) -> Diagnosis | None:
         """Look for the cause of a mismatch on the samples of the step's first rollout."""
         for node, _ in self._patient.rollouts(state):
-            role = self._patient.roles.get(str(node.role))
-            if not isinstance(role, ModelRole) or role.engine is None or not (_whole(role.model, role.engine.model)):
+            role = models_of(self._patient.roles).get(str(node.role))
+            if role is None or role.engine is None or not (_whole(role.model, role.engine.model)):
                 continue
             others = {
                 name: model

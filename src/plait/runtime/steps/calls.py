@@ -17,7 +17,7 @@ from plait.policy.score_parts import PartSize
 from plait.recipes.recipe import Recipe
 from plait.runtime.steps.free_copies import Copies, where_free
 from plait.runtime.steps.rewarding import RewardCalls
-from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
+from plait.runtime.steps.roles import ModelRole, RoleRuntime, models_of, rewards_of
 from plait.runtime.steps.rollout import Draw, Rollout
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import Parts, RolloutParts, Spread, Table, in_parts
@@ -35,7 +35,7 @@ class Calls:
         self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recipe: Recipe, recorder: Recorder, progress: Progress
     ) -> None:
         self._flow = flow
-        self._roles = roles
+        self._roles, self._models, self._rewards = roles, models_of(roles), rewards_of(roles)
         self._recorder = recorder
         self._progress = progress
         self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
@@ -96,7 +96,7 @@ class Calls:
                 readers = [other for other in self._flow.nodes if other.rows == node.id]
                 is_fused = any(self.scores_where_free(other, state.step) for other in readers)
                 return self.rollout.work(node, engine, state, draw, task if is_fused else None)
-            case CallKind.SCORE if isinstance(self._roles[str(node.role)], RewardRole):
+            case CallKind.SCORE if str(node.role) in self._rewards:
                 return self.rewarding.work(node, state, self._spread(node, state, task), task.release)
             case CallKind.SCORE:
                 return self._scored(node, state, self._spread(node, state, task))
@@ -224,8 +224,8 @@ class Calls:
         return 1.0 if self._flow.nodes[node.rows].kind is CallKind.READ else None
 
     def _model(self, node: Node) -> ModelRole:
-        role = self._roles[str(node.role)]
-        assert isinstance(role, ModelRole), f"{node.call}: role `{node.role}` is no model"
+        role = self._models.get(str(node.role))
+        assert role is not None, f"{node.call}: role `{node.role}` is no model"
         return role
 
     # -- read and compute

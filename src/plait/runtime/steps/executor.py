@@ -14,7 +14,7 @@ from plait.runtime.steps.asking import Beside
 from plait.runtime.steps.batches import Batches
 from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.graph_order import GraphOrder
-from plait.runtime.steps.roles import RewardRole, RoleRuntime
+from plait.runtime.steps.roles import RoleRuntime, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.schedule.dispatch import Clock, Dispatcher, Key, Task, run_alone
 from plait.schedule.needs import early_scores, needs_of
@@ -41,7 +41,7 @@ class Executor:
     ) -> None:
         self.flow = flow
         self._recorder = recorder
-        needs = needs_of(flow, [name for name, role in roles.items() if isinstance(role, RewardRole)])
+        needs = needs_of(flow, rewards_of(roles))
         self.calls = Calls(flow, roles, recipe, recorder, progress)
         beside = None if recipe.on_update == "wait" else self.calls.runs_beside
         early = early_scores(flow, needs, unchanging(flow, role_models(flow, recipe)))

@@ -14,7 +14,7 @@ from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
-from plait.runtime.steps.roles import RewardRole, RoleRuntime
+from plait.runtime.steps.roles import RewardRole, RoleRuntime, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import Spread, Table, in_parts
 from plait.schedule.work import MOVED_ON, Work
@@ -28,7 +28,7 @@ class RewardCalls:
         self, flow: Dataflow, roles: Mapping[str, RoleRuntime], recorder: Recorder, progress: Progress
     ) -> None:
         self._flow = flow
-        self._roles = roles
+        self._rewards = rewards_of(roles)
         self._recorder = recorder
         self._progress = progress
         self._awaited: dict[tuple[str, int], StepState] = {}
@@ -54,7 +54,7 @@ class RewardCalls:
         Raises:
             RunError: a function failed, and its policy is to stop.
         """
-        pools = [(name, role.pool) for name, role in self._roles.items() if role.pool is not None]
+        pools = [(name, role.pool) for name, role in self._rewards.items() if role.pool is not None]
         while any(pool.num_outstanding for _, pool in pools):
             collected = [self._collect(name, pool.poll()) for name, pool in pools]
             yield MOVED_ON if any(collected) else None
@@ -154,14 +154,14 @@ class RewardCalls:
         return totals
 
     def _role(self, node: Node) -> RewardRole:
-        role = self._roles[str(node.role)]
-        assert isinstance(role, RewardRole), f"{node.call}: role `{node.role}` is no reward"
+        role = self._rewards.get(str(node.role))
+        assert role is not None, f"{node.call}: role `{node.role}` is no reward"
         return role
 
     def _readers(self, rollout: Node) -> list[tuple[Node, RewardRole]]:
         """The calls that score the samples of a rollout."""
         nodes = [node for node in self._flow.of_kind(CallKind.SCORE) if node.rows == rollout.id]
-        return [(node, role) for node in nodes if isinstance(role := self._roles[str(node.role)], RewardRole)]
+        return [(node, role) for node in nodes if (role := self._rewards.get(str(node.role)))]
 
     def _send(self, node: Node, pool: RewardPool, group: Sequence[Sample], state: StepState) -> None:
         """Hand a whole group to the functions of a role; a call of the flow will ask for its scores."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,6 @@ class ModelRole:
     model: Any
     trainer: TrainingEngine
     engine: GenerationEngine | None = None
-    pool: ClassVar[RewardPool | None] = None
 
 
 @dataclass
@@ -40,4 +40,14 @@ class RewardRole:
 
 
 RoleRuntime = ModelRole | RewardRole
-"""Either has the attributes `model`, `trainer`, `engine` and `pool`; what it lacks is None."""
+"""Either has the attributes `model`, `trainer` and `engine`; what it lacks is None."""
+
+
+def models_of(roles: Mapping[str, RoleRuntime]) -> dict[str, ModelRole]:
+    """Those that are models of the flow."""
+    return {name: role for name, role in roles.items() if isinstance(role, ModelRole)}
+
+
+def rewards_of(roles: Mapping[str, RoleRuntime]) -> dict[str, RewardRole]:
+    """Those that give rewards or costs."""
+    return {name: role for name, role in roles.items() if isinstance(role, RewardRole)}
