@@ -1,9 +1,10 @@
 """What looking for guesses takes of a step: CPU microseconds, warm and with the caches emptied before it.
 
-Samples of one prompt say tokens of a small Markov chain, so that some guesses come true and most do not; `auto` is told
-that steps take what they take of SmolLM2-135M on one core, at a clock of its own. Timed is all that an engine without
-guesses does not do: to hear what was said, to look guesses up, to choose, to account for the step (CPU seconds of the
-thread). A step streams all weights through the caches; so here an array of `--flush` MB is read before every step.
+Samples of one prompt say tokens of a small Markov chain, so that some guesses come true and most do not; `adaptive` is
+told that steps take what they take of SmolLM2-135M on one core, at a clock of its own. Timed is all that an engine
+without guesses does not do: to hear what was said, to look guesses up, to choose, to account for the step (CPU seconds
+of the thread). A step streams all weights through the caches; so here an array of `--flush` MB is read before every
+step.
 
     python benchmarks/draft_looking.py               # a minute
     python benchmarks/draft_looking.py --steps 50    # does the benchmark itself work?
@@ -34,7 +35,7 @@ def looked(running: int, steps: int, flush_mb: int, share: float) -> tuple[float
         share: of tokens that follow from the one before; the others are drawn at random.
     """
     clock_s = 0.0
-    speculation = Speculation("auto", PoolDrafter(64 << 20), lambda: clock_s)
+    speculation = Speculation("adaptive", PoolDrafter(64 << 20), lambda: clock_s)
     rng, array = np.random.default_rng(0), np.ones(flush_mb << 17)
     slots, last = np.arange(running), np.zeros(running, np.int64)
     for slot in range(running):

@@ -40,6 +40,7 @@ from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import Speculator
+from plait.generation.steady_drafts import WhereSteady
 from plait.kernels.noise import NoiseKey
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
@@ -152,6 +153,7 @@ def ideal_of(longest: Engine, auto: Engine, asked: Sequence[Request]) -> tuple[f
         longest: the engine of the longest fixed length; auto: that with the fitted cost; asked: of a rollout.
     """
     counts, speculator = longest.speculation, auto.speculates
+    speculator = speculator.own if isinstance(speculator, WhereSteady) else speculator
     assert counts is not None, "it guesses"
     assert isinstance(speculator, Speculator), "it has fitted what a step takes"
     if not counts.rows:

@@ -38,7 +38,7 @@ def test_the_ideal_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = importlib.import_module("speculation")
     counts = Counts(steps=10, steps_with_drafts=5, rows=5)
     counts.tried_at[:2], counts.accepted_at[:2] = [5, 3], [3, 2]
-    auto = Speculator("auto", PoolDrafter(1 << 20))
+    auto = Speculator("adaptive", PoolDrafter(1 << 20))
     for _ in range(20):
         for rows in (1, 2, 3):
             auto.speculation.cost.observe(rows, 8, 0.8 + 0.2 * rows)

@@ -80,10 +80,10 @@ def test_guesses_are_foretold_where_a_run_has_made_some(
     rows = [{"step": step, "timing_s/step": 1.0, **GUESSED} for step in (1, 2, 3)]
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ask = ("simulate", recipe, *PLACE[:2], "--lengths", "run", "--json", "--plan", "colocated")
-    now, guessing = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "auto")
+    now, guessing = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "adaptive")
     by_key = now["by_key"], guessing["by_key"]
     title = "with sampling.speculation {}"
-    assert by_key[0][title.format("auto")]["seconds_per_step"] == guessing["seconds_per_step"]  # type: ignore[index]
+    assert by_key[0][title.format("adaptive")]["seconds_per_step"] == guessing["seconds_per_step"]  # type: ignore[index]
     assert by_key[1][title.format("off")]["seconds_per_step"] == now["seconds_per_step"]  # type: ignore[index]
     assert guessing["seconds_per_step"] < now["seconds_per_step"]  # type: ignore[operator]
     unknown = told(capsys, "simulate", recipe, *PLACE, "--plan", "colocated")
@@ -94,16 +94,16 @@ def test_acceptance_may_be_stated(recipe: str, capsys: pytest.CaptureFixture[str
     """A recipe that guesses takes it; of one that does not, what guesses would bring is shown beside."""
     ask = ("simulate", recipe, *PLACE, "--plan", "colocated")
     stated = ("--acceptance-rate", 0.5, "--acceptance-length", 3)
-    off, unknown = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "auto")
+    off, unknown = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "adaptive")
     assert off["speculation"] is None
     assert unknown["speculation"]["source"].startswith("nothing is known of them")  # type: ignore[index]
     assert unknown["seconds_per_step"] == off["seconds_per_step"]
-    auto = told(capsys, *ask, "--sampling.speculation", "auto", *stated)
+    auto = told(capsys, *ask, "--sampling.speculation", "adaptive", *stated)
     assert auto["speculation"] == {"source": "as stated", "tokens": 3.0, "rows": 5.0, "passes": 0.0}
     fixed = told(capsys, *ask, "--sampling.speculation", 4, "--acceptance-rate", 0.5)
     assert fixed["speculation"] == auto["speculation"]
     assert fixed["seconds_per_step"] == auto["seconds_per_step"] < off["seconds_per_step"]  # type: ignore[operator]
-    beside = told(capsys, *ask, *stated)["by_key"]["with sampling.speculation auto"]  # type: ignore[index]
+    beside = told(capsys, *ask, *stated)["by_key"]["with sampling.speculation adaptive"]  # type: ignore[index]
     assert beside["seconds_per_step"] == auto["seconds_per_step"]
     searched = told(capsys, "plan", recipe, *PLACE, "--evaluations", 200, "--sampling.speculation", 4, *stated[:2])
     assert searched["speculation"] == auto["speculation"]
@@ -117,7 +117,7 @@ def test_acceptance_may_be_stated(recipe: str, capsys: pytest.CaptureFixture[str
 def test_acceptance_that_cannot_be_is_refused(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sft.yaml").write_text("model: llama-2-7b\nalgorithm: sft\nsteps: 2\ndata: {source: pairs.jsonl}\n")
     for name, words, message in (
-        (recipe, ("--sampling.speculation", "auto", "--acceptance-rate", "0.5"), "--acceptance-length is missing"),
+        (recipe, ("--sampling.speculation", "adaptive", "--acceptance-rate", "0.5"), "--acceptance-length is missing"),
         (recipe, ("--sampling.speculation", "4", "--acceptance-rate", "2"), "expected a share of the guessed tokens"),
         ("sft.yaml", ("--acceptance-rate", "0.5"), "this recipe generates nothing"),
     ):

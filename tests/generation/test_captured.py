@@ -281,7 +281,7 @@ def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.M
     assert not steps.sizes
 
 
-@pytest.mark.parametrize("how", [3, "auto"])
+@pytest.mark.parametrize("how", [3, "adaptive"])
 def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of the same prompt again: what they said last time is guessed."""
     asked = [request_of(uid, num_samples=3, sampling=Sampling(temperature=0.0, max_tokens=30)) for uid in range(2)]
@@ -289,7 +289,7 @@ def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch:
     monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
     expected, _ = drafted(plain, asked)
     engine, steps = captured_engine(monkeypatch)
-    engine.speculates = speculator_of(SamplingSettings(speculation=how), engine.model)  # type: ignore[arg-type]
+    engine.speculates = speculator_of(SamplingSettings(speculation=how), engine.state.forward)  # type: ignore[arg-type]
     sizes = asked_sizes(monkeypatch)
     for _ in range(2):
         assert_same(drafted(engine, asked)[0], expected)

@@ -109,10 +109,10 @@ def test_it_changes_no_token(kind: str, settings: dict) -> None:
     assert drafter.num_bytes == 0, "nothing is held where no sample is in flight"
 
 
-EXACT = itertools.product(["auto", 1, 6], [torch.float32, torch.bfloat16])
+EXACT = itertools.product(["adaptive", 1, 6], [torch.float32, torch.bfloat16])
 
 
-@pytest.mark.parametrize(("how", "dtype"), slow_but([("auto", torch.float32), (6, torch.bfloat16)], EXACT), ids=str)
+@pytest.mark.parametrize(("how", "dtype"), slow_but([("adaptive", torch.float32), (6, torch.bfloat16)], EXACT), ids=str)
 def test_in_exact_mode_to_the_bit(how: How, dtype: torch.dtype) -> None:
     model = tiny_model("llama", dtype=dtype)
     plain, _ = drained(Engine(model, SamplingSettings(max_running=5, exact=True)), ASKED)
@@ -120,7 +120,7 @@ def test_in_exact_mode_to_the_bit(how: How, dtype: torch.dtype) -> None:
     engine = Engine(model, SamplingSettings(max_running=5, exact=True), speculates=speculator)
     assert drained(engine, ASKED)[0] == plain
     assert drained(engine, ASKED)[0] == plain
-    assert how == "auto" or speculator.counts.accepted > 10
+    assert how == "adaptive" or speculator.counts.accepted > 10
 
 
 @needs_vectors

@@ -30,14 +30,16 @@ def test_less_than_a_block_of_cache_is_no_cache() -> None:
     assert SamplingSettings(prefix_cache_tokens=40).limits(256).cache_blocks == 2
 
 
-@pytest.mark.parametrize(("given", "found"), [("auto", "auto"), ("off", "off"), (4, 4), ("4", 4), (15, 15)])
+@pytest.mark.parametrize(
+    ("given", "found"), [*((word, word) for word in ("auto", "adaptive", "off")), (4, 4), ("4", 4), (15, 15)]
+)
 def test_what_speculation_may_be(given: object, found: object) -> None:
     assert SamplingSettings(speculation=given).speculation == found
 
 
 @pytest.mark.parametrize("given", [0, 16, -1, "on", 2.0, None])
 def test_what_it_may_not_be(given: object) -> None:
-    with pytest.raises(ValidationError, match="expected auto, off or a number of tokens from 1 to 15"):
+    with pytest.raises(ValidationError, match="expected auto, adaptive, off or a number of tokens from 1 to 15"):
         SamplingSettings(speculation=given)
 
 

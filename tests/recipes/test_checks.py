@@ -280,7 +280,7 @@ def test_an_adapter_alone_may_be_measured_but_not_trained(tmp_path: Path) -> Non
     [
         ({"device": "cuda", "sampling.exact": True}, r"`sampling.exact` promises .* `device` is cuda"),
         (
-            {"device": "cuda", "sampling.draft_model": "d", "sampling.speculation": "auto"},
+            {"device": "cuda", "sampling.draft_model": "d", "sampling.speculation": "adaptive"},
             r"`sampling.draft_model` is set, .* `device` is cuda",
         ),
     ],

@@ -9,7 +9,14 @@ import pytest
 from plait.cost.engine_memory import POOL_TOKENS
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
-from plait.recipes.engine_checks import ABILITIES, check_engine, check_engine_plan
+from plait.recipes.engine_checks import (
+    ABILITIES,
+    check_engine,
+    check_engine_plan,
+    guesses,
+    of_engines,
+    said_of_no_guesses,
+)
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prepare import SET_UP
 from plait.schedule.plan import Placement, Plan
@@ -24,7 +31,7 @@ def recipe_of(**keys: Any):
     ("key", "value"),
     [
         ("sampling.exact", True),
-        ("sampling.speculation", "auto"),
+        ("sampling.speculation", "adaptive"),
         ("sampling.speculation", 4),
         ("sampling.decode_groups", 2),
         ("sampling.prefix_cache_tokens", 64),
@@ -41,6 +48,58 @@ def test_refused_by_name(key: str, value: Any) -> None:
 
 def test_what_it_can_do_passes() -> None:
     check_engine(recipe_of(**{"sampling.kv_tokens": 4096, "sampling.stop": "7", "dtype": "float32"}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({}, "vLLM takes no drafts"),
+        ({"sampling.engine": "plait", "dtype": "float64"}, "in float64 kernels may round by the number of rows"),
+        ({"sampling.engine": "plait", "device": "cuda"}, "kernels of a GPU may round by the number of rows"),
+        (
+            {"sampling.engine": "plait", "max_staleness": 1, "on_update": "keep", "sampling.exact": True},
+            "guesses would change where samples stand when new weights come (`on_update` keep)",
+        ),
+    ],
+)
+def test_auto_guesses_nothing_where_a_bit_might_change_and_says_why(keys: dict[str, Any], why: str) -> None:
+    """What is asked for by name is done, or refused."""
+    recipe = recipe_of(**keys)
+    check_engine(recipe)
+    assert not guesses(recipe)
+    assert of_engines(recipe) == recipe.sampling.model_copy(update={"speculation": "off"})
+    said = said_of_no_guesses(recipe)
+    assert said is not None
+    assert said.startswith(f"none by `sampling.speculation` auto, as {why}")
+    assert said.endswith("; `adaptive` guesses all the same") == ("sampling.engine" in keys)
+    for how in ("adaptive", 3):
+        asked = recipe_of(**{**keys, "sampling.speculation": how})
+        assert guesses(asked)
+        assert of_engines(asked) == asked.sampling
+        assert said_of_no_guesses(asked) is None
+    if "sampling.engine" in keys:
+        with pytest.raises(
+            ConfigError, match=r"`sampling.draft_model` is d, but `sampling.speculation` is auto, which"
+        ):
+            check_engine(recipe_of(**{**keys, "sampling.draft_model": "d"}))
+
+
+@pytest.mark.parametrize("keys", [{"dtype": "float32"}, {}, {"dtype": "float64", "sampling.exact": True}])
+def test_auto_guesses_where_a_row_has_the_same_bits_in_any_company(keys: dict[str, Any]) -> None:
+    """As far as the recipe says; of a model that is not compiled its engine does."""
+    recipe = recipe_of(**{"sampling.engine": "plait", **keys})
+    assert guesses(recipe)
+    assert of_engines(recipe) == recipe.sampling
+    assert said_of_no_guesses(recipe) is None
+    by_layers = said_of_no_guesses(recipe, "its layers have further weights")
+    assert (by_layers is None) == ("sampling.exact" in keys)
+
+
+def test_a_draft_model_is_refused_where_nobody_takes_drafts() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^`sampling.draft_model` is d, but `sampling.engine` is vllm, which takes no"
+    ):
+        check_engine(recipe_of(**{"sampling.draft_model": "d"}))
 
 
 def test_plans_of_several_devices_are_refused() -> None:

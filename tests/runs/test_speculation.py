@@ -35,12 +35,13 @@ MODEL = "MODEL"
 
 HOW: dict[str, dict[str, Any]] = {
     "auto": {"sampling.speculation": "auto"},
+    "adaptive": {"sampling.speculation": "adaptive"},
     "five": {"sampling.speculation": 5},
     "chunks": {"sampling.speculation": 3, "sampling.max_prefill_tokens": 7, "sampling.max_running": 5},
     "a pool of keys that is too small": {"sampling.speculation": 4, "sampling.kv_tokens": 96},
     "a pool of texts that is too small": {"sampling.speculation": 4, "sampling.draft_pool_bytes": 1 << 16},
     "a draft model": {"sampling.speculation": 4, "sampling.draft_model": MODEL},
-    "a draft model, where it pays": {"sampling.speculation": "auto", "sampling.draft_model": MODEL},
+    "a draft model, where it pays": {"sampling.speculation": "adaptive", "sampling.draft_model": MODEL},
 }
 PLACES = {
     "instances": {"actor.generate": "0,1 dp2", "actor.train": "0,1 dp2", "ref.logprobs": "0"},
@@ -67,7 +68,7 @@ def accepted(run_dir: Path) -> float:
     return sum(row.get("perf/spec/accepted_tokens", 0.0) for row in read_rows(run_dir / "metrics.jsonl"))
 
 
-QUICK = ("auto", "a pool of keys that is too small", "a draft model")
+QUICK = ("adaptive", "a pool of keys that is too small", "a draft model")
 """Five are guessed as four are; where guesses pay is decided alike whoever makes them; tests of the engine have chunks
 and small pools of texts."""
 
@@ -78,7 +79,7 @@ def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder
     run(recipe)
     assert_equal_runs(Path(recipe.run_dir), plain)
     assert accepted(plain) == 0
-    if HOW[how]["sampling.speculation"] != "auto":
+    if HOW[how]["sampling.speculation"] not in ("auto", "adaptive"):
         assert accepted(Path(recipe.run_dir)) > 0
 
 
@@ -171,7 +172,7 @@ def other_tokens(folder: Path) -> Path:
 def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path, tiny_folder: Path) -> None:
     """Here the policy has a token more than the draft model knows."""
     more = other_tokens(tmp_path / "more")
-    keys = {"sampling.speculation": "auto", "sampling.draft_model": str(tiny_folder)}
+    keys = {"sampling.speculation": "adaptive", "sampling.draft_model": str(tiny_folder)}
     recipe = recipe_of(place, more, "more", **keys)
     said = (
         r"`sampling.draft_model` is `.*tiny`, which guesses the tokens of `.*more`, but 1 of these, such as 'another'"
@@ -189,25 +190,25 @@ def test_a_draft_model_has_the_tokens_of_the_policy(tmp_path: Path, place: Path,
 
 def test_a_draft_model_is_of_use_only_where_something_is_guessed(place: Path, tiny_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"draft_model is '.*', but nothing is guessed; set speculation to auto"):
-        recipe_of(place, tiny_folder, "off", **{"sampling.draft_model": MODEL})
+        recipe_of(place, tiny_folder, "off", **{"sampling.speculation": "off", "sampling.draft_model": MODEL})
 
 
 def test_its_seconds_stand_in_plans(place: Path, tiny_folder: Path) -> None:
-    """Of a fixed length it guesses in every step; what `auto` comes to is known when a run has measured it."""
+    """Of a fixed length it guesses in every step; what `adaptive` comes to is known when a run has measured it."""
     sizes, found = SampleLengths(Lengths.fixed(8), Lengths.fixed(8)), {}
-    for how in (3, "auto"):
+    for how in (3, "adaptive"):
         keys = {"sampling.speculation": how, "sampling.draft_model": MODEL}
         ready = prepare(recipe_of(place, tiny_folder, f"plans-{how}", **keys))
         cluster, _ = machine_of(ready.recipe, ready.shape, 1)
         planning = Planning(ready.recipe, ready.flow, ready.models, ready.shapes, cluster, sizes)
         found[how] = planning.costs.call("actor.generate", "decode", Layout.on(range(1)))
     assert found[3].terms["draft model"] > 0
-    assert "draft model" not in found["auto"].terms
+    assert "draft model" not in found["adaptive"].terms
 
 
 def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Path) -> None:
     """A model of the policy's shape: as many bytes as that, of each engine that drafts."""
-    keys = {"sampling.speculation": "auto", "sampling.draft_model": MODEL, "dtype": "float32"}
+    keys = {"sampling.speculation": "adaptive", "sampling.draft_model": MODEL, "dtype": "float32"}
     prepared = prepare(recipe_of(place, tiny_folder, "forecast", **keys))
     table = memory_table(prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_tokens)
     rows = dict(table.expected)

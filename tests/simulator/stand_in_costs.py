@@ -66,6 +66,7 @@ class StandIn:
     crowded_s: float = 0.0
     process_bytes: int = 0
     engine_bytes: int = 0
+    engine_is_whole: bool = False
     slack_bytes: int = 0
 
     @property

@@ -87,7 +87,7 @@ def with_model(how: How, num_samples: int, right: float, token_s: float, share: 
 )
 def test_no_32_steps_are_slower_than_two_percent(right: float, token_s: float, num_samples: int, share: float) -> None:
     """From the first step on: useless models and perfect ones, cheap ones and such as take longer than a step."""
-    simulated = with_model("auto", num_samples, right, token_s, share)
+    simulated = with_model("adaptive", num_samples, right, token_s, share)
     simulated.run(150)
     assert simulated.slowest() > 0.98
 
@@ -95,7 +95,7 @@ def test_no_32_steps_are_slower_than_two_percent(right: float, token_s: float, n
 @pytest.mark.parametrize(("right", "token_s"), slow_but([(0.5, 0.001)], [(0.6, 0.002), (0.5, 0.001)]))
 def test_what_pays_by_little_is_used_as_far_as_it_is_covered(right: float, token_s: float) -> None:
     """Of a lone sample a guess in two is wrong, and then its price is gone for 32 steps; 1.3 times as fast at best."""
-    simulated = with_model("auto", 1, right, token_s)
+    simulated = with_model("adaptive", 1, right, token_s)
     simulated.run(900)
     assert simulated.slowest() > 0.98
     assert simulated.plain > 1.02 * simulated.seconds
@@ -111,7 +111,7 @@ NO_USE = [(0.0, 0.002), (0.3, 0.006), (0.6, 0.012), (0.9, 0.02), (0.0, 0.05)]
 )
 def test_auto_is_hardly_slower_where_its_guesses_do_not_pay(no_use: tuple[float, float], num_samples: int) -> None:
     """A step takes 18 ms and 1.6 a row."""
-    simulated = with_model("auto", num_samples, *no_use)
+    simulated = with_model("adaptive", num_samples, *no_use)
     simulated.run(600)
     assert simulated.slowest() > 0.98
 
@@ -120,7 +120,7 @@ def test_auto_is_hardly_slower_where_its_guesses_do_not_pay(no_use: tuple[float,
 def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
     """Two tokens at a step and more, less what guesses and rows take; fixed lengths, which stake more than may be lost,
     are 2.6 and 1.4 times as fast."""
-    simulated = with_model("auto", num_samples, 0.9, 0.002)
+    simulated = with_model("adaptive", num_samples, 0.9, 0.002)
     assert simulated.run(400) > least
     figures = simulated.speculation.counts.figures()
     assert figures["acceptance_of_model"] == pytest.approx(0.9, abs=0.03)
@@ -129,12 +129,12 @@ def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
 
 def test_auto_has_most_of_the_best_fixed_length() -> None:
     best = max(with_model(length, 2, 0.8, 0.003).run(200) for length in (1, 2, 4, 8))
-    assert with_model("auto", 2, 0.8, 0.003).run(200) > 0.8 * best
+    assert with_model("adaptive", 2, 0.8, 0.003).run(200) > 0.8 * best
 
 
 def test_a_model_that_knows_nothing_is_asked_no_more() -> None:
     """A few guesses at first; then trials in a hundredth of the time."""
-    simulated = with_model("auto", 4, 0.0, 0.002)
+    simulated = with_model("adaptive", 4, 0.0, 0.002)
     simulated.run(100)
     (model,) = simulated.speculation._drafters[1:]
     asked_first = model.num_guessed
@@ -146,14 +146,14 @@ def test_a_model_that_knows_nothing_is_asked_no_more() -> None:
 
 def test_it_is_not_asked_for_what_is_known_anyway() -> None:
     """Half of a token's time for each guess, where nearly all are looked up."""
-    simulated = with_model("auto", 4, 0.95, 0.008, share=0.95)
-    assert simulated.run(300) > 0.97 * Simulated("auto", 4, 0.95).run(300)
+    simulated = with_model("adaptive", 4, 0.95, 0.008, share=0.95)
+    assert simulated.run(300) > 0.97 * Simulated("adaptive", 4, 0.95).run(300)
     (model,) = simulated.speculation._drafters[1:]
     assert model.num_guessed < 300
 
 
 def test_a_model_that_gets_better_is_noticed() -> None:
-    simulated = with_model("auto", 2, 0.0, 0.002)
+    simulated = with_model("adaptive", 2, 0.0, 0.002)
     simulated.run(300)
     (model,) = simulated.speculation._drafters[1:]
     model.right = 0.9

@@ -12,12 +12,15 @@ import torch
 
 from plait.data.records import Sample
 from plait.generation import forward
+from plait.generation.backend import unserved
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator
+from plait.generation.steady_drafts import WhereSteady
 from plait.kernels import paged_attention
+from plait.recipes.engine_checks import STEADY
 from plait.speculation.drafter import Asked, Guesses
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import How
@@ -87,7 +90,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(["auto", 4], ["auto", 1, 4, 15]))
+@pytest.mark.parametrize("how", slow_but(["adaptive", 4], ["adaptive", 1, 4, 15]))
 def test_the_pool_changes_no_token(how: How) -> None:
     """Twice the same prompts, so that all of it is known: stops by token, string and limit; filters; greedy samples."""
     model = tiny_model("llama")
@@ -101,14 +104,14 @@ def test_the_pool_changes_no_token(how: How) -> None:
         for uid, sample in found.items():
             assert (sample.token_ids, sample.finish_reason) == (plain[uid].token_ids, plain[uid].finish_reason)
             assert sample.logprobs == pytest.approx(plain[uid].logprobs, abs=1e-9)
-    if how != "auto":
+    if how != "adaptive":
         assert steps < plain_steps
 
 
 def test_what_samples_hold_is_known_at_the_first_step_of_a_rollout() -> None:
     """One sample after another: the last step of a rollout and those that compute prompts hold other samples, or
     none."""
-    engine = Engine(tiny_model("llama"), SamplingSettings(speculation="auto", max_running=1))
+    engine = Engine(tiny_model("llama"), SamplingSettings(speculation="adaptive", max_running=1))
     speculates, asked = engine.speculates, []
     assert isinstance(speculates, Speculator)
     is_due = speculates.speculation.is_due
@@ -156,6 +159,89 @@ def test_by_the_compiled_forward_to_the_bit(dtype: torch.dtype, monkeypatch: pyt
     engine = Engine(model, SamplingSettings(max_running=5, speculation=6))
     assert drained(engine, ASKED)[0] == plain
     assert drained(engine, ASKED)[0] == plain
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_by_default_it_guesses_what_changes_no_bit(dtype: torch.dtype) -> None:
+    """In steps of the compiled forward alone: none for answers that are too short to pack weights for."""
+    model = tiny_model("llama", dtype=dtype)
+    plain, _ = drained(Engine(model, SamplingSettings(max_running=5, speculation="off")), ASKED)
+    engine = Engine(model, SamplingSettings(max_running=5))
+    assert isinstance(engine.speculates, WhereSteady)
+    drained(engine, [request(7, 12, [forward.PACK_STEPS - 1])])
+    assert engine.speculation is None
+    engine.state.update_weights(0, "recompute")
+    for _ in range(2):
+        assert drained(engine, ASKED)[0] == plain
+    assert engine.speculation is not None
+    assert engine.speculation.steps > 0
+
+
+def steady_engine(speculator: Speculator, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Its guesses by default are another's."""
+    engine = Engine(tiny_model("llama", dtype=torch.float32), SamplingSettings(max_running=5))
+    assert isinstance(engine.speculates, WhereSteady)
+    monkeypatch.setattr(engine.speculates, "_made", lambda: speculator)
+    return engine
+
+
+@needs_vectors
+def test_steps_that_are_not_steady_have_no_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is known, and however sure it is: the first answers are by the module, the others by compiled layers."""
+    speculator = Speculator(4, Guessing(DRAFTERS["its own words"]))
+    engine = steady_engine(speculator, monkeypatch)
+    drafted = []
+    compute = engine.state.forward.logits
+    monkeypatch.setattr(
+        engine.state.forward,
+        "logits",
+        lambda rows, drafts, chunks: (
+            drafted.append((bool(drafts), engine.state.forward.is_steady)) or compute(rows, drafts, chunks)
+        ),
+    )
+    drained(engine, [request(0, 19, [12])])
+    assert set(drafted) == {(False, False)}
+    assert not engine.state.forward.is_steady
+    drained(engine, [request(1, 19, [30])])
+    assert (True, True) in drafted
+    assert (True, False) not in drafted
+
+
+def test_by_default_it_guesses_nothing_where_layers_round_by_the_number_of_rows() -> None:
+    for model in (tiny_model("llama"), tiny_model("gemma2", dtype=torch.float32)):
+        engine = Engine(model, SamplingSettings())
+        drained(engine, ASKED)
+        assert engine.speculation is None
+        assert not engine.state.forward.is_steady
+
+
+def test_by_default_it_guesses_in_exact_mode() -> None:
+    model = tiny_model("llama")
+    plain, _ = drained(Engine(model, SamplingSettings(exact=True, speculation="off")), ASKED)
+    engine = Engine(model, SamplingSettings(exact=True))
+    assert drained(engine, ASKED)[0] == plain
+    assert engine.speculation is not None
+
+
+def test_off_is_the_same_path_with_no_guesses() -> None:
+    """An engine whose guesses are none computes the steps of one without, one after another, to the bit."""
+    model = tiny_model("llama")
+    plain, plain_steps = drained(Engine(model, SamplingSettings(speculation="off")), ASKED)
+    nothing = Speculator(4, Guessing(lambda said, most: []))
+    found, steps = drained(Engine(model, SamplingSettings(), speculates=nothing), ASKED)
+    assert (found, steps) == (plain, plain_steps)
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_what_recipes_say_of_steady_rows_is_what_backends_declare(dtype: str) -> None:
+    """Known without torch where a run is foretold; here by who computes."""
+    model = tiny_model("llama", dtype=getattr(torch, dtype))
+    kinds = [kind for kind in forward.BACKENDS if unserved(kind, model) is None]
+    declared = any(kind.of(model).is_steady for kind in kinds)  # type: ignore[union-attr]
+    assert declared == (dtype in STEADY["cpu"])
+    assert {device for kind in forward.BACKENDS for device in kind.devices} == set(STEADY)
 
 
 def test_samples_move_between_engines_that_draft_to_the_same_bits() -> None:

@@ -115,14 +115,14 @@ class Simulated:
 @pytest.mark.parametrize("num_samples", [1, 8])
 @pytest.mark.parametrize("share", slow_but([0.2], [0.0, 0.2, 0.5]))
 def test_auto_is_hardly_slower_where_guesses_do_not_come_true(share: float, num_samples: int) -> None:
-    simulated = Simulated("auto", num_samples, share)
+    simulated = Simulated("adaptive", num_samples, share)
     simulated.run(500)
     assert simulated.slowest() > 0.98
 
 
 @pytest.mark.parametrize(("num_samples", "least"), [(1, 2.0), (8, 1.25)])
 def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
-    simulated = Simulated("auto", num_samples, 0.95)
+    simulated = Simulated("adaptive", num_samples, 0.95)
     assert simulated.run(400) > least
     figures = simulated.speculation.counts.figures()
     assert figures["mean_acceptance_length"] > least
@@ -131,11 +131,11 @@ def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
 
 def test_auto_is_about_as_good_as_the_best_fixed_length() -> None:
     best = max(Simulated(length, 4, 0.85).run(400) for length in (1, 2, 4, 8))
-    assert Simulated("auto", 4, 0.85).run(400) > 0.93 * best
+    assert Simulated("adaptive", 4, 0.85).run(400) > 0.93 * best
 
 
 def test_fixed_lengths_lose_where_nothing_comes_true_and_auto_rests() -> None:
-    fixed, auto = Simulated(8, 8, 0.5, row_s=0.004), Simulated("auto", 8, 0.5, row_s=0.004)
+    fixed, auto = Simulated(8, 8, 0.5, row_s=0.004), Simulated("adaptive", 8, 0.5, row_s=0.004)
     assert fixed.run(200) < 0.9
     auto.run(400)
     assert auto.speculation.counts.figures()["drafted_steps"] < 0.1
@@ -143,7 +143,7 @@ def test_fixed_lengths_lose_where_nothing_comes_true_and_auto_rests() -> None:
 
 def test_shadow_guesses_teach_what_computed_ones_would_have() -> None:
     """Guesses that are only looked up are held against what is said: rows that cost so much are never computed."""
-    shadow, computed = Simulated("auto", 4, 0.8, row_s=1.0), Simulated(8, 4, 0.8)
+    shadow, computed = Simulated("adaptive", 4, 0.8, row_s=1.0), Simulated(8, 4, 0.8)
     shadow.run(500)
     computed.run(500)
     assert shadow.speculation.counts.drafted <= 24, "to learn what they take"
@@ -169,7 +169,7 @@ def test_where_nothing_is_known_guesses_are_looked_for_in_few_steps(step_s: floa
     """A look takes 0.1 ms of steps of 20 ms, half a percent, which it may take; but as nothing is found, after two it
     is looked two steps later, then three, then every fourth: some 27 of 100. Of steps of 2 ms every tenth. All of them
     are counted."""
-    simulated = Simulated("auto", 1, 0.0)
+    simulated = Simulated("adaptive", 1, 0.0)
     simulated.forward_s = lambda rows: step_s  # type: ignore[method-assign]
     looks = count_looks(simulated)
     simulated.run(100)
@@ -178,7 +178,7 @@ def test_where_nothing_is_known_guesses_are_looked_for_in_few_steps(step_s: floa
 
 
 def test_where_something_is_found_it_is_looked_at_each_step_again() -> None:
-    simulated = Simulated("auto", 1, 0.95)
+    simulated = Simulated("adaptive", 1, 0.95)
     simulated.run(60)
     simulated.share = 0.0
     simulated.run(40)
@@ -195,7 +195,7 @@ def test_where_something_is_found_it_is_looked_at_each_step_again() -> None:
 def test_steps_under_way_together_all_look() -> None:
     """Where a step asks before the one before it is done, nobody is left unheard: who is told what a step drew, and by
     whom it was guessed, would be another one's."""
-    simulated = Simulated("auto", 1, 0.0)
+    simulated = Simulated("adaptive", 1, 0.0)
     simulated.forward_s = lambda rows: 0.002  # type: ignore[method-assign]
     simulated.run(50)
     due = [simulated.speculation.is_due(1, CONTEXT)]

@@ -57,7 +57,7 @@ class Engine:
         self.said, self.unheard = [0] * num_samples, [0] * num_samples
         self.steps: list[tuple[float, float]] = []
         """Seconds of plain decoding for what each step gave, and its own."""
-        self.speculation = Speculation("auto", self, lambda: self.clock_s)
+        self.speculation = Speculation("adaptive", self, lambda: self.clock_s)
         for slot in range(num_samples):
             self.speculation.begin(slot, (1, 2, 3))
 

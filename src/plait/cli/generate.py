@@ -61,7 +61,7 @@ def _generate(options: Options) -> int:
         except RunError as error:
             raise RunError(f"{error}; {_what_is_kept(kept)}") from error
     figures = report.figures()
-    say(json.dumps(figures) if options.as_json else summary(figures))
+    say(json.dumps(figures) if options.as_json else summary(figures, guesses=options.speculation == "auto"))
     if report.is_whole:
         if not options.as_json:
             say(f"written to {options.out}")
@@ -208,7 +208,18 @@ def _of_speculation(counts: dict[str, float]) -> str:
     )
 
 
-def summary(figures: dict[str, Any]) -> str:
+NO_GUESSES = (
+    "no next tokens are guessed by --speculation auto, as these layers may round by the number of rows; adaptive "
+    "guesses all the same"
+)
+
+
+def summary(figures: dict[str, Any], *, guesses: bool = False) -> str:
+    """
+    Args:
+        figures: of the report.
+        guesses: whether guesses were asked for where they change no bit.
+    """
     step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_compiled"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
     return (
@@ -219,4 +230,5 @@ def summary(figures: dict[str, Any]) -> str:
         f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
         + ("" if figures["speculation"] is None else "\n" + _of_speculation(figures["speculation"]))
         + ("" if reason is None else f"\ncomputed by the model's own layers, not by compiled ones: {reason}")
+        + (f"\n{NO_GUESSES}" if guesses and reason is not None and figures["speculation"] is None else "")
     )

@@ -57,8 +57,8 @@ class Options:
     """Samples decoded at the same time."""
     kv_tokens: Whole | None = None
     """Tokens that the cache holds at most; by default what max_running samples may need."""
-    speculation: str = "off"
-    """auto, off, or how many next tokens are guessed from what is known; changes no response."""
+    speculation: str = "auto"
+    """Guess next tokens from what is known: auto, adaptive, off, or how many tokens; changes no response."""
     draft_model: str | None = None
     """A small model with the tokenizer of --model, which guesses, too, where that pays."""
     history: Path | None = None

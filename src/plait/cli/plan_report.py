@@ -8,6 +8,7 @@ from typing import Any
 
 from plait.cost.corrections import Correction
 from plait.dataflow import CallKind
+from plait.recipes.engine_checks import of_engines
 from plait.runtime.prediction.choosing import Choice, Foretold
 from plait.runtime.prediction.guesses import Guesses, guesses_of_run
 from plait.runtime.prediction.planning import Planning
@@ -125,7 +126,7 @@ def carried_in(planning: Planning, plan: Plan) -> Mapping[str, Correction]:
 
 def guesses_of(planning: Planning) -> Guesses | None:
     """What guessed tokens come to; None: none are made."""
-    sampling, profile = planning.recipe.sampling, planning.calibration.profile
+    sampling, profile = of_engines(planning.recipe), planning.calibration.profile
     if not planning.flow.of_kind(CallKind.GENERATE):
         return None
     return guesses_of_run(sampling, profile, planning.drafts, planning.acceptance)

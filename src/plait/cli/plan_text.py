@@ -12,6 +12,8 @@ from plait.cli.plan_report import Report, carried_in, guesses_of
 from plait.cli.ranks_text import few_ranks_text
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
+from plait.dataflow import CallKind
+from plait.recipes.engine_checks import said_of_no_guesses
 from plait.schedule.gantt import ascii_gantt
 from plait.schedule.plan import Placement
 from plait.schedule.timeline import Timeline
@@ -71,6 +73,8 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""
         text = f"{drafts.tokens:.3g} tokens of a sample in a decode step, for {drafts.rows:.3g} rows{passes}"
         yield from _line("speculation", f"{text}, {guesses.source}", width)
+    elif planning.flow.of_kind(CallKind.GENERATE) and (why := said_of_no_guesses(planning.recipe)) is not None:
+        yield from _line("speculation", why, width)
     if planning.recipe.max_staleness:
         yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)
     if choice.stopped_by is not None:

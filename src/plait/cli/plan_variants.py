@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from plait.errors import UserError
+from plait.recipes.engine_checks import guesses
 from plait.recipes.recipe import Recipe
 from plait.runtime.prediction.choosing import Foretold
 from plait.runtime.prediction.guesses import known_guesses
@@ -44,7 +45,11 @@ def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
     if known_guesses(recipe.sampling, profile, planning.drafts, planning.acceptance) is None:
         return
     if recipe.sampling.speculation == "off":
-        yield "with sampling.speculation auto", {"sampling": sampling | {"speculation": "auto"}}
+        asked = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"speculation": "auto"})})
+        how = "auto" if guesses(asked) else "adaptive"
+        yield f"with sampling.speculation {how}", {"sampling": sampling | {"speculation": how}}
+    elif not guesses(recipe):
+        yield "with sampling.speculation adaptive", {"sampling": sampling | {"speculation": "adaptive"}}
     else:
         yield "with sampling.speculation off", {"sampling": sampling | {"speculation": "off", "draft_model": None}}
 

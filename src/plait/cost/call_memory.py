@@ -40,7 +40,7 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     instance = place.instance_on(rank)
     if instance is not None and (cached := _cache_bytes(rank, facts, model, instance)):
         rows_by_use[model.role, "decode"] = [("KV cache", cached)]
-        if drafts_on(rank, instance):
+        if drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, _held_tokens(facts, model))
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
             packed = packed_bytes(facts.shapes[model.name], recipe.dtype, recipe.lora)

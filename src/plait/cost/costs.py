@@ -114,6 +114,11 @@ class Costs(Protocol):
         """What an engine holds all the time on a rank that generates, beside the models of roles."""
         ...
 
+    @property
+    def engine_is_whole(self) -> bool:
+        """Whether it holds that only where an instance is of one rank."""
+        ...
+
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
     ) -> Mapping[str, Amount]:

@@ -1,5 +1,5 @@
-"""Bytes of a draft model: its weights, the copy of them that is packed for decoding, its keys and values. Imports no
-torch."""
+"""Bytes of what guesses come from: known texts; of a draft model its weights, the copy of them that is packed for
+decoding, its keys and values. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes
 from plait.layout.mesh import Layout
 from plait.models.shape import ModelShape
+from plait.recipes.engine_checks import guesses, guesses_whole
 from plait.recipes.recipe import Recipe
 from plait.training.memory import BYTES
 
@@ -19,16 +20,19 @@ Rows = list[tuple[str, int]]
 """(what, bytes)."""
 
 
-def draft_weights(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Rows:
-    """What an engine's draft model takes all the time; nothing where there is none.
+def draft_rows(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Rows:
+    """What an engine that guesses takes all the time; nothing where none does.
 
     Args:
         shapes: by the model's name.
     """
-    if recipe.sampling.draft_model is None:
+    if not guesses(recipe):
         return []
+    rows = [("texts that guesses are taken from, at most", recipe.sampling.draft_pool_bytes)]
+    if recipe.sampling.draft_model is None:
+        return rows
     shape, dtype = shapes[recipe.sampling.draft_model], recipe.dtype.value
-    rows = [(f"draft model: weights ({dtype})", shape.parameters * BYTES[dtype])]
+    rows.append((f"draft model: weights ({dtype})", shape.parameters * BYTES[dtype]))
     if recipe.dtype != "float64":
         rows.append(("draft model: weights packed for decoding", packed_bytes(shape, dtype)))
     return rows
@@ -46,7 +50,8 @@ def draft_cache(recipe: Recipe, shapes: Mapping[str, ModelShape], kv_tokens: int
     return [(f"draft model: KV cache ({kv_tokens} tokens)", kv_tokens * per_token)]
 
 
-def drafts_on(rank: int, instance: Layout) -> bool:
-    """Whether this rank of an instance is the one that has the draft model."""
+def drafts_on(recipe: Recipe, rank: int, instance: Layout) -> bool:
+    """Whether this rank of an instance is the one that guesses, with the draft model if there is one."""
     ranks = instance.mesh.ranks
-    return rank == (_LEADER if _LEADER in ranks else ranks[0])
+    is_drafted = guesses(recipe) and (len(ranks) == 1 or not guesses_whole(recipe))
+    return is_drafted and rank == (_LEADER if _LEADER in ranks else ranks[0])

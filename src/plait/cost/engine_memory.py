@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from plait.cost.draft_memory import draft_weights
+from plait.cost.draft_memory import draft_rows
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.models.shape import ModelShape
@@ -18,7 +18,7 @@ the longest sample does not fit."""
 
 
 def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
-    """Of ranks a draft model, and the copy of it that is packed; of another program its weights, keys and values.
+    """Of ranks known texts, a draft model and its packed copy; of another program its weights, keys and values.
 
     Args:
         shapes: by the model's name.
@@ -27,7 +27,7 @@ def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
         ConfigError: the longest sample does not fit into the other program's model, or its keys and values.
     """
     if not abilities(recipe).computes_elsewhere:
-        return sum(count for _, count in draft_weights(recipe, shapes))
+        return sum(count for _, count in draft_rows(recipe, shapes))
     shape, dtype = shapes[recipe.model], recipe.dtype.value
     kept = POOL_TOKENS[recipe.sampling.engine](recipe, shape)
     return shape.parameters * BYTES[dtype] + kept * kv_bytes_per_token(shape, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.cost.draft_memory import draft_cache, draft_weights
+from plait.cost.draft_memory import draft_cache, draft_rows
 from plait.cost.engine_memory import POOL_TOKENS
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
 from plait.cost.micro_batch import LargestBatch
@@ -100,7 +100,7 @@ def memory_table(
     cache: Rows = []
     if flow.of_kind(CallKind.GENERATE):
         cache = _cache_rows(recipe, shapes, longest_tokens)
-        held += draft_weights(recipe, shapes)
+        held += draft_rows(recipe, shapes)
     largest = {
         fused: _largest_activations(recipe, flow, models, shapes, longest_tokens, fused) for fused in (True, False)
     }

@@ -97,6 +97,8 @@ class Generating:
         """A draft model is whole on one device of each instance."""
         workload, count = self._workload, layout.parallelism.dp
         shape = workload.draft_model
+        if workload.guesses_whole and len(layout.mesh.ranks) > count:
+            return Guessing()
         if shape is None:
             return Guessing(workload.drafts)
         work = ModelWork(shape, workload.dtype, shape.vocabulary)

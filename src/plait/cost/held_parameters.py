@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.aliasing import flat_of
-from plait.cost.draft_memory import draft_weights, drafts_on
+from plait.cost.draft_memory import draft_rows, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import Owner, Use
@@ -91,13 +91,13 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
         used = frozenset(offload_policy.uses(names[0], rank, key))
         after = offload_policy.of_weights(names[0], rank, key)
         held.append(HeldPart(what, count * width, after, used, owner, key))
-    held += [*states, *_draft_models(rank, placed)]
+    held += [*states, *_drafting(rank, placed)]
     return [replace(piece, what=f"{piece.what}, away when idle") if piece.after != "keep" else piece for piece in held]
 
 
-def _draft_models(rank: int, placed: Placed) -> list[HeldPart]:
-    """Those of the engines that draft on a device; they stay."""
+def _drafting(rank: int, placed: Placed) -> list[HeldPart]:
+    """What the engines that guess on a device take for it; it stays."""
     instances = [place.instance_on(rank) for place in placed.places.values()]
-    num_engines = sum(instance is not None and drafts_on(rank, instance) for instance in instances)
-    rows = draft_weights(placed.recipe, placed.shapes) * num_engines
+    num_engines = sum(instance is not None and drafts_on(placed.recipe, rank, instance) for instance in instances)
+    rows = draft_rows(placed.recipe, placed.shapes) * num_engines
     return [HeldPart(what, num_bytes, "keep", frozenset()) for what, num_bytes in rows]

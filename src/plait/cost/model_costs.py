@@ -110,6 +110,10 @@ class ModelCosts:
     def engine_bytes(self) -> int:
         return self.workload.engine_bytes
 
+    @property
+    def engine_is_whole(self) -> bool:
+        return self.workload.guesses_whole
+
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
     ) -> Mapping[str, Amount]:

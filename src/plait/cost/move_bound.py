@@ -29,7 +29,8 @@ class BoundedMoves:
     def __init__(self, costs: Costs, shapes: Mapping[str, ModelShape]) -> None:
         self._costs, self._shapes = costs, shapes
         self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
-        self.process_terms, self.engine_bytes, self.slack = costs.process_terms, costs.engine_bytes, costs.slack
+        self.process_terms, self.slack = costs.process_terms, costs.slack
+        self.engine_bytes, self.engine_is_whole = costs.engine_bytes, costs.engine_is_whole
         self.move = cache(self._move)
 
     def call(

@@ -15,6 +15,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
+from plait.recipes.engine_checks import guesses_whole
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 
@@ -118,8 +119,10 @@ class Workload:
     device:      cpu or cuda
     stated_groups: of samples that go round the stages of an instance; None: as many as plait's own rule says
     rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
-    drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does
-    engine_bytes: of an engine on each rank that generates, all the time: a draft model; all that another engine takes
+    drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
+                 guesses_whole: whether only instances of one device guess
+    engine_bytes: of an engine on each rank that generates, all the time: known texts, a draft model; all that another
+                 engine takes
     elsewhere:   whether keys and values are another engine's, and among these
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
@@ -145,6 +148,7 @@ class Workload:
     gathers: bool = False
     drafts: Drafts = NO_DRAFTS
     draft_model: ModelShape | None = None
+    guesses_whole: bool = False
     engine_bytes: int = 0
     elsewhere: bool = False
     function_s: float = 0.0
@@ -184,6 +188,7 @@ class Workload:
             device=recipe.device,
             stated_groups=recipe.sampling.stated_groups,
             rebalances=recipe.rebalance == "auto",
+            guesses_whole=guesses_whole(recipe),
             gathers=recipe.fusion_rule.may_fuse,
             workers=recipe.reward.workers,
         )

@@ -50,6 +50,12 @@ class Backend(Protocol):
     dtypes: ClassVar[frozenset[torch.dtype]]
     """Compute dtypes that it serves."""
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether a row has the same bits whatever other rows are computed beside it, however many: then a guess may be
+        computed, or not, without a bit of any sample changing."""
+        ...
+
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self | Refusal:
         """One for this model and pools of such blocks, proven to compute what the model's module computes. It holds no

@@ -91,6 +91,11 @@ class CompiledForward:
         return forward
 
     @property
+    def is_steady(self) -> bool:
+        """See Backend.is_steady: all products are the kernels' own, but for heads that are none."""
+        return self.model.head.linear
+
+    @property
     def is_prepared(self) -> bool:
         """See Backend.is_prepared."""
         return self.weights is not None

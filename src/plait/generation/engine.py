@@ -29,7 +29,8 @@ from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.settings import SamplingSettings
-from plait.generation.speculator import Speculates, speculator_of
+from plait.generation.speculates import Speculates
+from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
 from plait.generation.turns import Turn, Turns
 from plait.models.language_model import LanguageModel
@@ -74,7 +75,7 @@ class Engine:
         """What is in flight; samples leave it and come to it by `moves.SampleMoves`."""
         self.updates = self.state.updates
         self.last_step: StepRecord | None = None
-        self.speculates = speculates if speculates is not None else speculator_of(settings, model)
+        self.speculates = speculates if speculates is not None else speculator_of(settings, state.forward)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
         self._parking = Parking(state)
@@ -191,6 +192,7 @@ class Engine:
         state.follow(plan)
         preparing_s = time.perf_counter()
         state.forward.prepare(state.flight.longest_left)
+        self.speculates.prepare()
         packing_s = time.perf_counter() - preparing_s
         if self._joint.most_groups > 1 and (plan.rows or plan.chunks):
             self._joint.expect(self._turns.num_next(scheduler, plan, groups))

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from plait.generation.backend import Backend, Computes, Refusal
+from plait.generation.backend import Backend, Computes, Refusal, unserved
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.exact import ExactForward
 from plait.generation.module_forward import ModuleForward
@@ -72,6 +72,24 @@ class Forward:
         return (self.fast, self.module)
 
     @property
+    def is_steady(self) -> bool:
+        """Whether the next step gives each row the bits that it would have beside any others. As long as weights and
+        work stay, a step that is steady is followed by steady ones alone."""
+        return self._exact is not None or self._prepared.is_steady
+
+    @property
+    def may_be_steady(self) -> bool:
+        """Whether such steps may come at all, as far as that is known without making a backend: it is also where ranks
+        of an instance have to agree."""
+        served = any(unserved(kind, self.model) is None for kind in BACKENDS)
+        return self._exact is not None or (served and self.model.part is None)
+
+    @property
+    def _prepared(self) -> Backend:
+        """What computes the next step."""
+        return next((backend for backend in self._backends if backend.is_prepared), self.module)
+
+    @property
     def not_compiled(self) -> str | None:
         """Why the Transformers module computes; None where a faster backend does, once there are steps enough.
 
@@ -107,8 +125,7 @@ class Forward:
         return self._logits(with_chunks(batch, more, read))
 
     def _logits(self, batch: RaggedBatch) -> Tensor | None:
-        prepared = (backend for backend in self._backends if backend.is_prepared)
-        return next(prepared, self.module).compute(batch, self._pool)
+        return self._prepared.compute(batch, self._pool)
 
     def prepare(self, longest: Callable[[], int]) -> None:
         """Before a step: pack the weights, if it is not decided yet and there will be steps enough.

@@ -29,6 +29,8 @@ class ModuleForward:
 
     devices: ClassVar[frozenset[str]] = frozenset(("cpu", "cuda"))
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float64, torch.float32, torch.bfloat16))
+    is_steady = False
+    """Libraries choose kernels by the number of rows."""
 
     def __init__(self, model: LanguageModel, block_tokens: int, computes: Computes | None = None) -> None:
         self.model = model

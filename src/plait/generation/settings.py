@@ -51,10 +51,10 @@ def _check_memory(value: float | None) -> float | None:
 
 
 _SPECULATION = word_or_number(
-    ("auto", "off"),
+    ("auto", "adaptive", "off"),
     int,
     lambda number: 1 <= number <= MAX_DRAFT_TOKENS,
-    f"auto, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}",
+    f"auto, adaptive, off or a number of tokens from 1 to {MAX_DRAFT_TOKENS}",
 )
 _GROUPS = word_or_number(("auto",), int, lambda number: number >= 1, "auto or a number of groups from 1 on")
 
@@ -136,10 +136,10 @@ class SamplingSettings(Settings):
         ge=0,
         description="tokens of prompts and responses whose keys and values are kept for later prompts that begin alike",
     )
-    speculation: Annotated[int | Literal["auto", "off"], _SPECULATION] = Field(
-        "off",
-        description="guess next tokens from what is known and compute several in a step, which changes no sample: auto "
-        "(as many as pay), off, or tokens of a guess",
+    speculation: Annotated[int | Literal["auto", "adaptive", "off"], _SPECULATION] = Field(
+        "auto",
+        description="guess next tokens from what is known and compute several in a step, which changes no sample: "
+        "adaptive (as many as pay), auto (the same, where it changes no bit either), off, or tokens of a guess",
     )
     draft_pool_bytes: int = Field(
         64 << 20,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +19,8 @@ from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import MAX_DRAFT_TOKENS, Sampling, SamplingSettings
+from plait.generation.speculates import NoSpeculation, Speculates
+from plait.generation.steady_drafts import WhereSteady
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.policy.step import Key, StepPlan
@@ -32,88 +33,27 @@ from plait.speculation.speculation import PROBES, How, Speculation
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
 
 
-class Speculates(Protocol):
-    """What an engine asks for drafts. Ranks of an instance must be told the same ones."""
-
-    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
-        """Guesses of what these samples draw next.
-
-        Args:
-            started: all samples in flight.
-            running: those in the batch.
-        """
-        ...
-
-    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
-        """A step was computed, and took so long, `drafts` included."""
-        ...
-
-    def rest(self) -> None:
-        """No sample is in flight any more."""
-        ...
-
-    def new_policy(self) -> None:
-        """The weights have changed."""
-        ...
-
-    def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """A sample of a prompt was drawn earlier, with these log-probs."""
-        ...
-
-    def learned(self) -> Learned | None:
-        """What is known of how often guesses come true; None: nothing is."""
-        ...
-
-    def learn(self, learned: Learned) -> None:
-        """Know that, too: samples have come from an engine that knows it."""
-        ...
-
-    @property
-    def counts(self) -> Counts | None:
-        """How drafts went since the engine was made; None: it makes none."""
-        ...
-
-
-class NoSpeculation:
-    """Every step computes one token of each sample; see `Speculates`."""
-
-    counts = None
-
-    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
-        """See Speculates.drafts."""
-        return NO_DRAFTS
-
-    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
-        """See Speculates.done."""
-
-    def rest(self) -> None:
-        """See Speculates.rest."""
-
-    def new_policy(self) -> None:
-        """See Speculates.new_policy."""
-
-    def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """See Speculates.recall."""
-
-    def learned(self) -> Learned | None:
-        """See Speculates.learned."""
-        return None
-
-    def learn(self, learned: Learned) -> None:
-        """See Speculates.learn."""
-
-
-def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculates:
+def speculator_of(settings: SamplingSettings, forward: Forward) -> Speculates:
     """As the settings ask for it; the draft model is read, if there is one.
 
     Args:
-        model: the policy, or this rank's part of it.
+        forward: of the policy, or of this rank's part of it.
 
     Raises:
         ModelError: the draft model cannot be used.
     """
-    if settings.speculation == "off":
+    how = settings.speculation
+    if how == "off" or (how == "auto" and not forward.may_be_steady):
         return NoSpeculation()
+    if how == "auto":
+        steady = WhereSteady(lambda: _speculator("adaptive", settings, forward.model), forward)
+        if settings.draft_model is not None:
+            steady.make()
+        return steady
+    return _speculator(how, settings, forward.model)
+
+
+def _speculator(how: How, settings: SamplingSettings, model: LanguageModel) -> Speculator:
     _load()
     _load_draws(model.dtype, model.device)
     drafts = None
@@ -125,14 +65,14 @@ def speculator_of(settings: SamplingSettings, model: LanguageModel) -> Speculate
             num_blocks=settings.num_blocks(model.max_positions),
             most_tokens=settings.max_prefill_tokens,
         )
-    return Speculator(settings.speculation, PoolDrafter(settings.draft_pool_bytes), drafts)
+    return Speculator(how, PoolDrafter(settings.draft_pool_bytes), drafts)
 
 
 @functools.cache
 def _load() -> None:
     """Compiled look-ups, on a text of nobody: they would take some steps' time in the first step of all, from which
-    `auto` would conclude that looking up does not pay."""
-    speculation = Speculation("auto", PoolDrafter(least_bytes()), clock=lambda: 0.0)
+    `adaptive` would conclude that looking up does not pay."""
+    speculation = Speculation("adaptive", PoolDrafter(least_bytes()), clock=lambda: 0.0)
     slots, text = np.zeros(1, np.int64), np.arange(8, dtype=np.int64) % 4
     for other in range(4, 32):  # more than there is room for: some are dropped
         speculation.drafter.record((other,), text, np.ones(len(text)))
@@ -201,6 +141,9 @@ class Speculator:
     @property
     def counts(self) -> Counts:
         return self.speculation.counts
+
+    def prepare(self) -> None:
+        """See Speculates.prepare."""
 
     def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
         """See Speculates.drafts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.errors import ConfigError
+from plait.generation.settings import SamplingSettings
 from plait.recipes.recipe import Recipe
 from plait.schedule.plan import Plan
 
@@ -62,14 +63,72 @@ def abilities(recipe: Recipe) -> Abilities:
     return ABILITIES[recipe.sampling.engine]
 
 
+STEADY = {"cpu": ("float32", "bfloat16")}
+"""Device → dtypes in which a row may have the same bits in any company: what backends of `generation` declare
+(`Backend.is_steady`), known without torch."""
+
+
+def no_guesses(recipe: Recipe) -> str | None:
+    """Why nothing is guessed with `sampling.speculation` auto, as far as the recipe says; None: something may be, or it
+    is not auto. What engines find when they have their model is `GenerationEngine.not_compiled`."""
+    sampling = recipe.sampling
+    if sampling.speculation != "auto":
+        return None
+    if not (can := abilities(recipe)).drafts:
+        return f"{can.program} takes no drafts"
+    if recipe.on_update != "wait":
+        return f"guesses would change where samples stand when new weights come (`on_update` {recipe.on_update})"
+    if sampling.exact:
+        return None
+    if recipe.device not in STEADY:
+        return "kernels of a GPU may round by the number of rows"
+    if (dtype := recipe.dtype.value) not in STEADY[recipe.device]:
+        return f"in {dtype} kernels may round by the number of rows"
+    return None
+
+
+def said_of_no_guesses(recipe: Recipe, not_compiled: str | None = None) -> str | None:
+    """Why auto guesses nothing and what does, in words for a person; None: it may, or it is not auto.
+
+    Args:
+        not_compiled: of the engine, as far as there is one.
+    """
+    why = no_guesses(recipe)
+    if why is None and guesses_whole(recipe) and not_compiled is not None:
+        why = "the model's own layers may round by the number of rows"
+    if why is None:
+        return None
+    remedy = "; `adaptive` guesses all the same" if abilities(recipe).drafts else ""
+    return f"none by `sampling.speculation` auto, as {why}{remedy}"
+
+
+def guesses(recipe: Recipe) -> bool:
+    """Whether engines of a run may guess."""
+    return recipe.sampling.speculation != "off" and no_guesses(recipe) is None
+
+
+def guesses_whole(recipe: Recipe) -> bool:
+    """Whether of these only instances of one device do: where a model lies in parts, the sums of a row depend on its
+    company."""
+    return recipe.sampling.speculation == "auto" and not recipe.sampling.exact
+
+
+def of_engines(recipe: Recipe) -> SamplingSettings:
+    """What engines of a run are told."""
+    if guesses(recipe):
+        return recipe.sampling
+    return recipe.sampling.model_copy(update={"speculation": "off"})
+
+
 def check_engine(recipe: Recipe) -> None:
     """Raises ConfigError where a recipe asks its engine for what that cannot do."""
     engine, sampling = recipe.sampling.engine, recipe.sampling
-    can = abilities(recipe)
-    guesses, grouped = sampling.speculation != "off", sampling.stated_groups is not None
+    can, drafts = abilities(recipe), sampling.draft_model
+    guessing, grouped = sampling.speculation not in ("auto", "off"), sampling.stated_groups is not None
     asked = (
         ("sampling.exact", sampling.exact, can.exact, "promises no equal bits", "false"),
-        ("sampling.speculation", guesses, can.drafts, "takes no drafts", "off"),
+        ("sampling.speculation", guessing, can.drafts, "takes no drafts", "auto"),
+        ("sampling.draft_model", drafts is not None, can.drafts, "takes no drafts", "null"),
         ("sampling.decode_groups", grouped, can.parts, "has no stages", "auto"),
         ("sampling.prefix_cache_tokens", sampling.prefix_cache_tokens, not can.own_cache, "decides what it keeps", "0"),
         ("max_staleness", recipe.max_staleness, can.moves, "draws with the newest weights alone", "0"),
@@ -83,6 +142,11 @@ def check_engine(recipe: Recipe) -> None:
                 f"`{key}` is {value}, but `sampling.engine` is {engine}, which {why}; set `{key}` to {remedy}, or "
                 "`sampling.engine` to plait"
             )
+    if drafts is not None and (why := no_guesses(recipe)) is not None:
+        raise ConfigError(
+            f"`sampling.draft_model` is {drafts}, but `sampling.speculation` is auto, which guesses nothing here: "
+            f"{why}; set `sampling.speculation` to adaptive, or leave `sampling.draft_model` out"
+        )
     if recipe.dtype.value not in can.dtypes:
         raise ConfigError(
             f"`dtype` is {recipe.dtype.value}, but `sampling.engine` is {engine}, which computes in "

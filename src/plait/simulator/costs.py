@@ -120,6 +120,11 @@ class Costs(Protocol):
         """What an engine holds all the time on a rank that generates, beside the models of roles."""
         ...
 
+    @property
+    def engine_is_whole(self) -> bool:
+        """Whether it holds that only where an instance is of one rank."""
+        ...
+
     def slack(
         self, *, activations: Floats, plain: Floats, weights: Floats, working: Floats, moves: bool
     ) -> Mapping[str, Floats | int]:

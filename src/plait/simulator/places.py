@@ -59,6 +59,7 @@ class Place:
     placements: of the slot's first call; several only of generation
     asked:      of each of them
     mask:       bit r: rank r computes
+    is_whole:   whether each of them has all of the model
     costs:      of each call of the slot
     seconds:    of each call of the slot
     parts:      [ranks] which part of the model a rank has (equal numbers are one part), −1 where it has none
@@ -86,7 +87,7 @@ class Place:
         self.parts, self.after = np.full(num_ranks, -1), np.zeros(num_ranks, np.int64)
         self.weights = np.zeros(num_ranks)
         self.state = np.zeros(num_ranks) if any(asked[0].state) else None
-        self.mask = 0
+        self.mask, self.is_whole = 0, all(p.tp * p.pp == 1 for p in placements)
         for p, answer in zip(placements, asked, strict=True):
             self._fill(p, answer, numbers)
         self._answer(asked)

@@ -88,7 +88,8 @@ def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> F
         return process
     generating = 0
     for slot, place in zip(graph.slots, places, strict=True):
-        generating |= place.mask if slot.mode == "decode" else 0
+        is_there = place.is_whole or not costs.engine_is_whole
+        generating |= place.mask if slot.mode == "decode" and is_there else 0
     has_engine = np.array([generating >> rank & 1 for rank in range(len(places[0].parts))], float)
     return process + costs.engine_bytes * has_engine
 

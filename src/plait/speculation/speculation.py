@@ -1,10 +1,11 @@
 """Speculation of one engine: guesses for its running samples, as many as will pay, learning from each step.
 
-`auto` looks guesses up, chooses by acceptance and cost, and computes a few that it does not believe in where it has
-not measured what so many rows take. Where guesses do not pay, they are looked up seldom, which is enough to notice
-when they would. A draft model is asked beside, where its guesses are expected to pay for its seconds, too (`costly`).
-All of it together may lose two percent of any 32 steps (`margin`). What it chooses depends on seconds that were
-measured; what samples say does not depend on what it chooses.
+`adaptive` looks guesses up, chooses by acceptance and cost, and computes a few that it does not believe in where it has
+not measured what so many rows take (`sampling.speculation` auto is the same, where guesses change no bit). Where
+guesses do not pay, they are looked up seldom, which is enough to notice when they would. A draft model is asked beside,
+where its guesses are expected to pay for its seconds, too (`costly`). All of it together may lose two percent of any 32
+steps (`margin`). What it chooses depends on seconds that were measured; what samples say does not depend on what it
+chooses.
 
 Shapes: B running samples, K tokens of a guess, S slots, T tokens said.
 """
@@ -32,11 +33,11 @@ from plait.speculation.margin import MOST_LOST, WINDOW
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import Typical
 
-How = int | Literal["auto"]
+How = int | Literal["adaptive"]
 """Tokens of a guess, or as many as pay."""
 
 AUTO_MOST = 8
-"""Tokens of a guess that `auto` looks up."""
+"""Tokens of a guess that `adaptive` looks up."""
 LEAST_SURVIVAL = 0.03
 """A guess is not looked up any further where it is less likely to come true."""
 PROBED = (1.25, 2.0)
@@ -59,7 +60,7 @@ class Speculation:
     """Guesses for samples that are known by slots.
 
     Args:
-        how: tokens of every guess, or "auto".
+        how: tokens of every guess, or "adaptive".
         drafter: where guesses are looked up.
         clock: seconds.
         model: whose guesses take seconds that count; None: there is none.
@@ -76,7 +77,7 @@ class Speculation:
         self.drafter, self.acceptance, self.ledger = drafter, Acceptance(), Ledger()
         self.cost, self.margin, self._counts = self.ledger.cost, self.ledger.margin, self.ledger.counts
         self._how, self._clock = how, clock
-        self._most = AUTO_MOST if how == "auto" else how
+        self._most = AUTO_MOST if how == "adaptive" else how
         self._drafters: list[Drafter] = [drafter] if model is None else [drafter, model]
         self._costly = None if model is None else Costly(model, self._most, self.acceptance, self.ledger)
         self._wanted: Wanted | None = None
@@ -179,7 +180,7 @@ class Speculation:
         self._drafted_s, self._wanted = 0.0, None
         self._looks = self._pool_is_due(num_samples, num_context)
         self._thinks = self._costly is not None and (
-            self._how != "auto" or self._costly.is_due(self.ledger.plain_s(num_samples, num_context))
+            self._how != "adaptive" or self._costly.is_due(self.ledger.plain_s(num_samples, num_context))
         )
         if self._looks or self._thinks or self._is_open or self._overlaps:
             self._heard_from = self._clock()
@@ -276,7 +277,7 @@ class Speculation:
         looking_s, step_s = self._looking.seconds, self.ledger.step.seconds
         if self._looks:
             pays = self._gain * step_s > looking_s and not self.ledger.rests
-            is_new = self._how != "auto" or self.cost.num_steps < PROBES
+            is_new = self._how != "adaptive" or self.cost.num_steps < PROBES
             seldom = int(min(max(looking_s / max(OVERHEAD * step_s, 1e-12), 1), SELDOM))
             self._in_vain = 0 if self._is_open else self._in_vain + 1
             steps = 1 if is_new else min(max(self._in_vain - EAGER, 1), MOST_STEPS)
@@ -290,7 +291,7 @@ class Speculation:
     def _pool_is_due(self, num_samples: int, num_context: int) -> bool:
         """Whether guesses are looked up: it is time, and what that takes is covered."""
         looking_s = self._looking.seconds
-        if self._how != "auto":
+        if self._how != "adaptive":
             return True
         if self._asks < self._pool_due_at:
             return False
@@ -310,7 +311,7 @@ class Speculation:
 
     def _least(self, num_samples: int, num_context: int) -> float:
         """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
-        if self._how != "auto":
+        if self._how != "adaptive":
             return 0.0
         plain, more = self.cost.of(num_samples, num_context), self.cost.of(num_samples + 1, num_context)
         return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - plain) * num_samples / max(plain, 1e-12)))
@@ -318,12 +319,12 @@ class Speculation:
     def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:
         """What was looked up, with what the model guesses, where that is asked."""
         count = len(asked.slots_B)
-        if self._how == "auto" and self.cost.num_steps < PROBES:
+        if self._how == "adaptive" and self.cost.num_steps < PROBES:
             return guesses
         looked_up = Guesses.none(count, self._most) if guesses is None else guesses
         looked_at = self._clock()
         alone = LookedUp.of(looked_up, self.cost, num_context, looked_at - self._began)
-        if self._how == "auto":
+        if self._how == "adaptive":
             may_pay = self.ledger.may_guess
             wanted = costly.wanted(asked, alone, may_pay=may_pay)
         else:
@@ -340,14 +341,14 @@ class Speculation:
 
     def _found(self, num_tokens: int) -> bool:
         """Whether so many guessed tokens are any. Nothing gains nothing; nor is it known what pays, at first."""
-        if self._how == "auto" and (num_tokens == 0 or self.cost.num_steps < PROBES):
+        if self._how == "adaptive" and (num_tokens == 0 or self.cost.num_steps < PROBES):
             self._gain = _smoothed(self._gain, 0.0)
         return num_tokens > 0
 
     def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
         """Which of the guesses are computed, of which there are some."""
         num_samples, num_tokens = len(guesses.lengths_B), guesses.num_tokens
-        if self._how != "auto":
+        if self._how != "adaptive":
             return Choice(guesses.lengths_B, 1.0)
         if self.cost.num_steps < PROBES:
             return choice.nothing(num_samples)

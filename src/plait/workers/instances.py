@@ -17,12 +17,14 @@ from torch import Tensor
 
 from plait.generation.backend import Computes
 from plait.generation.engine import Engine
+from plait.generation.forward import Forward
 from plait.generation.joint import Tokens
 from plait.generation.response import Response
 from plait.generation.rows import Drafts
 from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
-from plait.generation.speculator import NoSpeculation, Speculates, speculator_of
+from plait.generation.speculates import NoSpeculation, Speculates
+from plait.generation.speculator import speculator_of
 from plait.models.compute.attention import AttentionContext
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
@@ -45,8 +47,11 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
     if team.all.size == 1:
         return Engine(model, settings, keep_memory=keep_memory)
     joint = JointRanks(model, settings, team)
-    speculates = NoSpeculation() if settings.speculation == "off" else DraftedByOne(model, settings, team, joint)
-    return Engine(model, settings, joint=joint, speculates=speculates)
+    engine = Engine(model, settings, joint=joint, speculates=NoSpeculation())
+    forward = engine.state.forward
+    if settings.speculation != "off" and (settings.speculation != "auto" or forward.may_be_steady):
+        engine.speculates = DraftedByOne(forward, settings, team, joint)
+    return engine
 
 
 def deciding(team: Team) -> int:
@@ -126,16 +131,20 @@ class JointRanks:
 class DraftedByOne:
     """Drafts of a step, by the rank that delivers the instance's samples; the others are told. See `Speculates`."""
 
-    def __init__(self, model: LanguageModel, settings: SamplingSettings, team: Team, joint: JointRanks) -> None:
+    def __init__(self, forward: Forward, settings: SamplingSettings, team: Team, joint: JointRanks) -> None:
         self._lengths, self._drafts = (
             OneToAll(team.all, deciding(team), kind, "drafts", joint.waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
         )
-        self._own: Speculates = speculator_of(settings, model) if self._lengths.tells else NoSpeculation()
+        self._own: Speculates = speculator_of(settings, forward) if self._lengths.tells else NoSpeculation()
 
     @property
     def counts(self) -> Counts | None:
         """See Speculates.counts; None on ranks that are told."""
         return self._own.counts
+
+    def prepare(self) -> None:
+        """See Speculates.prepare."""
+        self._own.prepare()
 
     def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
         """See Speculates.drafts."""

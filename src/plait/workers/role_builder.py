@@ -21,7 +21,7 @@ from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team, make_teams
 from plait.models.working_weights import dtype_of
 from plait.reallocation.offload import HostMemory
-from plait.recipes.engine_checks import abilities
+from plait.recipes.engine_checks import abilities, of_engines
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, part_key, parts_of
 from plait.training.optimizer import AVERAGED
@@ -142,7 +142,7 @@ class RoleBuilder:
                 model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"
                 only = not self._trains_or_scores
-                part.engine = engine_of(model, self.recipe.sampling, team, keep_memory=only)
+                part.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=only)
                 part.instance = team
                 part.mover = self._mover(role_model.role, part.engine)
         if self.setting.copies[role_model.role] or role_model.follows:

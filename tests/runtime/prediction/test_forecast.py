@@ -118,6 +118,19 @@ def test_how_many_groups_go_round_stages_is_decided_once_and_kept(make_recipe: M
     assert as_begun(kept, begun).sampling.decode_groups == 2, "the user says so"
 
 
+def test_a_run_that_was_begun_without_guesses_goes_on_without(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """`off` was the default once, and stands in the recipes of runs of then; older ones have no such key."""
+    kept, recipe = tmp_path / "recipe.yaml", make_recipe()
+    assert recipe.sampling.speculation == "auto"
+    kept.write_text(recipe_text(make_recipe(**{"sampling.speculation": "off"})))
+    assert as_begun(kept, recipe).sampling.speculation == "off"
+    assert changed_keys(kept, recipe) == []
+    assert changed_keys(kept, make_recipe(**{"sampling.speculation": 4})) == ["sampling.speculation"]
+    kept.write_text(recipe_text(recipe).replace("  speculation: auto\n", ""))
+    assert as_begun(kept, recipe).sampling.speculation == "auto"
+    assert changed_keys(kept, recipe) == []
+
+
 THREE = {"decode_groups": 3}
 
 

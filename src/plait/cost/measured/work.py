@@ -129,7 +129,12 @@ def _begun(model: LanguageModel, samples: int, context: int, tokens: int) -> Eng
 
 
 def _engine(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
-    settings = {"max_running": samples, "max_response_tokens": tokens, "max_prefill_tokens": context + 1}
+    settings = {
+        "max_running": samples,
+        "max_response_tokens": tokens,
+        "max_prefill_tokens": context + 1,
+        "speculation": "off",
+    }
     return Engine(model, SamplingSettings.model_validate(settings))
 
 

@@ -19,8 +19,8 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
-    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, or how many groups of samples
-    are in flight, what the stored one says."""
+    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, how many groups of samples
+    are in flight, or what is guessed, what the stored one says."""
     sampling = read_tree(old).get("sampling")
     update: dict[str, Any] = {}
     if not isinstance(sampling, dict):
@@ -29,6 +29,8 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
         update |= {"kv_tokens": stored, "kv_memory": None}
     if recipe.sampling.decode_groups == "auto":
         update |= {"decode_groups": sampling.get("decode_groups", "auto")}
+    if recipe.sampling.speculation == "auto":
+        update |= {"speculation": sampling.get("speculation", "auto")}
     return with_sampling(recipe, recipe.sampling.model_copy(update=update))
 
 

@@ -33,7 +33,7 @@ from plait.planner.plan_problem import MOST_STAGES, PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE
-from plait.recipes.engine_checks import abilities, check_engine_plan
+from plait.recipes.engine_checks import abilities, check_engine_plan, of_engines
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
@@ -87,7 +87,7 @@ class Planning:
     def workload(self) -> Workload:
         workload, name = Workload.of(self.recipe, self.flow, self.lengths), self.recipe.sampling.draft_model
         profile = self.calibration.profile
-        guesses = guesses_of_run(self.recipe.sampling, profile, self.drafts, self.acceptance)
+        guesses = guesses_of_run(of_engines(self.recipe), profile, self.drafts, self.acceptance)
         return replace(
             workload,
             function_s=max(self._function_s.values(), default=0.0),

@@ -12,6 +12,7 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.dataflow import CallKind
 from plait.errors import DataError
 from plait.observe.run_log import read_rows
+from plait.recipes.engine_checks import guesses
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.drawn import DrawnBatch
@@ -36,7 +37,7 @@ def recall_earlier(
     for node in prepared.flow.of_kind(CallKind.GENERATE):
         assert node.role is not None, f"nobody generates in {node.call}"
         roles[node.call] = node.role
-    if sampling.speculation == "off":
+    if not guesses(prepared.recipe):
         return
     names = {node.id: node.call for node in prepared.flow.nodes}
     room = dict.fromkeys(roles.values(), most_entries(sampling.draft_pool_bytes))

@@ -23,6 +23,7 @@ from plait.kernels.noise import NoiseKey
 from plait.observe.progress import Progress
 from plait.policy.fusion_gate import RolloutSize
 from plait.policy.migration import Bounds
+from plait.recipes.engine_checks import said_of_no_guesses
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.moments import Moments
 from plait.runtime.steps.asking import Asked, Asking, Beside
@@ -229,12 +230,15 @@ class Rollout:
         return self.rebalancer.balance((state.step + 1, node.call), engine, tokens, self._bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine, *, is_fused: bool) -> None:
-        """A person should know, once, that a run generates the slower way, and why; and where fusion hides nothing."""
+        """A person should know, once, that a run generates the slower way, and why; where nothing is
+        guessed; and where fusion hides nothing."""
         if self._has_said_how:
             return
         self._has_said_how = True
         if (reason := engine.not_compiled) is not None:
             self._progress.message(f"{node.call}: computed by the model's own layers, not by compiled ones: {reason}")
+        if (reason := said_of_no_guesses(self._recipe, engine.not_compiled)) is not None:
+            self._progress.message(f"{node.call}: guesses of next tokens: {reason}")
         if self._recipe.fusion_rule.is_stated and not is_fused:
             self._progress.message(
                 f"{node.call}: `fusion` has nothing to hide: one instance generates, or no model scores its samples "

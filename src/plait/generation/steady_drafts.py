@@ -1,0 +1,78 @@
+"""Drafts where they cannot change a bit: in steps that compute a row alike whatever stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from plait.generation.forward import Forward
+from plait.generation.response import Response
+from plait.generation.rows import NO_DRAFTS, Drafts
+from plait.generation.speculates import Speculates
+from plait.policy.step import Key, StepPlan
+from plait.speculation.acceptance import Learned
+from plait.speculation.counts import Counts
+
+
+class WhereSteady:
+    """Another's drafts in steady steps (`Forward.is_steady`), none in others, of which it does not hear; see
+    `Speculates`. It is made when the first such step comes, or there is something to tell it.
+
+    Args:
+        made: the other one.
+        forward: of the engine.
+    """
+
+    def __init__(self, made: Callable[[], Speculates], forward: Forward) -> None:
+        self._made, self._forward = made, forward
+        self.own: Speculates | None = None
+        """The other one; None: it is not made."""
+        self._is_asked = False
+        """Whether it was asked for drafts of the newest step."""
+
+    def make(self) -> Speculates:
+        """The other one, made where it is not."""
+        if self.own is None:
+            self.own = self._made()
+        return self.own
+
+    @property
+    def counts(self) -> Counts | None:
+        """See Speculates.counts; None: it is not made."""
+        return None if self.own is None else self.own.counts
+
+    def prepare(self) -> None:
+        """See Speculates.prepare."""
+        if self.own is None and self._forward.is_steady:
+            self.make()
+
+    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
+        """See Speculates.drafts."""
+        self._is_asked = self.own is not None and self._forward.is_steady
+        return self.own.drafts(started, running) if self.own is not None and self._is_asked else NO_DRAFTS
+
+    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
+        """See Speculates.done."""
+        if self.own is not None and self._is_asked:
+            self.own.done(plan, num_drawn, seconds)
+
+    def rest(self) -> None:
+        """See Speculates.rest."""
+        if self.own is not None:
+            self.own.rest()
+
+    def new_policy(self) -> None:
+        """See Speculates.new_policy."""
+        if self.own is not None:
+            self.own.new_policy()
+
+    def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """See Speculates.recall."""
+        self.make().recall(prompt_ids, token_ids, logprobs)
+
+    def learned(self) -> Learned | None:
+        """See Speculates.learned."""
+        return None if self.own is None else self.own.learned()
+
+    def learn(self, learned: Learned) -> None:
+        """See Speculates.learn."""
+        self.make().learn(learned)
