@@ -98,8 +98,8 @@ def test_each_rank_holds_the_same(sizes, recipe) -> None:
 def test_a_draft_model_is_counted_on_the_ranks_that_generate(sizes) -> None:
     """Its weights all the time, its keys and values while samples are drawn. Of an instance's ranks one has it, and a
     simulation takes each for that one: no less than a dry run says, and as much where each rank is an instance."""
-    sampling = {"draft_model": "smollm2-135m", "speculation": 4}
-    found, plain = (both(facts_for(plan_of(sizes), **keys)) for keys in ({"sampling": sampling}, {}))
+    sampling, off = {"draft_model": "smollm2-135m", "speculation": 4}, {"sampling": {"speculation": "off"}}
+    found, plain = (both(facts_for(plan_of(sizes), **keys)) for keys in ({"sampling": sampling}, off))
     for (memory, device), (without, _) in zip(found, plain, strict=True):
         assert memory.peak_bytes >= device.most_bytes - ZERO_UNIT
         assert memory.peak_bytes - without.peak_bytes >= memory.terms[ENGINE] > 0

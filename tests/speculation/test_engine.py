@@ -182,7 +182,7 @@ def steady_engine(speculator: Speculator, monkeypatch: pytest.MonkeyPatch) -> En
     """Its guesses by default are another's."""
     engine = Engine(tiny_model("llama", dtype=torch.float32), SamplingSettings(max_running=5))
     assert isinstance(engine.speculates, WhereSteady)
-    monkeypatch.setattr(engine.speculates, "_made", lambda: speculator)
+    monkeypatch.setattr(engine.speculates, "made", lambda: speculator)
     return engine
 
 

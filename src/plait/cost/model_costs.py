@@ -58,6 +58,7 @@ class ModelCosts:
         self.cluster, self.pool_takes_rest = cluster, cluster.software.pool_share > 0
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
+        self.engine_bytes, self.engine_is_whole = workload.engine_bytes, workload.guesses_whole
         self._profile = profile
         self.corrections = Corrections({} if profile is None else profile.ratios(cluster.num_devices))
         self._given = dict(parameters or {})
@@ -105,14 +106,6 @@ class ModelCosts:
     @property
     def process_terms(self) -> Mapping[str, int]:
         return process_terms(self.workload.device, self.cluster.num_devices)
-
-    @property
-    def engine_bytes(self) -> int:
-        return self.workload.engine_bytes
-
-    @property
-    def engine_is_whole(self) -> bool:
-        return self.workload.guesses_whole
 
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool

@@ -50,11 +50,9 @@ class Backend(Protocol):
     dtypes: ClassVar[frozenset[torch.dtype]]
     """Compute dtypes that it serves."""
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether a row has the same bits whatever other rows are computed beside it, however many: then a guess may be
-        computed, or not, without a bit of any sample changing."""
-        ...
+    is_steady: bool
+    """Whether a row has the same bits whatever other rows are computed beside it, however many: then a guess may be
+    computed, or not, without a bit of any sample changing."""
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self | Refusal:

@@ -64,6 +64,8 @@ class CompiledForward:
         require(paged_attention.fast(model.dtype), f"there are no vector instructions or no numba for {model.dtype}")
         require(model.part is None or model.part.is_whole, "this rank has a part of it")
         self.model = model
+        self.is_steady = model.head.linear
+        """See Backend.is_steady: all products are the kernels' own, but for those of other heads."""
         self._module = model.module.base_model
         adapter = None if model.own is None else model.own.adapter
         self._layers = [parts_of(layer, adapter) for layer in decoder_layers(self._module)]
@@ -89,11 +91,6 @@ class CompiledForward:
             return Refusal(str(refused))
         forward.drop()
         return forward
-
-    @property
-    def is_steady(self) -> bool:
-        """See Backend.is_steady: all products are the kernels' own, but for heads that are none."""
-        return self.model.head.linear
 
     @property
     def is_prepared(self) -> bool:

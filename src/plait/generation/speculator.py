@@ -46,7 +46,7 @@ def speculator_of(settings: SamplingSettings, forward: Forward) -> Speculates:
     if how == "off" or (how == "auto" and not forward.may_be_steady):
         return NoSpeculation()
     if how == "auto":
-        steady = WhereSteady(lambda: _speculator("adaptive", settings, forward.model), forward)
+        steady = WhereSteady(lambda: _speculator("adaptive", settings, forward.model), lambda: forward.is_steady)
         if settings.draft_model is not None:
             steady.make()
         return steady

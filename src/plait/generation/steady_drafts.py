@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from plait.generation.forward import Forward
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.speculates import Speculates
@@ -14,16 +13,16 @@ from plait.speculation.counts import Counts
 
 
 class WhereSteady:
-    """Another's drafts in steady steps (`Forward.is_steady`), none in others, of which it does not hear; see
-    `Speculates`. It is made when the first such step comes, or there is something to tell it.
+    """Another's drafts in steady steps, none in others, of which it does not hear; see `Speculates`. It is made when
+    the first such step comes, or there is something to tell it.
 
     Args:
         made: the other one.
-        forward: of the engine.
+        is_steady: whether the next step is (`Forward.is_steady`).
     """
 
-    def __init__(self, made: Callable[[], Speculates], forward: Forward) -> None:
-        self._made, self._forward = made, forward
+    def __init__(self, made: Callable[[], Speculates], is_steady: Callable[[], bool]) -> None:
+        self.made, self._is_steady = made, is_steady
         self.own: Speculates | None = None
         """The other one; None: it is not made."""
         self._is_asked = False
@@ -32,7 +31,7 @@ class WhereSteady:
     def make(self) -> Speculates:
         """The other one, made where it is not."""
         if self.own is None:
-            self.own = self._made()
+            self.own = self.made()
         return self.own
 
     @property
@@ -42,12 +41,12 @@ class WhereSteady:
 
     def prepare(self) -> None:
         """See Speculates.prepare."""
-        if self.own is None and self._forward.is_steady:
+        if self.own is None and self._is_steady():
             self.make()
 
     def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
         """See Speculates.drafts."""
-        self._is_asked = self.own is not None and self._forward.is_steady
+        self._is_asked = self.own is not None and self._is_steady()
         return self.own.drafts(started, running) if self.own is not None and self._is_asked else NO_DRAFTS
 
     def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
