@@ -178,6 +178,52 @@ def test_where_they_come_true_most_is_gained(num_samples: int, curve: str) -> No
     assert found > min(1.5, 0.9 * best)
 
 
+@pytest.mark.parametrize("kind", ["none", "poor"])
+def test_short_answers_of_which_nothing_comes_true_cost_half_a_percent(kind: str) -> None:
+    """As the demo's: 16 tokens, 32 samples at a time, then others, and new weights after every second wave. A look takes
+    a hundredth of a step, so every third step has one; nothing of it begins anew with a wave."""
+    engine = Engine(32, kind, "CPU")
+    looks, guess = [], engine.guess
+    engine.guess = lambda *asked: looks.append(len(engine.steps)) or guess(*asked)  # type: ignore[method-assign]
+    for wave in range(40):
+        engine.run(16)
+        for slot in range(32):
+            engine.speculation.end(slot)
+            engine.speculation.begin(slot, (wave, 2, 3))
+            engine.unheard[slot] = 0
+        if wave % 2:
+            engine.speculation.grow_old()
+    seconds = sum(taken for _, taken in engine.steps)
+    assert len(looks) < 0.3 * len(engine.steps)
+    assert len([step for step in looks if step >= 320]) <= 0.55 * len(looks)
+    assert engine.speculation.counts.drafting_s < 0.005 * seconds
+    assert engine.slowest() > 0.98
+    assert engine.speed(since=0) > 0.995
+
+
+class Noisy(Engine):
+    """Steps whose seconds vary by 3 % (one standard deviation), alike whatever they compute."""
+
+    def step(self) -> None:
+        self.pace = max(0.5, random.Random(self.seed * 7919 + len(self.steps)).gauss(1.0, 0.03))
+        super().step()
+
+    def forward_s(self, num_rows: int) -> float:
+        return self.pace * super().forward_s(num_rows)
+
+
+def test_seconds_that_vary_cost_half_a_percent_more() -> None:
+    """Against plain steps of the same seconds; against those of a clock that does not vary even plain decoding has
+    windows of 0.981. What is gained by chance is spent, too: that is the half percent. To account by what the fit
+    foretells in place of what was measured has 0.974 where this has 0.975."""
+    for kind, num_samples, curve in (
+        ("none", 1, "CPU"),
+        ("good, then none", 8, "CPU with a matrix unit"),
+        ("good now and then", 8, "CPU with a matrix unit"),
+    ):
+        assert Noisy(num_samples, kind, curve).run(330).slowest() > 0.97
+
+
 def test_steps_under_way_together_do_not_stake_the_same_seconds() -> None:
     """As where stages pass steps on: what one that is not done may lose, the next one does not have."""
     engine = Engine(8, "good", "CPU").run(100)
