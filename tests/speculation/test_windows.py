@@ -180,7 +180,7 @@ def test_where_they_come_true_most_is_gained(num_samples: int, curve: str) -> No
 
 @pytest.mark.parametrize("kind", ["none", "poor"])
 def test_short_answers_of_which_nothing_comes_true_cost_half_a_percent(kind: str) -> None:
-    """As the demo's: 16 tokens, 32 samples at a time, then others, and new weights after every second wave. A look takes
+    """As the demo's: 16 tokens, 32 samples at a time, then others, new weights after every second wave. A look takes
     a hundredth of a step, so every third step has one; nothing of it begins anew with a wave."""
     engine = Engine(32, kind, "CPU")
     looks, guess = [], engine.guess
