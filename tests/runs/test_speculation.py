@@ -14,6 +14,7 @@ from plait.cost.generation_memory import packed_bytes
 from plait.cost.model_parameters import parameters_of
 from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError, ModelError
+from plait.kernels import paged_attention
 from plait.layout.mesh import Layout
 from plait.models.files.saving import save_pretrained
 from plait.observe.run_log import read_rows
@@ -93,6 +94,23 @@ def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> N
     for recipe in (without, drafting):
         run(recipe)
     assert_equal_runs(Path(drafting.run_dir), Path(without.run_dir), tolerance=0.0)
+
+
+@pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.parametrize("plan", slow_but([None], [None, "instances", "tp2"]))
+def test_a_run_by_default_is_the_run_without_to_the_bit(plan: str | None, place: Path, tiny_folder: Path) -> None:
+    """By the compiled forward, resumed in the middle; ranks with parts of a model guess nothing."""
+    keys: dict[str, Any] = {"dtype": "float32", "sampling.max_response_tokens": 20, "checkpoint.every": 2}
+    if plan is not None:
+        keys |= where(place, f"default-{plan}", PLACES[plan])
+    without = recipe_of(place, tiny_folder, f"without-{plan}", **keys, **{"sampling.speculation": "off"})
+    run(without)
+    default = recipe_of(place, tiny_folder, f"default-{plan}", **keys)
+    run(recipe_of(place, tiny_folder, f"default-{plan}", **keys | {"steps": 4}))
+    run(default, resume=True)
+    assert_equal_runs(Path(default.run_dir), Path(without.run_dir), tolerance=0.0)
+    told = {"perf/spec/drafted_steps" in row for row in read_rows(Path(default.run_dir) / "metrics.jsonl")}
+    assert told == {plan != "tp2"}
 
 
 @pytest.mark.parametrize(
