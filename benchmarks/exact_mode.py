@@ -47,7 +47,7 @@ def requests(model: LanguageModel, count: int, length: int) -> list[Request]:
 
 def rollout(model: LanguageModel, asked: Iterable[Request], *, exact: bool) -> tuple[list[Sample], float]:
     """Samples and seconds."""
-    engine = Engine(model, SamplingSettings(max_running=64, exact=exact))
+    engine = Engine(model, SamplingSettings(max_running=64, exact=exact, speculation="off"))
     for request in asked:
         engine.add(request)
     started = time.perf_counter()

@@ -70,7 +70,7 @@ def least_seconds(compute: Callable[[], object], repeats: int) -> float:
 
 def step_seconds(model: LanguageModel, options: argparse.Namespace, samples: int) -> float:
     """A plain decode step: the median of the least half."""
-    engine, taken = Engine(model, SamplingSettings(max_running=samples)), []
+    engine, taken = Engine(model, SamplingSettings(max_running=samples, speculation="off")), []
     for request in requests(model, options, samples, 0):
         engine.add(request)
     while engine.has_work:

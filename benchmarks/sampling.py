@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def rollout(model: LanguageModel, samples: int, tokens: int, sampling: Sampling, number: int) -> float:
     """Seconds of one."""
-    engine = Engine(model, SamplingSettings(max_running=samples))
+    engine = Engine(model, SamplingSettings(max_running=samples, speculation="off"))
     token_ids = tuple(model.tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
     engine.add(Request(Prompt(0, "", token_ids), samples, sampling, NoiseKey(0, number), (tokens,) * samples))
     started = time.perf_counter()

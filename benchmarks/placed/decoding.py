@@ -74,7 +74,7 @@ class DecodeWorker:
         if not share and self._rank > 0:
             return None
         mine = range(self._rank, samples, count) if share else range(samples)
-        return decoded(Engine(self._whole, SamplingSettings(max_running=len(mine))), mine, tokens)
+        return decoded(Engine(self._whole, SamplingSettings(max_running=len(mine), speculation="off")), mine, tokens)
 
     def staged(self, samples: int, tokens: int, groups: int, sleep_s: float = 0.0) -> Decoded:
         """One model over all workers.
@@ -87,7 +87,7 @@ class DecodeWorker:
         if self._part is None:
             self._part = part_of(load_model(self._folder, dtype=self._dtype), self._team)
         model = self._part if sleep_s == 0 else Asleep(self._part, sleep_s)
-        settings = SamplingSettings(max_running=samples, decode_groups=groups)
+        settings = SamplingSettings(max_running=samples, decode_groups=groups, speculation="off")
         engine = engine_of(model, settings, self._team)  # type: ignore[arg-type]
         dist.barrier()
         return decoded(engine, range(samples), tokens)
