@@ -202,6 +202,9 @@ def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
     assert table[2]["actor: KV cache"] == 12 * (20 + 6) * per_token
 
 
+NOTHING_GUESSED = {"sampling.speculation": "off"}
+
+
 def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan) -> None:
     """bfloat16, one device: state and reference are away while the actor generates. Two: a copy to generate with."""
     offload = {"ranks": [0], "after": "offload"}
@@ -211,7 +214,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
         {"call": "actor.generate", "mode": "decode", "ranks": [0]},
         num_ranks=1,
     )
-    recipe = make_recipe(plan=path, dtype="bfloat16")
+    recipe = make_recipe(plan=path, dtype="bfloat16", **NOTHING_GUESSED)
     flow, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
     (alone,) = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
@@ -235,7 +238,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
         {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "dp": 2, "after": "drop"},
         {"call": "ref.logprobs", "mode": "score", "ranks": [0, 1], "tp": 2, "after": "offload"},
     )
-    recipe = make_recipe(plan=path)
+    recipe = make_recipe(plan=path, **NOTHING_GUESSED)
     plan = resolve_plan(recipe, flow, models, shapes)
     found = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, 20))
     for one in found:
@@ -253,7 +256,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
 
 
 def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
-    recipe = make_recipe(plan="colocated", devices=2, dtype="bfloat16")
+    recipe = make_recipe(plan="colocated", devices=2, dtype="bfloat16", **NOTHING_GUESSED)
     _, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolved(recipe)
     whole = shard(parameters["actor"], Layout.on((0, 1), dp=2).parallelism, 0, 0).num_elements
@@ -264,7 +267,9 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
             "ref: weights (bfloat16)": 2 * whole,
             "actor: masters, moments and gradients": (stop - start) * (4 + 8) + 4 * whole,
         }
-    divided = make_recipe(plan="colocated", devices=2, dtype="bfloat16", **{"optimizer.shard_gradients": True})
+    divided = make_recipe(
+        plan="colocated", devices=2, dtype="bfloat16", **{"optimizer.shard_gradients": True} | NOTHING_GUESSED
+    )
     rows = dict(parameter_rows(1, Placed(divided, models, shapes, parameters, plan)))
     start, stop = zero_range(whole, 1, 2)
     assert rows["actor: masters, moments and gradients"] == (stop - start) * (4 + 8 + 4)
@@ -278,6 +283,27 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
 
 
 @pytest.mark.process
+def test_known_texts_lie_where_an_instance_may_guess(make_recipe, write_plan) -> None:
+    """By default on each instance of one device, and by none in float64; of a model in parts where it is asked for, on
+    the rank that guesses."""
+    texts, budget = "texts that guesses are taken from, at most", 1 << 20
+    parted = write_plan(
+        {"call": "actor.train", "mode": "train", "ranks": [0, 1], "dp": 2},
+        {"call": "actor.generate", "mode": "decode", "ranks": [0, 1], "tp": 2},
+        {"call": "ref.logprobs", "mode": "score", "ranks": [0, 1], "dp": 2},
+    )
+    for keys, held in (
+        ({"plan": "colocated"}, [budget, budget]),
+        ({"plan": "colocated", "dtype": "float64"}, [0, 0]),
+        ({"plan": parted}, [0, 0]),
+        ({"plan": parted, "sampling.speculation": "adaptive"}, [budget, 0]),
+    ):
+        recipe = make_recipe(**{"devices": 2, "dtype": "bfloat16", "sampling.draft_pool_bytes": budget, **keys})
+        flow, models, shapes = facts_of(recipe)
+        placed = Placed(recipe, models, shapes, parameters_of(models), resolve_plan(recipe, flow, models, shapes))
+        assert [dict(parameter_rows(rank, placed)).get(texts, 0) for rank in (0, 1)] == held
+
+
 def test_a_dry_run_marks_calls_that_the_file_does_not_name(make_recipe, write_plan, capsys) -> None:
     plan = write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2})
     assert dry_run(make_recipe(plan=plan)) == 0
