@@ -10,8 +10,9 @@ from plait.cost.calibration import VENDORS
 from plait.cost.cluster import read_cluster
 from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.estimate import memory_table
+from plait.cost.generation_memory import packed_bytes
 from plait.cost.placed import Facts
-from plait.cost.working_memory import PROCESS, PROCESS_BYTES, process_terms
+from plait.cost.working_memory import KEPT, PROCESS, PROCESS_BYTES, process_terms
 from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
@@ -135,14 +136,19 @@ def test_orders_of_a_pipeline_hold_as_much(schedule) -> None:
 
 
 def test_terms_are_those_of_a_dry_run() -> None:
-    """The process, what stays, and what may come on top; of calls a simulation names the fullest alone."""
-    for memory, device in both(facts_for(plan_of((4, 1, 1)))):
+    """The process, what stays, and what may come on top; of calls a simulation names the fullest alone: on a CPU it
+    is generation, which has pages of its own beside those that training leaves with the process."""
+    facts = facts_for(plan_of((4, 1, 1)))
+    for memory, device in both(facts):
         rows, slack = dict(device.rows), dict(device.slack)
         assert memory.terms[PROCESS] == rows[PROCESS] == PROCESS_BYTES
         assert {what: memory.terms.get(what) for what in slack} == slack
         assert memory.terms["actor: weights"] == rows["actor: weights (bfloat16)"]
-        fullest = max(device.during, key=lambda row: row[1])[0]
-        assert fullest.replace(".", " ") in memory.terms
+        assert max(device.during, key=lambda row: row[1])[0] == "actor.generate"
+        assert memory.terms["actor decode"] == pytest.approx(
+            rows["actor: KV cache"] + packed_bytes(facts.shapes["smollm2-135m"], "bfloat16")
+        )
+        assert memory.terms[KEPT] == rows["activations"]
         held = sum(count for what, count in memory.terms.items() if what not in slack)
         assert held == pytest.approx(device.expected_bytes, abs=ZERO_UNIT)
 

@@ -66,11 +66,12 @@ def test_a_backward_of_adapters_is_one_forward() -> None:
 
 
 def test_adapters_of_a_forward_and_a_backward() -> None:
-    """Of 96 tokens: products of A and B; what B gives of 576 outputs passes memory five times. In the backward the
-    products twice, two passes over outputs and three over 512 inputs. The reference has none."""
+    """Of 96 tokens: products of A and B; one pass over 512 inputs and six over 576 outputs. In the backward the
+    products twice, four passes over outputs and five over inputs. The reference has none."""
     costs = costs_of(replace(WORK, lora=LoraSettings(rank=2)))
     products = 2 * 96 * 2 * ADAPTER / 0.5e9
-    forward, backward = (products + 96 * 2 * 5 * 576 / 0.5e8), (2 * products + 96 * 2 * (2 * 576 + 3 * 512) / 0.5e8)
+    forward = products + 96 * 2 * (6 * 576 + 512) / 0.5e8
+    backward = 2 * products + 96 * 2 * (4 * 576 + 5 * 512) / 0.5e8
     assert costs.call("actor.train", "train", ONE).terms["adapters"] == pytest.approx(4 * (forward + backward))
     assert costs.call("actor.logprobs", "score", ONE).terms["adapters"] == pytest.approx(4 * forward)
     assert "adapters" not in costs.call("ref.logprobs", "score", ONE).terms
@@ -83,7 +84,7 @@ def test_adapters_of_a_forward_and_a_backward() -> None:
 def test_a_step_of_few_samples_reads_adapters() -> None:
     """One at a time and many at once say the same: reading A and B takes longer than computing with them."""
     adapted = Passes(a_cluster(4), ModelWork(SHAPE, "bfloat16", 1000, LoraSettings(rank=2)), ONE)
-    adapters = 2 * 2 * ADAPTER / 0.5e8 + 4 * 2 * 5 * 576 / 0.5e8
+    adapters = 2 * 2 * ADAPTER / 0.5e8 + 4 * 2 * (6 * 576 + 512) / 0.5e8
     layer = adapted.decode_layer(4, 1000)
     assert layer["adapters"] == pytest.approx(adapters)
     plain = total(passes(ONE).decode_layer(4, 1000))
@@ -103,8 +104,8 @@ def test_a_measured_decoder_computes_adapters_as_so_many_weights_more() -> None:
         measured = Passes(profile.cluster(), work, ONE, profile)
         copying_s = 1 / profile.copy_bytes_per_s
         products = max(2 * 10 * 2 * ADAPTER / interpolated(profile.products, 10), 2 * 2 * ADAPTER * copying_s)
-        plain = products + 10 * 2 * 5 * 576 * copying_s
-        a_token = 2 * 2 * ADAPTER * copying_s + 2 * 5 * 576 * copying_s
+        plain = products + 10 * 2 * (6 * 576 + 512) * copying_s
+        a_token = 2 * 2 * ADAPTER * copying_s + 2 * (6 * 576 + 512) * copying_s
         step, prompts = measured.decode_layer(1, 10), measured.prompts(Micro(10, 55, 0), 1, in_turn=True)
         if device == "cpu":
             assert step["adapters"] == pytest.approx(packed / LAYER * step["layers"])

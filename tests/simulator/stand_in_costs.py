@@ -68,6 +68,7 @@ class StandIn:
     engine_bytes: int = 0
     engine_is_whole: bool = False
     slack_bytes: int = 0
+    keeps_freed: bool = False
 
     @property
     def process_terms(self) -> Mapping[str, int]:

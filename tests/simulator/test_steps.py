@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.cost.working_memory import PROCESS
+from plait.cost.working_memory import KEPT, PROCESS
 from plait.dataflow import trace
 from plait.errors import ConfigError
 from plait.schedule.completion import complete
@@ -230,6 +230,9 @@ def test_memory_by_hand() -> None:
     (other,) = predicted(named_plan("colocated", PPO, MODELS, 1), **beside).memory
     assert other.peak_bytes == sum(other.terms.values()) == memory.peak_bytes + 30 + 7
     assert (other.terms[PROCESS], other.terms["slack"]) == (30, 7)
+    (cpu,) = predicted(named_plan("colocated", PPO, MODELS, 1), keeps_freed=True).memory
+    assert (cpu.peak_bytes, cpu.terms[KEPT]) == (memory.peak_bytes + 5, 5), "5 to generate beside what training left"
+    assert sum(cpu.terms.values()) == cpu.peak_bytes
     tight = predicted(named_plan("colocated", PPO, MODELS, 1), memory=204)
     assert not tight.feasible
     assert tight.timeline.peak_memory(0) == 205

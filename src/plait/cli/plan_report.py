@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from plait.cost.corrections import Correction
+from plait.cost.corrections import Correction, carried_record
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import of_engines
 from plait.runtime.prediction.choosing import Choice, Foretold
@@ -107,10 +107,7 @@ class Report:
             "error": calibration.error,
             "kinds": dict(calibration.kinds),
             "runs": calibration.runs,
-            "carried": {
-                kind: {"of": one.kind, "steps": one.steps, "factor": one.factor}
-                for kind, one in carried_in(self.planning, self.plan).items()
-            },
+            "carried": carried_record(carried_in(self.planning, self.plan)),
         }
 
     def _speculation(self) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plait.cost.calibration import CONSERVATIVE
+from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
 from plait.output import write_file
@@ -68,7 +69,7 @@ def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:
     console.print()
     console.print(table)
     remedy = "; `plait profile` measures what it takes" if forecast.source == CONSERVATIVE.source else ""
-    console.print(f"predicted by {forecast.source}{remedy}", soft_wrap=True)
+    console.print(f"predicted by {with_carried(forecast.source, forecast.carried)}{remedy}", soft_wrap=True)
 
 
 def _worth_a_row(rows: Sequence[Beside], forecast: Forecast) -> list[Beside]:

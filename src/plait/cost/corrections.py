@@ -84,6 +84,11 @@ class Corrections:
         return {kind: one for kind, one in sorted(found.items()) if one is not None and one.carried}
 
 
+def carried_record(carried: Mapping[str, Correction]) -> dict[str, dict[str, str | int | float]]:
+    """For JSON: kind → `of` which it was measured, in how many `steps`, and the `factor`."""
+    return {kind: {"of": one.kind, "steps": one.steps, "factor": one.factor} for kind, one in carried.items()}
+
+
 def with_carried(source: str, carried: Mapping[str, Correction]) -> str:
     """Where seconds come from, in words, with what of them is carried."""
     texts = (

@@ -12,7 +12,7 @@ from plait.cost.held_parameters import HeldPart, held_parts, rows_of
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
-from plait.cost.working_memory import process_terms, slack_rows
+from plait.cost.working_memory import keeps_freed, process_terms, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -105,10 +105,16 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
             else:
                 largest[what] = max(largest.get(what, 0), count)
     rows += largest.items()
-    # Keys, values and the copy are given back before anything is trained or scored: what those take makes room for it.
-    others = sum(largest.values())
-    rows += [(f"{role}: {PACKED}, beyond activations", n - others) for role, n in packed.items() if n > others]
-    during = _during(rank, facts, held, working)
+    # Keys, values and the copy are given back before anything is trained or scored: what of that goes back, too, makes
+    # room for it.
+    left = largest.get(ACTIVATIONS, 0) if keeps_freed(facts.recipe.device) else 0
+    others = sum(largest.values()) - left
+    rows += [
+        (f"{role}: {PACKED}, beyond what else is large for a moment", n - others)
+        for role, n in packed.items()
+        if n > others
+    ]
+    during = _during(rank, facts, held, working, left)
     slack = slack_rows(
         facts.recipe.device,
         activations=largest.get(ACTIVATIONS, 0),
@@ -120,8 +126,12 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     return DeviceMemory([rank], rows, during, slack)
 
 
-def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows]) -> Rows:
-    """All that is held while models are read, first; during each call; while weights are moved."""
+def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows], left: int) -> Rows:
+    """All that is held while models are read, first; during each call; while weights are moved.
+
+    Args:
+        left: bytes that training leaves with the process (`working_memory.keeps_freed`).
+    """
     process = sum(_process(facts).values())
     kept = process + sum(part.num_bytes for part in held if part.after == "keep")
     leaving = [part for part in held if part.after != "keep"]
@@ -131,7 +141,8 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
         if rank in p.ranks and use in working:
             uses = {use} if p.mode != "train" else {(role, "train") for role in facts.together(use[0])}
             there = sum(part.num_bytes for part in leaving if not part.uses.isdisjoint(uses))
-            rows.append((p.call, kept + there + sum(count for _, count in working[use])))
+            beside = left if p.mode == "decode" else 0
+            rows.append((p.call, kept + there + sum(count for _, count in working[use]) + beside))
     for model in facts.models:
         if (needed := facts.moved[model.role].get(rank)) is not None:
             owner = facts.offload_policy.owner(model.role)

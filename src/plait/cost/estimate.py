@@ -15,6 +15,7 @@ from plait.cost.working_memory import (
     head_gradient_bytes,
     is_fused,
     is_packed,
+    keeps_freed,
     logits_bytes,
     process_terms,
     slack_rows,
@@ -110,23 +111,23 @@ def memory_table(
         forward.append(("logits of one chunk", logits_bytes(shape, width, recipe.device)))
     if any(model.trained and not model.scalar for model in models) and recipe.lora.rank == 0:
         forward.append(("gradient of the head", head_gradient_bytes(shape, width)))
-    rows, packed = [*cache, *forward], 0
+    rows, packed, left = [*cache, *forward], 0, activations if keeps_freed(recipe.device) else 0
     can = abilities(recipe)
     is_elsewhere = bool(cache) and can.computes_elsewhere
     if is_elsewhere:
         rows.append((f"weights in {can.program}'s process", shape.parameters * width))
     elif cache and is_packed(recipe):
-        # The copy is given back before anything is trained or scored, so what those take alone makes room for it.
-        packed, others = packed_bytes(shape, recipe.dtype, recipe.lora), sum(size for _, size in forward)
+        # The copy is given back before anything is trained or scored: what of that goes back, too, makes room for it.
+        packed, others = packed_bytes(shape, recipe.dtype, recipe.lora), sum(size for _, size in forward) - left
         if packed > others:
-            rows.append(("weights packed for decoding, beyond activations", packed - others))
+            rows.append(("weights packed for decoding, beyond what else is large for a moment", packed - others))
     process = process_terms(recipe.device, 1)
     read = sum(process.values()) + sum(size for _, size in held)
     during: Rows = [("reading models", read)]
     if is_elsewhere:
         during.append(("all calls", read + sum(size for _, size in rows)))
     else:
-        during += [("generation", read + sum(size for _, size in cache) + packed)] if cache else []
+        during += [("generation", read + sum(size for _, size in cache) + packed + left)] if cache else []
         during.append(("scoring and training", read + sum(size for _, size in forward)))
     slack = slack_rows(
         recipe.device,

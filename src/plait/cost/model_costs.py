@@ -22,7 +22,7 @@ from plait.cost.role_memory import RoleMemory
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.traffic import Traffic
-from plait.cost.working_memory import Amount, process_terms, slack_terms
+from plait.cost.working_memory import Amount, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
@@ -106,6 +106,10 @@ class ModelCosts:
     @property
     def process_terms(self) -> Mapping[str, int]:
         return process_terms(self.workload.device, self.cluster.num_devices)
+
+    @property
+    def keeps_freed(self) -> bool:
+        return keeps_freed(self.workload.device)
 
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool

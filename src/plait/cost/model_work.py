@@ -71,13 +71,15 @@ class ModelWork:
     def adapter_s(self, tokens: Tokens, flops_per_s: float, bytes_per_s: float, *, backward: bool = False) -> Tokens:
         """Seconds of a layer's adapters as plain layers compute them.
 
-        Their products, or what reading them takes; and what passes memory beside: what B gives is read, scaled and
-        written, and read with what the weights give to write their sum. A backward has twice the products, scales the
-        gradient of that, and adds up two gradients of each input.
+        Their products, or what reading them takes; and what passes memory, as the products are too thin to hide it.
+        Forward: A reads its input; what B gives is written, read, scaled and written, and read with what the weights
+        give to write their sum. Backward, with twice the products: the gradient is read, scaled and written, and read
+        for B's own and for that of what A gave; the input is read for A's own; its gradient is written, and read with
+        that by the weights to write their sum.
         """
         products: Any = np.maximum(2 * self.adapter / flops_per_s * tokens, self.adapter * self.width / bytes_per_s)
         numbers = sum(
-            layer.count * (2 * layer.outputs + 3 * layer.inputs if backward else 5 * layer.outputs)
+            layer.count * (4 * layer.outputs + 5 * layer.inputs if backward else 6 * layer.outputs + layer.inputs)
             for layer in adapted_layers(self.shape, self.lora).values()
         )
         passed = self.width * numbers / self.shape.layers / bytes_per_s * tokens

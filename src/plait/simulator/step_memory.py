@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plait.cost.working_memory import KEPT
 from plait.simulator.costs import Costs
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
@@ -57,8 +58,10 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     read = sum((of_family.read for of_family in weights), np.maximum.reduce([one.state for one in weights]))
     read = most = read + standing
     present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
+    activations = _activations(graph, places, [place.activations for place in places])
     for slot, place in enumerate(places):
-        most = np.maximum(most, kept + present[slot] + place.working)
+        beside = activations if costs.keeps_freed and graph.slots[slot].mode == "decode" else 0
+        most = np.maximum(most, kept + present[slot] + place.working + beside * (place.parts >= 0))
     for group in trained_together(graph, places):
         beside = np.maximum.reduce([places[slot].working - places[slot].activations for slot in group])
         most = np.maximum(most, kept + beside + sum(present[slot] + places[slot].activations for slot in group))
@@ -66,7 +69,7 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
         if of_family.moving is not None:
             most = np.maximum(most, kept + of_family.moving)
     slack = costs.slack(
-        activations=_activations(graph, places, [place.activations for place in places]),
+        activations=activations,
         plain=_activations(graph, places, [place.plain for place in places]),
         weights=np.maximum.reduce([of_family.largest for of_family in weights]),
         working=most - read,
@@ -103,6 +106,9 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
     """The memory of each rank."""
     held = held_bytes(graph, places, weights, costs)
     peak, limit_bytes = held.peak, costs.cluster.device.memory_bytes
+    left = np.zeros(len(peak))
+    if costs.keeps_freed:
+        left = _activations(graph, places, [place.activations for place in places])
     engine = np.zeros(len(peak)) + standing_bytes(graph, places, costs) - sum(costs.process_terms.values())
     return [
         RankMemory(
@@ -111,7 +117,7 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
             limit_bytes,
             _counted(
                 {**costs.process_terms, ENGINE: float(engine[rank])}
-                | _terms(rank, graph, places, weights)
+                | _terms(rank, graph, places, weights, left)
                 | _of_rank(held.slack, rank)
             ),
         )
@@ -127,8 +133,14 @@ def _counted(terms: Mapping[str, float]) -> dict[str, int]:
     return {what: int(count) for what, count in terms.items() if count}
 
 
-def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights]) -> dict[str, float]:
-    """Terms of the most that a rank holds: what stays, by role, and what the largest call needs beside."""
+def _terms(
+    rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], left: Floats
+) -> dict[str, float]:
+    """Terms of the most that a rank holds: what stays, by role, and what the largest call needs beside.
+
+    Args:
+        left: [ranks] of activations, what stays with a process that generates.
+    """
     terms_of_rank: dict[str, float] = {}
     for family in graph.families:
         seen: set[int] = set()
@@ -151,8 +163,10 @@ def _terms(rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequen
     for family, of_family in zip(graph.families, weights, strict=True):
         for slot in family:
             what = graph.slots[slot]
+            stays = float(left[rank]) if what.mode == "decode" and places[slot].parts[rank] >= 0 else 0.0
             extra.append(
                 {f"{what}: brought back": of_family.present[slot][rank], f"{what}": places[slot].working[rank]}
+                | {KEPT: stays}
             )
         if of_family.moving is not None:
             extra.append({f"{graph.slots[family[0]].role}: copies that move": of_family.moving[rank]})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.cost.calibration import CONSERVATIVE
+from plait.cost.corrections import Correction
 from plait.cost.profile import Profile
 from plait.cost.workload import Lengths
 from plait.errors import ConfigError
@@ -81,6 +82,19 @@ def test_what_was_not_predicted_is_measured_all_the_same(tmp_path: Path) -> None
     assert json.loads(found.to_json())["memory"] == [
         {"rank": 0, "predicted_bytes": 50, "measured_bytes": 40, "error": 0.25}
     ]
+
+
+def test_what_was_carried_to_the_ranks_of_a_run_stands_in_its_forecast(tmp_path: Path) -> None:
+    """By name of the kind: of which kind, by how many steps, and the factor."""
+    carried = {"train on 2": Correction(1.2, "train on 1", 3, carried=True)}
+    found = forecast_of(Plan("p", 2), "a profile", {}, [{"timing_s/step": 5.0}], carried)
+    (tmp_path / "forecast.json").write_text(found.to_json())
+    record = json.loads(found.to_json())
+    assert record["carried"] == {"train on 2": {"of": "train on 1", "steps": 3, "factor": 1.2}}
+    assert Forecast.load(tmp_path / "forecast.json") == found
+    del record["carried"]
+    (tmp_path / "forecast.json").write_text(json.dumps(record))
+    assert Forecast.load(tmp_path / "forecast.json").carried == {}, "of a run before it was kept"
 
 
 @pytest.fixture

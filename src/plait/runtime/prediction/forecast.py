@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from plait.cost.corrections import Correction, Corrections, carried_record
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.working_memory import process_terms
 from plait.observe.run_log import read_steps
@@ -48,13 +49,14 @@ class Beside:
 @dataclass(frozen=True)
 class Forecast:
     """A run's prediction beside its measurement. source: where predicted seconds come from, in words; `memory` is named
-    by ranks."""
+    by ranks; carried: kind of calls → its correction, where that was measured on another number of ranks."""
 
     plan: str
     source: str
     calls: Sequence[Beside]
     kinds: Sequence[Beside]
     memory: Sequence[Beside]
+    carried: Mapping[str, Correction] = field(default_factory=dict)
 
     def to_json(self) -> str:
         record = {
@@ -63,6 +65,7 @@ class Forecast:
             "calls": [_record("call", one.name, one, "s") for one in self.calls],
             "kinds": [_record("kind", one.name, one, "s") for one in self.kinds],
             "memory": [_record("rank", int(one.name), one, "bytes") for one in self.memory],
+            "carried": carried_record(self.carried),
         }
         return json.dumps(record, indent=1) + "\n"
 
@@ -74,7 +77,11 @@ class Forecast:
             Beside(str(row[what]), row[f"predicted_{unit}"], row[f"measured_{unit}"]) for row in record[part]
         ]
         parts = read("calls", "call", "s"), read("kinds", "kind", "s"), read("memory", "rank", "bytes")
-        return cls(record["plan"], record["source"], *parts)
+        carried = {
+            kind: Correction(one["factor"], one["of"], one["steps"], carried=True)
+            for kind, one in record.get("carried", {}).items()
+        }
+        return cls(record["plan"], record["source"], *parts, carried)
 
 
 def _record(what: str, name: str | int, beside: Beside, unit: str) -> dict[str, str | int | float | None]:
@@ -87,7 +94,11 @@ def _record(what: str, name: str | int, beside: Beside, unit: str) -> dict[str, 
 
 
 def forecast_of(
-    plan: Plan, source: str, held_bytes: Mapping[int, int], rows: Sequence[Mapping[str, float]]
+    plan: Plan,
+    source: str,
+    held_bytes: Mapping[int, int],
+    rows: Sequence[Mapping[str, float]],
+    carried: Mapping[str, Correction] | None = None,
 ) -> Forecast:
     """Lay a plan's predicted timeline beside the metrics of steps: seconds by their median, bytes by the most.
 
@@ -95,6 +106,7 @@ def forecast_of(
         source: of the predicted seconds, in words.
         held_bytes: rank → what it is predicted to hold at most.
         rows: at least one.
+        carried: corrections in these seconds, as of `Forecast`.
     """
     steady = rows[WARM_UP:] or rows
     calls = kinds = {}
@@ -110,6 +122,7 @@ def forecast_of(
         [*_beside(calls, measured_calls), Beside(STEP, *step_s)],
         _beside(kinds, _measured(steady, KIND_S, median)),
         _beside({str(rank): count for rank, count in held_bytes.items()}, peaks),
+        carried or {},
     )
 
 
@@ -136,7 +149,10 @@ def write_forecast(prepared: Prepared, folder: Path) -> None:
     rows = read_steps(files.metrics)
     if rows:
         _, calibration = machine_of(prepared.recipe, prepared.shape, prepared.plan.num_ranks)
-        forecast = forecast_of(prepared.plan, calibration.source, _held_bytes(prepared), rows)
+        profile, roles = calibration.profile, [model.role for model in prepared.models]
+        corrections = Corrections({} if profile is None else profile.ratios(prepared.plan.num_ranks))
+        carried = corrections.carried(prepared.plan.placements, roles)
+        forecast = forecast_of(prepared.plan, calibration.source, _held_bytes(prepared), rows, carried)
         write_file(files.forecast, forecast.to_json())
 
 
