@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from plait.cli.placement_text import unlike
 from plait.cost.corrections import Correction, carried_record
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import of_engines
@@ -47,8 +48,12 @@ class Report:
         return price * self.planning.cluster.num_devices * self.prediction.seconds_per_step * 1000 / 3600
 
     def alternatives(self) -> list[dict[str, Any]]:
-        """The next plans, and what each spends more time on."""
-        return [self._row(one) for one in self.choice.alternatives]
+        """The next plans, what each spends more time on, and where it has calls that this plan has elsewhere."""
+        rows = []
+        for one in self.choice.alternatives:
+            row, otherwise = self._row(one), unlike(self.plan, one.plan)
+            rows.append(row | {"why": f"{row['why']}; {otherwise}" if otherwise else row["why"]})
+        return rows
 
     def baseline_rows(self) -> list[dict[str, Any]]:
         """Named plans and those that others would make, and what each spends more or less time on."""

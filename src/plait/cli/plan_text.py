@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plait.cli.placement_text import cut_text
 from plait.cli.plan_report import Report, carried_in, guesses_of
 from plait.cli.ranks_text import few_ranks_text
 from plait.cost.corrections import with_carried
@@ -15,7 +16,6 @@ from plait.cost.estimate import human_bytes
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import said_of_no_guesses
 from plait.schedule.gantt import ascii_gantt
-from plait.schedule.plan import Placement
 from plait.schedule.timeline import Timeline
 from plait.simulator.step_memory import RankMemory
 from plait.simulator.steps import CallRecord
@@ -114,7 +114,7 @@ def _calls(report: Report, width: int) -> Iterator[str]:
     for record in records:
         if not record.placements:
             rows.append((names[id(record)], "", "", record))
-        rows += [(names[id(record)], few_ranks_text(p.ranks), _cut(p), record) for p in record.placements]
+        rows += [(names[id(record)], few_ranks_text(p.ranks), cut_text(p), record) for p in record.placements]
     ranks = max(len("ranks"), *(len(row[1]) for row in rows))
     cut = max(len("cut"), *(len(row[2]) for row in rows))
     wide = min(max(len("call"), *map(len, names.values())), max(12, width - ranks - cut - 22))
@@ -128,13 +128,6 @@ def _calls(report: Report, width: int) -> Iterator[str]:
             f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{record.start_s:>8.3g}{record.seconds:>10.4g}"
         )
         yield f"{line}  {largest}".rstrip() if most else line
-
-
-def _cut(p: Placement) -> str:
-    """Copies, ways in which matrices are cut, and stages, as far as there are several; what becomes of the memory."""
-    sizes = [f"{name}{size}" for name, size in (("dp", p.dp), ("tp", p.tp), ("pp", p.pp)) if size > 1]
-    words = [p.schedule] if p.schedule else []
-    return " ".join([*sizes, *words, *([] if p.after == "keep" else [p.after])])
 
 
 def _memory(report: Report, width: int) -> Iterator[str]:

@@ -171,6 +171,11 @@ class SlotForms:
         """The form of a slot in a given parallelism and schedule, whether it has room or not."""
         return self._form(slot, ranks, sizes, None, schedule)[0]
 
+    def smallest(self, slot: int, ranks: tuple[int, ...]) -> Form:
+        """That which takes least of its fullest device, whether it has room or not."""
+        forms = [self.form_of(slot, ranks, sizes) for sizes in self.parallelisms(slot, ranks)]
+        return min(forms, key=lambda form: (form.static_bytes + form.active_bytes, form.key))
+
     def _cut_for_room(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[int, ...] | None:
         """Layers of each stage by what its devices have room for: as much a layer as in the cut for equal work."""
         costs, what = self._problem.costs, self._graph.slots[slot]

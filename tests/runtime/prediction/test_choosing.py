@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from plait.cost.cluster import read_cluster
 from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError
+from plait.layout.mesh import Layout
 from plait.planner.plan_objective import LEAST_FUSED_GAIN
 from plait.planner.plan_search import Budget
 from plait.recipes.recipe_file import load_recipe
@@ -86,5 +88,31 @@ def test_a_given_plan_is_shown_beside_those_of_others() -> None:
 
 
 def test_where_no_plan_fits_the_largest_part_is_named() -> None:
-    with pytest.raises(ConfigError, match="has room for actor"):
-        choose(planning("2xRTX-4090", "llama-2-13b"), Budget(50))
+    """13,015,864,320 weights of two bytes on one device are more than the 24 GiB that it has; of what trains, a
+    quarter of 18 bytes for each, 54.5 GiB and more, is too much for each of four. Fewer samples help neither."""
+    with pytest.raises(ConfigError) as alone:
+        choose(planning("1xRTX-4090", "llama-2-13b"), Budget(50))
+    assert "no plan on 1 device of 24.0 GiB has room for actor" in str(alone.value)
+    assert "24.2 GiB of weights and " in str(alone.value)
+    assert str(alone.value).endswith("; take more devices, or a smaller model")
+    with pytest.raises(ConfigError) as four:
+        choose(planning("4xRTX-4090", "llama-2-13b"), Budget(50))
+    (held,) = re.findall(r"\(train\), however it is cut: ([\d.]+) GiB of weights and optimizer state", str(four.value))
+    assert 54.5 <= float(held) < 57
+    assert str(four.value).endswith("take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`")
+
+
+def test_layers_are_divided_beside_what_embedding_and_head_take() -> None:
+    """llama-3-8b: 128,256 rows of 4,096 are worth 2.41 layers of 218,103,808 weights, so of four stages the last has 6
+    layers, beside 8, 9 and 9; the embedding multiplies nothing. Both are memory of their stages, 18 bytes a number
+    where they are trained; the head's stage has the last norm, too."""
+    here = planning("4xA100-80G", "llama-3-8b")
+    facts, rows = here.problem.roles["actor"], 128_256 * 4096
+    assert facts.layer_work == (1.0,) * 32
+    assert (facts.first, facts.last) == (0.0, pytest.approx(rows / 218_103_808))
+    train = next(n for n, slot in enumerate(here.graph.slots) if str(slot) == "actor train")
+    (sizes,) = [one for one in here.space.forms.parallelisms(train, (0, 1, 2, 3)) if one.pp == 4]
+    assert sizes.stages == (8, 9, 9, 6)
+    equal = here.problem.costs.held_bytes("actor", Layout.on(range(4), pp=4), trained=True)
+    first, middle, _, last = equal
+    assert (first - middle, last - middle) == (18 * rows, 18 * (rows + 4096))

@@ -163,19 +163,30 @@ def auto_plan(planning: Planning) -> Plan:
 
 def misfit(planning: Planning, result: SearchResult) -> str:
     """Why no plan can be used, which part of the memory is too large, and what would help."""
-    devices, limit = planning.cluster.num_devices, planning.cluster.device.memory_bytes
+    devices = planning.cluster.num_devices
+    where = f"{devices} device{'s' * (devices > 1)} of {gib(planning.cluster.device.memory_bytes)}"
     for number, slot in enumerate(planning.graph.slots):
         if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
-            return (
-                f"no plan on {devices} devices of {gib(limit)} has room for {slot.role} ({slot.mode}), however it is "
-                f"cut; {remedies(slot.mode)}"
-            )
+            what = f"{slot.role} ({slot.mode})"
+            return f"no plan on {where} has room for {what}, however it is cut: {_least(planning, number)}"
     if result.nearest is None:
-        return f"no plan on {devices} devices was found"
+        return f"no plan on {where} was found"
     memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
     worst = max(memory, key=lambda rank: rank.peak_bytes)
     what, count = max(worst.terms.items(), key=lambda item: item[1])
     return (
-        f"no plan on {devices} devices of {gib(limit)} was found that fits: what comes nearest needs "
+        f"no plan on {where} was found that fits: what comes nearest needs "
         f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what)}"
     )
+
+
+def _least(planning: Planning, number: int) -> str:
+    """What a slot takes of a device at least, by itself, and what would make its larger part smaller."""
+    slot, space = planning.graph.slots[number], planning.space
+    form = space.forms.smallest(number, max(space.meshes, key=len))
+    held = "weights and optimizer state" if slot.mode == "train" else "weights"
+    beside = "keys, values and packed weights" if slot.mode == "decode" else "activations and logits"
+    larger = held if form.static_bytes >= form.active_bytes else slot.mode
+    taken = f"{gib(form.static_bytes)} of {held} and {gib(form.active_bytes)} of {beside} at least"
+    process = sum(planning.problem.costs.process_terms.values())
+    return f"{taken}, beside {gib(process)} of the process; {remedies(larger)}"
