@@ -81,7 +81,7 @@ class TabularRun:
             self.history.append({})
             for node in self.flow.nodes:
                 if node.kind is CallKind.BECOMES:
-                    following[node.carried] = self.batch[node.inputs["value"]]
+                    following[node.carried] = self.batch[node.next_value]
                 else:
                     self._run(node, tables, step, rate * (1 - step / steps))
             self.carried |= following

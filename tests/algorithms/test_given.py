@@ -78,7 +78,7 @@ def test_calls_of_sft():
     graph = graph_of(sft, SFTOptions(mini_batches=2, epochs=3))
     assert [node.call for node in graph.nodes] == ["examples", "actor.train"]
     train = graph.nodes[-1]
-    assert train.inputs["mask"].name == "trained"
+    assert train.mask.name == "trained"
     assert (train.training.mini_batches, train.training.epochs) == (2, 3)
     assert graph.roles == ("actor",)
 

@@ -96,7 +96,7 @@ def test_truncation_options_are_columns_of_the_rollout():
     graph = trace(grpo, roles=["actor", "reward"], options=options)
     assert [node.call for node in graph.nodes][2:] == ["shaped_rewards", "advantages", "actor.train"]
     assert [str(column) for column in graph.nodes[2].inputs.values()] == ["reward_score[sample]", "tokens_left[sample]"]
-    assert str(graph.nodes[-1].inputs["keep"]) == "finished[sample]"
+    assert str(graph.nodes[-1].keep) == "finished[sample]"
     assert set(graph.nodes[-1].inputs) == {"advantages", "keep"}
 
 

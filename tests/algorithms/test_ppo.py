@@ -198,7 +198,7 @@ def test_the_adaptive_weight_reaches_reward_and_loss():
     assert "kl_coef" not in graph.nodes[-1].inputs
     graph = graph_of(ppo, PPOOptions(target_kl=6.0, kl_in="loss", kl_estimator="k2"))
     assert graph.nodes[-1].inputs["kl_coef"].name == "kl_coef"
-    assert graph.of_kind(CallKind.BECOMES)[0].inputs["value"].name == "next_kl_coef"
+    assert graph.of_kind(CallKind.BECOMES)[0].next_value.name == "next_kl_coef"
 
 
 def test_the_weight_of_a_column_counts_in_the_loss():

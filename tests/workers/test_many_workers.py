@@ -12,7 +12,7 @@ import pytest
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level, Score, TrainOptions
+from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, TrainOptions
 from plait.layout.mesh import Layout
 from plait.schedule.placements import RolePlacement
 from plait.workers.announcer import Announcer
@@ -59,7 +59,7 @@ def sent(rows: Rows, ranks: int, *, trains: bool, tp: int = 1) -> int:
         places={"actor": place}, recipe=SimpleNamespace(seed=0), copies={}, held_copies={}, pair_tokens={"actor": 0.0}
     )
     inputs = {"advantages": ADVANTAGES, "ref_logprobs": LOGPROBS, "mask": MASK}
-    node: Any = SimpleNamespace(id=3, call="actor.train", role="actor", inputs=inputs, training=TrainOptions())
+    node = Node(3, "actor.train", CallKind.TRAIN, Grain.BATCH, "actor", 0, inputs, options=TrainOptions())
     call = TrainCall(LossOver(node, rows), 1) if trains else ScoreCall("actor", Score.LOGPROBS, "actor.logprobs", rows)
     transport = Counted()
     anything: Any = SimpleNamespace(step=1)

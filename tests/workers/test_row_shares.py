@@ -12,7 +12,7 @@ import pytest
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level, Score, TrainOptions
+from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, TrainOptions
 from plait.layout.mesh import Layout
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
@@ -34,6 +34,10 @@ PROMPT_TOKENS = 24
 """At most, of a prompt of these runs."""
 HEADS = 7 * 8
 """Bytes of a row within it beside its tokens and columns."""
+
+
+def train_node(number: int, call: str, inputs: dict[str, Column]) -> Node:
+    return Node(number, call, CallKind.TRAIN, Grain.BATCH, "actor", 0, inputs, options=TrainOptions())
 
 
 def rows_of() -> Rows:
@@ -111,13 +115,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     stubs = score[2].arrays[1]
     assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2) + 2 * HEADS + stubs.nbytes
     assert stubs is score[1].arrays[1]
-    node: Any = SimpleNamespace(
-        id=3,
-        call="actor.train",
-        role="actor",
-        inputs={"advantages": WEIGHTS, "mask": MASK},
-        training=TrainOptions(),
-    )
+    node = train_node(3, "actor.train", {"advantages": WEIGHTS, "mask": MASK})
     train = TrainCall(LossOver(node, rows), 1).messages(parts)
     flow: Any = SimpleNamespace(nodes={3: node})
     for rank, own in ((1, [0, 1]), (2, [2, 3]), (3, [2, 3])):
@@ -138,7 +136,7 @@ def test_to_evaluate_is_another_call_than_to_train() -> None:
     rows, layout = rows_of(), Layout.on((0, 1), dp=2)
     place = RolePlacement("actor", train=layout)
     parts: Any = SimpleNamespace(places={"actor": place}, recipe=SimpleNamespace(seed=0), pair_tokens={"actor": 0.0})
-    node: Any = SimpleNamespace(id=0, call="actor.train#2", role="actor", inputs={}, training=TrainOptions())
+    node = train_node(0, "actor.train#2", {})
     flow: Any = SimpleNamespace(nodes=[node])
     over = LossOver(node, rows, 0.5)
     evaluates, trains = (command_of(call.messages(parts)[1], flow) for call in (EvaluateCall(over), TrainCall(over, 7)))

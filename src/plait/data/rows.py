@@ -185,8 +185,7 @@ def trained_rows(node: Node, tables: Mapping[int, Rows]) -> Rows:
     for column in node.inputs.values():
         if column.level is not Level.BATCH and column.rows != node.rows:
             rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
-    keep = node.inputs.get("keep")
-    return rows if keep is None else rows.select(np.flatnonzero(rows.columns[keep]).tolist())
+    return rows if node.keep is None else rows.select(np.flatnonzero(rows.columns[node.keep]).tolist())
 
 
 def _plain(value: FloatArray) -> Any:

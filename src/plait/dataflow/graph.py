@@ -18,6 +18,9 @@ from plait.dataflow.options import (
     TrainOptions,
 )
 
+KEEP, MASK, VALUE = "keep", "mask", "value"
+"""Inputs that a node asks for by `Node.keep`, `Node.mask` and `Node.next_value`, not by these names."""
+
 
 class Grain(StrEnum):
     """How much of the batch a node needs before a part of its work can start."""
@@ -81,7 +84,7 @@ class Node:
     """Id of the GENERATE or READ node whose samples this call reads; its own id for such a node, and for one that reads
     no samples."""
     inputs: Mapping[str, Column] = field(default_factory=dict)
-    """Argument name → column."""
+    """Argument name → column: all that it reads, in the order in which the flow gives them."""
     outputs: tuple[Column, ...] = ()
     fn: Callable[..., Any] | None = None
     """The loss of a TRAIN node, the function of a COMPUTE node."""
@@ -128,6 +131,32 @@ class Node:
         """Id of the CARRIED node whose next value a BECOMES node makes."""
         assert isinstance(self.options, BecomesOptions), f"{self.call} is no BECOMES node"
         return self.options.carried
+
+    @property
+    def keep(self) -> Column | None:
+        """A TRAIN node's: samples for which it is 0 take no part. None: all do."""
+        return self._of_training(KEEP)
+
+    @property
+    def mask(self) -> Column | None:
+        """A TRAIN node's: response tokens for which it is 0 take no part. None: all do."""
+        return self._of_training(MASK)
+
+    @property
+    def loss_columns(self) -> Mapping[str, Column]:
+        """What the loss of a TRAIN node is given, by the names of its parameters."""
+        assert self.kind is CallKind.TRAIN, f"{self.call} is no TRAIN node"
+        return {name: column for name, column in self.inputs.items() if name not in (KEEP, MASK)}
+
+    @property
+    def next_value(self) -> Column:
+        """What a BECOMES node makes of a carried value."""
+        assert self.kind is CallKind.BECOMES, f"{self.call} is no BECOMES node"
+        return self.inputs[VALUE]
+
+    def _of_training(self, name: str) -> Column | None:
+        assert self.kind is CallKind.TRAIN, f"{self.call} is no TRAIN node"
+        return self.inputs.get(name)
 
     @property
     def asks(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from plait.dataflow.graph import CallKind, Column, Grain, Level
+from plait.dataflow.graph import VALUE, CallKind, Column, Grain, Level
 from plait.dataflow.options import BecomesOptions
 from plait.dataflow.tracer import Tracer
 from plait.errors import FlowError
@@ -65,7 +65,7 @@ class Carried(ColumnHandle):
             call,
             CallKind.BECOMES,
             Grain.BATCH,
-            inputs={"value": column},
+            inputs={VALUE: column},
             options=BecomesOptions(self.column.producer),
         )
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from plait.dataflow.graph import CallKind, Column, Grain, Level
+from plait.dataflow.graph import KEEP, MASK, CallKind, Column, Grain, Level
 from plait.dataflow.handles import ColumnHandle, Generated, Prompts, Samples, column_of, describe, nearest, rows_of
 from plait.dataflow.options import GenerateOptions, Resample, Score, ScoreOptions, TrainOptions
 from plait.dataflow.tracer import Tracer
@@ -124,7 +124,7 @@ class Role:
             name: column_of(handle, rows, f"{call}({name}=…)") for name, handle in columns.items() if handle is not None
         }
         _check_loss(loss, given, call)
-        for name, handle, level in (("keep", keep, Level.SAMPLE), ("mask", mask, Level.TOKEN)):
+        for name, handle, level in ((KEEP, keep, Level.SAMPLE), (MASK, mask, Level.TOKEN)):
             if handle is not None:
                 given[name] = column_of(handle, rows, f"{call}({name}=…)")
                 if given[name].level is not level:

@@ -51,8 +51,8 @@ class LossCall:
         assert node.fn is not None, f"{node.call} has no loss"
         return cls(
             loss=node.fn,
-            columns={name: column for name, column in node.inputs.items() if name not in ("keep", "mask")},
-            mask=node.inputs.get("mask"),
+            columns=node.loss_columns,
+            mask=node.mask,
             whole_groups=node.training.whole_groups,
             batch_values=batch_values,
             temperature=temperature,

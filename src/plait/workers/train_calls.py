@@ -67,7 +67,7 @@ class LossOver:
         of_rows, of_batch = _columns(self.node)
         values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
         said = {"node": self.node.id, "temperature": self.temperature, "values": len(values), **header}
-        mask = self.node.inputs.get("mask")
+        mask = self.node.mask
         mask_of(self.rows, mask, self.role)
         rows = self.rows.ordered()
 
@@ -84,7 +84,7 @@ class LossOver:
         node = flow.nodes[h["node"]]
         of_rows, of_batch = _columns(node)
         values = dict(zip(of_batch, message.arrays[: h["values"]], strict=True))
-        rows = unpack_share(message.arrays[h["values"] :], of_rows, node.inputs.get("mask"))
+        rows = unpack_share(message.arrays[h["values"] :], of_rows, node.mask)
         return cls(node, rows, h["temperature"], values)
 
 
@@ -272,7 +272,8 @@ class TrainTogetherCall:
 
 def _columns(node: Node) -> tuple[list[Column], list[Column]]:
     """What a TRAIN node reads of its rows, and of the batch."""
-    columns: Iterable[Column] = dict.fromkeys(column for name, column in node.inputs.items() if name != "keep")
+    mask = () if node.mask is None else (node.mask,)
+    columns: Iterable[Column] = dict.fromkeys((*node.loss_columns.values(), *mask))
     by_level: Sequence[list[Column]] = ([], [])
     for column in columns:
         by_level[column.level is Level.BATCH].append(column)

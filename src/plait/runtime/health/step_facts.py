@@ -90,10 +90,10 @@ class StepFacts:
             rows = state.tables.get(node.rows)
             if rows is None or state.step < node.training.after:
                 continue
-            advantages = node.inputs.get("advantages")
+            advantages = node.loss_columns.get("advantages")
             if advantages is not None and advantages in rows.columns:
                 facts["zero_advantages"] = float(np.mean(rows.columns[advantages] == 0))
-            mask = node.inputs.get("mask")
+            mask = node.mask
             if mask is not None and mask in rows.columns:
                 facts |= mask_edges(rows, rows.columns[mask], self._ends)
         return facts

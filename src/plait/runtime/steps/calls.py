@@ -38,7 +38,7 @@ class Calls:
         self._roles, self._models, self._rewards = roles, models_of(roles), rewards_of(roles)
         self._recorder = recorder
         self._progress = progress
-        self._of_next_step = {node.inputs["value"] for node in flow.of_kind(CallKind.BECOMES)}
+        self._of_next_step = {node.next_value for node in flow.of_kind(CallKind.BECOMES)}
         self.rewarding = RewardCalls(flow, roles, recorder, progress)
         self.rollout = Rollout(flow, self.rewarding, recipe, progress)
         self._recipe = recipe
@@ -215,7 +215,7 @@ class Calls:
     def _rows_of(self, node: Node, state: StepState) -> Rows:
         """What a TRAIN call trains on, with the columns that its loss reads."""
         rows = trained_rows(node, state.tables)
-        if "keep" in node.inputs:
+        if node.keep is not None:
             state.metrics[f"{node.role}/samples_left_out"] = len(state.tables[node.rows]) - len(rows)
         return rows
 
@@ -267,7 +267,7 @@ class Calls:
 
     def _keep(self, node: Node, state: StepState) -> None:
         name = self._flow.nodes[node.carried].call
-        value = state.batch[node.inputs["value"]]
+        value = state.batch[node.next_value]
         now = state.batch[self._flow.nodes[node.carried].outputs[0]]
         if value.shape != now.shape:
             raise RunError(f"carried({name!r}) has shape {now.shape} and cannot become one of shape {value.shape}")
