@@ -131,7 +131,7 @@ def is_higher(above_P: Tensor, below_P: Tensor, sizes_P: Tensor) -> Tensor:
 
 
 def minus_log_sigmoid(logits: Tensor) -> Tensor:
-    """−log σ(x) = log(1 + exp(−x)), without overflow; elementwise."""
+    """−log σ(x) = log(1 + exp(−x)), without overflow: elementwise, of any shape and float dtype."""
     return logits.new_zeros(logits.shape).logaddexp(-logits)
 
 

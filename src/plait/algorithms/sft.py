@@ -32,7 +32,7 @@ def sft(examples: Given, actor: Role, options: SFTOptions) -> None:
 
 
 def supervised(batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN_MEAN) -> Tensor:
-    """The cross entropy; logs besides how many of the trained tokens are the model's own choice."""
+    """The cross entropy, a scalar; logs besides how many of the trained tokens are the model's own choice."""
     batch.log("actor/mean_token_accuracy", batch.likeliest)
     return cross_entropy(batch, aggregation=aggregation)
 
@@ -40,6 +40,6 @@ def supervised(batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN
 def cross_entropy(
     batch: LossBatch, *, aggregation: Aggregation = Aggregation.TOKEN_MEAN, coef: float = 1.0, name: str = "actor/nll"
 ) -> Tensor:
-    """coef · aggregate of −log π over the trained tokens; their mean, in nats, is the metric `name`."""
+    """coef · aggregate of −log π over the trained tokens, a scalar; their mean, in nats, is the metric `name`."""
     batch.log(name, -batch.logprobs)
     return coef * batch.aggregate(-batch.logprobs, aggregation)

@@ -67,7 +67,8 @@ class Checkpoint:
     state: dict[str, Any]
 
     def tensors(self, device: str = "cpu") -> dict[str, Tensor]:
-        """Read the tensors. On the CPU they map the file privately: copy what is to outlive the checkpoint.
+        """Read the tensors, each in the shape and dtype that `save` was given. On the CPU they map the file privately:
+        copy what is to outlive the checkpoint.
 
         Raises:
             RunError: the file cannot be read as safetensors.

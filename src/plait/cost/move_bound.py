@@ -63,7 +63,8 @@ class BoundedMoves:
 
 
 def lacking(layers: int, source: Layout, target: Layout, per_node: int) -> tuple[np.ndarray, np.ndarray]:
-    """(of each device, of each node) the share of a model of equal layers that it needs and does not hold."""
+    """(of each device, of each node) the share of a model of equal layers that it needs and does not hold; [devices]
+    and [nodes], float64."""
     nodes = 1 + max(*source.mesh.ranks, *target.mesh.ranks) // per_node
     cuts = sorted({*stage_bounds(layers, source.parallelism), *stage_bounds(layers, target.parallelism)})
     ways = int(np.lcm(source.parallelism.tp, target.parallelism.tp))

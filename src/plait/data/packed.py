@@ -58,7 +58,7 @@ class PackedBatch:
 
     @cached_property
     def predict_R(self) -> Tensor:
-        """For each response token the place in the row whose hidden state predicts it.
+        """For each response token the place in the row whose hidden state predicts it; [R] int64.
 
         The first token of every response of a group is predicted by the last prompt token, which they share.
         """
@@ -73,7 +73,7 @@ class PackedBatch:
 
     @cached_property
     def targets_R(self) -> Tensor:
-        """The response tokens themselves."""
+        """The response tokens themselves, [R] int64."""
         spans = [self.token_ids_T[span.start : span.stop] for group in self.groups for span in group.responses]
         return torch.cat(spans) if spans else self.token_ids_T[:0]
 

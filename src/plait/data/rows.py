@@ -84,7 +84,7 @@ class Rows:
         return Rows(self.samples, {**self.columns, column: np.asarray(values, dtype=np.float64)})
 
     def token_places(self, positions: Sequence[int]) -> NDArray[np.int64]:
-        """Places in a TOKEN column of the tokens of these samples, sample after sample."""
+        """Places in a TOKEN column of the tokens of these samples, sample after sample: [their tokens]."""
         parts = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in positions]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 

@@ -208,7 +208,11 @@ def read_rows(
 
 
 def read_jsonl(path: Path, prompt_column: str = "prompt", *, key: str = "data.source") -> list[Row]:
-    """`read_rows` of prompts in a JSONL file."""
+    """`read_rows` of prompts in a JSONL file.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
     return read_rows(str(path), RowKind.PROMPTS, prompt_column, key=key)
 
 

@@ -29,7 +29,12 @@ GIVEN = ("examples", "pairs")
 def per_sample(
     fn: Callable[..., Any], *columns: ColumnHandle, name: str, level: Level = Level.SAMPLE, **constants: Any
 ) -> ColumnHandle:
-    """Apply `fn` to each sample: a float per SAMPLE column, a float64 array [tokens] per TOKEN column."""
+    """Apply `fn` to each sample: a float per SAMPLE column, a float64 array [tokens] per TOKEN column.
+
+    Raises:
+        FlowError: `name` is no name, `fn` cannot be called with what is given, or the columns are none that it could
+            read together.
+    """
     return _compute(fn, columns, name, level, Grain.SAMPLE, constants)
 
 
@@ -39,6 +44,9 @@ def per_group(
     """Apply `fn` to all samples of one prompt: an array [samples] per SAMPLE column, a list of arrays per TOKEN column.
 
     Samples are in sample-index order; samples without a reward have been dropped.
+
+    Raises:
+        FlowError: as `per_sample`.
     """
     return _compute(fn, columns, name, level, Grain.GROUP, constants)
 
@@ -50,6 +58,9 @@ def per_batch(
 
     With `level=Level.BATCH` it returns one number, or an array of a fixed shape, for the whole batch; a number is
     recorded as the metric `name`. Functions over columns get such a value as a float or an array.
+
+    Raises:
+        FlowError: as `per_sample`.
     """
     return _compute(fn, columns, name, level, Grain.BATCH, constants)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def uploaded(values: Sequence[object], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A tensor of these numbers, or rows of numbers, on the device; without a wait."""
+    """A tensor of these numbers [N], or rows of numbers [N, M], on the device; without a wait."""
     if torch.device(device).type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return torch.tensor(values, dtype=dtype, pin_memory=torch.cuda.is_available()).to(device, non_blocking=True)

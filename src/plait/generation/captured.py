@@ -60,7 +60,8 @@ one, is never replayed at the same time: it may compute in the same memory, but 
 
 
 def by_cuda(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Graph, Tensor]:
-    """Capture on the current CUDA device. It is computed once before, so that kernels are compiled and memory is there.
+    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. All is
+    computed once before, so that kernels are compiled and memory is there.
 
     Raises:
         RuntimeError: the computation asks the device for a number, or does something else that no graph can.

@@ -161,7 +161,7 @@ class CompiledForward:
         return table
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """See Backend.compute."""
+        """See `Backend.compute`: [R, V]."""
         hidden_RH = self.hidden(batch, pool)
         return self.logits(hidden_RH) if len(hidden_RH) else None
 

@@ -79,18 +79,24 @@ class Watch:
         self.calls: dict[int, Call] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """See AttentionContext.attend."""
+        """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         plain = form.softcap is None and form.sinks is None and key.shape[2] == value.shape[2]
         self.calls[layer] = Call((query.shape[0], key.shape[0], key.shape[2]), float(form.scale), form.window, plain)
         return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 
 
 def require(holds: bool, otherwise: str) -> None:
+    """Raises `Refused`, which says `otherwise`, unless it holds."""
     if not holds:
         raise Refused(otherwise)
 
 
 def decoder_layers(module: Any) -> list[Any]:
+    """Layers of a decoder of the classic shape.
+
+    Raises:
+        Refused: it has another shape.
+    """
     layers = getattr(module, "layers", None)
     are_layers = isinstance(layers, nn.ModuleList) and len(layers) > 0
     require(are_layers and hasattr(module, "norm") and hasattr(module, "embed_tokens"), "it is not a list of layers")
@@ -102,6 +108,9 @@ def parts_of(layer: Any, adapter: str | None) -> Layer:
 
     Args:
         adapter: the one that is on; others that the layer carries add nothing.
+
+    Raises:
+        Refused: it has another shape, or more weights than its parts.
     """
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
@@ -143,7 +152,11 @@ def _all(module: Any, *names: str) -> tuple[Any, ...]:
 
 
 def norm_kind(norm: Any) -> tuple[float, int]:
-    """Its epsilon, and ROUNDED or OFFSET, which its output on random numbers shows."""
+    """Its epsilon, and ROUNDED or OFFSET, which its output on random numbers shows.
+
+    Raises:
+        Refused: it is neither.
+    """
     names = [name for name in ("variance_epsilon", "eps") if isinstance(getattr(norm, name, None), float)]
     weight = getattr(norm, "weight", None)
     require(bool(names) and weight is not None and len(list(norm.parameters())) == 1, "its norms are of another kind")
@@ -159,6 +172,11 @@ def norm_kind(norm: Any) -> tuple[float, int]:
 
 
 def activation(mlp: Any) -> int:
+    """SILU or GELU_TANH, which its output on some numbers shows.
+
+    Raises:
+        Refused: it is neither, or has no known name.
+    """
     function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     require(function is not None, "its MLP has no activation by a known name")
     x = torch.linspace(-6, 6, 49)

@@ -122,7 +122,7 @@ class ExactContext:
             self._seen.append((places_K // size, places_K % size))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """See AttentionContext.attend."""
+        """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         count = len(self._rows)
         self._pool.write(layer, self._places, key[:, :count], value[:, :count])
         kv = self._pool.layers[layer]

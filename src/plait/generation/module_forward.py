@@ -64,17 +64,17 @@ class ModuleForward:
         self._packed.pack()
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """See Backend.compute."""
+        """See `Backend.compute`: [R, V]."""
         if self.captured is not None and (logits_RV := self.captured.logits(batch, pool)) is not None:
             return logits_RV
         return self.plainly(batch, pool)
 
     def plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """As `compute`, each operation by itself."""
+        """As `compute`, each operation by itself: [R, V]."""
         return self._logits(batch, self._context(batch, pool))
 
     def fused(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """As `compute`, by layers that torch has compiled.
+        """As `compute`, by layers that torch has compiled: [R, V].
 
         Raises:
             RuntimeError: it cannot compile them.

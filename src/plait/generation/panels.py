@@ -39,7 +39,7 @@ class Panels:
         return 0 if self._memory is None else self._memory.nbytes
 
     def of(self, wanted: Sequence[Rows], state: int | None = None) -> list[Tensor]:
-        """Each of these laid out, uint32.
+        """Each of these laid out, uint32, in the shape that `panels_of` says.
 
         Args:
             wanted: of the same shapes in every call.
@@ -90,7 +90,8 @@ def padded(width: int, dtype: torch.dtype) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that start at a multiple of ALIGNMENT, a large one on huge pages where the system has them."""
+    """Zeros of this shape that start at a multiple of ALIGNMENT, a large one on huge pages where the system has
+    them."""
     item = torch.empty(0, dtype=dtype).element_size()
     count = int(np.prod(shape))
     if count * item >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):

@@ -178,7 +178,7 @@ class RaggedContext:
         )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """See AttentionContext.attend."""
+        """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         num_heads = key.shape[0]
         blocks = self.pool.layer(layer, key, value)
         if num_heads not in self._rows:

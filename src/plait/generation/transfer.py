@@ -164,7 +164,10 @@ def read(
     Args:
         table: blocks of the sample.
         tokens: (start, stop).
-        out: where the copy goes; by default to new memory.
+        out: where the copy goes, flat, in the dtype of the pool; by default to new memory.
+
+    Returns:
+        [elements of the layout], layer after layer.
     """
     start, stop = tokens
     like = next(iter(pool.layers.values())).key if pool.layers else torch.zeros(0)

@@ -54,12 +54,12 @@ _ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether the kernels compute with these: all bfloat16 on this CPU."""
+    """Whether the kernels compute with these, of any shapes: all bfloat16 on this CPU."""
     return AVAILABLE and all(t.dtype == torch.bfloat16 and t.device.type == "cpu" for t in tensors)
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A view of a contiguous tensor."""
+    """A view of a contiguous tensor, in its shape: bfloat16 as uint16, other dtypes as they are."""
     assert tensor.is_contiguous(), "kernels read rows that lie one after another"
     tensor = tensor.detach()
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
@@ -117,7 +117,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_(gate: Tensor, up: Tensor) -> Tensor:
-    """`gated`, of tensors alike, written over the gate."""
+    """`gated`, of tensors of one shape and dtype, written over the gate, which is returned."""
     arrays = [array_of(t.view(-1)) for t in (gate, up)]
     _share_out(lambda start, stop: _gated_in_place(*(a[start:stop] for a in arrays)), gate.numel(), gate.numel())
     return gate

@@ -82,19 +82,19 @@ def signed(bits: int) -> int:
 
 
 def draw_keys(sample_keys: Tensor, positions: Tensor) -> Tensor:
-    """`draw_key_of`, elementwise over int64 of one shape."""
+    """`draw_key_of`, elementwise: int64 of one shape, to that shape."""
     return _mix(sample_keys + (positions + 1) * signed(GOLDEN))
 
 
 def uniform(keys: Tensor, token_ids: Tensor | int) -> Tensor:
-    """`uniform_of`, elementwise and broadcast; float64."""
+    """`uniform_of`, elementwise: int64 of shapes that broadcast, to float64 of their common shape."""
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=keys.device)
     bits = _mix(keys + _mix(ids + signed(GOLDEN)))
     return _shift(bits, 64 - UNIFORM_BITS).double().add_(0.5).mul_(2.0**-UNIFORM_BITS)
 
 
 def gumbel(keys: Tensor, token_ids: Tensor | int) -> Tensor:
-    """`gumbel_of`, elementwise and broadcast; float64."""
+    """`gumbel_of`, elementwise: int64 of shapes that broadcast, to float64 of their common shape."""
     return uniform(keys, token_ids).log_().neg_().log_().neg_()
 
 

@@ -51,7 +51,7 @@ def by_matrix_unit(dtype: torch.dtype) -> bool:
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A view: float32 as it is, bfloat16 as uint16."""
+    """A view of a tensor of any shape on the CPU: float32 as it is, bfloat16 as uint16."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 

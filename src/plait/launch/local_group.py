@@ -49,14 +49,23 @@ class LocalGroup:
         return sum(rank.channel.bytes_received for rank in self._ranks)
 
     def construct(self, starts: list[Start], deadline_s: float) -> None:
-        """Construct the workers; once, before all else. Raises WorkerError."""
+        """Construct the workers; once, before all else.
+
+        Raises:
+            WorkerError: as `Handle.result`.
+        """
         with self._monitor.changed:
             handle = LocalHandle(self, tuple(range(self.num_ranks)), "start", several=True)
             self._enqueue(handle, next(self._numbers), starts)
         handle.result(deadline_s)
 
     def submit(self, ranks: int | Sequence[int], method: str, *args: Any, **kwargs: Any) -> LocalHandle:
-        """See `Group.submit`."""
+        """See `Group.submit`.
+
+        Raises:
+            WorkerError: a rank of the group has died or frozen.
+            ValueError: the arguments are too large.
+        """
         assert not method.startswith("_"), f"`{method}` is private to the worker"
         several = not isinstance(ranks, int)
         chosen = tuple(ranks) if not isinstance(ranks, int) else (ranks,)
@@ -98,7 +107,11 @@ class LocalGroup:
     # -- waiting
 
     def wait(self, handles: Sequence[Handle], deadline_s: float) -> list[Handle]:
-        """See `Group.wait`."""
+        """See `Group.wait`.
+
+        Raises:
+            WorkerError: as `Handle.result`.
+        """
         assert handles, "nothing to wait for"
         assert all(isinstance(handle, LocalHandle) for handle in handles), "handles of another launcher"
         end = _end(deadline_s)
@@ -108,7 +121,11 @@ class LocalGroup:
             return finished
 
     def wait_for(self, handle: LocalHandle, deadline_s: float) -> None:
-        """Until each rank has answered. Raises WorkerError as `Handle.result`."""
+        """Until each rank has answered.
+
+        Raises:
+            WorkerError: as `Handle.result`.
+        """
         end = _end(deadline_s)
         with self._monitor.changed:
             while True:
@@ -237,7 +254,11 @@ class LocalHandle:
         return next(rank for rank, reply in zip(self.ranks, self.replies, strict=True) if reply is None)
 
     def result(self, deadline_s: float) -> Any:
-        """See `Handle.result`."""
+        """See `Handle.result`.
+
+        Raises:
+            WorkerError: a rank died, froze or was too late, or what was called there raised.
+        """
         self._group.wait_for(self, deadline_s)
         if self._values is None:
             values = [reply.value for reply in self.replies if reply is not None]

@@ -17,6 +17,8 @@ STORE_TIMEOUT_S = 300.0
 class ControllersStore(TorchStore):
     """See `torch.distributed.Store`, whose C++ callers call these methods by name.
 
+    Every question raises DistStoreError where the controller has not answered within the timeout.
+
     Args:
         ask: sends a question to the controller and waits for its answer; raises TimeoutError after so many seconds.
     """
@@ -42,12 +44,15 @@ class ControllersStore(TorchStore):
         return True
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Overwrite the value of a key."""
         self._answer(Set(((key, _bytes(value)),)))
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        """`set` of several keys, all at once."""
         self._answer(Set(tuple((key, _bytes(value)) for key, value in zip(keys, values, strict=True))))
 
     def append(self, key: str, value: str | bytes) -> None:
+        """Write a value behind that of the key, or as its first."""
         self._answer(Append(key, _bytes(value)))
 
     def get(self, key: str) -> bytes:
@@ -63,6 +68,7 @@ class ControllersStore(TorchStore):
         self._answer(Get(tuple(keys)), timeout)
 
     def check(self, keys: list[str]) -> bool:
+        """Whether all are there, without a wait."""
         return self._answer(Check(tuple(keys)))[0] == b"1"
 
     def add(self, key: str, value: int) -> int:

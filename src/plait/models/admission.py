@@ -59,11 +59,17 @@ class CheckedModel(Protocol):
     module: Any
     weights: Tensor
 
-    def hidden(self, token_ids_T: Tensor, position_ids_T: Tensor, context: Any) -> Tensor: ...
+    def hidden(self, token_ids_T: Tensor, position_ids_T: Tensor, context: Any) -> Tensor:
+        """[T, H] of int64 ids and positions, by our attention."""
+        ...
 
-    def logits(self, hidden_NH: Tensor) -> Tensor: ...
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """[N, V]."""
+        ...
 
-    def eager_logits(self, token_ids_1T: Tensor) -> Tensor: ...
+    def eager_logits(self, token_ids_1T: Tensor) -> Tensor:
+        """[1, T, V] of one row of int64 ids, by the attention of Transformers."""
+        ...
 
 
 def check_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class LanguageModel(BackboneModel):
         return chunked_logprobs(self.head, hidden_RH, targets_R, temperature, chunk_rows, likeliest_R=likeliest_R)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
-        """See `BackboneModel.read_places`."""
+        """See `BackboneModel.read_places`: [R]."""
         return batch.predict_R
 
     def export(self, dtype: torch.dtype) -> Export:

@@ -106,7 +106,7 @@ class ScalarModel(BackboneModel):
         return outputs[: len(batch.predict_R)], outputs[len(batch.predict_R) :]
 
     def read_places(self, batch: PackedBatch) -> Tensor:
-        """See `BackboneModel.read_places`."""
+        """See `BackboneModel.read_places`: [R + samples]."""
         return torch.cat([batch.predict_R, self._last_N(batch)])
 
     def _over(self, module: Any, weights: Tensor) -> ScalarModel:

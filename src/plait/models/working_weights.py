@@ -70,7 +70,8 @@ def adapted_layers(module: nn.Module) -> dict[str, Any]:
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by the names that they have without adapters; no adapters."""
+    """Parameters and persistent buffers, each in its shape, by the names that they have without adapters; no
+    adapters."""
     return _plain(module, module.state_dict(keep_vars=True))
 
 

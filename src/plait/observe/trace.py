@@ -91,7 +91,11 @@ class TraceWriter:
             self._write(b"[\n")
 
     def append(self, events: Iterable[TraceEvent | TraceCounter]) -> None:
-        """Hand the events to the operating system, all of them or, if it refuses, none."""
+        """Hand the events to the operating system, all of them or, if it refuses, none.
+
+        Raises:
+            RunError: it refuses: the disk is full, say.
+        """
         self._write("".join(f"{_encoded(row)},\n" for event in events for row in self._rows.of(event)).encode())
 
     @property

@@ -70,7 +70,7 @@ def execute(
     files: Mapping[int, StoreFile] | None = None,
     name: str = "move",
 ) -> MoveReport:
-    """Do the part of a rank in one go; see `moving`."""
+    """Do the part of a rank in one go; see `moving`, which says what `buffers` are: flat, by their names."""
     return to_the_end(moving(plan, rank, buffers, channel, files=files, name=name))
 
 

@@ -88,7 +88,7 @@ class HostMemory:
         return sum(copy.numel() * copy.itemsize for copy in self._copies.values())
 
     def now(self, buffer: Tensor) -> Tensor | None:
-        """The values of one of the buffers, wherever they are; None where they are nowhere."""
+        """The values of one of the buffers, in its shape and dtype, wherever they are; None where they are nowhere."""
         key = next((key for key, kept in self._buffers.items() if kept is buffer), None)
         if key is None or key not in self._away:
             return buffer

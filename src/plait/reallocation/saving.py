@@ -56,6 +56,7 @@ def saving(
 
     Args:
         held: such as `weights`, or `zero_shards` of masters or moments, under the layout that they have now.
+        buffers: by name, flat [elements that this rank holds of it], in the dtype that `held` says.
 
     Raises:
         RunError: a file could not be written.
@@ -81,7 +82,8 @@ def loading(
     """Load under any layout, an action per `next()`. Each node reads what it needs once; its ranks spread it.
 
     Args:
-        target: what the ranks need, in any dtype; `buffers` are written in place.
+        target: what the ranks need, in any dtype.
+        buffers: by name, flat [elements that this rank needs of it], in the dtype of `target`; written in place.
         cluster: the devices there are now, not those that saved.
 
     Raises:

@@ -36,7 +36,11 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
 
 def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A copy of the tree with `(dotted key, value)` set; the later wins, and either of `steps` and `epochs` over the
-    other."""
+    other.
+
+    Raises:
+        ConfigError: a key leads through a value that is no section.
+    """
     changed = with_sections(without_other_length(copy.deepcopy(dict(tree)), dict(overrides)))
     for key, value in overrides:
         _set(changed, key.split("."), value, key)
@@ -61,7 +65,11 @@ def without_other_length(tree: dict[str, Any], over: Mapping[str, Any]) -> dict[
 
 
 def recipe_of(tree: Mapping[str, Any]) -> Recipe:
-    """Raises ConfigError where a key is unknown or missing, or a value does not fit."""
+    """The recipe that a tree of keys says.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value does not fit.
+    """
     try:
         return Recipe.model_validate(_checked(tree, Recipe, ""))
     except ValidationError as error:

@@ -66,13 +66,17 @@ class RewardPool:
         functions: see `functions.reward_functions`.
         timeout_s: wall-clock limit of a call.
         workers: number of processes.
-        on_error: STOP raises RunError out of `poll` or `wait`; DROP leaves the sample without a reward (NaN), counted.
+        on_error: STOP raises RunError; DROP leaves the sample without a reward (NaN), counted.
         seed: of random numbers that functions draw from `random` and `numpy.random`.
         output: file to which the functions' own prints are appended; by default they go to stderr.
         memory_gb: most data of a worker, on Linux (`worker.bound_memory`); None: no limit.
 
+    Whatever looks after the workers (`start`, `submit`, `look`, `poll`, `wait`) raises ConfigError where a function
+    cannot be loaded, and under STOP RunError where one has failed or a child that it forked came back.
+
     Raises:
         ConfigError: `memory_gb` is given, and this is no Linux.
+        RunError: it is made in a reward worker.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class RewardPool:
         """Wait until the functions are loaded, and check that the data have every column that they need.
 
         Raises:
-            ConfigError: a function cannot be loaded, or not in time, or needs a column that is not among `columns`.
+            ConfigError: a function needs a column that is not among `columns`.
         """
         while self._signatures is None:
             self._pump(_TICK_S)
@@ -171,17 +175,12 @@ class RewardPool:
         return len(self._groups) + len(self._finished)
 
     def look(self) -> None:
-        """Take in what workers have said, for a later `poll`, which raises alike; and give them further work."""
+        """Take in what workers have said, for a later `poll`; and give them further work."""
         if self._groups:
             self._pump(0.0)
 
     def poll(self) -> list[GroupScores]:
-        """Scores of the groups that have become done, without waiting.
-
-        Raises:
-            RunError: a function failed on a sample, or a child that it forked came back from it, and the policy is
-                STOP. ConfigError: a function cannot be loaded.
-        """
+        """Scores of the groups that have become done, without waiting."""
         assert self._workers, "the pool is closed"
         self._pump(0.0)
         finished, self._finished = self._finished, []
@@ -200,7 +199,7 @@ class RewardPool:
             deadline_s: seconds to wait at most; by default what the time limits of all calls allow.
 
         Raises:
-            RunError: as in `poll`, or the deadline has passed.
+            RunError: the deadline has passed.
         """
         limit = self._longest_s() if deadline_s is None else deadline_s
         end = time.monotonic() + limit

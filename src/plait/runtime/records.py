@@ -84,7 +84,11 @@ class Records:
         write_rows(self._directory.files.evaluation_samples(step), evaluation.rows())
 
     def evaluation(self, step: int) -> Evaluation | None:
-        """The evaluation of the weights after `step`, as it was written; None if it or its items are gone."""
+        """The evaluation of the weights after `step`, as it was written; None if it or its items are gone.
+
+        Raises:
+            DataError: its file is damaged.
+        """
         log = self._directory.files.evaluations
         row = next((row for row in read_steps(log) if row["step"] == step), None)
         path = self._directory.files.evaluation_samples(step)

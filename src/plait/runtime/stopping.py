@@ -19,6 +19,9 @@ def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Cal
     Args:
         good: which steps are saved, in words.
         rescue: as `good`, after the last whole step is saved if that is still to do.
+
+    Raises:
+        RunError: one that passes through, with what is good behind its message.
     """
     try:
         yield

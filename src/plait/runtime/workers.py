@@ -34,7 +34,8 @@ class LeaderWeights(Protocol):
     """What the leader has of the roles' weights."""
 
     def now(self, role: str, weights: Tensor) -> Tensor | None:
-        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
+        """The values of weights [elements, flat] that the leader has of a role, wherever they are; None: not as they
+        are by now."""
         ...
 
     def holding(self) -> AbstractContextManager[bool]:

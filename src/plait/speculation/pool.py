@@ -65,7 +65,7 @@ class Texts:
 
     @property
     def index(self) -> tuple[NDArray, ...]:
-        """As the look-up takes them."""
+        """As the look-up takes them: four of [N], then [2, N] and [2, H]."""
         return self.tokens_N, self.before_N, self.probs_N, self.owners_N, self.chains_2N, self.heads_2H
 
     def grow(self, used: int) -> None:

@@ -80,6 +80,7 @@ class WholeGradients:
         self.flat.zero_()
 
     def take(self, entry: int, gradient: Tensor) -> None:
+        """See `Gradients.take`: of the entry's shape."""
         _, start, stop = self._trained.layout.entries[entry]
         add_widened(self.flat[start:stop].view(gradient.shape), gradient)
 
@@ -109,6 +110,7 @@ class ShardedGradients:
         self.flat.zero_()
 
     def take(self, entry: int, gradient: Tensor) -> None:
+        """See `Gradients.take`: of the entry's shape."""
         assert entry not in self._waiting, "a backward completes the gradient of a parameter once"
         self._waiting[entry] = gradient
         while self._next < len(self._runs) and all(at in self._waiting for at in self._runs[self._next]):
@@ -168,7 +170,7 @@ def _runs(sizes: Sequence[int]) -> tuple[range, ...]:
 
 
 def add_widened(flat: Tensor, gradient: Tensor) -> None:
-    """flat += gradient, in the dtype of `flat`."""
+    """flat += gradient, of one shape, in the dtype of `flat`."""
     if flat.dtype == gradient.dtype or flat.device.type != "cpu":
         flat.add_(gradient)
         return

@@ -236,7 +236,10 @@ def _check(values: Any, shape: torch.Size, expected: str) -> None:
 def loss_share(
     loss: Callable[..., Tensor], batch: MicroBatchLoss, columns: Mapping[str, Tensor], *, needs_gradient: bool = True
 ) -> Tensor:
-    """Call the loss and check what it returns.
+    """Call the loss and check what it returns, a scalar.
+
+    Args:
+        columns: TOKEN and SAMPLE columns [R], BATCH columns in the shape of their value; all in the loss's dtype.
 
     Raises:
         RunError: it raises; or what it returns is not a scalar tensor of real numbers that (where a gradient is needed)

@@ -203,8 +203,8 @@ class MasterOptimizer:
         self.averaged.lerp_(self.masters, share)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, of this rank's share. The flat tensors are the live buffers, not
-        copies: write them out before the next step."""
+        """Everything that the next step depends on, of this rank's share: `buffers`, and counts, each an int64 scalar.
+        The flat tensors are the live ones, not copies: write them out before the next step."""
         counts = {
             "attempted_steps": self.attempted_steps,
             "applied_steps": self.applied_steps,
@@ -257,7 +257,7 @@ class MasterOptimizer:
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:
-    """Squares of a flat buffer, summed in float64 over chunks in a fixed order. A scalar."""
+    """Squares of a flat buffer [E], summed in float64 over chunks in a fixed order. A scalar."""
     chunk = CACHE_CHUNK if flat.device.type == "cpu" else COPY_CHUNK
     squares = [torch.linalg.vector_norm(piece, dtype=torch.float64) ** 2 for piece in flat.split(chunk)]
     return torch.stack(squares).sum()

@@ -23,6 +23,7 @@ class SequenceSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """[R] to [R]."""
         (lengths_N,) = ctx.saved_tensors
         return _spread_sums(grads[0], lengths_N), None
 
@@ -38,6 +39,7 @@ class PerSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """[N] to [R]."""
         (lengths_N,) = ctx.saved_tensors
         return grads[0].repeat_interleave(lengths_N, output_size=ctx.num_tokens), None
 

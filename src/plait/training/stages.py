@@ -82,6 +82,7 @@ class ScoringStage:
         return self.micros[index].num_tokens
 
     def room(self, index: int) -> Tensor:
+        """See `pipeline.Stage`: [T, H]."""
         return self.part.room(self.tokens(index))
 
     @torch.no_grad()
@@ -95,6 +96,7 @@ class ScoringStage:
         return None
 
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
+        """A call that scores has none: no gradient [T, H] comes here."""
         raise AssertionError("a call that scores has no backward")
 
 
@@ -117,6 +119,7 @@ class TrainingStage:
         return self.micros[index].num_tokens
 
     def room(self, index: int) -> Tensor:
+        """See `pipeline.Stage`: [T, H]."""
         return self.part.room(self.tokens(index))
 
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:

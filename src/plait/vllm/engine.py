@@ -70,7 +70,7 @@ class VllmEngine:
     Args:
         role: that it generates for, in messages.
         model: the trainer's; the whole of it is here.
-        weights: reads it, by names in Transformers, on the CPU.
+        weights: reads it, by names in Transformers, each in its shape, on the CPU.
         loading: what vLLM is to make room for.
         start: starts vLLM.
         answer_s: seconds for an answer, after which vLLM counts as stalled.

@@ -95,14 +95,18 @@ class VllmServer:
         return ended
 
     def forget(self) -> None:
-        """Nobody waits for the samples any longer."""
+        """Nobody waits for the samples any longer. Raises RuntimeError as `rest`."""
         self._engine.abort_request(list(self._open))
         self._open.clear()
         self.rest()
 
     def rest(self) -> None:
         """All that was asked for has ended: keys and values are forgotten, so that what comes next does not depend on
-        what was before; and where vLLM can, it leaves the device to others."""
+        what was before; and where vLLM can, it leaves the device to others.
+
+        Raises:
+            RuntimeError: vLLM holds on to what has ended.
+        """
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM holds keys and values of samples that have ended")
         if self._sleeps and not self._is_asleep:

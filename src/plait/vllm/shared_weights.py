@@ -26,7 +26,7 @@ def shared(state: dict[str, Tensor]) -> Iterator[tuple[StoredWeights, str]]:
     """Within it others can read these weights: where they lie, and their hash. A tensor of two names is written once.
 
     Args:
-        state: on the CPU; emptied, so that nothing lies in memory twice.
+        state: on the CPU, of any shapes and dtypes; emptied, so that nothing lies in memory twice.
 
     Raises:
         OSError: there is no memory for them.

@@ -20,7 +20,8 @@ class LeaderWeights:
         self._state = announcer.rank_state
 
     def now(self, role: str, weights: Tensor) -> Tensor | None:
-        """The values of weights that the leader has of a role, wherever they are; None: not as they are by now."""
+        """The values of weights [elements, flat] that the leader has of a role, wherever they are; None: not as they
+        are by now."""
         is_home = LEADER in self._state.places[role].home.mesh.ranks
         if not is_home and any(
             (role, number) in self._announcer.fresh.stale for number in range(len(self._state.copies[role]))

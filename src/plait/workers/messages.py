@@ -64,7 +64,7 @@ class Message:
 
     @classmethod
     def from_bytes(cls, data: NDArray[np.uint8]) -> Message:
-        """The arrays are views of `data`."""
+        """The message of these bytes [B] uint8, of which its arrays are views."""
         (size,) = _LENGTH.unpack(data[: _LENGTH.size].tobytes())
         at = _LENGTH.size + size
         record = json.loads(bytes(data[_LENGTH.size : at]))
@@ -92,12 +92,13 @@ class Plain(Protocol):
 
 
 def pack_rows(rows: Rows, columns: Sequence[Column] = ()) -> tuple[NDArray[Any], ...]:
-    """Rows as arrays, with these of their columns. Texts and columns of the data set stay behind."""
+    """Rows as arrays: those of `pack_samples`, then these of their columns, [tokens] or [samples]. Texts and columns of
+    the data set stay behind."""
     return (*pack_samples(rows.samples), *(rows.columns[column] for column in columns))
 
 
 def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) -> Rows:
-    """What `pack_rows` packed; every text is empty."""
+    """What `pack_rows` packed, in its shapes; every text is empty."""
     samples = unpack_samples(arrays[:_NUM_ARRAYS])
     return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
 
@@ -106,7 +107,12 @@ _NUM_ARRAYS = 8
 
 
 def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
-    """As arrays. Texts stay behind."""
+    """Samples as arrays; texts stay behind.
+
+    Returns:
+        int64, but for the log-probs, which are float64: of the prompts uids [P], lengths [P] and tokens [their sum]; of
+        the samples heads [N, 7], tokens, log-probs and versions [those of all, one after another]; (P, N).
+    """
     prompts = {sample.prompt.uid: sample.prompt for sample in samples}
     # Samples of one prompt may have unequal prompt tokens where another tokenizer drew the boundary.
     shared = all(prompts[sample.prompt.uid].token_ids == sample.prompt.token_ids for sample in samples)
@@ -139,7 +145,7 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
 def unpack_samples(
     arrays: Sequence[NDArray[Any]], prompts: Mapping[int, Prompt] | None = None, texts: Sequence[str] = ()
 ) -> tuple[Sample, ...]:
-    """What `pack_samples` packed.
+    """What `pack_samples` packed, in its shapes.
 
     Args:
         prompts: by uid: the samples have these very ones.

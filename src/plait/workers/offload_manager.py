@@ -82,7 +82,8 @@ class OffloadManager:
         yield MOVED_ON
 
     def now(self, buffer: Tensor) -> Tensor | None:
-        """The values of a buffer of this rank, perhaps in host memory; None where they are nowhere."""
+        """The values of a buffer of this rank, in its shape and dtype, perhaps in host memory; None where they are
+        nowhere."""
         for unit in self.units:
             if (values := unit.memory.now(buffer)) is not buffer:
                 return values

@@ -207,7 +207,7 @@ class RankState:
                 yield from self.moving_by(part.moves[number], part.buffers, f"{role}.weights")
 
     def moving_by(self, plan: MovePlan, buffers: Mapping[str, Tensor], name: str) -> Work[MoveReport | None]:
-        """Do this rank's row of a move; None: it has none."""
+        """Do this rank's row of a move between `buffers`, by name and flat; None: it has none."""
         if self.rank not in plan.rows:
             return None
         return (yield from moving(plan, self.rank, buffers, self._channel, name=name))

@@ -53,7 +53,7 @@ def pack_shares(
 
 
 def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (), mask: Column | None = None) -> Rows:
-    """What `pack_shares` packed for one: all rows in their order.
+    """What `pack_shares` packed for one, in its shapes: all rows in their order.
 
     Outside the share tokens are ABSENT, but for the last trained one of each response; columns are NaN, but for the
     mask.

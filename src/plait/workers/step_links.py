@@ -45,7 +45,7 @@ class Waited:
     seconds: float = 0.0
 
     def wait(self, transfer: Transfer) -> Tensor:
-        """`transfer.wait()`; raises what that raises."""
+        """`transfer.wait()`, whose tensor of any shape it returns; raises what that raises."""
         began = time.perf_counter()
         tensor = transfer.wait()
         self.seconds += time.perf_counter() - began
@@ -110,7 +110,7 @@ class OneToAll:
         self._sends.keep(0)
 
     def said(self, message: Tensor) -> Tensor:
-        """`tell` it, or wait for what was told in its place, in the same memory."""
+        """`tell` it, of any shape and dtype on a CPU, or wait for what was told in its place, in the same memory."""
         if not self.tells:
             return self._waited.wait(self.listen(message))
         self.tell(message)

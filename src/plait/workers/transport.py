@@ -101,7 +101,11 @@ class Transport:
         *,
         answers: Collection[int] | None = None,
     ) -> tuple[int, Message] | None:
-        """As `receive`, None where nothing comes within `wait_s`."""
+        """As `receive`, None where nothing comes within `wait_s`.
+
+        Raises:
+            RunError: such a rank is gone.
+        """
         with self._changed:
             received = self._next(sources, what, answers)
             if received is None and wait_s > 0:

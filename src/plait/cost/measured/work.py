@@ -64,7 +64,12 @@ def _logprobs(model: LanguageModel, batch: PackedBatch) -> Tensor:
 def forward_s(
     model: LanguageModel, tokens: int, run: Callable[[LanguageModel, PackedBatch], Tensor] = _logprobs
 ) -> float:
-    """Seconds of a forward without gradients."""
+    """Seconds of a forward without gradients.
+
+    Args:
+        tokens: T, all of them in one packed row.
+        run: the forward; by default to log-probs [R].
+    """
     batch = row(tokens, model)
     with torch.no_grad():
         return seconds_of(lambda: run(model, batch), model.device.type)
@@ -73,7 +78,12 @@ def forward_s(
 def backward_s(
     model: LanguageModel, tokens: int, run: Callable[[LanguageModel, PackedBatch], Tensor] = _logprobs
 ) -> float:
-    """Seconds of a backward whose gradients are added up as in training, after a forward that is not counted."""
+    """Seconds of a backward whose gradients are added up as in training, after a forward that is not counted.
+
+    Args:
+        tokens: T, all of them in one packed row.
+        run: the forward, whose sum has the backward; by default to log-probs [R].
+    """
     batch, optimizer = row(tokens, model), optimizer_of(model)
 
     def once() -> float:
@@ -91,7 +101,7 @@ def backward_s(
 
 
 def layers_alone(model: LanguageModel, batch: PackedBatch) -> Tensor:
-    """Hidden states, which the head does not read."""
+    """Hidden states [T, H] in the compute dtype, which the head does not read."""
     return model.stage(batch)
 
 

@@ -58,7 +58,11 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function registered with Transformers: query [1, Hq, T, D], key [1, Hkv, T, D] → ([1, T, Hq, E], None)."""
+    """The function registered with Transformers: query [1, Hq, T, D], key [1, Hkv, T, D] → ([1, T, Hq, E], None).
+
+    Raises:
+        ModelError: the family's layer does not pass on what to attend to, or adds a mask or bias of its own.
+    """
     if context is None:
         raise _refusal(module, "it does not get the keyword arguments of the forward, which say what to attend to")
     if attention_mask is not None or position_bias is not None:
@@ -98,7 +102,7 @@ class PackedContext:
         self._plans: dict[int | None, RowPlan] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """See AttentionContext.attend."""
+        """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         assert query.shape[1] == self.batch.num_tokens, "the context was built for another batch"
         if self.kv_sink is not None:
             self.kv_sink(layer, key, value)

@@ -87,8 +87,8 @@ def everywhere() -> Iterator[None]:
 
 
 def unviewed(out: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor that nobody else has, in another shape, not as a view. A family may change in place what an autograd
-    Function gives back, which torch refuses for views."""
+    """A tensor that nobody else has, of any dtype, in another shape of as many elements, not as a view. A family may
+    change in place what an autograd Function gives back, which torch refuses for views."""
     return torch.ops.aten._unsafe_view(out, shape)  # type: ignore[no-any-return]
 
 

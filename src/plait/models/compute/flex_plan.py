@@ -101,7 +101,7 @@ class FlexPlan:
         return cls(block_mask(batch, window), kernel or compiled())
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """See `row_attention.RowPlan`."""
+        """See `row_attention.RowPlan`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         out, sums = self.kernel(
             query[None],
             key[None],

@@ -47,12 +47,14 @@ class Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        """See `fused_rows.gated`: of one shape, to that shape."""
         ctx.save_for_backward(gate, up)
         return fused_rows.gated(gate, up)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """See `fused_rows.gated_backward`: of one shape, to that shape."""
         return fused_rows.gated_backward(*ctx.saved_tensors, grad.contiguous())
 
 

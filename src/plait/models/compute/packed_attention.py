@@ -60,7 +60,7 @@ class PackedPlan:
     keep_probs: bool
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """See `row_attention.RowPlan`."""
+        """See `row_attention.RowPlan`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         keep = self.keep_probs and form.softcap is None and torch.is_grad_enabled()
         way = _Way(self, form.scale, form.softcap, keep)
         return _PackedAttention.apply(query, key, value, form.sinks, way)  # type: ignore[no-any-return]

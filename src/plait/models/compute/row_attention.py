@@ -55,7 +55,7 @@ class Attention(NamedTuple):
 
 
 def row_plan(batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> RowPlan:
-    """The plan for tensors like these."""
+    """The plan for tensors like these: query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E], of one dtype."""
     kind = Attention(
         query.device,
         query.dtype,

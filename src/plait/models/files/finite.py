@@ -30,7 +30,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def broken(tensors: Iterable[tuple[str, Tensor]]) -> list[Broken]:
-    """Those with elements that are not finite, in their order."""
+    """Those, of any shapes and dtypes, with elements that are not finite, in their order."""
     return [
         Broken(name, tensor.numel() - int(torch.isfinite(tensor.detach()).sum()), tensor.numel())
         for name, tensor in tensors

@@ -64,14 +64,19 @@ def save_pretrained(
 
 
 def check_finite(state: Mapping[str, Tensor]) -> None:
-    """Raises ModelError where weights that are to be written are NaN or infinite; names the first."""
+    """Weights that are to be written, of any shapes and dtypes, are numbers.
+
+    Raises:
+        ModelError: one is NaN or infinite; it names the first.
+    """
     once = {id(tensor): (name, tensor) for name, tensor in reversed(state.items())}  # tied names share one
     if pieces := broken(reversed(once.values())):
         raise ModelError(f"the weights cannot be used: {describe(pieces)}")
 
 
 def cpu_state(module: nn.Module, dtype: torch.dtype, adapter: str | None) -> dict[str, Tensor]:
-    """A copy of a module's parameters (in `dtype`) and buffers on the CPU, this adapter merged into them."""
+    """A copy of a module's parameters (in `dtype`) and buffers on the CPU, each in its shape, this adapter merged into
+    them."""
     adapted = adapted_layers(module)
     # A clone each: safetensors refuses tensors that share storage, and the parameters are views of one buffer.
     copies: dict[int, Tensor] = {}

@@ -138,4 +138,5 @@ class EmbeddingRows:
         return (ids - self.start).clamp(0, self.stop - self.start - 1), *args[1:]
 
     def leave(self, layer: nn.Module, args: Any, out: Tensor) -> Tensor:
+        """[..., H], rows of other ranks at any value, to the sum over the ranks, in the same shape."""
         return self.split.summed(out * self._has.pop()[..., None])

@@ -60,7 +60,7 @@ def wait(work: Any, tensor: Tensor | None, seconds: float) -> bool:
     """Until a work is done: the CPU, or for a tensor of a GPU what is computed there from now on.
 
     Args:
-        tensor: that is on its way; None: a barrier.
+        tensor: that is on its way, of any shape and dtype; None: a barrier.
         seconds: deadline of the CPU.
 
     Returns:

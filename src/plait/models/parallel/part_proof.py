@@ -91,7 +91,11 @@ class Proof:
             self.output_TH = recorded["output_TH"]
 
     def record_stage(self) -> None:
-        """The stage before its weights are cut."""
+        """The stage before its weights are cut.
+
+        Raises:
+            ModelError: its forward or backward fails.
+        """
         with self._guarded("the stage's forward"):
             hidden_TH, self.gradients = self._gradients()
             if self.team.pp.size > 1:

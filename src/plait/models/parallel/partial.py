@@ -105,6 +105,9 @@ def take_weights(
         values: asked for each block once, in the order of the rank's flat buffer.
         device: of the weights, and of the module's buffers.
         memory: where the weights are to lie; None: in a new buffer.
+
+    Raises:
+        ModelError: the family's plan for tp cuts its head along a dim that is not its rows.
     """
     parameters, dtype = model.parameters, model.dtype
     layout = shard(parameters, team.layout.parallelism, team.tp.index, team.pp.index)

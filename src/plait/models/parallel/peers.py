@@ -118,10 +118,10 @@ class Peers:
         return tensor
 
     def all_gather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
-        """The tensor of every rank, by index.
+        """The tensor of every rank, by index, of one dtype on all of them.
 
         Args:
-            lengths: of dim 0 on each rank; None: shapes are equal.
+            lengths: of dim 0 on each rank, the other dims being equal; None: shapes are equal.
         """
         if self.size == 1:
             return [tensor]
@@ -192,7 +192,7 @@ class Peers:
             self._finish(lambda: dist.barrier(group=self.group, async_op=True), "barrier")
 
     def isend(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Transfer:
-        """Begin to send a contiguous tensor to the rank with index `peer`.
+        """Begin to send a contiguous tensor of any shape and dtype to the rank with index `peer`.
 
         Args:
             tag: below FIRST_INNER_TAG; that of the receive on the other side.
@@ -202,16 +202,17 @@ class Peers:
         return self._post(dist.isend, "send", tensor, peer, tag, what)
 
     def irecv(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Transfer:
-        """Begin to receive into a contiguous tensor from the rank with index `peer`; see `isend`."""
+        """Begin to receive into a contiguous tensor, of the shape and dtype that is sent, from the rank with index
+        `peer`; see `isend`."""
         assert tensor.is_contiguous(), "a tensor that is received into is contiguous"
         return self._post(dist.irecv, "recv", tensor, peer, tag, what)
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> None:
-        """`isend`, and wait."""
+        """`isend` of a tensor of any shape and dtype, and wait."""
         self.isend(tensor.contiguous(), peer, tag, what).wait()
 
     def recv(self, tensor: Tensor, peer: int, tag: int, what: str = "") -> Tensor:
-        """`irecv`, and wait. Returns the tensor."""
+        """`irecv` into a tensor of the shape and dtype that is sent, and wait. Returns the tensor."""
         self.irecv(tensor, peer, tag, what).wait()
         self.traffic.received_bytes += _bytes(tensor)
         return tensor

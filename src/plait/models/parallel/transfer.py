@@ -16,7 +16,7 @@ class Transfer:
     _wait: Callable[[], None]
 
     def wait(self) -> Tensor:
-        """Until the tensor is free (sent) or filled (received), which is returned.
+        """Until the tensor, of any shape and dtype, is free (sent) or filled (received), and return it.
 
         Raises:
             RunError: nothing came through until the deadline, or the peer is gone.

@@ -67,7 +67,13 @@ def export_checkpoint(
 
 
 def export_whole(run_dir: Path, folder: Path) -> None:
-    """Write the newest weights of a run's own purpose into its own folder, adapters merged. Raises RunError."""
+    """Write the newest weights of a run's own purpose into its own folder, adapters merged.
+
+    Raises:
+        ConfigError: there is no checkpoint yet.
+        ModelError: the weights are not finite.
+        RunError: they cannot be read, or written.
+    """
     recipe = load_recipe(run_dir / RECIPE)
     checkpoint = _checkpoint(run_dir, None)
     _write(recipe, checkpoint, Written(checkpoint.step, _role(checkpoint, None), recipe.dtype.value), folder, None)

@@ -88,6 +88,9 @@ class Calls:
 
         Args:
             task: of the call, which says what ranks it keeps busy.
+
+        Raises:
+            RunError: a carried value would change its shape. What the work raises is that of the call.
         """
         match node.kind:
             case CallKind.GENERATE:

@@ -60,7 +60,7 @@ class DrawnBatch:
         )
 
     def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON values) of a checkpoint."""
+        """(tensors, JSON values) of a checkpoint: of each rollout [tokens of its responses] or [samples]."""
         tensors: dict[str, Tensor] = {}
         rollouts: dict[str, Any] = {}
         for node, samples in self.samples.items():
@@ -99,7 +99,7 @@ class DrawnBatch:
     def read(
         cls, tensors: Mapping[str, Tensor], stated: Mapping[str, Any], prompt_of: Callable[[int], Prompt]
     ) -> DrawnBatch:
-        """What `stored` gave.
+        """What `stored` gave, in its shapes.
 
         Args:
             prompt_of: the prompt of the run with this uid.
@@ -127,7 +127,8 @@ class DrawnBatch:
 
 
 def stored_drawn(batches: Sequence[DrawnBatch]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, values for the state) of a checkpoint; nothing where no batch is open."""
+    """(tensors, values for the state) of a checkpoint, as `DrawnBatch.stored` shapes them; nothing where no batch is
+    open."""
     tensors: dict[str, Tensor] = {}
     stated: list[dict[str, Any]] = []
     for batch in batches:
