@@ -189,3 +189,18 @@ def test_functions_that_raise_our_errors_say_which() -> None:
         if (unsaid := sorted(error for error in raised(found) if not is_said(error, found.says_of_errors)))
     ]
     assert not silent, "\n".join(silent)
+
+
+# -- sentences
+
+
+def test_docstrings_begin_with_what_a_thing_is() -> None:
+    """`Of a step.` leaves a reader to guess what of it."""
+    vague = [
+        f"{path.relative_to(SOURCES)}: {text[:60]}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(text := node.value.value, str) and text.startswith("Of ")
+    ]
+    assert not vague

@@ -61,7 +61,7 @@ class Given:
     plan: str | None = None
     """A plan file, colocated, split, standalone, one-mesh, real, hybridflow or auto; the recipe's own when left out."""
     tp: Whole | None = None
-    """Of colocated, split or standalone: ways in which models that train or score are cut; 1 when left out. Without
+    """For colocated, split or standalone: ways in which models that train or score are cut; 1 when left out. Without
     this and the next three, as few as have room."""
     pp: Whole | None = None
     """Their pipeline stages; 1 when left out."""

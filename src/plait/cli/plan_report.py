@@ -135,7 +135,7 @@ def guesses_of(planning: Planning) -> Guesses | None:
 
 
 def is_call(record: CallRecord) -> bool:
-    """Of a model or of reward functions, rather than a move or a copy."""
+    """Whether a model or reward functions do it: it is no move and no copy."""
     return bool(record.placements) or record.kind == FUNCTIONS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MOST_RANKS_NAMED = 4
-"""Of those that do not follow each other."""
+"""At most so many are named where they do not follow each other."""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -46,8 +46,8 @@ CONSERVATIVE = Calibration("conservative numbers of this machine")
 
 
 def of_cluster(cluster: ClusterSpec, profiles: Sequence[Profile]) -> Calibration:
-    """Of predictions by a cluster's own numbers: as its file says; else as past runs on such devices were foretold, by
-    profiles of these.
+    """The calibration of predictions by a cluster's own numbers: as its file says; else as past runs on such devices
+    were foretold, by profiles of these.
 
     Args:
         profiles: of the cluster's devices, where any are kept.
@@ -100,7 +100,7 @@ def _runs(count: int) -> str:
 
 
 def _errors(past: Sequence[RunRecord]) -> tuple[float, dict[str, float], int]:
-    """Of past runs the mean error of a step, that of each kind of call, and how many they are."""
+    """The mean error of a step in past runs, that of each kind of call, and how many runs they are."""
     kinds = {
         kind: sum(values) / len(values)
         for kind in sorted({kind for run in past for kind in run.errors})

@@ -54,7 +54,7 @@ class Corrections:
         return self._ratios[MOVE].value if MOVE in self._ratios else 1.0
 
     def of(self, mode: str, ranks: int) -> Correction | None:
-        """Of calls in a mode on so many ranks; None: no run had calls in this mode.
+        """The correction of calls in a mode on so many ranks; None: no run had calls in this mode.
 
         Of several numbers of ranks the nearest one is carried, by how many times as many they are, of two that are as
         near the less.

@@ -55,7 +55,7 @@ class LargestBatch:
         pp: int = 1,
         budget_tokens: int | None = None,
     ) -> Self:
-        """Of a role's copy, one of dp, in pp stages.
+        """That of a role's copy, one of dp, in pp stages.
 
         Args:
             longest_tokens: of the prompts; where nothing is generated, of the given samples.
@@ -92,8 +92,8 @@ class LargestBatch:
         least: int = 1,
         whole_groups: bool = False,
     ) -> Self:
-        """Of so many samples, cut as a run cuts them: as many micro-batches as are wanted, none above the budget but
-        one of a single sample, or of a group that is never cut.
+        """That of so many samples, cut as a run cuts them: as many micro-batches as are wanted, none above the budget
+        but one of a single sample, or of a group that is never cut.
 
         Args:
             least, whole_groups: as of `training.micro_batches.split_over`.

@@ -19,7 +19,7 @@ from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 Tokens = TypeVar("Tokens", float, NDArray[np.float64])
-"""Of one forward, or of many at once."""
+"""The tokens of one forward, or of many at once."""
 
 
 @dataclass(frozen=True)

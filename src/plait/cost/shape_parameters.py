@@ -14,7 +14,7 @@ PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"
 """Layers of one input, which a compiled decoder computes together."""
 
 PANEL_COLUMNS = 32
-"""Of weights as it reads them (`kernels.products`)."""
+"""Columns of a panel of weights as it reads them (`kernels.products`)."""
 
 
 @lru_cache(maxsize=64)

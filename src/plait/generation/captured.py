@@ -33,7 +33,7 @@ MOST_ROWS = 256
 """Larger batches keep the device busy without."""
 
 LEAST_COLUMNS = 8
-"""Of block tables: contexts of up to so many blocks have the same graphs."""
+"""Columns of the narrowest block tables: contexts of up to so many blocks have the same graphs."""
 
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 """Dtype → how far a replay may be from the plain step, relative to its size: products of more rows round otherwise."""
@@ -120,7 +120,7 @@ class CapturedSteps:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """Of the graphs that there are."""
+        """The sizes that there are graphs for."""
         return tuple(self._steps)
 
     def drop(self) -> None:
@@ -176,7 +176,7 @@ class Size:
     keys: int
     """That a sample has, its new ones included."""
     columns: int
-    """Of the block tables."""
+    """That its block tables have."""
 
     @classmethod
     def of(cls, batch: RaggedBatch) -> Size:

@@ -251,7 +251,7 @@ class CompiledForward:
         require(len({call.shape for call in calls}) == 1, "its layers are of several shapes")
         num_heads, num_key_heads, head_size = calls[0].shape
         self.scales, self.windows = [call.scale for call in calls], [call.window or 0 for call in calls]
-        """Of each layer what scores are multiplied by, and how many keys it sees; 0: all."""
+        """What scores are multiplied by in each layer, and how many keys it sees; 0: all."""
         embedded = F.embedding(ids, module.embed_tokens.weight.detach())
         self.embedding_scale = factor_between(embedded, entry[0][0])
         """What embeddings are multiplied by; None: nothing."""
@@ -263,7 +263,7 @@ class CompiledForward:
         scales = {adapter.scale for adapter in adapters if adapter is not None}
         require(len(scales) <= 1, "its adapters have several scales")
         self.adapter_scale = next(iter(scales), 1.0)
-        """Of what adapters add."""
+        """What the products of adapters are multiplied by."""
         hidden, intermediate = module.embed_tokens.weight.shape[1], first.mlp_out[0].linear.in_features
         widths = (hidden, head_size, num_heads * head_size, intermediate)
         require(all(width % 2 == 0 for width in widths), "a width is odd")

@@ -32,7 +32,7 @@ class Panels:
         self._memory: Tensor | None = None
         self._parts: list[Tensor] = []
         self._state: int | None = None
-        """Of the weights that the memory has; None: not known."""
+        """The number of the weights that the memory has; None: not known."""
 
     @property
     def num_bytes(self) -> int:

@@ -136,7 +136,7 @@ class Speculator:
         self._running: Sequence[Key] = ()
         """Those that ran when that was looked at last."""
         self._asked = Asked(*(np.zeros(0, np.int64) for _ in range(5)), ())
-        """Of them, what does not change from step to step."""
+        """What does not change of them from step to step."""
 
     @property
     def counts(self) -> Counts:

@@ -29,7 +29,7 @@ TILE = 64
 KEYS = 64
 """Keys that a program takes at a time, as many as fit its registers."""
 STAGES = 3
-"""Of those keys and values, as many are on their way at a time: one computes, the next ones are read."""
+"""How many such blocks of keys and values are on their way at a time: one computes, the next ones are read."""
 SHARED_BYTES = 99 << 10
 """Memory that the programs of a multiprocessor share, of every GPU since 2020: of those that do not say how much."""
 MOST_SPLITS = 32

@@ -22,7 +22,7 @@ STAGES = (("decode",), ("score",), ("train",))
 Members = tuple[str, ...]
 """Roles that share devices."""
 Strategy = Mapping[int, Form]
-"""Of each slot of a set."""
+"""The form of each slot of a set."""
 
 
 def hybridflow(space: PlanSpace) -> tuple[Place, ...] | None:
@@ -114,7 +114,7 @@ class _Mapper:
         return next(fitting, self._units + 1)
 
     def _options(self, members: Members, first: int, count: int) -> dict[int, tuple[Form, ...]]:
-        """Of each slot of a set, the fastest first."""
+        """The forms that each slot of a set may have, the fastest first."""
         slots = [slot for role in members for slot in self._space.graph.slots_of(role).values()]
         return {slot: self._space.forms.of(slot, self._ranks(first, count)) for slot in slots}
 
@@ -153,7 +153,7 @@ class _Mapper:
         return chosen
 
     def _needed_bytes(self, strategy: Strategy) -> float:
-        """Of a device that has the fullest stage of everything. Equal layouts of a role share its weights."""
+        """Bytes of a device that has the fullest stage of everything. Equal layouts of a role share its weights."""
         if self._after == "keep":
             kept = sum(sum(layouts.values()) for layouts in self._by_layout(strategy, "static").values())
             return kept + max(form.active_bytes for form in strategy.values())

@@ -26,7 +26,7 @@ class Turn:
 
 
 ALONE = Turn(0, is_alone=True)
-"""Of what must be alone, before it has its number."""
+"""The turn of what must be alone, before it has its number."""
 
 
 def next_turn(works: Sequence[Turn]) -> int:

@@ -59,7 +59,7 @@ and what it needs to be there are tables by the same names, each with its reader
 
 
 def abilities(recipe: Recipe) -> Abilities:
-    """Of the engine that draws in training."""
+    """What the engine that draws in training can do."""
     return ABILITIES[recipe.sampling.engine]
 
 

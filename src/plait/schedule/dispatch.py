@@ -37,7 +37,7 @@ class Task:
     told: dict[frozenset[int], float] = field(default_factory=dict, repr=False)
     """Work of it that these ranks together have been told of, and have not ended."""
     result: Any = field(default=None, repr=False)
-    """Of its work, when that has ended."""
+    """What its work has returned, when that has ended."""
 
     def waits_for(self, ranks: frozenset[int]) -> float:
         """Work of all calls that these ranks together have been told of, and have not ended."""

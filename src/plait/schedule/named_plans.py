@@ -70,7 +70,7 @@ class Cut:
         assert min(self.tp, self.pp, self.decode_tp) >= 1, f"sizes are at least 1: {self}"
 
     def placement(self, node: Node, ranks: tuple[int, ...], *, trained: bool) -> Placement:
-        """Of a call on so many devices, a multiple of `copy`.
+        """The placement of a call on these ranks, as many as a multiple of `copy`.
 
         Args:
             trained: whether its role is.

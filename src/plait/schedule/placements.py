@@ -36,10 +36,10 @@ class RolePlacement:
     """What becomes of the parameters of `train`, `score` or `decode` on a rank when the call is done; keep where it is
     not named."""
     order: TrainingOrder = DEFAULT_ORDER
-    """Of the stages of `train`, where the role trains by itself."""
+    """What the stages of `train` do in which order, where the role trains by itself."""
     together: FusedOrder | None = None
-    """Of all roles that train when this one does; None: it always trains by itself. Of several it may train alone in
-    steps in which the others do not, by `order`."""
+    """The order of all roles that train when this one does; None: it always trains by itself. In steps in which
+    the others do not train it does so alone, by `order`."""
 
     @property
     def home(self) -> Layout:

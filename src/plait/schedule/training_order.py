@@ -49,7 +49,8 @@ class TrainingOrder(Protocol):
 class _Rule(NamedTuple):
     schedule: Callable[[Workload], Schedule]
     in_flight: Callable[[int, int], int]
-    """Of (stages from one to the end, itself included; micro-batches)."""
+    """Micro-batches whose forwards a stage does ahead of their backwards, by (stages from it to the end, itself
+    included; micro-batches)."""
 
 
 _RULES = {

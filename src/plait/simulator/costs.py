@@ -55,12 +55,12 @@ class CallCost(Protocol):
 
     @property
     def activation_bytes(self) -> tuple[int, ...]:
-        """Of these, what forwards keep."""
+        """What forwards keep of these."""
         ...
 
     @property
     def plain_bytes(self) -> tuple[int, ...]:
-        """Of a family whose layers are not fused, these."""
+        """These, where the layers of the family are not fused."""
         ...
 
     @property

@@ -106,7 +106,8 @@ def _ranks(mask: int) -> tuple[int, ...]:
 
 
 def _spans(action: Action, ranks: Sequence[int], terms: Mapping[str, float]) -> Iterator[Span]:
-    """Of training the optimizer steps by themselves, all behind the last of its micro-batches."""
+    """The action on each of its ranks; of training, the optimizer steps apart, all behind the last of its
+    micro-batches."""
     lane = COMPUTE if action.kind in ("DECODE", "SCORE", "TRAIN") else LINK
     share, steps_s = action.bytes // max(1, len(ranks)), 0.0
     if action.kind == "TRAIN" and (whole_s := sum(terms.values())) > 0:

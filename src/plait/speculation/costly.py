@@ -31,9 +31,9 @@ from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost, Typical
 
 SHARE = 0.005
-"""Of the time, what trials may take where guesses do not pay."""
+"""Share of the time that trials may take where guesses do not pay."""
 THINKING = 0.0025
-"""Of the time, what finding out whether they would may take then."""
+"""Share of the time that finding out whether they would may take then."""
 SAVED_STEPS = 128
 """Steps whose share may be saved up for trials: of more the margin would not cover the price."""
 BETWEEN = 32
@@ -74,7 +74,7 @@ class LookedUp:
     """As of `Choice`."""
     cost: StepCost
     num_context: int
-    """Of the step."""
+    """Tokens that the samples of the step have before it."""
     spent_s: float
     """What looking up has taken."""
 
@@ -95,7 +95,7 @@ class LookedUp:
 
     @property
     def plain_s(self) -> float:
-        """Of a step without guesses."""
+        """Seconds of a step without guesses."""
         return float(self.seconds(np.array([len(self.lengths_B)]))[0])
 
 
@@ -226,8 +226,8 @@ class Costly:
         return Wanted(rows_R, best + 1, least, token_s * (best + 1))
 
     def _trial(self, asked: Asked, looked_up: LookedUp) -> Wanted | None:
-        """Of all samples, or of the first or the last, which have least to catch up with: they were guessed for before,
-        or have said least."""
+        """A trial with all samples, or with the first or the last, which have least to catch up with: they were guessed
+        for before, or have said least."""
         allowed_s = self._allowed_s()
         if self._ledger.counts.steps - self._tried_at < BETWEEN or allowed_s <= 0:
             return None

@@ -24,11 +24,11 @@ class Spent:
     """Seconds of a step, beside its rows; grows."""
 
     before_s: float = 0.0
-    """Of accounting, before it began: the step's own seconds are without."""
+    """Seconds of accounting, before it began: the step's own are without."""
     looking_s: float = 0.0
-    """Of looking guesses up, and of choosing."""
+    """Seconds of looking guesses up, and of choosing."""
     drafted_s: float = 0.0
-    """Of a draft model."""
+    """Seconds of a draft model."""
 
     @property
     def seconds(self) -> float:
@@ -45,16 +45,16 @@ class Counted:
     num_drawn: int
     seconds: float
     alone_s: float
-    """Of these, what the forward and the drawing took."""
+    """What the forward and the drawing took of these."""
 
 
 class Ledger:
-    """Of one engine's steps."""
+    """What one engine's steps took, and what guesses gained in them."""
 
     def __init__(self) -> None:
         self.cost, self.step, self.margin = StepCost(), Typical(), Margin()
         self.seconds = 0.0
-        """Of all steps of nothing but running samples."""
+        """Seconds of all steps of nothing but running samples."""
         self._counts = Counts()
         self._quiet: list[tuple[int, int, float]] = []
         """Rows (0, if there were prompts), context, seconds of steps that are not accounted for."""
@@ -64,7 +64,7 @@ class Ledger:
 
     @property
     def counts(self) -> Counts:
-        """Of all steps so far."""
+        """What is counted of all steps so far."""
         self.account()
         return self._counts
 

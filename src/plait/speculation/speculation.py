@@ -99,7 +99,7 @@ class Speculation:
         self._seldom_at, self._least_price_s = 0, 0.0
         """The step in which guesses are looked up whether any may be computed or not; the price of one."""
         self._looking, self._last_s = Typical(), 0.0
-        """Of looking up, at each step; of the last step in which guesses were due, all of it."""
+        """Seconds of looking up, as of each step; of the last step in which guesses were due, all of it."""
         self._gain, self._spent = 0.0, Spent()
         """`_spent`: on guesses, since a step was accounted for."""
         self._guesses_SK = np.zeros((0, self._most), np.int32)

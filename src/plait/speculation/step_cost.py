@@ -73,7 +73,7 @@ class StepCost:
         self._buckets: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
         """The one that was added to last stands last."""
         self._medians: dict[tuple[int, int], tuple[float, float, float]] = {}
-        """Of the buckets that nothing was added to since."""
+        """Medians of the buckets that nothing was added to since."""
         self._lines: tuple[FloatArray, FloatArray] = (np.array([0.0, FAR]), np.zeros(2))
         """Row counts between which the fit without context is a line, and its seconds there."""
         self._token_s = 0.0

@@ -57,7 +57,7 @@ class RemoteEngine:
         self.said: dict[Key, int] = {}
         """See GenerationEngine: as of each instance's last message, the leader's own as of now."""
         self._speculation: dict[int, Counts] = {}
-        """Of each instance, as of its last samples."""
+        """What each instance has counted, as of its last samples."""
         self.moves: RemoteMoves | None = None
         if rank_state.moves_samples and len(self._instances) > 1:
             self.moves = RemoteMoves(

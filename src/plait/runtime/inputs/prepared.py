@@ -21,7 +21,7 @@ from plait.schedule.plan import Plan
 from plait.schedule.schedule import Schedule
 
 MEASURED_ROWS = 64
-"""Of each source, whose lengths stand for all in what is predicted of a run."""
+"""Rows of each source whose lengths stand for all in what is predicted of a run."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def found(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
 
 
 def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:
-    """Of many devices at most so many."""
+    """States of the best plans found, one for each engine's; on many devices at most so many."""
     many = planning.cluster.num_devices > LARGE
     return [leader.places for leader in result.leaders[: most if many else len(result.leaders)]]
 

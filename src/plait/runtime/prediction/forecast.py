@@ -31,8 +31,9 @@ have held at most."""
 
 @dataclass(frozen=True)
 class Beside:
-    """Of a call or a kind of action its seconds in a step, on the rank that is busiest with it (of `step`, those of
-    all); of a rank the most bytes that it holds. None: not predicted, or not measured."""
+    """What was predicted beside what was measured: seconds of a call or a kind of action in a step, on the rank that is
+    busiest with it (of `step`, those of all); or the most bytes that a rank holds. None: not predicted, or not
+    measured."""
 
     name: str
     predicted: float | None

@@ -27,7 +27,7 @@ samples left that it had then."""
 STEPS_BETWEEN_SHORT = 8
 """The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""
 MOST_CHANCES = 64
-"""Of earlier lengths that are longer, evenly, that samples may come to."""
+"""Lengths that a sample may come to, at most: taken evenly from the earlier ones that are longer than it is."""
 LEAST_LEFT = 32
 """Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
 

@@ -73,7 +73,7 @@ class Rollout:
         self._asking = Asking(self._rewarding, moments, keeps=self._recipe.on_update == "keep")
 
     def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:
-        """Of the rollout of a step."""
+        """How many samples the rollout of a step has, and among how many instances."""
         count, most = self._count(node), self._recipe.sampling.max_running
         return RolloutSize(count * self._recipe.prompts_per_step, engine.traits.num_instances, most, count)
 

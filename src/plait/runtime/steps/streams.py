@@ -192,7 +192,7 @@ class RolloutParts:
 
 
 def _tokens(samples: Sequence[Sample]) -> int:
-    """Of finished samples of a prompt, and of the prompt."""
+    """Tokens of finished samples of a prompt, and of the prompt."""
     return len(samples[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in samples)
 
 

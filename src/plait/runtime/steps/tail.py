@@ -185,7 +185,7 @@ class Tail:
         self._open = {uid for uid, _ in batch.prompts}
         """Prompts whose samples nobody can have scored yet."""
         self._parted: Counter[int] | None = None
-        """Of prompts that were parted the samples that are scored without the others; None: none was yet."""
+        """Prompts that were parted → samples that are scored without the others; None: none was yet."""
         self._steps = 0.0
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
