@@ -160,10 +160,10 @@ if AVAILABLE:
         _impl_class = _Kept
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
-            found = super().load_overload(sig, target_context)
-            if found is None:
+            overload = super().load_overload(sig, target_context)
+            if overload is None:
                 _announce(kept=True)
-            return found
+            return overload
 
     class _NoCache(caching.NullCache):
         def load_overload(self, sig: Any, target_context: Any) -> None:

@@ -115,12 +115,12 @@ def _no_number(word: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise Malformed(f"the key {twice[:80]!r} stands twice in one object; keep one of them")
-    return found
+    return by_name
 
 
 _DECODER = json.JSONDecoder(

@@ -65,7 +65,7 @@ def check_folder(path: Path, option: str, *, overwrite: bool, inputs: Iterable[P
         ConfigError: the folder exists, or would lie in a run or an input, or holds what no export wrote.
     """
     run = run_holding(path) or next(
-        (one for one in map(_real, inputs) if one in (_real(path), *_real(path).parents)), None
+        (folder for folder in map(_real, inputs) if folder in (_real(path), *_real(path).parents)), None
     )
     if run is not None:
         raise ConfigError(

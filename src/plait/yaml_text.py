@@ -102,10 +102,10 @@ class _Bounded(yaml.SafeLoader):
         if len(node.value) > MAX_VALUES:
             raise _fault("`<<` makes a map without end", node)
 
-    def refusal(self, found: str, node: Any) -> yaml.YAMLError:
+    def refusal(self, fault: str, node: Any) -> yaml.YAMLError:
         """The error of a scalar, under its key."""
         key = f"`{'.'.join(self.keys)}`: " if self.keys else ""
-        return _fault(f"{key}{found}", node)
+        return _fault(f"{key}{fault}", node)
 
 
 class _Loader(_Bounded):

@@ -113,12 +113,12 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     from plait.cli.plan_variants import SHARE, variants
     from plait.planner.plan_search import Budget
     from plait.planner.search import interruptible
-    from plait.runtime.prediction.choosing import choose, found
+    from plait.runtime.prediction.choosing import choose, choose_best
 
     with interruptible() as interrupted:
         choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted), how.seed)
         shorter = Budget(-(-evaluations // SHARE), seconds / SHARE, time.monotonic, interrupted)
-        others = variants(planning, lambda other: found(other, shorter, how.seed))
+        others = variants(planning, lambda other: choose_best(other, shorter, how.seed))
     report = Report(planning, choice, others)
     if how.out is not None:
         replace(choice.best.plan, predicted=choice.best.prediction.timeline).save(how.out)
@@ -143,7 +143,7 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     from plait.cli.plan_variants import variants
     from plait.output import write_file
     from plait.planner.plan_search import Budget
-    from plait.runtime.prediction.choosing import AUTO_EVALUATIONS, beside_others, choose_for_run, foretold, found
+    from plait.runtime.prediction.choosing import AUTO_EVALUATIONS, beside_others, choose_best, choose_for_run, foretold
     from plait.schedule.gantt import svg_gantt
     from plait.schedule.named_plans import AUTO
 
@@ -151,7 +151,7 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     cut = which.cut(name)
     if name == AUTO and planning.cluster.num_devices > 1:
         choice = choose_for_run(planning)
-        others = variants(planning, lambda other: found(other, Budget(AUTO_EVALUATIONS), other.recipe.seed))
+        others = variants(planning, lambda other: choose_best(other, Budget(AUTO_EVALUATIONS), other.recipe.seed))
     else:
         choice = beside_others(planning, planning.given(name, cut))
         others = variants(planning, lambda other: foretold(other, other.given(name, cut)))

@@ -50,18 +50,18 @@ class Report:
     def alternatives(self) -> list[dict[str, Any]]:
         """The next plans, what each spends more time on, and where it has calls that this plan has elsewhere."""
         rows = []
-        for one in self.choice.alternatives:
-            row, otherwise = self._row(one), unlike(self.plan, one.plan)
+        for plan in self.choice.alternatives:
+            row, otherwise = self._row(plan), unlike(self.plan, plan.plan)
             rows.append(row | {"why": f"{row['why']}; {otherwise}" if otherwise else row["why"]})
         return rows
 
     def baseline_rows(self) -> list[dict[str, Any]]:
         """Named plans and those that others would make, and what each spends more or less time on."""
-        return [self._row(one) | {"feasible": one.prediction.feasible} for one in self.choice.baselines]
+        return [self._row(plan) | {"feasible": plan.prediction.feasible} for plan in self.choice.baselines]
 
     def variant_rows(self) -> list[dict[str, Any]]:
         """The recipe with other keys, and what it would spend more or less time on."""
-        return [self._row(one) | {"feasible": one.prediction.feasible} for one in self.variants]
+        return [self._row(plan) | {"feasible": plan.prediction.feasible} for plan in self.variants]
 
     def _row(self, other: Foretold) -> dict[str, Any]:
         reason = why(self.prediction, other.prediction)

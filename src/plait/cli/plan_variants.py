@@ -27,11 +27,11 @@ def variants(planning: Planning, foretell: Callable[[Planning], Foretold]) -> tu
     Args:
         foretell: a variant's plan.
     """
-    found = []
+    allowed = []
     for title, keys in _changes(planning):
         with contextlib.suppress(UserError):
-            found.append(replace(foretell(_changed(planning, keys)), name=title))
-    return tuple(found)
+            allowed.append(replace(foretell(_changed(planning, keys)), name=title))
+    return tuple(allowed)
 
 
 def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:

@@ -74,8 +74,8 @@ def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:
 
 def _worth_a_row(rows: Sequence[Beside], forecast: Forecast) -> list[Beside]:
     """What was predicted, and what else took more than a hundredth of a step."""
-    least_s = 0.01 * next((one.measured or 0.0 for one in forecast.calls if one.name == STEP), 0.0)
-    return [one for one in rows if one.predicted is not None or (one.measured or 0.0) > least_s]
+    least_s = 0.01 * next((call.measured or 0.0 for call in forecast.calls if call.name == STEP), 0.0)
+    return [row for row in rows if row.predicted is not None or (row.measured or 0.0) > least_s]
 
 
 def _farthest(ranks: Sequence[Beside]) -> list[Beside]:

@@ -39,8 +39,8 @@ def explain(error: CycloptsError) -> str:
             return _missing(error, error.argument, command)
         case CoercionError():
             name = (error.token.keyword if error.token else None) or _name(error.argument)
-            found = f", found `{error.token.value}`" if error.token else ""
-            return f"`{name}`: expected {_expected(error)}{found}"
+            given = f", found `{error.token.value}`" if error.token else ""
+            return f"`{name}`: expected {_expected(error)}{given}"
         case UnusedCliTokensError():
             assert error.unused_tokens
             return f"`{error.unused_tokens[0]}` is one argument too many; usage: `{usage_of(command)}`"

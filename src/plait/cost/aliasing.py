@@ -45,7 +45,7 @@ class Aliasing:
         self._offload_policy = offload_policy
         self._dtype = dtype
         self._parameters = parameters
-        self._found: dict[tuple[Owner, int], dict[PartKey, Nest]] = {}
+        self._nests: dict[tuple[Owner, int], dict[PartKey, Nest]] = {}
         self._names: dict[Owner, dict[PartKey, str]] = {}
 
     def name(self, role: str, key: PartKey) -> str:
@@ -64,9 +64,9 @@ class Aliasing:
     def of(self, role: str, rank: int) -> Mapping[PartKey, Nest]:
         """Where the parts of a role's model on a rank lie; empty where each has a buffer of its own."""
         at = (self._offload_policy.owner(role), rank)
-        if at not in self._found:
-            self._found[at] = {} if self._offload_policy.adapted else self._nested(role, rank)
-        return self._found[at]
+        if at not in self._nests:
+            self._nests[at] = {} if self._offload_policy.adapted else self._nested(role, rank)
+        return self._nests[at]
 
     def holdings(self, role: str, layout: Layout, ranks: Sequence[int], parameters: Parameters) -> Holdings:
         """What these ranks of a layout hold of what is trained of a role.

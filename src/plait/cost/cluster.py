@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from plait.cost.hardware import DEFAULT, DEVICES, GIB, GIGA, TERA, Device, Link, Software
 from plait.errors import ConfigError
 from plait.layout.mesh import Cluster
-from plait.recipes.keys import found, nearest
+from plait.recipes.keys import nearest, shown
 from plait.recipes.recipe_file import read_tree
 from plait.schedule.plan import MOST_RANKS
 from plait.settings import Settings
@@ -262,7 +262,7 @@ def _check_names(tree: Mapping[str, Any], keys: type[Settings], prefix: str) -> 
         if section is not None and isinstance(value, Mapping):
             _check_names(value, section, f"{name}.")
         elif section is not None and not (name == "device" and isinstance(value, str)):
-            raise ConfigError(f"`{name}` is a section of keys, found {found(value)}")
+            raise ConfigError(f"`{name}` is a section of keys, found {shown(value)}")
 
 
 def _explained(error: ValidationError, section: str) -> str:
@@ -271,4 +271,4 @@ def _explained(error: ValidationError, section: str) -> str:
     key = section + ".".join(map(str, detail["loc"]))
     if detail["type"] == "missing":
         return f"key `{key}` is missing"
-    return f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {found(detail['input'])}"
+    return f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(detail['input'])}"

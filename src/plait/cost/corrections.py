@@ -76,12 +76,12 @@ class Corrections:
         Args:
             roles: that models answer for.
         """
-        found = {
+        by_kind = {
             kind_on(place.mode, len(place.ranks)): self.of(place.mode, len(place.ranks))
             for place in placements
             if place.role in roles
         }
-        return {kind: one for kind, one in sorted(found.items()) if one is not None and one.carried}
+        return {kind: own for kind, own in sorted(by_kind.items()) if own is not None and own.carried}
 
 
 def carried_record(carried: Mapping[str, Correction]) -> dict[str, dict[str, str | int | float]]:
@@ -92,7 +92,7 @@ def carried_record(carried: Mapping[str, Correction]) -> dict[str, dict[str, str
 def with_carried(source: str, carried: Mapping[str, Correction]) -> str:
     """Where seconds come from, in words, with what of them is carried."""
     texts = (
-        f"{kind} {one.factor:.2f} times as long, carried from {one.kind} ({one.steps} step{'s' * (one.steps > 1)})"
-        for kind, one in carried.items()
+        f"{kind} {own.factor:.2f} times as long, carried from {own.kind} ({own.steps} step{'s' * (own.steps > 1)})"
+        for kind, own in carried.items()
     )
     return f"{source}; {', '.join(texts)}" if carried else source

@@ -71,13 +71,13 @@ class LargestBatch:
             per_prompt, prompt, response = 2 if pairs else 1, 1, longest_tokens - 1
         options = [node.training for node in flow.calls(role) if node.kind is CallKind.TRAIN] if trains else []
         return cls.of_share(
-            share_of(recipe.prompts_per_step * per_prompt, min((one.mini_batches for one in options), default=1), dp),
+            share_of(recipe.prompts_per_step * per_prompt, min((how.mini_batches for how in options), default=1), dp),
             per_prompt,
             prompt,
             response,
             recipe.micro_batch_tokens if budget_tokens is None else budget_tokens,
             least=MICRO_BATCHES_OF_A_STAGE * pp if pp > 1 else 1,
-            whole_groups=any(one.whole_groups for one in options),
+            whole_groups=any(how.whole_groups for how in options),
         )
 
     @classmethod

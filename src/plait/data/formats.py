@@ -176,8 +176,8 @@ def _of_conversation(messages: Messages, place: str) -> Parts:
 
 def _check_completion(prompt: str | Messages | None, completion: str | Messages, name: str, place: str) -> None:
     if prompt is not None and isinstance(prompt, str) != isinstance(completion, str):
-        found = ("a text", "messages") if isinstance(prompt, str) else ("messages", "a text")
-        raise DataError(f"{place}: the prompt is {found[0]}, but `{name}` is {found[1]}; make them alike")
+        kinds = ("a text", "messages") if isinstance(prompt, str) else ("messages", "a text")
+        raise DataError(f"{place}: the prompt is {kinds[0]}, but `{name}` is {kinds[1]}; make them alike")
     if isinstance(completion, str):
         if not completion.strip():
             raise DataError(f"{place}: `{name}` is empty, so there is nothing to learn; remove the row")
@@ -228,10 +228,10 @@ def check_one_format(rows: Sequence[Row], kind: RowKind = RowKind.PROMPTS) -> No
     """Raises DataError where the rows are not all of one format; both places are named."""
     first = _format(rows[0], kind)
     for row in rows:
-        if (found := _format(row, kind)) != first:
+        if (other := _format(row, kind)) != first:
             raise DataError(
-                f"mixed formats: the {first[0]} of {rows[0].place} is {first[1]}, the {found[0]} of {row.place} is "
-                f"{found[1]}; make all rows alike"
+                f"mixed formats: the {first[0]} of {rows[0].place} is {first[1]}, the {other[0]} of {row.place} is "
+                f"{other[1]}; make all rows alike"
             )
 
 

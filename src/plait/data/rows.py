@@ -252,8 +252,8 @@ def _spread(
             put(position, value)
         return
     if not hasattr(result, "__len__") or len(result) != len(members):
-        found = len(result) if hasattr(result, "__len__") else repr(result)
-        raise RunError(f"{where}: expected a list with one array per sample ({len(members)}), found {found}")
+        length = len(result) if hasattr(result, "__len__") else repr(result)
+        raise RunError(f"{where}: expected a list with one array per sample ({len(members)}), found {length}")
     for position, part in zip(members, result, strict=True):
         put(position, _checked(part, *_expected(rows, output, position), f"{where}, {rows.samples[position].uid}"))
 

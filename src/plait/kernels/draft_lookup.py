@@ -223,7 +223,7 @@ def _num_alike(entry, context, num_context, tokens_N, before_N):
 
 
 @njit(nogil=True, error_model="numpy")
-def _gather(context, num_context, root, level, tokens_N, before_N, chains_2N, heads_2H, found, alike, count):
+def _gather(context, num_context, root, level, tokens_N, before_N, chains_2N, heads_2H, entries, alike, count):
     """Entries whose context is alike in as many tokens as the level asks for, or more; their number with `count`."""
     length = LONG if level else SHORT
     if num_context < length:
@@ -233,11 +233,11 @@ def _gather(context, num_context, root, level, tokens_N, before_N, chains_2N, he
         key = mix(key + np.uint64(context[i]))
     entry = heads_2H[level, np.int64(key & np.uint64(heads_2H.shape[1] - 1))]
     walked = 0
-    while entry >= 0 and walked < WALK and count < len(found):
+    while entry >= 0 and walked < WALK and count < len(entries):
         num_alike = _num_alike(entry, context, num_context, tokens_N, before_N)
         # What the longer contexts have found already is not counted twice.
         if num_alike >= length and (level or num_alike < LONG):
-            found[count], alike[count] = entry, num_alike
+            entries[count], alike[count] = entry, num_alike
             count += 1
         entry = chains_2N[level, entry]
         walked += 1
@@ -245,18 +245,18 @@ def _gather(context, num_context, root, level, tokens_N, before_N, chains_2N, he
 
 
 @njit(nogil=True, error_model="numpy")
-def _weigh(count, found, alike, tokens_N, probs_N, seen, weights, means, best):
+def _weigh(count, entries, alike, tokens_N, probs_N, seen, weights, means, best):
     """The tokens at these entries: their number; of each weight, mean probability, and the entry with most alike."""
     num_seen = 0
     for i in range(count):
-        token, place = tokens_N[found[i]], 0
+        token, place = tokens_N[entries[i]], 0
         while place < num_seen and seen[place] != token:
             place += 1
         if place == num_seen:
             seen[place], weights[place], means[place], best[place] = token, 0.0, 0.0, i
             num_seen += 1
         weight = np.float64(alike[i] * alike[i])
-        prob = np.float64(probs_N[found[i]])
+        prob = np.float64(probs_N[entries[i]])
         weights[place] += weight
         means[place] += weight * (prob if prob > 0 else UNKNOWN)
         if alike[i] > alike[best[place]]:
@@ -319,7 +319,7 @@ def propose(
         survival_BK: chance that it and all before it come true.
     """
     most = 2 * WALK
-    found, alike = np.empty(most, np.int64), np.empty(most, np.int64)
+    entries, alike = np.empty(most, np.int64), np.empty(most, np.int64)
     seen, best = np.empty(most, np.int64), np.empty(most, np.int64)
     weights, means = np.empty(most, np.float64), np.empty(most, np.float64)
     context = np.empty(SEEN + token_ids_BK.shape[1], np.int64)
@@ -335,14 +335,14 @@ def propose(
         survival, depth = 1.0, 0
         while depth < min(limits_B[row], token_ids_BK.shape[1]):
             said, num_said = context[first:stop], min(stop - first, SEEN)
-            count = _gather(said, num_said, root, 1, tokens_N, before_N, chains_2N, heads_2H, found, alike, 0)
-            count = _gather(said, num_said, root, 0, tokens_N, before_N, chains_2N, heads_2H, found, alike, count)
+            count = _gather(said, num_said, root, 1, tokens_N, before_N, chains_2N, heads_2H, entries, alike, 0)
+            count = _gather(said, num_said, root, 0, tokens_N, before_N, chains_2N, heads_2H, entries, alike, count)
             if count == 0:
                 break
-            num_seen = _weigh(count, found, alike, tokens_N, probs_N, seen, weights, means, best)
+            num_seen = _weigh(count, entries, alike, tokens_N, probs_N, seen, weights, means, best)
             key = draw_key(keys_B[row], np.uint64(places_B[row] + depth))
             top, confidence = _guess(num_seen, seen, weights, means, key, greedy_B[row])
-            entry = found[best[top]]
+            entry = entries[best[top]]
             cell = np.int64(greedy_B[row]) * NUM_SOURCES + _source(owners_N[entry], own, kinds_O)
             cell = cell * NUM_MATCHES + _count_reached(_MATCHES, alike[best[top]])
             cell = cell * NUM_DEPTHS + _count_reached(_DEPTHS, depth)

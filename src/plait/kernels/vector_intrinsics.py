@@ -82,8 +82,8 @@ class Emit:
 
     def splat(self, value: Any) -> Any:
         kind = ir.VectorType(value.type, 16)
-        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
-        return self.shuffle(one, ir.Constant(kind, ir.Undefined), [0] * 16)
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.shuffle(first, ir.Constant(kind, ir.Undefined), [0] * 16)
 
     def operand(self, address: Any) -> Any:
         """One vector of a product: 16 float32, or 16 pairs of bfloat16."""

@@ -80,8 +80,8 @@ def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:
         ) from error
     others = [key for key in _NOT_READ if config.get(key)]
     if config.get("peft_type") != "LORA" or others:
-        found = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
-        raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {found}.")
+        kind = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
+        raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {kind}.")
     tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
     targets = sorted({key.split(".lora_A.")[0].rpartition(".")[2] for key in tensors if ".lora_A." in key})
     settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))

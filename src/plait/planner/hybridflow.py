@@ -31,9 +31,9 @@ def hybridflow(space: PlanSpace) -> tuple[Place, ...] | None:
     """
     afters: tuple[After, ...] = ("keep", "offload")
     for after in afters:
-        found = _Mapper(space, after).best()
-        if found is not None:
-            return found
+        mapping = _Mapper(space, after).best()
+        if mapping is not None:
+            return mapping
     return None
 
 

@@ -169,7 +169,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
-def found(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a recipe would have it, in a line of a message."""
     match value:
         case None | bool():

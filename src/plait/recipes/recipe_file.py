@@ -13,7 +13,16 @@ from pydantic import BaseModel, ValidationError
 from plait.data.files import why_no_file
 from plait.errors import ConfigError
 from plait.json_text import Malformed
-from plait.recipes.keys import alternatives, choices, element_of, found, nearest, section_of, takes_list, unknown_key
+from plait.recipes.keys import (
+    alternatives,
+    choices,
+    element_of,
+    nearest,
+    section_of,
+    shown,
+    takes_list,
+    unknown_key,
+)
 from plait.recipes.other_names import answer
 from plait.recipes.recipe import Recipe
 from plait.yaml_text import parse
@@ -146,7 +155,7 @@ def _explain(error: ValidationError, *section: str) -> str:
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError) and isinstance(detail["input"], dict):
             lines.append(f"key `{key}`: {cause}" if key else str(cause))  # of several keys together, which it names
         else:
-            lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {found(detail['input'])}")
+            lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(detail['input'])}")
     return "; ".join(lines)
 
 

@@ -45,10 +45,10 @@ def load_function(path: str, *, key: str = "reward.functions") -> Any:
     module_name, name = split_path(path, key=key)
     users = module_name.split(".")[0] != "plait"
     with UserCode(f"`{key}`: `{path}` cannot be loaded", ConfigError, users=users, limit_s=IMPORT_LIMIT_S):
-        return _found(module_name, name, path, key)
+        return _loaded(module_name, name, path, key)
 
 
-def _found(module_name: str, name: str, path: str, key: str) -> Any:
+def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
     if module_name.endswith(".py"):
         module = load_file(Path(module_name))
     else:

@@ -86,7 +86,7 @@ def prepare(
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan = _found(outlined, _lengths_in(data), machines)
+        plan = _searched(outlined, _lengths_in(data), machines)
     check_engine_plan(recipe, plan)
     plan, recipe = settled_by_costs(outlined, kept.settled(plan), partial(_lengths_in, data), machines)
     if recipe.epochs is not None:
@@ -116,7 +116,7 @@ def prepare(
     )
 
 
-def _found(run: Outline, prompts: Lengths, machines: Machines) -> Plan:
+def _searched(run: Outline, prompts: Lengths, machines: Machines) -> Plan:
     """The plan of a run that leaves it open. Says by which numbers it was found."""
     planning = planning_for_run(run, prompts, machines)
     plan = auto_plan(planning)

@@ -55,7 +55,7 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     have been read."""
     standing = standing_bytes(graph, places, costs)
     kept = kept_bytes(weights) + standing
-    read = sum((of_family.read for of_family in weights), np.maximum.reduce([one.state for one in weights]))
+    read = sum((of_family.read for of_family in weights), np.maximum.reduce([of_family.state for of_family in weights]))
     read = most = read + standing
     present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
     activations = _activations(graph, places, [place.activations for place in places])

@@ -214,9 +214,9 @@ def _check_folder(folder: Path, name: str) -> None:
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         pickles = sorted(path.name for path in folder.glob("*.bin"))
-        found = f"it holds {', '.join(pickles)}, which are pickles" if pickles else "not found"
+        instead = f"it holds {', '.join(pickles)}, which are pickles" if pickles else "not found"
         raise ModelError(
-            f"model: {name!r} should hold its weights as safetensors ({', '.join(missing[:3])}), {found}. "
+            f"model: {name!r} should hold its weights as safetensors ({', '.join(missing[:3])}), {instead}. "
             "plait reads no pickles: save the model with save_pretrained, or set `model` to another one."
         )
     torn = [file for file in files if not is_whole(folder / file)]

@@ -63,17 +63,17 @@ def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, prog
     recipe = prepared.recipe
     apart = float(np.abs(np.exp(rows.sampling_logprobs) - np.exp(expected)).mean())
     limit = recipe.doctor.rollout_probs_diff or LIMITS[recipe.dtype.value].probs_diff
-    found = (
+    distance = (
         f"over {rows.num_tokens} tokens of {len(rows)} samples the probabilities of `sampling.engine` "
         f"{recipe.sampling.engine} are {apart:.2g} off those of the trainer of `{name}` on average"
     )
     if not apart <= limit:
         raise ConfigError(
-            f"{found}, expected at most {limit:g} (`doctor.rollout_probs_diff`, by default that of `dtype` "
+            f"{distance}, expected at most {limit:g} (`doctor.rollout_probs_diff`, by default that of `dtype` "
             f"{recipe.dtype.value}): what is trained would not be what was drawn. Set `sampling.engine` to plait, or "
             "take another `dtype` or `model`"
         )
-    progress.message(f"{found} (at most {limit:g})")
+    progress.message(f"{distance} (at most {limit:g})")
 
 
 def _drawn(prepared: Prepared, engine: GenerationEngine) -> Work[list[Sample]]:

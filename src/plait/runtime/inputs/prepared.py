@@ -62,8 +62,8 @@ class Kept:
 
     def settled(self, plan: Plan) -> Plan:
         """A plan with the settings of its policies that were found before."""
-        found = {} if self.earlier is None else {policy.name: policy for policy in self.earlier.policies}
-        return replace(plan, policies=tuple(p if p.settings else found.get(p.name, p) for p in plan.policies))
+        settled = {} if self.earlier is None else {policy.name: policy for policy in self.earlier.policies}
+        return replace(plan, policies=tuple(p if p.settings else settled.get(p.name, p) for p in plan.policies))
 
 
 NOTHING_KEPT = Kept()

@@ -70,11 +70,11 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     (_, best), *others = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name)
     least_s = best.prediction.seconds_per_step
     # Those that are faster train roles together, and gain too little by that.
-    next_best = [one for places, one in others if places in leaders and one.prediction.seconds_per_step >= least_s]
-    made = {one.name: one.places for one in result.baselines}
+    next_best = [plan for places, plan in others if places in leaders and plan.prediction.seconds_per_step >= least_s]
+    made = {baseline.name: baseline.places for baseline in result.baselines}
     return Choice(
         best,
-        tuple(replace(one, name=f"plan {n}") for n, one in enumerate(next_best[:MOST_ALTERNATIVES], start=2)),
+        tuple(replace(plan, name=f"plan {n}") for n, plan in enumerate(next_best[:MOST_ALTERNATIVES], start=2)),
         _foretold_baselines(planning, made),
         result.evaluations,
         budget.clock() - began,
@@ -82,7 +82,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     )
 
 
-def found(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
+def choose_best(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
     """The best plan that a search finds, with nothing beside it; over many devices the one that its measure puts first.
 
     Raises:
@@ -93,7 +93,7 @@ def found(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
 
 
 def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:
-    """States of the best plans found, one for each engine's; on many devices at most so many."""
+    """Places of the best plans of each kind; on many devices of at most so many kinds."""
     many = planning.cluster.num_devices > LARGE
     return [leader.places for leader in result.leaders[: most if many else len(result.leaders)]]
 
@@ -110,7 +110,7 @@ def _ranked(
             ranked.append((weighed_s(prediction.seconds_per_step, places), places, Foretold(name, plan, prediction)))
     if not ranked:
         raise ConfigError(misfit(planning, result))
-    return [(places, one) for _, places, one in sorted(ranked, key=lambda row: row[0])]
+    return [(places, plan) for _, places, plan in sorted(ranked, key=lambda row: row[0])]
 
 
 def foretold(planning: Planning, plan: Plan) -> Foretold:

@@ -63,9 +63,9 @@ class Forecast:
         record = {
             "plan": self.plan,
             "source": self.source,
-            "calls": [_record("call", one.name, one, "s") for one in self.calls],
-            "kinds": [_record("kind", one.name, one, "s") for one in self.kinds],
-            "memory": [_record("rank", int(one.name), one, "bytes") for one in self.memory],
+            "calls": [_record("call", call.name, call, "s") for call in self.calls],
+            "kinds": [_record("kind", kind.name, kind, "s") for kind in self.kinds],
+            "memory": [_record("rank", int(rank.name), rank, "bytes") for rank in self.memory],
             "carried": carried_record(self.carried),
         }
         return json.dumps(record, indent=1) + "\n"
