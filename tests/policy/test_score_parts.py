@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.score_parts import PartSize, Piece, SampleLength, next_part, settled
+from plait.policy.score_parts import PartSize, SampleLength, ScoredPart, next_part, settled
 
 Groups = list[list[SampleLength]]
 
@@ -88,8 +88,8 @@ def test_what_is_parted_is_known_when_the_last_samples_are() -> None:
     groups[0][0] = SampleLength(3, ended=False)
     assert settled(groups, 4, parted=1) == [], "prompt 1 may have the last"
     groups[0][0] = SampleLength(4, ended=False)
-    assert settled(groups, 4, parted=1) == [Piece(1, (0, 1)), Piece(0, (1,))]
-    assert settled(groups, 4) == [Piece(1, (0, 1))]
+    assert settled(groups, 4, parted=1) == [ScoredPart(1, (0, 1)), ScoredPart(0, (1,))]
+    assert settled(groups, 4) == [ScoredPart(1, (0, 1))]
 
 
 @st.composite

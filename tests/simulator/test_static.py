@@ -9,7 +9,7 @@ from plait.schedule.action import Kind
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.pipeline import fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
-from plait.schedule.validate import Transport, check_transfers, validate
+from plait.schedule.validate import MessageMatching, check_transfers, validate
 from plait.simulator import kernels
 from plait.simulator.static import Program, simulate
 from tests.schedule.workloads import workloads
@@ -112,7 +112,7 @@ def test_an_acyclic_schedule_never_deadlocks_with_eager_receives(workload, rng):
     schedule = Schedule(tuple(map(tuple, rows)))
     validate(schedule, fused_caps_off(workload))
     moved = with_transfers(schedule)
-    check_transfers(moved, Transport.TAGGED)
+    check_transfers(moved, MessageMatching.TAGGED)
     assert len(simulate(moved, lambda action: 1.0).spans) == len(moved)
 
 

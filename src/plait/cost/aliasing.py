@@ -13,7 +13,7 @@ from plait.cost.offload_policy import OffloadPolicy, Owner
 from plait.layout.boxes import Holding
 from plait.layout.holdings import Holdings, flat_holdings, merged, weights
 from plait.layout.mesh import Layout
-from plait.layout.nesting import Nest, nest
+from plait.layout.nesting import AliasedPart, nest
 from plait.layout.params import FlatLayout, Parameters
 from plait.layout.shards import shard
 from plait.recipes.role_models import RoleModel
@@ -45,7 +45,7 @@ class Aliasing:
         self._offload_policy = offload_policy
         self._dtype = dtype
         self._parameters = parameters
-        self._nests: dict[tuple[Owner, int], dict[PartKey, Nest]] = {}
+        self._aliased: dict[tuple[Owner, int], dict[PartKey, AliasedPart]] = {}
         self._names: dict[Owner, dict[PartKey, str]] = {}
 
     def name(self, role: str, key: PartKey) -> str:
@@ -61,12 +61,12 @@ class Aliasing:
             self._names[owner] = {key: f"weights{number}" for number, key in enumerate(dict.fromkeys(keys))}
         return self._names[owner][key]
 
-    def of(self, role: str, rank: int) -> Mapping[PartKey, Nest]:
+    def of(self, role: str, rank: int) -> Mapping[PartKey, AliasedPart]:
         """Where the parts of a role's model on a rank lie; empty where each has a buffer of its own."""
         at = (self._offload_policy.owner(role), rank)
-        if at not in self._nests:
-            self._nests[at] = {} if self._offload_policy.adapted else self._nested(role, rank)
-        return self._nests[at]
+        if at not in self._aliased:
+            self._aliased[at] = {} if self._offload_policy.adapted else self._nested(role, rank)
+        return self._aliased[at]
 
     def holdings(self, role: str, layout: Layout, ranks: Sequence[int], parameters: Parameters) -> Holdings:
         """What these ranks of a layout hold of what is trained of a role.
@@ -84,7 +84,7 @@ class Aliasing:
             holdings.append(Holdings(whole.params, self._dtype, {rank: whole.ranks[rank]}, {rank: whole.buffers[rank]}))
         return merged(holdings)
 
-    def _nested(self, role: str, rank: int) -> dict[PartKey, Nest]:
+    def _nested(self, role: str, rank: int) -> dict[PartKey, AliasedPart]:
         layouts = self._candidates(role, rank)
         if len(layouts) < 2:
             return {}

@@ -27,7 +27,7 @@ LONGEST_PIECE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SteadySteps:
     """Steps in which the same samples run: so many steps, so many samples, response tokens that they have on average
     over these steps, all together."""
 
@@ -37,7 +37,7 @@ class Piece:
 
 
 @lru_cache(maxsize=4096)
-def profile(lengths: tuple[int, ...], running: int) -> tuple[Piece, ...]:
+def profile(lengths: tuple[int, ...], running: int) -> tuple[SteadySteps, ...]:
     """
     Args:
         lengths: of the samples of one instance, in the order in which they start. The first token of each comes of its
@@ -65,15 +65,15 @@ def profile(lengths: tuple[int, ...], running: int) -> tuple[Piece, ...]:
     return _pieces(changes)
 
 
-def _pieces(changes: dict[int, list[int]]) -> tuple[Piece, ...]:
-    pieces: list[Piece] = []
+def _pieces(changes: dict[int, list[int]]) -> tuple[SteadySteps, ...]:
+    pieces: list[SteadySteps] = []
     steps = sorted(changes)
     now = begun = 0
     for step, stop in itertools.pairwise(steps):
         now, begun = now + changes[step][0], begun + changes[step][1]
         while now and step < stop:
             length = min(LONGEST_PIECE, stop - step)
-            pieces.append(Piece(length, now, now * (step + (length + 1) / 2) - begun))
+            pieces.append(SteadySteps(length, now, now * (step + (length + 1) / 2) - begun))
             step += length
     return tuple(pieces)
 
@@ -82,7 +82,7 @@ COARSE = 24
 """Pieces whose terms say what many are spent on."""
 
 
-def coarse(pieces: Sequence[Piece]) -> list[Piece]:
+def coarse(pieces: Sequence[SteadySteps]) -> list[SteadySteps]:
     """Few pieces in place of many, each the mean of some that follow each other."""
     means = []
     for part in range(min(COARSE, len(pieces))):
@@ -93,7 +93,7 @@ def coarse(pieces: Sequence[Piece]) -> list[Piece]:
         )
         steps = sum(piece.steps for piece in some)
         running = round(sum(piece.steps * piece.running for piece in some) / steps)
-        means.append(Piece(steps, running, sum(piece.steps * piece.said for piece in some) / steps))
+        means.append(SteadySteps(steps, running, sum(piece.steps * piece.said for piece in some) / steps))
     return means
 
 
@@ -121,7 +121,7 @@ class Guessing:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """`Piece`s of several instances, one instance after the other, as arrays, and where those of each begin."""
+    """`SteadySteps`s of several instances, one instance after the other, as arrays, and where those of each begin."""
 
     steps: Floats
     running: Floats
@@ -134,7 +134,7 @@ class Pieces:
         Args:
             shares: lengths of the samples of each instance; running: of them at a time.
         """
-        by_instance = [profile(share, running) or (Piece(0, 1, 0.0),) for share in shares]
+        by_instance = [profile(share, running) or (SteadySteps(0, 1, 0.0),) for share in shares]
         table = np.array(
             [(piece.steps, piece.running, piece.said) for pieces in by_instance for piece in pieces], float
         )
@@ -172,7 +172,7 @@ class Decoding:
         self._groups, self._guessing = groups, guessing or Guessing()
         self._drafts = self._guessing.drafts
 
-    def seconds(self, pieces: Sequence[Piece]) -> Terms:
+    def seconds(self, pieces: Sequence[SteadySteps]) -> Terms:
         """Seconds of all steps."""
         fewer = self._drafts.tokens
         return added(*(scaled(self.step(piece.running, piece.said), piece.steps / fewer) for piece in pieces))

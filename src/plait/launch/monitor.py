@@ -14,7 +14,7 @@ from plait.launch.failures import Ended, Failure, PeerState
 from plait.launch.keys import Keys
 from plait.launch.stall import Stillness, stalled_of
 from plait.launch.watched_rank import Held, Pending, Rank
-from plait.launch.wire import Ask, Beat, Forged, Raised, Reply, Said, Seen, Told
+from plait.launch.wire import Ask, Beat, Forged, Raised, Remark, Reply, Seen, StoreAnswer
 
 _TICK_S = 0.1
 """Between two looks at clocks and processes; what comes by a connection is seen at once."""
@@ -176,7 +176,7 @@ class Monitor:
             match message:
                 case Beat():
                     pass
-                case Said(text):
+                case Remark(text):
                     self._heard(rank.rank, text)
                 case Seen():
                     if message.number == rank.look:
@@ -186,7 +186,7 @@ class Monitor:
                     self._replied(rank, message)
                 case Ask():
                     for asker, number, answer in self._keys.ask(rank.rank, message.number, message.question):
-                        self._ranks[asker].channel.put(Told(number, answer))
+                        self._ranks[asker].channel.put(StoreAnswer(number, answer))
                 case _:
                     raise AssertionError(f"the controller was sent {message}")
         if forged:

@@ -64,7 +64,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Told:
+class StoreAnswer:
     """The answer to an Ask."""
 
     number: int
@@ -80,7 +80,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Said:
+class Remark:
     """To whoever launched the group; see `WorkerContext.tell`."""
 
     text: str
@@ -116,7 +116,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question for keys of the group's rendezvous; answered by Told."""
+    """A question for keys of the group's rendezvous; answered by StoreAnswer."""
 
     number: int
     question: Question

@@ -35,12 +35,12 @@ from plait.launch.wire import (
     Channel,
     Look,
     Raised,
+    Remark,
     Reply,
-    Said,
     Seen,
     Start,
     Stop,
-    Told,
+    StoreAnswer,
 )
 from plait.orphan_guard import die_with
 
@@ -143,7 +143,7 @@ class _Service:
                 self.inbox.put(message)
             case Call():
                 self.inbox.put(message)
-            case Told():
+            case StoreAnswer():
                 if (asked := self._asked.get(message.number)) is not None:  # else it was given up
                     asked.put(message.answer)
             case _:
@@ -185,7 +185,7 @@ def _construct(service: _Service, start: Start, main: _ControllersMain) -> Any:
 
         return ControllersStore(service.ask)
 
-    tell = lambda text: service.send(Said(text))  # noqa: E731
+    tell = lambda text: service.send(Remark(text))  # noqa: E731
     service.context = WorkerContext(start.rank, start.num_ranks, open_store, start.place, tell)
     return worker(service.context, *args, **kwargs)
 

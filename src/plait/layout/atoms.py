@@ -16,7 +16,7 @@ from plait.layout.boxes import Box
 from plait.layout.holdings import Holdings
 from plait.layout.params import Param
 
-Piece = tuple[int, Box]
+TensorBox = tuple[int, Box]
 """(parameter number, box)"""
 
 
@@ -26,7 +26,7 @@ class MoveClass:
 
     holders: tuple[int, ...]
     needers: tuple[int, ...]
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TensorBox] = field(default_factory=list)
 
     @property
     def num_elements(self) -> int:
@@ -38,7 +38,7 @@ class Demand:
     """classes: what has to travel; kept: rank → what it needs and already holds."""
 
     classes: tuple[MoveClass, ...]
-    kept: dict[int, list[Piece]]
+    kept: dict[int, list[TensorBox]]
 
 
 def demand(source: Holdings, target: Holdings) -> Demand:
@@ -49,7 +49,7 @@ def demand(source: Holdings, target: Holdings) -> Demand:
     """
     assert source.params == target.params, "source and target count their parameters differently"
     classes: dict[tuple[tuple[int, ...], tuple[int, ...]], MoveClass] = {}
-    kept: dict[int, list[Piece]] = {}
+    kept: dict[int, list[TensorBox]] = {}
     atoms: dict[object, list[_Atom]] = {}
     for number, (held, needed) in enumerate(zip(source.by_param, target.by_param, strict=True)):
         if not needed:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from plait.layout.atoms import Piece, demand
+from plait.layout.atoms import TensorBox, demand
 from plait.layout.boxes import Box, Holding, Slice, aligned_slices, boxes_of_range
 from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
@@ -77,7 +77,7 @@ def _check_shared_buffers(source: Holdings, target: Holdings) -> None:
             )
 
 
-def _local(source: Holdings, target: Holdings, rank: int, pieces: list[Piece], limit: int) -> list[MoveAction]:
+def _local(source: Holdings, target: Holdings, rank: int, pieces: list[TensorBox], limit: int) -> list[MoveAction]:
     """Views and copies of what a rank needs and has: one action for all views, copies of `limit` elements at most."""
     views: list[tuple[Slice, Slice]] = []
     copies: list[tuple[Slice, Slice]] = []

@@ -23,7 +23,7 @@ Held = tuple[Holding, ...]
 
 
 @dataclass(frozen=True)
-class Nest:
+class AliasedPart:
     """Where one part of a model lies on a rank.
 
     held:    its blocks, in the order of its flat layout
@@ -36,7 +36,7 @@ class Nest:
     own: int
 
 
-def nest(parts: Mapping[str, Held], params: Sequence[Param], whole: Collection[str] = ()) -> dict[str, Nest]:
+def nest(parts: Mapping[str, Held], params: Sequence[Param], whole: Collection[str] = ()) -> dict[str, AliasedPart]:
     """Where the parts of a model that a rank has lie together.
 
     Of blocks that hold each other the largest is stored. A part that hosts others, and has no guest of its own, is one
@@ -67,7 +67,7 @@ def nested(parts: Sequence[Holdings]) -> tuple[Holdings, ...]:
     first = parts[0]
     assert all(part.params == first.params for part in parts), "holdings of different parameters do not nest"
     assert all(part.dtype == first.dtype for part in parts), "holdings of different dtypes do not nest"
-    nests_of_parts: list[dict[int, Nest]] = [{} for _ in parts]
+    nests_of_parts: list[dict[int, AliasedPart]] = [{} for _ in parts]
     for rank in sorted({rank for part in parts for rank in part.ranks}):
         mine = {name: (at, part.ranks[rank]) for at, part in enumerate(parts) for name in part.buffers.get(rank, ())}
         assert len(mine) == sum(rank in part.ranks for part in parts), f"rank {rank}: parts need a buffer each"
@@ -137,7 +137,7 @@ def _stored(name: str, held: Held, hosts: Mapping[_Place, _Place]) -> tuple[dict
 
 def _nest(
     name: str, held: Held, stored: Mapping[str, tuple[dict[int, Holding], int]], hosts: Mapping[_Place, _Place]
-) -> Nest:
+) -> AliasedPart:
     nested_holdings = []
     for number, holding in enumerate(held):
         owner, index = hosts.get((name, number), (name, number))
@@ -146,4 +146,4 @@ def _nest(
     own = stored[name][1]
     # An own buffer of nothing is none; a part without any block keeps one, so that it lies somewhere.
     used = {holding.buffer for holding in nested_holdings} or {name}
-    return Nest(tuple(nested_holdings), {buffer: stored[buffer][1] for buffer in stored if buffer in used}, own)
+    return AliasedPart(tuple(nested_holdings), {buffer: stored[buffer][1] for buffer in stored if buffer in used}, own)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from plait.layout.atoms import MoveClass, Piece
+from plait.layout.atoms import MoveClass, TensorBox
 from plait.layout.boxes import Box, boxes_of_range
 from plait.layout.mesh import Cluster
 
@@ -28,7 +28,7 @@ class Chunk:
 
     holders: tuple[int, ...]
     needers: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorBox, ...]
     num_elements: int
 
 
@@ -52,7 +52,7 @@ def split(move_class: MoveClass, item_bytes: int, bucket_bytes: int, chunk_bytes
     parts = max(-(-total * item_bytes // bucket_bytes), min(PARTS, total, total * item_bytes // chunk_bytes), 1)
     limit = max(1, bucket_bytes // item_bytes)
     chunks: list[Chunk] = []
-    pieces: list[Piece] = []
+    pieces: list[TensorBox] = []
     filled = done = 0
 
     def close() -> None:

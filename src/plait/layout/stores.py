@@ -13,7 +13,7 @@ from typing import Any
 
 from plait.errors import DataError, LayoutError
 from plait.file_form import FileForm
-from plait.layout.atoms import Piece, demand
+from plait.layout.atoms import TensorBox, demand
 from plait.layout.boxes import Box, Holding
 from plait.layout.holdings import Holdings, packed
 from plait.layout.mesh import Cluster
@@ -22,14 +22,14 @@ from plait.layout.params import Param
 FORM = FileForm("layout")
 
 
-def divided(held: Holdings) -> dict[int, list[Piece]]:
+def divided(held: Holdings) -> dict[int, list[TensorBox]]:
     """Every element that anyone holds, given to one of its holders; equal loads as far as that can be.
 
     What a rank counts of a norm over all ranks, or writes of a checkpoint.
     """
-    pieces: dict[int, list[Piece]] = {rank: [] for rank in sorted(held.ranks)}
+    pieces: dict[int, list[TensorBox]] = {rank: [] for rank in sorted(held.ranks)}
     loads = dict.fromkeys(pieces, 0)
-    holders: dict[Piece, list[int]] = defaultdict(list)
+    holders: dict[TensorBox, list[int]] = defaultdict(list)
     for rank, mine in sorted(demand(held, held).kept.items()):
         for piece in mine:
             holders[piece].append(rank)

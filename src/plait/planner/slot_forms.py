@@ -10,7 +10,7 @@ from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.planner.plan_problem import MOST_STAGES, PlanProblem
 from plait.planner.stage_layers import cut_layers
 from plait.schedule.plan import Placement
-from plait.simulator.places import Asked, Places
+from plait.simulator.places import PlacementCosts, Places
 
 LARGE = 16
 """Devices beyond which micro-batches and schedules that take less memory are for those alone that have no room else."""
@@ -28,7 +28,7 @@ class Form:
     parallelism: Parallelism
     micro_batch_tokens: int | None
     schedule: str
-    asked: Asked
+    asked: PlacementCosts
     seconds: float
     static_bytes: float
     active_bytes: float

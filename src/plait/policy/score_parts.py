@@ -56,7 +56,7 @@ class PartSize:
         return max(1, self.tokens >> max(0, 2 - number)) if self.rises else self.tokens
 
 
-class Piece(NamedTuple):
+class ScoredPart(NamedTuple):
     """Samples of one group, which are scored together. indices: of all its samples, but where groups are parted"""
 
     place: int
@@ -76,7 +76,7 @@ class _End(NamedTuple):
         return self.step == self.latest
 
 
-def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, parted: int = 0) -> list[Piece]:
+def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, parted: int = 0) -> list[ScoredPart]:
     """Groups whose place in the order is known, first to last; all of them when all samples have ended.
 
     Args:
@@ -106,7 +106,7 @@ def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, parted: int 
     return _pieces(ends, {end.place for end in late} | {end.place for end in early if not end.is_exact})
 
 
-def _pieces(ends: Sequence[_End], others: Collection[int] = ()) -> list[Piece]:
+def _pieces(ends: Sequence[_End], others: Collection[int] = ()) -> list[ScoredPart]:
     """The samples that end so, by groups in the order of their last ones, as far as that is known.
 
     Args:
@@ -120,7 +120,7 @@ def _pieces(ends: Sequence[_End], others: Collection[int] = ()) -> list[Piece]:
         last[place] = max(first, step), max(until, latest)
     known = sorted((first, place, first == until and place not in others) for place, (first, until) in last.items())
     count = next((count for count, (_, _, is_known) in enumerate(known) if not is_known), len(known))
-    return [Piece(place, tuple(sorted(indices[place]))) for _, place, _ in known[:count]]
+    return [ScoredPart(place, tuple(sorted(indices[place]))) for _, place, _ in known[:count]]
 
 
 def _ends(lengths: Sequence[float], at_once: int) -> Iterator[float]:

@@ -47,13 +47,13 @@ class Rollout:
     parted: int = 0
     again_s: float = 0.0
 
-    def parts(self, ends: Sequence[Sequence[float]]) -> list[list[Piece]]:
+    def parts(self, ends: Sequence[Sequence[float]]) -> list[list[GroupPart]]:
         """What each sample of each instance is scored with, by when samples end."""
-        order = sorted(end for row in ends for end in row)
+        order, together = sorted(end for row in ends for end in row), self.together
         until = order[-self.parted - 1] if 0 < self.parted < len(order) else inf
-        return [[Piece(i, k // self.together, end <= until) for k, end in enumerate(row)] for i, row in enumerate(ends)]
+        return [[GroupPart(i, k // together, end <= until) for k, end in enumerate(row)] for i, row in enumerate(ends)]
 
-    def works(self, parts: Iterable[Sequence[Piece]]) -> dict[Hashable, float]:
+    def works(self, parts: Iterable[Sequence[GroupPart]]) -> dict[Hashable, float]:
         """Device seconds of scoring each of these parts."""
         sizes = Counter(part for row in parts for part in row)
         return {
@@ -62,7 +62,7 @@ class Rollout:
         }
 
 
-class Piece(NamedTuple):
+class GroupPart(NamedTuple):
     """The samples of a group that are scored together. place: of its instance; group: its number there; is_early: those
     that have ended when groups are parted, all of them where they are not"""
 

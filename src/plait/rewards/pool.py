@@ -27,7 +27,7 @@ from plait.errors import ConfigError, PlaitError, RunError
 from plait.rewards.calls import missing_arguments
 from plait.rewards.functions import RewardFunction, main_file
 from plait.rewards.group import Call, Group, packed_call
-from plait.rewards.process import WorkerProcess
+from plait.rewards.process import RewardProcess
 from plait.rewards.scores import FailureKind, GroupScores, Worked
 from plait.rewards.settings import OnError
 from plait.rewards.signature import Signature, signature_from
@@ -47,7 +47,7 @@ _STRANGE = "wrote something else than an answer on the connection of its worker 
 
 @dataclass
 class _Worker:
-    process: WorkerProcess
+    process: RewardProcess
     place: int
     """Which of the pool's workers it is."""
     deadline: float
@@ -232,7 +232,7 @@ class RewardPool:
         return IMPORT_LIMIT_S * (1 + respawns) + self.timeout_s * calls
 
     def _spawn(self, place: int) -> _Worker:
-        process = WorkerProcess(self._start_message, self._output, self._memory_bytes)
+        process = RewardProcess(self._start_message, self._output, self._memory_bytes)
         return _Worker(process, place, time.monotonic() + IMPORT_LIMIT_S)
 
     def _pump(self, timeout_s: float) -> None:

@@ -26,7 +26,7 @@ _BOOT = (
 _TRACE_WAIT_S = 0.5
 
 
-class WorkerProcess:
+class RewardProcess:
     """A running worker. Not the standard `multiprocessing.Process`, whose spawn would run the user's script again and
     import all that it imports. It has a session of its own: Ctrl-C in the terminal does not reach it.
 

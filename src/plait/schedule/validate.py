@@ -23,7 +23,7 @@ from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
 
 
-class Transport(StrEnum):
+class MessageMatching(StrEnum):
     """How messages between two ranks find their receive.
 
     TAGGED:     by id, receives posted ahead (gloo with tags): any acyclic schedule runs
@@ -59,7 +59,7 @@ def validate(
         _check_memory(schedule, holds, caps)
 
 
-def check_transfers(schedule: Schedule, transport: Transport) -> None:
+def check_transfers(schedule: Schedule, transport: MessageMatching) -> None:
     """Raise `DataError`, naming an action, unless sends and receives run to the end under the transport."""
     actions = _check_ids(schedule)
     receives = {}
@@ -72,9 +72,9 @@ def check_transfers(schedule: Schedule, transport: Transport) -> None:
         if action.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD) and action.id not in receives:
             raise DataError(f"{action.id} on rank {action.rank}: nobody receives it")
     _check_cycles(schedule, actions)
-    if transport is Transport.FIFO:
+    if transport is MessageMatching.FIFO:
         _check_fifo(schedule, actions)
-    elif transport is Transport.RENDEZVOUS:
+    elif transport is MessageMatching.RENDEZVOUS:
         _check_rendezvous(schedule, receives)
 
 

@@ -29,7 +29,7 @@ MICRO_BATCHES_OF_A_STAGE = 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlacementCosts:
     """What a cost model said of one placement. Equal for placements on meshes of one shape.
 
     calls: of each call of the slot
@@ -77,7 +77,7 @@ class Place:
         graph: StepGraph,
         slot: int,
         placements: tuple[Placement, ...],
-        asked: Sequence[Asked],
+        asked: Sequence[PlacementCosts],
         num_ranks: int,
         numbers: dict[object, int],
     ) -> None:
@@ -96,7 +96,7 @@ class Place:
         tokens = first.micro_batch_tokens or graph.rollouts.micro_batch_tokens
         self.chunks = graph.rollouts.parts(first.dp * deep * tokens)
 
-    def _fill(self, p: Placement, asked: Asked, numbers: dict[object, int]) -> None:
+    def _fill(self, p: Placement, asked: PlacementCosts, numbers: dict[object, int]) -> None:
         size, first, whole = len(p.ranks), p.ranks[0], _whole(p)
         at = _at(p)
         self.mask |= ((1 << size) - 1) << first if whole else sum(1 << rank for rank in p.ranks)
@@ -107,7 +107,7 @@ class Place:
         if self.state is not None:
             self.state[at] = np.array(asked.state, float)[stages]
 
-    def _answer(self, asked: Sequence[Asked]) -> None:
+    def _answer(self, asked: Sequence[PlacementCosts]) -> None:
         """What calls take, of each placement."""
         self.asked, self.costs = tuple(asked), asked[0].calls
         self.seconds = tuple(
@@ -164,7 +164,7 @@ class Places:
         self._numbers: dict[object, int] = {}
         self._made: dict[Hashable, Place] = {}
 
-    def place(self, slot: int, placements: Sequence[Placement], asked: Sequence[Asked] | None = None) -> Place:
+    def place(self, slot: int, placements: Sequence[Placement], asked: Sequence[PlacementCosts] | None = None) -> Place:
         """The place of a slot, from the placements of one of its calls.
 
         Args:
@@ -176,7 +176,7 @@ class Places:
             self._made[key] = Place(self.graph, slot, tuple(placements), asked, self.num_ranks, self._numbers)
         return self._made[key]
 
-    def ask(self, slot: int, p: Placement) -> Asked:
+    def ask(self, slot: int, p: Placement) -> PlacementCosts:
         role, mode, layout = self.graph.slots[slot].role, self.graph.slots[slot].mode, p.layout
         calls = tuple(
             self.costs.call(
@@ -193,7 +193,7 @@ class Places:
         whole = self.costs.held_bytes(role, layout, trained=True) if trained else held
         state_s = self.costs.offload(role, layout, "state").seconds if trained else 0.0
         state = tuple(num_bytes - other for num_bytes, other in zip(whole, held, strict=True))
-        return Asked(calls, held, state, self.costs.offload(role, layout, "weights").seconds, state_s)
+        return PlacementCosts(calls, held, state, self.costs.offload(role, layout, "weights").seconds, state_s)
 
 
 def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[int, ...]]:

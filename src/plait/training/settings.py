@@ -16,7 +16,7 @@ TIMESCALE = 10_000
 """Optimizer steps in which `inverse_sqrt` falls to 1/√2 of the peak where there is no warm-up, as in Transformers."""
 
 
-class Schedule(StrEnum):
+class LearningRateSchedule(StrEnum):
     """What the learning rate is after the warm-up, as a share of its peak: names and values as in Transformers.
 
     With W steps of warm-up, x = (step − W) / (total − W) and m = `min_lr_ratio`.
@@ -38,15 +38,20 @@ class Schedule(StrEnum):
     """√(W / step); without a warm-up √(T / (step + T)) with T = `TIMESCALE`. It knows no end."""
 
 
-WITH_END = (Schedule.LINEAR, Schedule.COSINE, Schedule.COSINE_WITH_MIN_LR, Schedule.POLYNOMIAL)
+WITH_END = (
+    LearningRateSchedule.LINEAR,
+    LearningRateSchedule.COSINE,
+    LearningRateSchedule.COSINE_WITH_MIN_LR,
+    LearningRateSchedule.POLYNOMIAL,
+)
 
 
 class OptimizerSettings(Settings):
     """AdamW (Loshchilov & Hutter 2019) on float32 masters. Every count is in optimizer steps, that is mini-batches."""
 
     learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
-    schedule: Schedule = Field(
-        Schedule.CONSTANT,
+    schedule: LearningRateSchedule = Field(
+        LearningRateSchedule.CONSTANT,
         description="after the warm-up: constant, linear, cosine, polynomial or inverse_sqrt (docs/recipes.md)",
     )
     warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
@@ -75,16 +80,16 @@ class OptimizerSettings(Settings):
                 f"warmup_steps ({self.warmup_steps}) and warmup_ratio ({self.warmup_ratio:g}) are both set; give one "
                 "of them"
             )
-        if schedule is Schedule.CONSTANT_WITH_WARMUP and not (self.warmup_steps or self.warmup_ratio):
+        if schedule is LearningRateSchedule.CONSTANT_WITH_WARMUP and not (self.warmup_steps or self.warmup_ratio):
             raise ValueError("schedule: constant_with_warmup needs a warm-up; set `warmup_steps` or `warmup_ratio`")
-        if schedule is Schedule.COSINE_WITH_MIN_LR and not self.min_lr_ratio:
+        if schedule is LearningRateSchedule.COSINE_WITH_MIN_LR and not self.min_lr_ratio:
             raise ValueError("schedule: cosine_with_min_lr needs a minimum; set `min_lr_ratio`, or schedule: cosine")
         if self.min_lr_ratio and schedule not in WITH_END:
             raise ValueError(
                 f"min_lr_ratio has no effect with schedule: {schedule}; remove it, or set `schedule` to one of "
                 f"{', '.join(WITH_END)}"
             )
-        if self.power != 1 and schedule is not Schedule.POLYNOMIAL:
+        if self.power != 1 and schedule is not LearningRateSchedule.POLYNOMIAL:
             raise ValueError(f"power has no effect with schedule: {schedule}; remove it, or set schedule: polynomial")
         return self
 
@@ -96,23 +101,24 @@ class OptimizerSettings(Settings):
         """Learning rate of optimizer step `step`, counted from 0, of `total_steps`.
 
         Warm-up over W steps: learning_rate · (step + 1) / W, so the first step already moves and step W − 1 has the
-        peak. (In Transformers it is step / W: the first step does nothing.) After it as in `Schedule`. Of a schedule
-        that ends at 0 the last step of a run is thus small but not 0; past the end it is what the schedule ends at.
+        peak. (In Transformers it is step / W: the first step does nothing.) After it as in
+        `LearningRateSchedule`. Of a schedule that ends at 0 the last step of a run is thus small but not 0; past the
+        end it is what the schedule ends at.
         """
         warmup = self.warmup(total_steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         x = min(1.0, (step - warmup) / max(1, total_steps - warmup))
         match self.schedule:
-            case Schedule.CONSTANT | Schedule.CONSTANT_WITH_WARMUP:
+            case LearningRateSchedule.CONSTANT | LearningRateSchedule.CONSTANT_WITH_WARMUP:
                 return self.learning_rate
-            case Schedule.LINEAR:
+            case LearningRateSchedule.LINEAR:
                 return self._above_least(self.learning_rate * (1 - x))
-            case Schedule.COSINE | Schedule.COSINE_WITH_MIN_LR:
+            case LearningRateSchedule.COSINE | LearningRateSchedule.COSINE_WITH_MIN_LR:
                 return self._above_least(self.learning_rate * (1 + math.cos(math.pi * x)) / 2)
-            case Schedule.POLYNOMIAL:
+            case LearningRateSchedule.POLYNOMIAL:
                 return self._above_least(self.learning_rate * (1 - x) ** self.power)
-            case Schedule.INVERSE_SQRT:
+            case LearningRateSchedule.INVERSE_SQRT:
                 timescale = warmup or TIMESCALE
                 return self.learning_rate * math.sqrt(timescale / (step + timescale - warmup))
 

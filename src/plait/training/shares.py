@@ -19,7 +19,7 @@ from plait.layout.shards import zero_range
 
 
 @dataclass(frozen=True)
-class Piece:
+class UpdatedRange:
     """[start, stop) of the working buffer: a parameter's block, or a part of it."""
 
     start: int
@@ -41,7 +41,7 @@ class Share:
     bounds: tuple[int, ...]
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[UpdatedRange, ...]
     counted: tuple[tuple[int, int], ...]
     tied: tuple[tuple[int, int], ...]
 
@@ -67,7 +67,7 @@ class Share:
         start, stop = bounds[place.dp], bounds[place.dp + 1]
         blocks = layout.entries[skipped:]
         pieces = [
-            Piece(max(low, start), min(high, stop), len(block.shape) >= 2)
+            UpdatedRange(max(low, start), min(high, stop), len(block.shape) >= 2)
             for block, low, high in blocks
             if max(low, start) < min(high, stop)
         ]
@@ -83,7 +83,9 @@ class Share:
         )
 
 
-def _runs(counted: list[tuple[int, int]], pieces: list[Piece], start: int, stop: int) -> tuple[tuple[int, int], ...]:
+def _runs(
+    counted: list[tuple[int, int]], pieces: list[UpdatedRange], start: int, stop: int
+) -> tuple[tuple[int, int], ...]:
     """Neighbours as one run; where all is counted, the whole range of the rank."""
     if len(counted) == len(pieces):
         return ((start, stop),) if start < stop else ()

@@ -42,7 +42,7 @@ class Agent:
             while not self.leaves:
                 for message in self.relay.turn(0.05):
                     self.heard.append(message)
-                    if isinstance(message, messages.Asked):
+                    if isinstance(message, messages.Instruction):
                         answer = self.answers.get(type(message.what), ())
                         self.relay.send(messages.Answered(message.number, answer))
         except Cut:
@@ -50,7 +50,7 @@ class Agent:
         self.relay.close()
 
     def asked(self, kind: type) -> list[Any]:
-        return [one.what for one in self.heard if isinstance(one, messages.Asked) and isinstance(one.what, kind)]
+        return [one.what for one in self.heard if isinstance(one, messages.Instruction) and isinstance(one.what, kind)]
 
 
 def until(there: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from plait.launch.nodes.messages import LEADS_ALONE, About, Answered, Asked, Joined, Launch, Launched, Question
+from plait.launch.nodes.messages import LEADS_ALONE, About, Answered, Instruction, Joined, Launch, Launched, Question
 
 
 def joined(node: int) -> Joined:
@@ -23,8 +23,8 @@ def test_a_node_is_called_by_its_number_and_its_machine() -> None:
     "message",
     [
         joined(2),
-        Asked(5, Launch(1, (2, 3), 4, (("KEY", "value"),), None, "/folder", 128)),
-        Asked(6, Question(3, About.STACK_OF_STOPPED)),
+        Instruction(5, Launch(1, (2, 3), 4, (("KEY", "value"),), None, "/folder", 128)),
+        Instruction(6, Question(3, About.STACK_OF_STOPPED)),
         Answered(5, Launched((101, 102), "/tmp/status")),
         Answered(6, ("", "no stack")),
     ],

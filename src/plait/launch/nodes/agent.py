@@ -116,7 +116,7 @@ class Agent:
                 self._say(f"{self._joined.label} has joined the run")
             case messages.Note(text):
                 self._say(text)
-            case messages.Asked(number, what):
+            case messages.Instruction(number, what):
                 self._jobs.put(partial(self._answer, number, what))
             case messages.Signal(rank, number):
                 if self._own is not None and rank in self._own.processes:

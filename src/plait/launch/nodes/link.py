@@ -164,7 +164,7 @@ class NodeLink:
     ) -> messages.Answer | None:
         """What the agent answers; None if it does not in time, or is lost."""
         number = next(self._numbers)
-        self._relay.send(messages.Asked(number, what))
+        self._relay.send(messages.Instruction(number, what))
         self._wait(lambda: self._answers.get(number), seconds)
         with self.changed:
             return self._answers.pop(number, None)

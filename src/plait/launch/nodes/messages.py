@@ -84,7 +84,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Answered:
-    """What came of an `Asked` of that number."""
+    """What came of the `Instruction` of that number."""
 
     number: int
     answer: Answer
@@ -176,7 +176,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Instruction:
     """What the agent is to do, one after the other; each is answered by `Answered` of its number."""
 
     number: int

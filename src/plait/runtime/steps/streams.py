@@ -13,7 +13,7 @@ from typing import Protocol
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.engines import ScoredBy
-from plait.policy.score_parts import PartSize, Piece, SampleLength, next_part, settled
+from plait.policy.score_parts import PartSize, SampleLength, ScoredPart, next_part, settled
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Work
 
@@ -97,7 +97,7 @@ class PartialRollout:
             for index in range(self.count)
         ]
 
-    def samples_of(self, piece: Piece) -> list[Sample]:
+    def samples_of(self, piece: ScoredPart) -> list[Sample]:
         """Finished samples of a prompt."""
         group = self.groups[self.prompts[piece.place].uid]
         if len(piece.indices) == self.count:
@@ -157,7 +157,7 @@ class RolloutParts:
         self._taken = self._number = 0
         self._open = dict.fromkeys(range(len(rollout.prompts)), rollout.count)
         """Groups → samples that no part has that was taken."""
-        self._order: list[Piece] = []
+        self._order: list[ScoredPart] = []
         """Whose place in the order is known: in it."""
         self._placed = 0
         """Samples in it."""
