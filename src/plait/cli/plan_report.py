@@ -50,8 +50,8 @@ class Report:
     def alternatives(self) -> list[dict[str, Any]]:
         """The next plans, what each spends more time on, and where it has calls that this plan has elsewhere."""
         rows = []
-        for plan in self.choice.alternatives:
-            row, otherwise = self._row(plan), unlike(self.plan, plan.plan)
+        for simulated in self.choice.alternatives:
+            row, otherwise = self._row(simulated), unlike(self.plan, simulated.plan)
             rows.append(row | {"why": f"{row['why']}; {otherwise}" if otherwise else row["why"]})
         return rows
 

@@ -18,8 +18,8 @@ the longest sample does not fit."""
 
 
 def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
-    """Bytes of the engine alone: on our ranks known texts, a draft model and its packed copy; in another program weights,
-    keys and values.
+    """Bytes of the engine alone: on our ranks known texts, a draft model and its packed copy; in another program
+    weights, keys and values.
 
     Args:
         shapes: by the model's name.
