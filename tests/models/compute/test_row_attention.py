@@ -153,3 +153,34 @@ def test_a_cpu_computes_in_pieces() -> None:
     gpu = KIND._replace(device=torch.device("cuda", 0), form=replace(KIND.form, window=4))
     assert row_attention.has_kernel(gpu)
     assert not row_attention.has_kernel(gpu._replace(dtype=torch.float64))
+
+
+def test_it_is_compiled_once_for_rows_of_any_length_and_for_as_many_kinds_as_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Traced as for a kernel, with gradients and without; more kinds than torch allows unless told."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    traced: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]):
+        traced.append(len(inputs))
+        return graph.forward
+
+    kernel = flex_plan.compiled(count)
+    rows = [a_batch((200, [150, 7]), (40, [1])), a_batch((130, [20])), a_batch((300, [2, 3, 4]))]
+    kinds = [
+        (heads, grads, form)
+        for heads in (2, 4)
+        for grads in (True, False)
+        for form in (*FORMS, AttentionForm(0.5, softcap=3.0))
+    ]
+    for heads, grads, form in kinds:
+        before = len(traced)
+        for batch in rows:
+            drawn = [torch.randn(count, batch.num_tokens, 16, requires_grad=grads) for count in (heads, 2, 2)]
+            with torch.set_grad_enabled(grads):
+                found = FlexPlan.of(batch, form.window, kernel).attend(*drawn, form)
+                expected = plan(batch, heads, form.window, torch.float32).attend(*drawn, form)
+            torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+        assert len(traced) - before <= 1, (heads, grads, form)
+    assert len(traced) > 8

@@ -28,8 +28,14 @@ from plait.models.compute.visibility import Array, Places, places, sees
 BLOCK = 128
 """Tokens of a block: FlexAttention's own default."""
 
+BACKEND = "inductor"
+
 SMALLEST_HEAD = 16
 """FlexAttention's kernels refuse smaller heads."""
+
+MOST_KINDS = 128
+"""Kinds of calls that the kernel may be compiled for: with and without gradients, a window, a softcap, for numbers of
+heads, dtypes, and rows of one block. Torch's own limit is 8, beyond which it computes all scores of a row at once."""
 
 Kernel = Callable[..., Any]
 
@@ -102,25 +108,32 @@ class FlexPlan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `row_attention.RowPlan`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
-        out, sums = self.kernel(
-            query[None],
-            key[None],
-            value[None],
-            score_mod=None if form.softcap is None else _capped(form.softcap),
-            block_mask=self.mask,
-            scale=form.scale,
-            enable_gqa=query.shape[0] != key.shape[0],
-            return_aux=AuxRequest(lse=True),
-        )
+        # Scale and softcap are written into the kernel: torch cannot trace a softcap that is an argument of it.
+        with torch._dynamo.config.patch(specialize_float=True, recompile_limit=MOST_KINDS):
+            out, sums = self.kernel(
+                query[None],
+                key[None],
+                value[None],
+                score_mod=None if form.softcap is None else _capped(form.softcap),
+                block_mask=self.mask,
+                scale=form.scale,
+                enable_gqa=query.shape[0] != key.shape[0],
+                return_aux=AuxRequest(lse=True),
+                kernel_options={"BACKEND": "TRITON"},  # of short rows, too: it is the one that is proven
+            )
         if form.sinks is not None:  # one further score in the sum: its share of the weight is taken off
             out = out * torch.sigmoid(sums.lse - form.sinks[None, :, None]).to(out.dtype)[..., None]
         return out[0].transpose(0, 1)
 
 
 @cache
-def compiled() -> Kernel:
-    """Compiled once for rows of any length."""
-    return torch.compile(flex_attention, dynamic=True)
+def compiled(backend: str | Kernel = BACKEND) -> Kernel:
+    """Compiled for rows of any length.
+
+    Args:
+        backend: of `torch.compile`.
+    """
+    return torch.compile(flex_attention, backend=backend, dynamic=True, fullgraph=True)
 
 
 @cache
