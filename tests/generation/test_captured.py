@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Sample
+from plait.generation import captured
 from plait.generation.captured import (
     MOST_ROWS,
     Capture,
@@ -225,50 +226,88 @@ class Stream:
         """Wait for nothing."""
 
 
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And captures share the memory of the graph beside; torch's own parts of CUDA are played."""
-    own, shared = Stream(), object()
-    now, pools = [own], []
+class Played:
+    """Torch's own parts of CUDA, played: what they were asked, and the stream that is current."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.own = self.now = Stream()
+        self.aside = Stream()
+        self.pools: list[Any] = []
+        self.mode: int | str = 0
+        self.is_capturing = False
+        for name, fake in {
+            "current_stream": lambda: self.now,
+            "stream": self.on,
+            "CUDAGraph": object,
+            "graph": self.capturing,
+            "set_stream": lambda stream: setattr(self, "now", stream),
+            "get_sync_debug_mode": lambda: self.mode,
+            "set_sync_debug_mode": lambda mode: setattr(self, "mode", mode),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(captured, "capture_stream", lambda: self.aside)
 
     @contextlib.contextmanager
-    def on(stream: Stream) -> Iterator[None]:
-        before, now[0] = now[0], stream
-        yield
-        now[0] = before
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.now = self.now, stream
+        try:
+            yield
+        finally:
+            self.now = before
 
     @contextlib.contextmanager
-    def capturing(graph: Any, pool: Any, *, capture_error_mode: str) -> Iterator[None]:
+    def capturing(self, graph: Any, pool: Any, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
-        pools.append(pool)
-        now[0] = Stream()  # as torch's does, and leaves it there where the capture fails
+        assert stream is self.aside, "libraries have a workspace for each stream, and graphs of one memory share theirs"
+        self.pools.append(pool)
+        self.now, self.is_capturing = stream, True  # as torch's does, and leaves it there where the capture fails
         yield
-        now[0] = own
+        self.now, self.is_capturing = self.own, False
 
-    for name, fake in {
-        "current_stream": lambda: now[0],
-        "Stream": Stream,
-        "stream": on,
-        "CUDAGraph": object,
-        "graph": capturing,
-        "set_stream": lambda stream: now.__setitem__(0, stream),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+
+def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, shared = Played(monkeypatch), object()
     beside = Again(lambda: torch.zeros(1), None)
     monkeypatch.setattr(beside, "pool", lambda: shared)
-    assert by_cuda(lambda: torch.ones(2), None)[1].tolist() == [1.0, 1.0]
-    by_cuda(lambda: torch.ones(2), beside)
-    assert pools == [None, shared]
-    times: list[int] = []
+    streams: list[Stream] = []
+
+    def compute() -> Tensor:
+        streams.append(cuda.now)
+        return torch.ones(2)
+
+    assert by_cuda(compute, None)[1].tolist() == [1.0, 1.0]
+    by_cuda(compute, beside)
+    assert cuda.pools == [None, shared]
+    assert streams == [cuda.aside] * 6
+    assert cuda.now is cuda.own
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Played(monkeypatch)
 
     def fails_when_captured() -> Tensor:
-        times.append(0)
-        if len(times) == 2:
+        if cuda.is_capturing:
             raise RuntimeError("operation not permitted when stream is capturing")
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
         by_cuda(fails_when_captured, None)
-    assert now == [own]
+    assert cuda.now is cuda.own
+
+
+def test_what_waits_for_the_device_is_found_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time it may: kernels are compiled then."""
+    cuda = Played(monkeypatch)
+
+    def waits() -> Tensor:
+        assert not cuda.is_capturing
+        if cuda.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return torch.ones(1)
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        by_cuda(waits, None)
+    assert (cuda.now, cuda.mode, cuda.pools) == (cuda.own, 0, [])
 
 
 def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -60,26 +61,39 @@ one, is never replayed at the same time: it may compute in the same memory, but 
 
 
 def by_cuda(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Graph, Tensor]:
-    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. All is
-    computed once before, so that kernels are compiled and memory is there.
+    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. It is computed twice
+    before, so that kernels are compiled and memory is there, and so that what waits for the device is found before a
+    capture begins, which it would break: what torch allocates for a broken capture is not always given back.
 
     Raises:
         RuntimeError: the computation asks the device for a number, or does something else that no graph can.
     """
-    stream = torch.cuda.current_stream()
-    aside = torch.cuda.Stream()
+    stream, aside = torch.cuda.current_stream(), capture_stream()
     aside.wait_stream(stream)
     with torch.cuda.stream(aside):
         compute()
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            compute()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
     stream.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     try:
         # Other threads may go on meanwhile: one that looks after NCCL asks the device whenever it likes.
-        with torch.cuda.graph(graph, beside and beside.pool(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, beside and beside.pool(), stream=aside, capture_error_mode="thread_local"):
             out = compute()
     finally:
         torch.cuda.set_stream(stream)  # a capture that fails leaves its own
     return graph, out
+
+
+@cache
+def capture_stream() -> torch.cuda.Stream:
+    """Where all captures of this process are made: libraries of products keep a workspace for each stream, and graphs
+    that compute in one memory have to be captured on one."""
+    return torch.cuda.Stream()
 
 
 class CapturedSteps:
