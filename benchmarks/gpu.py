@@ -38,7 +38,7 @@ from ppo_step import peer_python
 LIMITS: Mapping[str, int] = {
     "tokens": 120,
     "decode": 240,
-    "vllm": 180,
+    "vllm": 240,
     "training": 180,
     "predicted": 480,
     "grpo": 90,

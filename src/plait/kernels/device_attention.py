@@ -59,7 +59,7 @@ def paged_attention(call: PagedCall) -> Tensor:
     tile = max(tile, _power(group))
     rows = tile // group
     tiles = -(-most_rows // rows)
-    splits = splits_of(num_samples * tiles * num_key_heads, most_keys, _programs(query.device))
+    splits = splits_of(num_samples * tiles * num_key_heads, most_keys, programs_for(query.device))
     out = query.new_empty(num_tokens, num_heads, value_size)
     seen, depths = (out, out) if call.ancestors is None else _trees(call.starts_S1, call.ancestors)
     parts, tops, sums = out, out, out
@@ -67,7 +67,7 @@ def paged_attention(call: PagedCall) -> Tensor:
         parts = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
         tops, sums = torch.empty(2, splits, num_tokens, num_heads, dtype=torch.float32, device=out.device)
     wide_key, wide_value = max(16, _power(key_size)), max(16, _power(value_size))
-    keys, stages = keys_at_a_time(tile, wide_key, wide_value, query.element_size(), _shared_bytes(query.device))
+    keys, stages = keys_at_a_time(tile, wide_key, wide_value, query.element_size(), shared_bytes_of(query.device))
     has_sinks = call.sinks is not None
     sinks = call.sinks.detach().contiguous() if call.sinks is not None else out
     device_kernels.attend[(num_samples * tiles, num_key_heads, splits)](
@@ -118,14 +118,16 @@ def splits_of(num_programs: int, most_keys: int, wanted: int) -> int:
 
 
 @functools.cache
-def _programs(device: torch.device) -> int:
+def programs_for(device: torch.device) -> int:
+    """Programs that fill a device."""
     if device.type != "cuda":
         return WAVES
     return WAVES * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
-def _shared_bytes(device: torch.device) -> int:
+def shared_bytes_of(device: torch.device) -> int:
+    """Of a multiprocessor, that a program may take."""
     if device.type != "cuda":
         return 1 << 20
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_BYTES)

@@ -1,0 +1,78 @@
+"""Compile the attention of GPUs as it would be launched, by Triton's own compiler, for GPUs that need not be here.
+
+    python -m tests.kernels.compiled_for_gpus CAPABILITY SHARED_BYTES
+
+Each line of what is printed: a kernel, and the bytes of shared memory that a program of it takes. TRITON_INTERPRET must
+not be set.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from plait.kernels import device_attention, device_kernels
+from plait.kernels.paged_call import PagedCall
+from tests.kernels.test_paged_attention import random_tree, work
+
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", bool: "i1"}
+
+SIZES = [(9, 3, 64, 64), (12, 2, 128, 128), (8, 4, 256, 256), (16, 1, 192, 128), (4, 2, 80, 80)]
+"""Query heads, key heads, numbers of keys and values of a head."""
+OPTIONS: list[dict[str, Any]] = [{}, {"window": 100}, {"window": 33, "softcap": 30.0}]
+
+
+class Compiled:
+    """In the place of a kernel: a launch compiles it."""
+
+    def __init__(self, kernel: Any, capability: int) -> None:
+        self._kernel, self._target = kernel, GPUTarget("cuda", capability, 32)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Compiled:
+        return self
+
+    def __call__(self, *arguments: Any, num_stages: int = 3, **constants: Any) -> None:
+        names = self._kernel.arg_names
+        signature = {name: _type(value) for name, value in zip(names, arguments, strict=False)}
+        signature |= dict.fromkeys(constants, "constexpr")
+        # As Triton finds it at a launch: of numbers, those that are never specialised say nothing.
+        aligned = [name.startswith("*") for name in signature.values()]
+        attributes = {(place,): [["tt.divisibility", 16]] for place, is_so in enumerate(aligned) if is_so}
+        source = ASTSource(self._kernel, signature, constants, attributes)
+        made = triton.compile(source, target=self._target, options={"num_stages": num_stages})
+        print(self._kernel.__name__, made.metadata.shared, flush=True)  # type: ignore[attr-defined]
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def main(capability: int, shared_bytes: int) -> None:
+    for name in ("attend", "merge"):
+        setattr(device_kernels, name, Compiled(getattr(device_kernels, name), capability))
+    device_attention.shared_bytes_of = lambda device: shared_bytes  # type: ignore[assignment]
+    device_attention.programs_for = lambda device: 264  # type: ignore[assignment]
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.bfloat16, torch.float32):
+        for sizes in SIZES:
+            for options in OPTIONS if sizes == SIZES[0] else OPTIONS[:1]:
+                sinks = {"sinks": torch.zeros(sizes[0], dtype=dtype)} if options else {}
+                for rows in ([1], [16, 3]):
+                    given = work(dtype, sizes, [700] * len(rows), rows, seed=0)
+                    device_attention.paged_attention(PagedCall(*given, scale=0.1, **options, **sinks))
+        given = work(dtype, SIZES[0], [700, 3], [7, 1], seed=0)
+        trees = (random_tree(7, generator), None)
+        device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
+
+
+if __name__ == "__main__":
+    assert not device_kernels.INTERPRETED, "TRITON_INTERPRET is set"
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""The attention of GPUs is compiled by Triton for GPUs that are not here, as it would be launched, and fits them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cases import slow_but
+from tests.kernels.test_device_sizes import A100, H100, RTX_4090
+
+pytest.importorskip("triton", reason="triton is not installed: the attention of GPUs is not compiled")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("capability", "shared_bytes"), slow_but([(90, H100)], [(90, H100), (80, A100), (89, RTX_4090)])
+)
+def test_each_kernel_is_compiled_and_fits_a_multiprocessor(capability: int, shared_bytes: int) -> None:
+    command = [sys.executable, "-m", "tests.kernels.compiled_for_gpus", str(capability), str(shared_bytes)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, env=environment, cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, _ in taken} == {"attend", "merge"}
+    assert sum(name == "attend" for name, _ in taken) == 30
+    assert max(int(num_bytes) for _, num_bytes in taken) <= shared_bytes
