@@ -65,8 +65,8 @@ def main(capability: int, shared_bytes: int) -> None:
         for sizes in SIZES:
             for options in OPTIONS if sizes == SIZES[0] else OPTIONS[:1]:
                 sinks = {"sinks": torch.zeros(sizes[0], dtype=dtype)} if options else {}
-                for rows in ([1], [16, 3]):
-                    given = work(dtype, sizes, [700] * len(rows), rows, seed=0)
+                for held, rows in (([100], [1]), ([700, 700], [16, 3])):  # in one part, and in several
+                    given = work(dtype, sizes, held, rows, seed=0)
                     device_attention.paged_attention(PagedCall(*given, scale=0.1, **options, **sinks))
         given = work(dtype, SIZES[0], [700, 3], [7, 1], seed=0)
         trees = (random_tree(7, generator), None)
