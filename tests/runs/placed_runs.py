@@ -307,7 +307,9 @@ def fill(folder: Path, tiny_folder: Path) -> None:
         save_pretrained(load_scalar(str(tiny_folder), dtype="float32", seed=seed), folder / name)
     (folder / "flow.py").write_text(OWN_FLOW)
     (folder / "rewards.py").write_text(
-        "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
+        "def sevens(prompts, completions, **columns):\n"
+        "    return [text.count('7') + 0.01 * len(text) + 0.1 * (prompt in ('what is 1 plus 4?', 'what is 7 plus 4?'))\n"
+        "        for prompt, text in zip(prompts, completions)]\n"
         "def cost(completions, **columns):\n    return [0.1 * len(text) - 1.0 for text in completions]\n"
     )
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -47,6 +48,20 @@ def assert_equal_runs(found: Path, expected: Path, tolerance: float = 1e-9) -> N
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, others[name], rtol=0, atol=tolerance)
+
+
+def assert_equal_columns(found: Path, expected: Path, tolerance: float = 1e-9) -> None:
+    """Every number that the files of samples have of each sample, within `tolerance`: log-probs, scores, values,
+    advantages."""
+    mine, theirs = (sorted((folder / "samples").glob("*.jsonl")) for folder in (found, expected))
+    assert [path.name for path in mine] == [path.name for path in theirs] != []
+    for path, other in zip(mine, theirs, strict=True):
+        for row, of_other in zip(read_rows(path), read_rows(other), strict=True):
+            assert row.keys() == of_other.keys()
+            for name, value in row.items():
+                wanted = of_other[name]
+                near = isinstance(value, float) or (isinstance(value, list) and value and isinstance(value[0], float))
+                assert value == (pytest.approx(wanted, abs=tolerance, rel=0, nan_ok=True) if near else wanted), name
 
 
 def _final(run_dir: Path) -> Path:

@@ -14,7 +14,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
 
 KEYS: dict[str, Any] = {
     "dtype": "float64",
@@ -72,6 +72,7 @@ def test_moves_change_nothing(make_recipe: Callable[..., Recipe], tmp_path: Path
         file.write(json.dumps(asked) + '\n{"step": 3, "torn')
     run(placed.model_copy(update={"steps": 2}), resume=True)
     assert_equal_runs(placed.run_dir, one.run_dir)
+    assert_equal_columns(placed.run_dir, one.run_dir)
     assert read_rows(placed.run_dir / "metrics.jsonl")[1]["perf/samples_moved"] > 0
     rows = read_rows(placed.run_dir / "rebalancing.jsonl")
     assert [row["step"] for row in rows] == [1, 2]

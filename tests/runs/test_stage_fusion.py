@@ -16,7 +16,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
 
 KEYS: dict[str, Any] = {
     "dtype": "float64",
@@ -107,6 +107,7 @@ def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Pa
     fused = make_recipe(**KEYS, run_dir=str(tmp_path / "fused"), plan=plan, fusion=share)
     run(fused)
     assert_equal_runs(fused.run_dir, one.run_dir)
+    assert_equal_columns(fused.run_dir, one.run_dir)
     rows = read_rows(fused.run_dir / "metrics.jsonl")
     assert sum(int(row["perf/samples_moved"]) for row in rows) > 0
     for file in (fused.run_dir / "samples").glob("step-*.jsonl"):
