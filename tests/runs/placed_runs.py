@@ -308,7 +308,7 @@ def fill(folder: Path, tiny_folder: Path) -> None:
     (folder / "flow.py").write_text(OWN_FLOW)
     (folder / "rewards.py").write_text(
         "def sevens(prompts, completions, **columns):\n"
-        "    return [text.count('7') + 0.01 * len(text) + 0.1 * (prompt in ('what is 1 plus 4?', 'what is 7 plus 4?'))\n"
+        "    return [text.count('7') + 0.01 * len(text) + 0.1 * ('1 plus' in prompt)\n"
         "        for prompt, text in zip(prompts, completions)]\n"
         "def cost(completions, **columns):\n    return [0.1 * len(text) - 1.0 for text in completions]\n"
     )

@@ -27,7 +27,7 @@ from plait.runtime.steps.free_copies import Copies, where_free
 from plait.runtime.steps.streams import HEARD, Part, PartialRollout, RolloutParts
 from plait.schedule.dispatch import Task
 from plait.schedule.timeline import load_any
-from plait.schedule.work import MOVED_ON
+from plait.schedule.work import MOVED_ON, nothing
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runs.plans import assert_equal_runs, write_plan
 
@@ -314,3 +314,57 @@ def test_nobody_is_told_behind_other_calls_or_where_little_is_left(node: int, co
     for _ in range(12):
         parting.round()
     assert not [line for line in parting.log if line.endswith("on 1")]
+
+
+class Coming:
+    """Parts of a group each, as they come."""
+
+    def __init__(self, count: int) -> None:
+        self.left, self.there, self._number = count, 0, 0
+
+    def take(self) -> Part | None:
+        if not self.there:
+            return None
+        self.there, self.left, self._number = self.there - 1, self.left - 1, self._number + 1
+        return Part(f"/p{self._number - 1}", Rows(()))
+
+
+def test_calls_on_ranks_of_their_own_leave_them_while_they_wait_for_samples() -> None:
+    """Both copies compute each part together. When a part of the first call is computed and no other is there, the
+    second gets the ranks, and the first again when that has ended its part."""
+    ranks, log = frozenset({1, 2}), list[str]()
+
+    def call(rows: Any, name: str, by: ScoredBy | None) -> Any:
+        assert by is None, "nobody alone"
+        log.append(f"begins {name}")
+        yield MOVED_ON
+        yield MOVED_ON
+        log.append(f"ends {name}")
+        return np.zeros(1)
+
+    tasks = [Task(((0, number),), f"call{number}", nothing(), frozenset()) for number in (1, 2)]
+    parts = [Coming(2), Coming(1)]
+    for task, of_task in zip(tasks, parts, strict=True):
+        task.beside = tasks
+        task.work = where_free(of_task, Copies((ranks,), (0, 0), alone=False), task, call, task.name)
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            for task in list(tasks):
+                try:
+                    next(task.work)
+                except StopIteration:
+                    tasks.remove(task)
+
+    rounds(2)
+    assert all(task.mesh == frozenset() for task in tasks), "nothing is there"
+    parts[0].there = parts[1].there = 1
+    rounds(1)
+    assert [task.mesh for task in tasks] == [ranks, frozenset()]
+    rounds(8)
+    assert log == ["begins call1/p0", "ends call1/p0", "begins call2/p0", "ends call2/p0"]
+    assert [task.mesh for task in tasks] == [frozenset()], "the second call has ended, the first keeps no rank"
+    parts[0].there = 1
+    rounds(8)
+    assert log[4:] == ["begins call1/p1", "ends call1/p1"]
+    assert tasks == []

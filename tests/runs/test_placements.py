@@ -12,9 +12,10 @@ import pytest
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.runs.placed_runs import GRPO, LONG, PLANS, PPO, Flow, where
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
 
 QUICK_STEPS = {"grpo-nothing-stays-2": 2, "grpo-followed-2": 3}
 """In the third step the reference has followed."""
@@ -49,6 +50,34 @@ def test_a_plan_changes_nothing(
     assert_equal_runs(recipe.run_dir, reference(flow, keys))
     if "fusion" in keys:
         assert sum(row.get("perf/samples_moved", 0) for row in read_rows(recipe.run_dir / "metrics.jsonl")) > 0
+        assert_equal_columns(recipe.run_dir, reference(flow, keys))
+        assert scored_early(recipe.run_dir) >= SCORED[flow] - TOO_LATE.get(name, set())
+
+
+SCORED = {
+    "ppo": {"ref.logprobs", "actor.logprobs", "critic.values", "reward.score"},
+    "safe_rlhf": {
+        "ref.logprobs",
+        "actor.logprobs",
+        "critic.values",
+        "reward.score",
+        "cost_critic.values",
+        "cost.score",
+    },
+}
+"""Calls of models that score what is generated."""
+TOO_LATE = {"ppo-fused-mixed-4": {"critic.values", "reward.score"}}
+"""Of plans, calls whose weights are brought when all is generated, and one whose two ranks are seldom free together."""
+
+
+def scored_early(run_dir: Path) -> set[str]:
+    """Calls of which, in some step, samples were scored while others were still generated."""
+    spans = load_any(run_dir / "trace.json").spans
+    ends: dict[int | None, float] = {}
+    for span in spans:
+        if span.whole == "actor.generate":
+            ends[span.step] = max(span.end_s, ends.get(span.step, 0.0))
+    return {span.whole for span in spans if span.kind == "SCORE" and span.start_s < ends[span.step]}
 
 
 SHARED: dict[str, tuple[Flow, dict[str, str], dict[str, float]]] = {

@@ -62,6 +62,8 @@ class StepProgram:
         self._stale: set[Copies] = set(self.copies)
         self._generated: dict[int, tuple[float, float, float]] = {}
         """Generation of this step → its start, when its first prompts have all their samples, and its end."""
+        self._streaming: dict[int, list[tuple[int, float]]] = {}
+        """Generation of this step → (ranks, seconds) of what scores beside it on ranks of its own."""
         self._spare: dict[int, Spare] = {}
         """Generation of this step → what its ranks have to spare until its end."""
         self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
@@ -170,7 +172,13 @@ class StepProgram:
             self._generated[number] = (now, first, now + seconds)
         elif self._streams(number):
             assert call.source is not None
-            end = _streamed(now, seconds, place.chunks, *self._generated[call.source])
+            before = self._streaming.setdefault(call.source, [])
+            others_s = sum(taken_s for mask, taken_s in before if mask & place.mask)
+            before.append((place.mask, seconds))
+            end = _streamed(now, others_s + seconds, place.chunks, *self._generated[call.source])
+            if not self.units:
+                # What waits for samples leaves its ranks to others that do.
+                task.mesh = frozenset()
         elif call.source in self._spare and not call.beside and call.slot not in self._brought:
             seconds += self._cost(number).in_parts_s
             seconds -= self._spare[call.source].hidden(place.mask, seconds)
@@ -263,6 +271,7 @@ class StepProgram:
 
     def end_step(self) -> None:
         self._generated.clear()
+        self._streaming.clear()
         self._spare.clear()
 
 

@@ -47,7 +47,8 @@ class Calls:
     def mesh(self, node: Node, step: int, *, begins: bool = False) -> frozenset[int]:
         """The ranks that a call of a step keeps busy; to begin, with those that bring it weights. None of a call that
         takes ranks as they are free."""
-        return frozenset() if self.scores_where_free(node, step) else self._mesh(node, begins=begins)
+        takes = self.scores_where_free(node, step) or (not begins and self._takes_turns(node))
+        return frozenset() if takes else self._mesh(node, begins=begins)
 
     def _mesh(self, node: Node, *, begins: bool = False) -> frozenset[int]:
         trainer = self.trainer(node)
@@ -69,6 +70,14 @@ class Calls:
         """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
         generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
         return may_stream(node, self._flow) and not self._mesh(node) & self._mesh(self._flow.nodes[node.rows])
+
+    def _takes_turns(self, node: Node) -> bool:
+        """Whether a call that streams leaves its ranks to others while it waits for samples: where nothing would have
+        to leave their devices for these."""
+        if not self.streams(node):
+            return False
+        engine = self._model(self._flow.nodes[node.rows]).engine
+        return engine is not None and engine.traits.shares_devices
 
     def scores_where_free(self, node: Node, step: int) -> bool:
         """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate:
@@ -143,6 +152,9 @@ class Calls:
         if trainer is not None and self.streams(node):
             rollout, size = state.growing[node.rows], PartSize(trainer.tokens_of_a_part)
             parts = RolloutParts(rollout, size, self._running(node))
+            if self._takes_turns(node):
+                together = Copies((self._mesh(node),), (state.step, node.rows), alone=False)
+                return partial(where_free, parts, together, task)
         return partial(in_parts, parts)
 
     def _parted(self, node: Node, step: int) -> int:

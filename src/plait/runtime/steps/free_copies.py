@@ -1,4 +1,5 @@
-"""Scoring by copies of a model whose ranks have nothing left to generate: who is told of which part, and when."""
+"""Scoring by copies of a model whose ranks have nothing left to generate, or never generate: who is told of which part,
+and when."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ class Copies:
     ranks:  of each
     behind: the call whose samples they score; who is busy with nothing else may be told what comes behind it
     keeps:  groups that are left for whoever is free first, and of which nobody is told ahead
+    alone:  each part is scored by one of them; else `ranks` has one entry, those of all copies, which divide each part
     """
 
     ranks: Sequence[frozenset[int]]
     behind: CallKey
     keeps: int = 0
+    alone: bool = True
 
 
 class _WhereFree:
@@ -62,9 +65,9 @@ class _WhereFree:
             for place in self._order:
                 if len(self._going[place]) == had and self._has_one_for(place, had):
                     if self._task.take(self._copies.ranks[place]):
-                        yield from self._give(ScoredBy(place))
+                        yield from self._give(place)
                     elif not had and self._may_follow(place):
-                        yield from self._give(ScoredBy(place, is_behind=True))
+                        yield from self._give(place, is_behind=True)
         if self._part is None and not self._parts.left:
             self._task.share([rank for ranks in self._copies.ranks if LEADER not in ranks for rank in ranks])
 
@@ -88,10 +91,10 @@ class _WhereFree:
             return False
         return self._task.follows(self._copies.behind, ranks)
 
-    def _give(self, by: ScoredBy) -> Iterator[Done]:
+    def _give(self, place: int, *, is_behind: bool = False) -> Iterator[Done]:
         assert self._part is not None, "it was taken"
         part, self._part = self._part, None
-        place, work = by.instance, self._call(part.rows, self._name + part.name, by)
+        work = self._call(part.rows, self._name + part.name, ScoredBy(place, is_behind) if self._copies.alone else None)
         self._going[place].append((self._given, part, work))
         self._task.tell(self._copies.ranks[place], part.share)
         self._given += 1
@@ -123,7 +126,8 @@ class _WhereFree:
 
 
 def where_free(parts: Parts, copies: Copies, task: Task, call: Call, name: str) -> Work[list[Scored]]:
-    """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy.
+    """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy; or by all
+    of them together. While nothing is there to be scored, no rank is kept.
 
     Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
     are told ahead (TOLD): the leader may be in the middle of an action when they have ended what they are at. For the
