@@ -137,7 +137,7 @@ def stages_of(costs: ModelCosts, limit: int) -> tuple[float, float, tuple[float,
     responses = costs.workload.lengths.responses
     shape, dtype = costs.shapes["actor"], costs.workload.dtype
     passes = Passes(costs.cluster, ModelWork(shape, dtype, shape.vocabulary), instances().instances()[0])
-    decoding = Decoding(passes, PROMPT, lambda stages, running: 1)
+    decoding = Decoding(passes, PROMPT, lambda running: 1)
 
     @cache
     def step_s(running: int) -> float:

@@ -17,18 +17,26 @@ from tests.runs.plans import write_plan
 
 MOVES = """
     import sys
+    import threading
 
     from plait.policy.migration import HowToMove
     from plait.runtime.steps.rebalancing import Balance
+    from plait.workers import sample_mover
     from plait.workers.migrations import SampleMoverOfRank
 
     STAGES = ("here", "give", "take", "rest")
-    does = SampleMoverOfRank.do
+    does, moves = SampleMoverOfRank.do, sample_mover.moving
 
     def do(self, gathering):
         if self._rank == int(lines[0]) and gathering.stage.value == lines[1]:
             fault()
         return does(self, gathering)
+
+    def moving(plan, rank, *buffers, **name):
+        # In a thread: of what goes ahead.
+        if rank == int(lines[0]) and threading.current_thread() is not threading.main_thread():
+            fault()
+        return (yield from moves(plan, rank, *buffers, **name))
 
     def look(self, *, frees):
         # In the second step and later half of the samples of one instance go over, their keys and values ahead.
@@ -50,6 +58,8 @@ MOVES = """
         Balance.look = look
         if lines and lines[1] in STAGES:
             SampleMoverOfRank.do = do
+        elif lines and lines[1] == "ahead":
+            sample_mover.moving = moving
         elif lines:
             StatusFile.doing = scoring
 """
@@ -92,6 +102,17 @@ def test_a_fault_while_samples_move_is_named_and_the_run_goes_on(
     """When a rank is about to do its part of any stage; for the last one the other side waits."""
     broken = recipe(place, tiny_folder, fault, f"{stage}-{rank}", rebalance="auto", fusion="off")
     broken_off(broken, fault, stage, rank, undisturbed, named="actor.generate", waits=stage == "rest")
+    assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "rank"), list(itertools.product(("kill", "stop", "raise"), (0, 1))))
+def test_a_fault_while_keys_and_values_go_ahead_is_named_and_the_run_goes_on(
+    fault: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
+) -> None:
+    """In the thread that takes them (rank 0) or sends them, while both instances generate."""
+    broken = recipe(place, tiny_folder, fault, f"ahead-{rank}", rebalance="auto", fusion="off")
+    broken_off(broken, fault, "ahead", rank, undisturbed, named="actor.generate", waits=False)
     assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
 
 

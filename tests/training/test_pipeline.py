@@ -121,6 +121,15 @@ def test_two_models_in_opposite_directions(four, seed):
     check(four, schedule, workload)
 
 
+@pytest.mark.parametrize("seed", slow_but([0], range(4)))
+def test_three_models_on_the_same_ranks(four, seed):
+    """An actor, and two critics the other way, one of them as two copies."""
+    rows = {("actor", 0): range(4), ("critic", 0): (3, 2, 1, 0), ("cost_critic", 0): (1, 0), ("cost_critic", 1): (3, 2)}
+    micros = [MicroBatch(((i,),), tokens) for i, tokens in enumerate(RAGGED)]
+    workload = Workload(tuple(pipeline_of(*key, ranks, micros) for key, ranks in rows.items()), 4)
+    check(four, shuffled(workload, seed), workload)
+
+
 def test_forwards_only_sends_on_without_end(four):
     """More micro-batches than are ever on their way at once."""
     tokens = [1 + i % 3 for i in range(40)]

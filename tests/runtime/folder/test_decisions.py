@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.policy.migration import STEPS_OF_A_MOVE
 from plait.runtime.folder.decisions import Experience, response_lengths
 
 
@@ -19,6 +20,17 @@ def test_lengths_are_those_of_one_rollout(tmp_path: Path, named: bool) -> None:
         rows = [{"token_ids": row["token_ids"]} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert response_lengths(file, "actor.generate") == [3, 1]
+
+
+def test_what_moves_take_is_what_the_last_one_took(tmp_path: Path) -> None:
+    """Before any was made two decode steps; of those that were made the last, also in a run that is resumed."""
+    file = tmp_path / "fusion.jsonl"
+    run = Experience(file)
+    assert run.move_s(0.1) == pytest.approx(0.1 * STEPS_OF_A_MOVE)
+    for step, move_s in enumerate((0.7, 0.3, None), start=1):
+        run.keep((step, "actor.generate"), {"seen": None, "move_s": move_s}, move_s)
+    assert run.move_s(0.1) == 0.3
+    assert Experience(file).move_s(0.1) == 0.3
 
 
 def test_lengths_before_a_step_are_the_same_in_a_run_that_is_resumed(tmp_path: Path) -> None:

@@ -236,6 +236,28 @@ def test_auto_does_not_lose_where_what_was_measured_is_wrong(costs: str, name: s
             assert without / seconds >= LEAST, f"{moved} moved, seen {fixed, each, score, move} of the truth"
 
 
+def test_moves_that_took_long_are_not_made_again(tmp_path: Path) -> None:
+    """Of a move that nobody has made it is believed that it takes two decode steps. When one took 3 s, the next rollout
+    of the same lengths moves nothing; nor does that of a run that goes on from the same file."""
+    truth, keys = TRUTHS["scores long"], list(product(range(PROMPTS), range(SAMPLES)))
+    lengths = {key: 150 if key in keys[:: len(keys) // 3] else 20 for key in keys}
+    size, times = RolloutSize(len(keys), INSTANCES, MAX_BATCH, SAMPLES), FusionTimes(0.02, 0.002, 0.0, 0.0, 0.0)
+    before = [[*lengths.values()]] * 4
+
+    def gate() -> FusionGate:
+        found = FusionGate(Experience(tmp_path / "fusion.jsonl", before), times)
+        found.learn(timeline_of(replace(truth, step_s=10.0)), before[0], INSTANCES)
+        return found
+
+    first = gate()
+    choice = first.judge(0, "actor.generate", size)
+    assert choice.threshold > 0
+    choice.end(3, 3.0)
+    first.learn(timeline_of(replace(truth, step_s=10.0)), before[0], INSTANCES)
+    assert first.judge(1, "actor.generate", size).threshold == 0
+    assert gate().judge(1, "actor.generate", size).threshold == 0
+
+
 @pytest.mark.parametrize("threshold", [0, 1, 4])
 def test_a_share_that_is_named_gathers_what_is_left_once_and_at_once(threshold: int) -> None:
     """One long sample on each instance: both are left at the end, one of them goes to the other's."""
