@@ -5,19 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
-from plait.policy.step import Key
-from plait.schedule.work import Done
-from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.messages import Message
 from plait.workers.remote_engine import RemoteEngine
-from plait.workers.words import Answer, Delivered, Generate
+from plait.workers.words import Delivered, Generate
 
 
 def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:
@@ -41,7 +38,7 @@ class Ranks:
             keeps_all=True,
             moves_samples=False,
         )
-        self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext(), tick=lambda: None)
+        self.transport, self.status = self, SimpleNamespace(doing=lambda what: nullcontext())
         self.fresh = self
         self.has_fresh_weights = True
 
@@ -135,30 +132,8 @@ def test_weights_are_moved_only_to_instances_that_have_nothing_in_flight() -> No
     assert ranks.told[1:] == [((2,), [2])]
 
 
-def test_samples_that_came_to_the_leader_have_their_prompts_as_they_were_asked_for() -> None:
+def test_samples_that_came_from_elsewhere_have_their_prompts_as_they_were_asked_for() -> None:
     """Texts and columns of the data do not travel with samples that move."""
-    ranks = Ranks(Layout.on((0,)), Layout.on((1,)))
-    engine = engine_of(ranks)
     asked = Prompt(1, "1 + 1 =", (5, 6), {"answer": "2"})
-    engine.add(Request(asked, 1, Sampling(max_tokens=9), NoiseKey(0)))
     travelled = Sample(replace(asked, text="", columns={}), 0, (7,), (-1.0,), "2", FinishReason.STOP)
-    engine._own = cast(LockstepEngine, OwnInstance([(1, Delivered([travelled], {}))]))
-    _, [sample] = engine.advance("actor.generate")
-    assert sample == replace(travelled, prompt=asked)
-
-
-class OwnInstance:
-    """The leader's, which says these things in its next step."""
-
-    has_heard, is_joint, is_empty = False, False, False
-
-    def __init__(self, answers: list[tuple[int, Answer]]) -> None:
-        self._answers = answers
-        self.said: dict[Key, int] = {}
-
-    def step(self, read: Any) -> list[tuple[int, Answer]]:
-        answers, self._answers = self._answers, []
-        return answers
-
-    def last_done(self, call: str) -> Done:
-        return Done(call, "DECODE")
+    assert Delivered([travelled], {}).as_asked({1: asked}).samples == [replace(travelled, prompt=asked)]

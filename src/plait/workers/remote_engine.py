@@ -154,15 +154,11 @@ class RemoteEngine:
         with self._announcer.joining(call) if own.is_joint else nullcontext():
             answers = own.step(_nothing_to_wait_for)
         self.said |= own.said
-        return [(place, number, self._as_asked(answer)) for number, answer in answers]
-
-    def _as_asked(self, answer: Answer) -> Answer:
-        """What the leader's instance has finished, with the prompts as they were asked for: those of samples that came
-        from elsewhere have neither text nor columns."""
-        if not isinstance(answer, Delivered):
-            return answer
         prompts = self._outstanding.prompts
-        return replace(answer, samples=[replace(one, prompt=prompts[one.prompt.uid]) for one in answer.samples])
+        return [
+            (place, number, answer.as_asked(prompts) if isinstance(answer, Delivered) else answer)
+            for number, answer in answers
+        ]
 
     def _delivered(self, call: str, wait_s: float) -> list[Sample]:
         """What other instances have finished; where it is nothing, so long is waited for it."""

@@ -4,7 +4,7 @@ words to an instance that generates, what it says, and word of a call that the l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from plait.data.records import Prompt, Sample
@@ -111,6 +111,11 @@ class Delivered:
     speculation: Counts | None = None
 
     kind: ClassVar[str] = "samples"
+
+    def as_asked(self, prompts: Mapping[int, Prompt]) -> Delivered:
+        """The same with these prompts, by uid: those of samples that came from another instance have neither text nor
+        columns."""
+        return replace(self, samples=[replace(one, prompt=prompts[one.prompt.uid]) for one in self.samples])
 
     def to_message(self) -> Message:
         counts = None if self.speculation is None else self.speculation.numbers()
