@@ -11,12 +11,14 @@ WORKERS ?= 2
 # Plain Python, numbers and files: no process is started (a test that does fails) and no real model read.
 QUICK   := $(addprefix tests/,algorithms cost data dataflow layout observe policy recipes schedule simulator \
 	test_errors.py test_output.py test_shape.py cli/test_report.py cli/test_staleness_report.py \
+	docs/test_algorithms.py docs/test_layouts.py models/test_working_weights.py \
 	generation/test_settings.py generation/test_stopping.py planner/test_plan_search.py planner/test_stage_layers.py \
 	speculation/test_choice.py speculation/test_pool.py speculation/test_speculation.py \
 	$(addprefix launch/test_,keys.py wire.py) $(addprefix launch/nodes/test_,place.py room.py) \
 	$(addprefix rewards/test_,group.py statistics.py) \
 	$(addprefix training/test_,loss_batch.py loss_split.py micro_batches.py) \
-	$(addprefix workers/test_,announcer.py lockstep_engine.py remote_engine.py remote_moves.py staged_move.py))
+	$(addprefix workers/test_,announcer.py lockstep_engine.py messages.py remote_engine.py remote_moves.py staged_move.py \
+		transport.py))
 NOT_QUICK := $(addprefix --ignore=tests/,algorithms/test_toys.py algorithms/test_trl_given.py data/test_examples.py data/test_sources.py)
 
 .PHONY: help demo quick test test-all lint setup setup-test clean

@@ -59,6 +59,11 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def pair_ids(count: int) -> list[tuple[int, int]]:
+    """Ids of the samples of so many pairs, in order."""
+    return [(uid, index) for uid in range(count) for index in (0, 1)]
+
+
 def run_loss(
     loss: Callable[..., torch.Tensor], outputs: Outputs, columns: Mapping[str, Array] | None = None, cut: int = 0
 ) -> Result:

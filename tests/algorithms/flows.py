@@ -15,6 +15,11 @@ def graph_of(flow: Callable[..., Any], options: Any = None) -> Dataflow:
     return trace(flow, roles=ROLES, options=options)
 
 
+def calls_of(flow: Callable[..., Any], options: Any = None) -> list[str]:
+    """What the flow calls, in order."""
+    return [node.call for node in graph_of(flow, options).nodes]
+
+
 def loss_of(flow: Callable[..., Any], options: Any, role: str = "actor") -> Callable[..., Any]:
     """The loss that the flow trains `role` on, the first one if there are several."""
     nodes = graph_of(flow, options).calls(role)

@@ -16,6 +16,7 @@ from plait.algorithms.losses import KLEstimator
 from plait.dataflow import trace
 from plait.errors import FlowError
 from tests.algorithms import oracle
+from tests.algorithms.flows import calls_of
 
 
 def test_advantages_by_hand():
@@ -64,8 +65,7 @@ def test_overlong_equals_the_oracle(limit, buffer, penalty, data):
 
 
 def calls(**options) -> list[str]:
-    graph = trace(grpo, roles=["actor", "reward", "ref"], options=GRPOOptions(**options))
-    return [node.call for node in graph.nodes]
+    return calls_of(grpo, GRPOOptions(**options))
 
 
 def test_the_flow_calls_what_it_needs():

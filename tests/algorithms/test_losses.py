@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -419,3 +421,10 @@ def test_a_loss_must_return_a_scalar_with_a_gradient():
         loss_share(vector, batch, {})
     with pytest.raises(RunError, match="loss `constant` has no gradient"):
         loss_share(partial(constant, value=2.0), batch, {})
+
+
+@pytest.mark.process
+def test_flows_import_without_torch():
+    modules = ("sft", "reward_model", "dpo", "ppo", "safe_rlhf")
+    code = f"import sys, {', '.join(f'plait.algorithms.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -27,7 +27,7 @@ from plait.dataflow import CallKind, trace
 from plait.errors import FlowError
 from tests.algorithms import oracle
 from tests.algorithms.batches import Outputs, run_loss
-from tests.algorithms.flows import graph_of, loss_of
+from tests.algorithms.flows import calls_of, graph_of, loss_of
 
 numbers = st.floats(-3, 3)
 steps = st.lists(st.tuples(numbers, numbers), max_size=6)
@@ -35,7 +35,7 @@ unit = st.sampled_from([0.0, 0.3, 0.95, 1.0])
 
 
 def calls(**options) -> list[str]:
-    return [node.call for node in graph_of(ppo, PPOOptions(**options)).nodes]
+    return calls_of(ppo, PPOOptions(**options))
 
 
 # GAE

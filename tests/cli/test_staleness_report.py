@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
-from tests.cli.test_shape_alone import recipe
+from tests.cli.test_dry_run import recipe
 
 
 def said(tmp_path: Path, capsys: pytest.CaptureFixture[str], *keys: str) -> str:

@@ -12,7 +12,7 @@ from plait.cost.placed import Facts
 from plait.runtime import prepare
 from plait.runtime.prepare import outline, settled
 from plait.schedule.plan import Plan
-from tests.cost.test_many_devices import facts_of, named
+from tests.cost.test_device_memory import facts_of, named
 
 STATES = "actor.train (train), critic.train (train)"
 REFERENCE = "ref.logprobs (score)"

@@ -20,7 +20,7 @@ from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import named_plan
 from plait.schedule.plan import Placement, Plan
 from plait.simulator.step_memory import ENGINE, RankMemory
-from tests.cost.test_many_devices import facts_of
+from tests.cost.test_device_memory import facts_of
 
 SIZES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
 ZERO_UNIT = 32 * 16

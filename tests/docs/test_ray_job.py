@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.observe.run_log import read_rows
-from tests.docs.test_cluster_page import ROOT, group
+from tests.docs.test_cluster import ROOT, group
 from tests.runs.nodes import ends, free_port, started
 
 pytestmark = pytest.mark.slow

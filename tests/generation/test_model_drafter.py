@@ -22,8 +22,8 @@ from plait.speculation.speculation import How
 from tests.cases import slow_but
 from tests.generation.requests import with_head
 from tests.generation.test_engine import requests
+from tests.generation.test_speculator import ASKED, Guessing, drained, needs_vectors
 from tests.models.tiny import VOCAB_SIZE, tiny_model
-from tests.speculation.test_engine import ASKED, Guessing, drained, needs_vectors
 from tests.training.exact import ExactFloat64
 
 SURE = np.ones(int(np.prod(CELLS)))

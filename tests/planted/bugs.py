@@ -175,14 +175,14 @@ LOSS = (
         "plait.algorithms.dpo:dpo_loss",
         "chosen_P, rejected_P = batch.pairs(ratios_N)\n",
         "rejected_P, chosen_P = batch.pairs(ratios_N)\n",
-        ("algorithms/test_given.py::test_dpo_by_hand",),
+        ("algorithms/test_dpo.py::test_dpo_by_hand",),
     ),
     Bug(
         "reward model that prefers the rejected",
         "plait.algorithms.reward_model:bradley_terry_loss",
         "chosen_P - rejected_P, chosen_P + rejected_P",
         "rejected_P - chosen_P, chosen_P + rejected_P",
-        ("algorithms/test_given.py::test_bradley_terry_by_hand",),
+        ("algorithms/test_reward_model.py::test_bradley_terry_by_hand",),
     ),
 )
 
@@ -234,21 +234,21 @@ ADVANTAGE = (
         f"{ADVANTAGES}:standardised",
         "if len(values) < 2 or np.ptp(values) == 0:",
         "if len(values) < 2:",
-        ("algorithms/test_critic_free.py::test_a_batch_of_equal_returns_teaches_nothing",),
+        ("algorithms/test_advantages.py::test_a_batch_of_equal_returns_teaches_nothing",),
     ),
     Bug(
         "leave-one-out baseline that includes the sample",
         "plait.algorithms.rloo:leave_one_out_advantages",
         "centred(rewards) * len(rewards) / max(1, len(rewards) - 1)",
         "centred(rewards)",
-        ("algorithms/test_critic_free.py::test_leave_one_out_by_hand",),
+        ("algorithms/test_rloo.py::test_leave_one_out_by_hand",),
     ),
     Bug(
         "greedy baseline added",
         "plait.algorithms.remax:over_greedy",
         "scores - greedy_scores[0]",
         "scores + greedy_scores[0]",
-        ("algorithms/test_critic_free.py::test_over_greedy_by_hand",),
+        ("algorithms/test_remax.py::test_over_greedy_by_hand",),
     ),
     Bug(
         "multiplier that falls under cost",

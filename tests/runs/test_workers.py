@@ -1,4 +1,4 @@
-"""Runs on several processes: what passes where, timelines, checkpoints under other plans, refusals, messages."""
+"""Runs on several processes: what passes where, timelines, checkpoints under other plans, refusals."""
 
 from __future__ import annotations
 
@@ -8,78 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from plait.cli.dry_run import dry_run
-from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows
-from plait.dataflow import Column, Level
 from plait.errors import ConfigError, RunError
-from plait.generation.request import Request
-from plait.generation.settings import Sampling
-from plait.kernels.noise import NoiseKey
 from plait.launch.local_group import LocalGroup
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.export import export_checkpoint
 from plait.schedule.timeline import load_any
-from plait.workers import transport
-from plait.workers.messages import (
-    Message,
-    pack_requests,
-    pack_rows,
-    unpack_requests,
-    unpack_rows,
-)
-from plait.workers.words import Delivered
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_runs, write_plan
 
 MakeRecipe = Callable[..., Recipe]
 STEPS = 5
-
-
-def samples_of() -> tuple[Sample, ...]:
-    prompts = [Prompt(7, "seven", (1, 2, 3), {"answer": 4}), Prompt(9, "nine", (5,))]
-    return (
-        Sample(prompts[0], 0, (4, 5), (-0.5, -1e-300), "four five", FinishReason.STOP, 3, (2, 3)),
-        Sample(prompts[0], 2, (6,), (-0.1,), "six", FinishReason.LENGTH, 3),
-        Sample(prompts[1], 1, (), (), "", FinishReason.ABORTED),
-    )
-
-
-def test_rows_travel_bit_by_bit() -> None:
-    token, sample = Column("logprobs", Level.TOKEN, 0, 0), Column("score", Level.SAMPLE, 1, 0)
-    rows = Rows(samples_of(), {token: np.array([np.nan, -0.0, np.inf]), sample: np.array([1 / 3, 2.0, -1e-320])})
-    body = Message({"a": [1, None, float("nan")]}, pack_rows(rows, [token, sample])).to_bytes()
-    message = Message.from_bytes(np.frombuffer(body, dtype=np.uint8))
-    found = unpack_rows(message.arrays, [token, sample])
-    assert [(s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in found.samples] == [
-        (s.uid, s.prompt.token_ids, s.token_ids, s.logprobs) for s in rows.samples
-    ]
-    assert [(s.finish_reason, s.policy_version, s.token_versions) for s in found.samples] == [
-        (s.finish_reason, s.policy_version, s.token_versions) for s in rows.samples
-    ]
-    assert all(s.text == s.prompt.text == "" for s in found.samples), "texts stay behind"
-    for column in (token, sample):
-        assert found.columns[column].tobytes() == rows.columns[column].tobytes()
-
-
-def test_samples_come_back_with_the_prompts_that_were_asked() -> None:
-    samples = samples_of()
-    asked = {sample.prompt.uid: sample.prompt for sample in samples}
-    said = {(7, 1): 3, (8, 0): 0}
-    for delivered in (Delivered(samples, said), Delivered((), {})):
-        message = Message.from_bytes(np.frombuffer(delivered.to_message().to_bytes(), dtype=np.uint8))
-        assert Delivered.of(message, asked) == delivered
-
-
-def test_requests_travel_whole() -> None:
-    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_tokens=8, stop_token_ids=(2, 3), stop=("end",))
-    request = Request(Prompt(7, "", (1, 2)), 2, sampling, NoiseKey(1, 2, 3, 4), lengths=(3, 5))
-    assert unpack_requests(json.loads(json.dumps(pack_requests([request])))) == [request]
 
 
 PLANS: dict[str, dict[str, str]] = {
@@ -203,12 +146,6 @@ def test_every_action_has_its_bytes(recipe_of: Callable[..., Recipe], journey: J
     assert {s.rank for s in spans if s.kind == "DECODE"} == {0, 1}
 
 
-def test_a_message_that_is_too_large_is_refused_by_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "LARGEST_BYTES", 100)
-    with pytest.raises(RunError, match=r"score to rank 1 has .* GiB, .*; lower `prompts_per_step`"):
-        transport.Transport(None, 0, ()).send(1, Message({}, (np.zeros(13),)), "score")
-
-
 def _weights(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
@@ -279,22 +216,6 @@ def test_requests_that_come_with_the_last_samples_of_others_are_answered(
     run(one)
     run(two.model_copy(update={"algorithm": f"{tmp_path}/flow.py:remax"}))
     assert_equal_runs(two.run_dir, one.run_dir)
-
-
-def test_calls_on_disjoint_ranks_wait_for_what_they_need_alone() -> None:
-    """PPO: reference and critic score beside the reward; actor and critic train side by side."""
-    from plait.recipes.algorithm import load_flow, trace_algorithm
-    from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
-    from plait.schedule.needs import needs_of
-
-    flow = trace_algorithm(load_flow("ppo"), {"kl_coef": 0.05}, (*MODEL_ROLES, *REWARD_ROLES))
-    named = {node.id: node.call for node in flow.nodes}
-    needs = {named[node]: {named[one] for one in before} for node, before in needs_of(flow, ["reward"]).items()}
-    assert needs["ref.logprobs"] == needs["critic.values"] == {"actor.generate"}
-    assert "actor.train" not in needs["critic.train"]
-    assert "critic.train" not in needs["actor.train"]
-    assert {"critic.values", "reward.score"} <= needs["critic.train"]
-    assert "reward.score" in needs["actor.train"], "it leaves samples out"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from plait.schedule.dispatch import Key as TaskKey
 from plait.schedule.timeline import Timeline
 from plait.schedule.work import MOVED_ON, Done, Work
 from plait.simulator.clock import SimulatedClock
-from tests.simulator.played_engine import Request, SimulatedEngine, Step
+from tests.policy.played_engine import Request, SimulatedEngine, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cost.smollm2 import SHAPE as SMOLLM2
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture

@@ -1,14 +1,17 @@
-"""Models that are not there: a dry run takes their shapes, a run refuses them in a sentence."""
+"""A dry run: of models that are not there it takes their shapes, where a run refuses them in a sentence."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from plait.cli import main
 from plait.models.files.known_shapes import KNOWN
+from plait.recipes.recipe import Recipe
+from tests.cli.recipes import write_recipe
 
 RECIPE = """
 model: {model}
@@ -62,3 +65,12 @@ def test_what_needs_the_model(
         Path(path).write_text(Path(path).read_text().replace("steps: 3\n", ""))
     assert main(["train", path, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_dry_run_of_a_run_to_resume(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_recipe(make_recipe(), tmp_path / "recipe.json")
+    assert main(["train", str(path), "--dry-run"]) == 0
+    assert main(["train", str(path), "--dry-run", "--resume"]) == 2
+    assert "holds no run to resume" in capsys.readouterr().err

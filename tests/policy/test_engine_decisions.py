@@ -21,8 +21,8 @@ from plait.policy.step import Key, StepPlan
 from tests.cases import slow_but
 from tests.generation.test_engine import requests
 from tests.models.tiny import tiny_model
-from tests.simulator import played_engine as simulator
-from tests.simulator.played_engine import SimulatedEngine
+from tests.policy import played_engine as simulator
+from tests.policy.played_engine import SimulatedEngine
 
 Decided = list[StepPlan]
 

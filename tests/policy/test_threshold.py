@@ -8,7 +8,7 @@ from plait.errors import ConfigError
 from plait.policy.migration import Transfer
 from plait.policy.step import Limits, StepKind
 from plait.policy.threshold import Rollout, finish_times, outcome, spread, tune
-from tests.simulator.played_engine import Request, SimulatedEngine
+from tests.policy.played_engine import Request, SimulatedEngine
 from tests.simulator.played_rollouts import Fusion, Scoring, simulate_rollout
 
 WIDE = Limits(max_running=10_000, max_prefill_tokens=10**9)

@@ -14,8 +14,6 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.stored_recipe import recipe_text
 from tests.memory_groups import bounded, inside
-from tests.runs.conftest import make_recipe as make_recipe
-from tests.runs.conftest import tiny_folder as tiny_folder
 
 LIMIT_BYTES = 2 << 30
 

@@ -1,0 +1,126 @@
+"""DPO: its losses by hand and against the oracle, over any split and mask, and what the flow calls."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from plait.algorithms.dpo import DPOLoss, DPOOptions, dpo
+from plait.algorithms.reward_model import RewardModelOptions, reward_model
+from plait.dataflow import trace
+from plait.errors import FlowError, RunError
+from tests.algorithms import oracle
+from tests.algorithms.batches import Outputs, pair_ids, run_loss
+from tests.algorithms.flows import graph_of, loss_of
+
+LN2 = math.log(2)
+
+
+sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
+"""Response lengths of pairs."""
+
+
+def ragged(values: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
+    return np.split(values, np.cumsum(lengths)[:-1])
+
+
+def test_dpo_by_hand():
+    # β = 1. Log-ratios: chosen ln 2 − 0 over two tokens, rejected −ln 2: h = ln 4, σ = 4/5.
+    outputs = Outputs([2, 1], logprobs=np.array([-1.0, -1.0, -3.0]), samples=pair_ids(1))
+    columns = {"ref_logprobs": np.array([-1.0 - LN2, -1.0, -3.0 + LN2])}
+    found = run_loss(loss_of(dpo, DPOOptions(beta=1.0)), outputs, columns)
+    assert found.loss == pytest.approx(math.log(5 / 4))
+    assert found.gradients["logprobs"] == pytest.approx([-0.2, -0.2, 0.2])
+    assert found.metrics == pytest.approx(
+        {
+            "rewards/chosen": LN2,
+            "rewards/rejected": -LN2,
+            "rewards/margins": 2 * LN2,
+            "rewards/accuracies": 1.0,
+            "logps/chosen": -2.0,
+            "logps/rejected": -3.0,
+        }
+    )
+
+
+def test_a_margin_of_rounding_alone_is_a_tie():
+    """Policy and reference are equal but for the order of a sum in float64: no pair is preferred. Then one, by 1e-3."""
+    logprobs = np.array([-30.0, -40.0, -30.0, -40.0])
+    for move, accuracy in ((1e-14, 0.0), (1e-3, 0.5)):
+        outputs = Outputs([1, 1, 1, 1], logprobs=logprobs + np.array([move, 0, 0, 0]), samples=pair_ids(2))
+        found = run_loss(loss_of(dpo, DPOOptions(beta=0.1)), outputs, {"ref_logprobs": logprobs})
+        assert found.metrics["rewards/margins"] > 0
+        assert found.metrics["rewards/accuracies"] == accuracy
+    scores = np.array([1.0 + 1e-14, 1.0, 1.0 + 1e-3, 1.0])
+    outputs = Outputs([1, 1, 1, 1], values=np.zeros(4), scores=scores, samples=pair_ids(2))
+    assert run_loss(loss_of(reward_model, RewardModelOptions(), "reward"), outputs).metrics["reward/accuracy"] == 0.5
+
+
+@given(
+    sizes,
+    st.sampled_from(list(DPOLoss)),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0.1, 1.0]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_dpo_equals_the_oracle(lengths, how, smoothing, beta, reference_free, masked, seed):
+    rng = np.random.default_rng(seed)
+    smoothing = smoothing if how in (DPOLoss.SIGMOID, DPOLoss.ROBUST) else 0.0
+    flat = [length for pair in lengths for length in pair]
+    logprobs, ref = (-2 + rng.normal(size=sum(flat)) for _ in range(2))
+    mask = rng.integers(0, 2, sum(flat)).astype(float) if masked else np.ones(sum(flat))
+    mask[np.cumsum(flat) - 1] = 1.0
+    log_ratios = ragged(logprobs - ref * (not reference_free), flat)
+    ratios = [(x * m).sum() for x, m in zip(log_ratios, ragged(mask, flat), strict=True)]
+    counts = [int(m.sum()) for m in ragged(mask, flat)]
+    expected, slopes = 0.0, []
+    for pair in range(len(lengths)):
+        c, r = 2 * pair, 2 * pair + 1
+        loss, *by = oracle.dpo(ratios[c], ratios[r], (counts[c], counts[r]), how.value, beta, smoothing)
+        expected += loss / len(lengths)
+        slopes += [(by[i] / len(lengths) * ragged(mask, flat)[2 * pair + i]).tolist() for i in (0, 1)]
+    options = DPOOptions(beta=beta, loss_type=how, label_smoothing=smoothing, reference_free=reference_free)
+    outputs = Outputs(flat, logprobs=logprobs, mask=mask if masked else None, samples=pair_ids(len(lengths)))
+    columns = {} if reference_free else {"ref_logprobs": ref}
+    found = run_loss(loss_of(dpo, options), outputs, columns, cut=2 * int(rng.integers(0, len(lengths) + 1)))
+    assert found.loss == pytest.approx(expected, rel=1e-10)
+    assert found.gradients["logprobs"] == pytest.approx([x for part in slopes for x in part], rel=1e-9, abs=1e-12)
+
+
+def test_dpo_lifts_the_chosen_and_lowers_the_rejected():
+    for how in DPOLoss:
+        outputs = Outputs([1, 1], logprobs=np.array([-1.0, -1.0]), samples=pair_ids(1))
+        found = run_loss(loss_of(dpo, DPOOptions(loss_type=how)), outputs, {"ref_logprobs": np.array([-1.0, -1.0])})
+        chosen, rejected = found.gradients["logprobs"]
+        assert chosen < 0 < rejected, how
+
+
+def test_calls_of_dpo():
+    graph = graph_of(dpo, DPOOptions())
+    assert [node.call for node in graph.nodes] == ["pairs", "ref.logprobs", "actor.train"]
+    assert graph.nodes[-1].training.whole_groups
+    assert set(graph.nodes[-1].inputs) == {"mask", "ref_logprobs"}
+    graph = graph_of(dpo, DPOOptions(reference_free=True))
+    assert [node.call for node in graph.nodes] == ["pairs", "actor.train"]
+    with pytest.raises(FlowError, match=r"needs the role `ref`.*reference_free"):
+        trace(dpo, roles=["actor"], options=DPOOptions())
+
+
+def test_options_without_effect_are_refused():
+    with pytest.raises(ValidationError, match=r"loss_type: ipo; set `options\.label_smoothing` to 0"):
+        DPOOptions(loss_type="ipo", label_smoothing=0.1)
+    with pytest.raises(ValidationError, match=r"less than 0\.5"):
+        DPOOptions(label_smoothing=0.5)
+
+
+def test_half_a_pair_is_an_error():
+    outputs = Outputs([1, 1], logprobs=np.zeros(2), samples=[(0, 0), (1, 0)])
+    with pytest.raises(RunError, match=r"expected samples 0 \(chosen\) and 1 \(rejected\) of every prompt"):
+        run_loss(loss_of(dpo, DPOOptions(reference_free=True)), outputs)

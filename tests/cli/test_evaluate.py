@@ -1,0 +1,75 @@
+"""`plait eval`: greedy unless the recipe says how its evaluations answer, and of every run what these say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+from plait.recipes.recipe import Recipe
+from tests.cli.recipes import write_recipe
+
+
+def test_eval_is_greedy_whatever_the_recipe_samples(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reward that applies to no sample is NaN, which JSON does not have."""
+    (tmp_path / "none.py").write_text("def none(completions, **columns):\n    return [None] * len(completions)\n")
+    keys = {"evaluation.items": 2, "sampling.top_p": 0.9, "sampling.top_k": 5, "sampling.temperature": 0.0}
+    recipe = make_recipe(**keys, **{"reward.functions": [f"{tmp_path}/none.py:none"]})
+    path = write_recipe(recipe, tmp_path / "recipe.json")
+    assert main(["eval", str(path), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (figures["items"], figures["eval/reward"]) == (2, None)
+
+
+def test_eval_prints_a_table(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_recipe(make_recipe(), tmp_path / "recipe.json")
+    assert main(["eval", str(path)]) == 2
+    assert "`evaluation.items` is 0" in capsys.readouterr().err
+    assert main(["eval", str(path), "--evaluation.items", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 held-out items, greedy, model ")
+    assert "mean reward                     0." in printed
+
+
+def test_eval_answers_as_the_evaluations_of_the_run(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "judge.py").write_text(
+        "def length(completions, **columns):\n    return [len(c) for c in completions]\n"
+    )
+    keys = {"evaluation.items": 3, "evaluation.temperature": 1.0}
+    path = write_recipe(
+        make_recipe(**keys, **{"evaluation.functions": [f"{tmp_path}/judge.py:length"]}), tmp_path / "recipe.json"
+    )
+    assert main(["eval", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 held-out items, temperature 1, model ")
+    assert "mean length" in printed
+
+
+@pytest.mark.parametrize(("flow", "figure"), [("sft", "actor/nll"), ("dpo", "rewards/accuracies")])
+def test_eval_of_what_learns_from_examples_or_pairs(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], flow: str, figure: str
+) -> None:
+    row = (
+        {"prompt": "count", "completion": " 7"} if flow == "sft" else {"prompt": "a", "chosen": " 7", "rejected": " 8"}
+    )
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row | {"prompt": f"count {i}"}) + "\n" for i in range(6)))
+    own = {"reward.functions": [], "sampling": {}, "samples_per_prompt": 8, "options": {}}
+    keys = {"data.source": str(tmp_path / "given.jsonl"), **own}
+    path = write_recipe(make_recipe(algorithm=flow, **keys, **{"evaluation.items": 2}), tmp_path / "recipe.json")
+    assert main(["eval", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 held-out items, model ")
+    assert figure in printed
+    assert main(["eval", str(path), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["items"] == 2
+    assert f"{figure} {figures[f'eval/{figure}']:.3f}" in " ".join(printed.split())
