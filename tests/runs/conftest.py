@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from plait.models.files.saving import save_pretrained
 from plait.recipes import keys, recipe_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
+from plait.runtime.api import run
 from plait.yaml_text import parse
 from tests.models.tiny import checked_once, tiny_model, tiny_tokenizer
 from tests.runs.placed_runs import fill, recipe_in
@@ -100,3 +102,16 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
 def placed(place: Path, tiny_folder: Path) -> Callable[..., Recipe]:
     """`placed("grpo", "name of the run", steps=3)`: a recipe in `place`."""
     return functools.partial(recipe_in, place, tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def reference(place: Path, placed: Callable[..., Recipe]) -> Callable[..., Path]:
+    """`reference("grpo", steps=3)`: the folder of the run of a flow on one process, run once."""
+
+    def get(flow: str, **keys: Any) -> Path:
+        name = f"one-{flow}-{zlib.crc32(repr(sorted(keys.items())).encode()):08x}"
+        if not (place / name).exists():
+            run(placed(flow, name, **keys))
+        return place / name
+
+    return get

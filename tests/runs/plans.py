@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from plait.observe.run_log import read_rows
+from plait.recipes.recipe import Recipe
 from tests.runs.plan_files import write_plan as write_plan
+
+
+def planned(
+    make_recipe: Callable[..., Recipe], folder: Path, name: str, plan: Mapping[str, str] | None = None, **keys: Any
+) -> Recipe:
+    """A run of that name in a folder, in float64, on one process where there is no plan."""
+    where = {} if plan is None else {"plan": str(write_plan(folder, f"plan-{name}", dict(plan)))}
+    return make_recipe(**{"run_dir": str(folder / name), "dtype": "float64"} | where | keys)
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:

@@ -109,19 +109,6 @@ def deep(place: Path) -> None:
     save_pretrained(model, place / "deep")
 
 
-@pytest.fixture(scope="module")
-def reference(placed: Callable[..., Recipe], place: Path) -> Callable[[Flow], Path]:
-    """The run of a flow on one process."""
-
-    def get(flow: Flow) -> Path:
-        name = f"one {flow[0]} {len(str(flow))}"
-        if not (place / name).exists():
-            run(placed(flow[0], name, steps=STEPS, **flow[1]))
-        return place / name
-
-    return get
-
-
 def fused_run(
     place: Path,
     placed: Callable[..., Recipe],
@@ -139,11 +126,11 @@ def fused_run(
 
 @pytest.mark.parametrize("name", slow_but(("actor and critic",), CASES))
 def test_training_together_changes_nothing(
-    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[[Flow], Path]
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
 ) -> None:
     flow, places, schedule = CASES[name]
     found = fused_run(place, placed, name, flow, places, schedule)
-    assert_equal_runs(found, reference(flow))
+    assert_equal_runs(found, reference(flow[0], steps=STEPS, **flow[1]))
     plan = Plan.load(found / "plan.json")
     assert plan.schedules == (Schedule.from_json(schedule),)
     order = placements_of(plan, schedule_roles(plan)[0]).together
@@ -156,7 +143,7 @@ FOUND = {call: text.replace("=both", "=fused") for call, text in ACTOR_CRITIC.it
 
 @pytest.mark.slow
 def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
-    place: Path, placed: Callable[..., Recipe], reference: Callable[[Flow], Path], monkeypatch: pytest.MonkeyPatch
+    place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {**PPO[1], "plan": str(write_plan(place, "found", FOUND))}
     recipe = placed("ppo", "found", steps=STEPS, **keys)
@@ -173,7 +160,7 @@ def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
 
     monkeypatch.setattr("plait.runtime.prediction.fusing.search", never)
     assert run(recipe, resume=True).finished
-    assert_equal_runs(recipe.run_dir, reference(PPO))
+    assert_equal_runs(recipe.run_dir, reference(PPO[0], steps=STEPS, **PPO[1]))
     order = placements_of(plan, "actor").together
     assert order is not None
     assert_executed(recipe.run_dir, order, first_step=1)

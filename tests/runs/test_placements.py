@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,25 +19,12 @@ QUICK_STEPS = {"grpo-nothing-stays-2": 2, "grpo-followed-2": 3}
 """In the third step the reference has followed."""
 
 
-@pytest.fixture(scope="module")
-def reference(placed: Callable[..., Recipe], place: Path) -> Callable[[str, dict[str, Any]], Path]:
-    """The run of a flow on one process, run once."""
-
-    def get(flow: str, keys: dict[str, Any]) -> Path:
-        name = f"one-{flow}-{zlib.crc32(repr(sorted(keys.items())).encode()):08x}"
-        if not (place / name).exists():
-            run(placed(flow, name, **keys))
-        return place / name
-
-    return get
-
-
 @pytest.mark.parametrize("name", slow_but(tuple(QUICK_STEPS), PLANS))
 def test_a_plan_changes_nothing(
     name: str,
     place: Path,
     placed: Callable[..., Recipe],
-    reference: Callable[[str, dict[str, Any]], Path],
+    reference: Callable[..., Path],
 ) -> None:
     (flow, keys), plan = PLANS[name]
     if name in QUICK_STEPS:
@@ -47,7 +32,7 @@ def test_a_plan_changes_nothing(
     recipe = placed(flow, name, **keys, **where(place, name, plan))
     outcome = run(recipe)
     assert outcome.finished
-    assert_equal_runs(recipe.run_dir, reference(flow, keys))
+    assert_equal_runs(recipe.run_dir, reference(flow, **keys))
     if "fusion" in keys:
         assert sum(row.get("perf/samples_moved", 0) for row in read_rows(recipe.run_dir / "metrics.jsonl")) > 0
         assert_equal_columns(recipe.run_dir, reference(flow, keys))
@@ -103,13 +88,13 @@ SHARED: dict[str, tuple[Flow, dict[str, str], dict[str, float]]] = {
 
 @pytest.mark.parametrize("name", slow_but(["grpo-2"], SHARED))
 def test_samples_that_are_divided_by_predicted_time_change_nothing(
-    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[[str, dict[str, Any]], Path]
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
 ) -> None:
     (flow, keys), plan, pair_tokens = SHARED[name]
     path = write_plan(place, f"shared-{name}", plan, policies={"shares": pair_tokens})
     recipe = placed(flow, f"shared-{name}", **keys, plan=str(path))
     assert run(recipe).finished
-    assert_equal_runs(recipe.run_dir, reference(flow, keys))
+    assert_equal_runs(recipe.run_dir, reference(flow, **keys))
 
 
 PARTED: dict[str, tuple[Flow, dict[str, str]]] = {
@@ -136,12 +121,12 @@ PARTED: dict[str, tuple[Flow, dict[str, str]]] = {
 
 @pytest.mark.parametrize("name", slow_but(["grpo-2"], PARTED))
 def test_tokens_that_ranks_part_between_layers_change_nothing(
-    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[[str, dict[str, Any]], Path]
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
 ) -> None:
     (flow, keys), plan = PARTED[name]
     recipe = placed(flow, f"parted-{name}", **keys, **where(place, f"parted-{name}", plan), sequence_parallel=True)
     assert run(recipe).finished
-    assert_equal_runs(recipe.run_dir, reference(flow, keys))
+    assert_equal_runs(recipe.run_dir, reference(flow, **keys))
 
 
 @pytest.mark.slow

@@ -84,27 +84,12 @@ PLANS: dict[str, tuple[tuple[str, dict[str, Any]], int, str | dict[str, str]]] =
 QUICK = ("ppo-apart-2",)
 
 
-@pytest.fixture(scope="module")
-def alone(placed: Placed, place: Path) -> Callable[[str, dict[str, Any], int], Path]:
-    """The run on one process, which draws ahead and trains one after the other."""
-
-    def get(flow: str, keys: dict[str, Any], most: int) -> Path:
-        name = f"alone-{flow}-{most}"
-        if not (place / name).exists():
-            run(placed(flow, name, **keys, steps=STEPS, max_staleness=most))
-        return place / name
-
-    return get
-
-
 @pytest.mark.parametrize("name", slow_but(QUICK, PLANS))
-def test_a_plan_changes_nothing(
-    name: str, place: Path, placed: Placed, alone: Callable[[str, dict[str, Any], int], Path]
-) -> None:
+def test_a_plan_changes_nothing(name: str, place: Path, placed: Placed, reference: Callable[..., Path]) -> None:
     (flow, keys), most, plan = PLANS[name]
     recipe = placed(flow, f"stale-{name}", **keys, steps=STEPS, max_staleness=most, **where(place, name, plan))
     assert run(recipe).finished
-    assert_equal_runs(recipe.run_dir, alone(flow, keys, most))
+    assert_equal_runs(recipe.run_dir, reference(flow, **keys, steps=STEPS, max_staleness=most))
     assert versions(recipe.run_dir) == [{max(0, batch - most)} for batch in range(STEPS)]
 
 
@@ -156,7 +141,7 @@ SLOW = """
 @pytest.mark.slow
 @pytest.mark.parametrize(("step_s", "train_s"), [(0.1, 0.0), (0.0, 1.0)], ids=["generation", "training"])
 def test_a_side_that_is_far_slower_changes_nothing(
-    step_s: float, train_s: float, place: Path, placed: Placed, alone: Callable[[str, dict[str, Any], int], Path]
+    step_s: float, train_s: float, place: Path, placed: Placed, reference: Callable[..., Path]
 ) -> None:
     flow = place / f"slow-{step_s}.py"
     flow.write_text(textwrap.dedent(SLOW).replace("STEP_S", str(step_s)).replace("TRAIN_S", str(train_s)))
@@ -164,7 +149,7 @@ def test_a_side_that_is_far_slower_changes_nothing(
     keys = {"algorithm": f"{flow}:grpo", "steps": STEPS, "max_staleness": 2}
     recipe = placed("grpo", f"slow-{step_s}", **GRPO[1] | keys, **where(place, "slow", plan))
     run(recipe)
-    assert_equal_runs(recipe.run_dir, alone("grpo", GRPO[1], 2))
+    assert_equal_runs(recipe.run_dir, reference("grpo", **GRPO[1], steps=STEPS, max_staleness=2))
 
 
 STALE: dict[str, Any] = {"max_staleness": 2}

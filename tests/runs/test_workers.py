@@ -19,7 +19,7 @@ from plait.runtime.api import run
 from plait.runtime.folder.export import export_checkpoint
 from plait.schedule.timeline import load_any
 from tests.runs.placed_runs import where
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plans import assert_equal_runs, planned
 
 MakeRecipe = Callable[..., Recipe]
 STEPS = 5
@@ -35,10 +35,8 @@ PLANS: dict[str, dict[str, str]] = {
 @pytest.fixture
 def recipe_of(make_recipe: MakeRecipe, tmp_path: Path) -> Callable[..., Recipe]:
     def make(name: str, plan: str | None, **keys: Any) -> Recipe:
-        where = {} if plan is None else {"plan": str(write_plan(tmp_path, plan, PLANS[plan]))}
-        return make_recipe(
-            **{"run_dir": str(tmp_path / name), "dtype": "float64", "checkpoint.every": 2} | where | keys
-        )
+        places = None if plan is None else PLANS[plan]
+        return planned(make_recipe, tmp_path, name, places, **{"checkpoint.every": 2} | keys)
 
     return make
 

@@ -16,21 +16,14 @@ from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
 from plait.models.parallel.partial import part_of
-from plait.models.parallel.team import make_teams
 from plait.workers.instances import engine_of
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.words import Delivered, Generate
 from tests.models.tiny import tiny_model
+from tests.workers.said import Said, said_by
 
-Said = dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]
-"""Tokens and log-probs."""
 LAYERS = 4
-_teams: dict[Any, Any] = {}
 _models: dict[Any, Any] = {}
-
-
-def said(samples: Sequence[Sample]) -> Said:
-    return {(one.prompt.uid, one.index): (one.token_ids, one.logprobs) for one in samples}
 
 
 def whole_model(dtype: str = "float64") -> Any:
@@ -44,7 +37,7 @@ def alone(requests: Sequence[Request], **settings: Any) -> Said:
     engine = Engine(_models["alone"], SamplingSettings(**settings))
     for one in requests:
         engine.add(one)
-    return said(list(drain(engine)))
+    return said_by(list(drain(engine)))
 
 
 @dataclass
@@ -63,25 +56,18 @@ class Found:
     use: Any = None
 
 
-def team_of(worker: Any, layout: Layout, timeout_s: float = 60.0) -> Any:
-    key = (layout, timeout_s)
-    if key not in _teams:
-        _teams[key] = make_teams([layout], worker.rank, timeout_s=timeout_s, waiting_for=worker.context.waiting_for)
-    return _teams[key][layout]
-
-
 def engine_on(worker: Any, sizes: dict[str, int], settings: dict[str, Any], timeout_s: float = 60.0) -> Any:
     """(the engine, the team) of this rank."""
     count = worker.context.num_ranks
     layout = Layout(Mesh(tuple(range(count))), Parallelism(1, sizes.get("tp", 1), sizes.get("pp", 1)))
-    team = team_of(worker, layout, timeout_s)
+    team = worker.team_of(layout, timeout_s)
     if layout not in _models:
         _models[layout] = part_of(copy_of(whole_model()), team)
     return engine_of(_models[layout], SamplingSettings(**settings), team), team
 
 
 def note(found: Found, engine: Engine, samples: Sequence[Sample]) -> None:
-    found.said |= said(samples)
+    found.said |= said_by(samples)
     if engine.last_step is not None:
         found.in_flight.append(engine.last_step.num_groups)
         found.rows.append(engine.last_step.num_sequences)
@@ -116,7 +102,7 @@ def disturbed(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
             note(found, engine, engine.step())
         if number == 1:
             taken = engine.abort(one.prompt.uid, 0)
-            found.said |= {(uid, -1): tokens for (uid, _), tokens in said(taken).items()}
+            found.said |= {(uid, -1): tokens for (uid, _), tokens in said_by(taken).items()}
         if number == 2:
             engine.update_weights(engine.policy_version)
     while engine.has_work:
@@ -142,7 +128,7 @@ def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
             hear()
         for _, answer in lockstep.step(hear):
             assert isinstance(answer, Delivered), f"nobody moves samples, and {answer} is told"
-            found.said |= said(answer.samples)
+            found.said |= said_by(answer.samples)
         steps += 1
     found.use = lockstep.take_use()
     return ended(found, engine)

@@ -9,18 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.data.records import Prompt, Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.records import HeldKV
 from plait.generation.request import Request
-from plait.generation.settings import Sampling, SamplingSettings
-from plait.kernels.noise import NoiseKey
+from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
 from plait.models.compute.float64 import kept_float64
 from plait.models.parallel.partial import part_of
-from plait.models.parallel.team import make_teams
 from plait.policy.step import Key
 from plait.schedule.work import to_the_end
 from plait.workers.gathering import Gathering, Left, MoveWord, Stage
@@ -30,24 +27,13 @@ from plait.workers.messages import Message
 from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.sample_mover import End, SampleMover, SamplesMoved, _speaker
 from plait.workers.sample_offers import Answer, Given, Lack
+from tests.generation.requests import request
 from tests.models.tiny import tiny_model
+from tests.workers.said import Said, said_by
 
-FREE = Sampling(max_tokens=60, stop_token_ids=())
 BUCKET_BYTES = 4096
 """Short messages, so that one move has many."""
-Said = dict[Key, tuple[tuple[int, ...], tuple[float, ...]]]
-"""Tokens and log-probs."""
-_teams: dict[Layout, Any] = {}
 _models: dict[Any, Any] = {}
-
-
-def request(uid: int, num_tokens: int, lengths: Sequence[int]) -> Request:
-    token_ids = tuple((7 * at + 31 * uid) % 290 + 5 for at in range(num_tokens))
-    return Request(Prompt(uid, "", token_ids), len(lengths), FREE, NoiseKey(5), lengths=tuple(lengths))
-
-
-def said(samples: Sequence[Sample]) -> Said:
-    return {(one.prompt.uid, one.index): (one.token_ids, one.logprobs) for one in samples}
 
 
 @dataclass
@@ -70,20 +56,13 @@ class Found:
     """Samples that have started or ended in this rank's instance, after each of those."""
 
 
-def team_of(worker: Any, layout: Layout) -> Any:
-    """One per layout and worker process; every rank of the group asks for the same."""
-    if layout not in _teams:
-        _teams.update(make_teams([layout], worker.rank, timeout_s=60.0, waiting_for=worker.context.waiting_for))
-    return _teams[layout]
-
-
 def layout_of(ranks: Sequence[int], tp: int = 1, pp: int = 1, stages: tuple[int, ...] = ()) -> Layout:
     return Layout(Mesh(tuple(ranks)), Parallelism(1, tp, pp, stages))
 
 
 def make_engine(worker: Any, layout: Layout, family: str, dtype: str, settings: SamplingSettings) -> Engine | None:
     """This rank's, in an instance; None if it is no member."""
-    team = team_of(worker, layout)
+    team = worker.team_of(layout)
     if team is None:
         return None
     if (layout, family, dtype) not in _models:
@@ -96,7 +75,7 @@ def mover_of(
     worker: Any, source: Layout, target: Layout, leaving: Engine | None, entering: Engine | None, kv: HeldKV = "keep"
 ) -> Any:
     world = Layout.on(range(worker.context.num_ranks), dp=worker.context.num_ranks)
-    peers = team_of(worker, world).all
+    peers = worker.team_of(world).all
     if worker.rank not in (*source.mesh.ranks, *target.mesh.ranks):
         return None
     return SampleMover(peers, End(source, leaving), End(target, entering), kv=kv, bucket_bytes=BUCKET_BYTES)
@@ -149,7 +128,7 @@ def ended(found: Found, *engines: Engine | None) -> Found:
     for engine in engines:
         if engine is None:
             continue
-        found.said |= said(list(drain(engine)))
+        found.said |= said_by(list(drain(engine)))
         if engine.occupancy.kv_bytes or engine.state.scheduler.blocks.num_held:
             found.wrong.append(
                 f"{engine.occupancy.kv_bytes} bytes, {engine.state.scheduler.blocks.num_held} blocks are left"
@@ -160,7 +139,7 @@ def ended(found: Found, *engines: Engine | None) -> Found:
 def steps(found: Found, engine: Engine | None, count: int) -> None:
     for _ in range(count):
         if engine is not None:
-            found.said |= said(engine.step())
+            found.said |= said_by(engine.step())
 
 
 ASKED = (request(0, 19, [9, 5, 8]), request(1, 7, [10]), request(2, 40, [7, 8]))
@@ -178,7 +157,7 @@ def alone(family: str, dtype: str, exact: bool = False, asked: Sequence[Request]
     with kept_float64(model.dtype):
         for one in asked:
             engine.add(one)
-        return said(list(drain(engine)))
+        return said_by(list(drain(engine)))
 
 
 def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Found:
@@ -306,7 +285,7 @@ def drawn(worker: Any, places: Sequence[Any], rollout: DrawnRollout) -> Found:
     engines = [make_engine(worker, one, "llama", "float64", settings) for one in instances]
     [engine] = [one for one in engines if one is not None]
     world = Layout.on(range(worker.context.num_ranks), dp=worker.context.num_ranks)
-    mover, found = SampleMoverOfRank(instances, engine, team_of(worker, world).all), Found({})
+    mover, found = SampleMoverOfRank(instances, engine, worker.team_of(world).all), Found({})
     with kept_float64(torch.float64):
         for one, (_, _, place) in zip(rollout.requests, rollout.asked, strict=True):
             if place == mover.place:
@@ -343,7 +322,7 @@ def play(
     for stage, of_instances in zip(stages, counts[-len(stages) :], strict=True):
         for _ in range(of_instances[mover.place]):
             if engine.has_work:
-                again = said(engine.step())
+                again = said_by(engine.step())
                 found.wrong += [f"{key} ended twice" for key in again.keys() & found.said.keys()]
                 found.said |= again
         answer = mover.do(replace(stage, said=heard))

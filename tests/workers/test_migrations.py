@@ -3,7 +3,6 @@ none. float64."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from plait.launch.interface import Group
-from plait.launch.local import LocalProcesses
 from tests.cases import examples
-from tests.models.parallel.team_workers import TeamWorker
 from tests.workers.sample_moves import DrawnMove, DrawnRollout, alone
 
 LIMIT_S = 120.0
@@ -50,18 +47,6 @@ def rollouts(draw: st.DrawFn, cases: list[tuple[Any, ...]]) -> tuple[tuple[Any, 
         asked, draw(st.lists(moves, min_size=1, max_size=4).map(tuple)), draw(st.sampled_from([None, 64, 96]))
     )
     return places, rollout
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Group]:
-    with LocalProcesses().start(TeamWorker, 2) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Group]:
-    with LocalProcesses().start(TeamWorker, 4) as group:
-        yield group
 
 
 def check(group: Group, places: tuple[Any, ...], rollout: DrawnRollout) -> int:

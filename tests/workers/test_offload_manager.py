@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from plait.runtime.session import Session
 from plait.schedule.timeline import load_any
 from plait.workers.offload_manager import OffloadManager, OffloadUnit
 from plait.workers.recorder import Recorder
-from tests.runs.plans import assert_equal_runs, write_plan
+from tests.runs.plans import assert_equal_runs, planned
 
 MakeRecipe = Callable[..., Recipe]
 FLOW = """
@@ -118,11 +119,7 @@ def test_room_is_made_before_what_is_needed_comes_back() -> None:
 
 @pytest.fixture
 def recipe_of(make_recipe: MakeRecipe, tmp_path: Path) -> MakeRecipe:
-    def make(name: str, plan: dict[str, str] | None = None, **keys: Any) -> Recipe:
-        where = {} if plan is None else {"plan": str(write_plan(tmp_path, f"plan-{name}", plan))}
-        return make_recipe(run_dir=str(tmp_path / name), dtype="float64", **where, **keys)
-
-    return make
+    return functools.partial(planned, make_recipe, tmp_path)
 
 
 def test_between_its_calls_a_part_has_no_memory(recipe_of: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:

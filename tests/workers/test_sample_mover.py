@@ -25,7 +25,8 @@ from tests.generation.requests import with_head
 from tests.generation.test_engine import by_uid
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
-from tests.workers.sample_moves import Found, Said, alone
+from tests.workers.said import Said
+from tests.workers.sample_moves import Found, alone
 
 LIMIT_S = 120.0
 HERE = Layout.on((0,))

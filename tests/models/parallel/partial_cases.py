@@ -26,22 +26,17 @@ from plait.models.parallel import part_loading
 from plait.models.parallel.part_loading import PartLoader
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.peers import Peers
-from plait.models.parallel.team import Team, make_teams
+from plait.models.parallel.team import Team
 from plait.models.scalar_loading import load_scalar, scalar_of, scalar_view
 from tests.models.tiny import tiny_model
 
 TEMPERATURE = 0.7
-teams: dict[Any, Team | None] = {}
 
 
 def team_of(
     worker: Any, dp: int, tp: int, pp: int, stages: tuple[int, ...] = (), *, splits_tokens: bool = False
 ) -> Team | None:
-    """One per layout and worker process; every rank of the group asks for the same."""
-    layout = Layout(Mesh(tuple(range(dp * tp * pp))), Parallelism(dp, tp, pp, stages))
-    if layout not in teams:
-        teams.update(make_teams([layout], worker.rank, timeout_s=60.0, waiting_for=worker.context.waiting_for))
-    team = teams[layout]
+    team = worker.team_of(Layout(Mesh(tuple(range(dp * tp * pp))), Parallelism(dp, tp, pp, stages)))
     return None if team is None else replace(team, splits_tokens=splits_tokens)
 
 
