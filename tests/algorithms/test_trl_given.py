@@ -25,6 +25,7 @@ from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
 from tests.training.batches import evaluate, make_trainer, run_all, train
 from tests.training.exact import ExactFloat64
+from tests.training.gradients import assert_equal_gradients
 
 pytest.importorskip("trl")
 
@@ -55,18 +56,6 @@ def pairs() -> tuple[Rows, list[dict[str, list[int]]]]:
 def trainer_of(model: LanguageModel | ScalarModel, **options: Any) -> Any:
     """Micro-batches of a few pairs, so that the loss is summed over several of them."""
     return make_trainer(model, temperature=1.0, micro_batch_tokens=60, **options)
-
-
-def assert_equal_gradients(trainer: Any, module: torch.nn.Module, tolerance: float) -> None:
-    """`tolerance` is a part of the largest gradient."""
-    theirs = {name: param.grad for name, param in module.named_parameters()}
-    largest = max(grad.abs().max().item() for grad in theirs.values() if grad is not None)
-    assert largest > 0.02
-    for block, start, stop in trainer.model.layout.entries:
-        expected = theirs[block.param.name]
-        found = trainer.optimizer.gradients[start:stop].view(block.shape)
-        expected = torch.zeros_like(found) if expected is None else expected
-        assert (found - expected).abs().max() <= tolerance * largest, block.param.name
 
 
 def settings(tmp_path: Any) -> dict[str, Any]:

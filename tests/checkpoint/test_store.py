@@ -22,6 +22,7 @@ from plait.checkpoint import store as store_module
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError
 from plait.models.files import tensor_file
+from tests.forked import exit_code_of, forked
 
 
 @pytest.fixture(autouse=True)
@@ -189,33 +190,6 @@ def test_later_checkpoints_can_be_discarded(tmp_path: Path):
     assert store.steps() == [1, 2]
 
 
-def fork(work: Callable[[], None]) -> int:
-    """Start `work` in a forked process, which exits with 0 when it returns; return its id."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-        finally:
-            os._exit(code)
-    return child
-
-
-def exit_code(child: int, deadline_s: float = 30.0) -> int:
-    end_s = time.monotonic() + deadline_s
-    while time.monotonic() < end_s:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    raise AssertionError(f"the child did not end within {deadline_s:.0f} s")
-
-
 def test_a_full_disk_is_said_and_the_last_checkpoint_stays_good(tmp_path: Path):
     """A limit on the size of files stands for the full disk: the kernel cuts the write and then refuses it."""
     store = CheckpointStore(tmp_path, keep_last=1)
@@ -230,7 +204,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays_good(tmp_path: Path):
         with pytest.raises(RunError, match=message):
             save(store, 5, numel=100_000)
 
-    assert exit_code(fork(work)) == 0
+    assert exit_code_of(forked(work)) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4"]
     check_is_whole(store, 4)
 
@@ -285,8 +259,8 @@ def test_a_kill_at_any_line_of_a_save_leaves_a_good_checkpoint(tmp_path: Path, m
     found_steps = set()
     for kill_at in [num_lines - 1, *draw.sample(range(1, num_lines - 1), 19)]:
         store = fresh(f"line-{kill_at}")
-        child = fork(lambda kill_at=kill_at, store=store: lines_of_save(lambda: save(store, 4), kill_at))
-        assert exit_code(child) == -signal.SIGKILL, "the child was to die inside the save"
+        child = forked(lambda kill_at=kill_at, store=store: lines_of_save(lambda: save(store, 4), kill_at))
+        assert exit_code_of(child) == -signal.SIGKILL, "the child was to die inside the save"
         latest = store.latest()
         assert latest is not None
         assert latest.step in (3, 4)
@@ -320,7 +294,7 @@ def test_a_kill_while_the_only_checkpoint_is_saved_again_leaves_it(tmp_path: Pat
         save(store, 3)
         save(store, 3)
 
-    assert exit_code(fork(work)) == -signal.SIGKILL
+    assert exit_code_of(forked(work)) == -signal.SIGKILL
     latest = store.latest()
     assert latest is not None
     assert latest.folder.name == found
@@ -347,10 +321,10 @@ def test_a_kill_from_outside_leaves_a_good_checkpoint(tmp_path: Path):
                 store.save(state["step"], tensors, state)
             time.sleep(30)
 
-        child = fork(work)
+        child = forked(work)
         time.sleep(draw.uniform(0.0, 0.05))
         os.kill(child, signal.SIGKILL)
-        assert exit_code(child) == -signal.SIGKILL
+        assert exit_code_of(child) == -signal.SIGKILL
         latest = store.latest()
         assert latest is not None
         assert latest.step >= newest
@@ -370,7 +344,7 @@ def test_saving_takes_no_second_copy(tmp_path: Path):
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown_kib < 24 << 10, f"the peak grew by {grown_kib} KiB"
 
-    assert exit_code(fork(work)) == 0
+    assert exit_code_of(forked(work)) == 0
 
 
 def test_the_tensors_open_with_the_safetensors_package(tmp_path: Path):

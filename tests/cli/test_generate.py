@@ -16,6 +16,7 @@ from plait.cli import main
 from plait.cli.generate_options import Options, asked_of
 from plait.errors import RunError
 from plait.generation.engine import Engine, StepRecord
+from plait.observe.run_log import read_rows
 from plait.policy.step import StepKind
 from plait.runtime.evaluating.generation_report import GenerationReport, Meter
 from tests.cli.printed import is_one_error
@@ -34,7 +35,7 @@ def given(tiny_folder: Path, tmp_path: Path) -> list[str]:
 
 
 def rows(tmp_path: Path) -> list[dict]:
-    return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    return read_rows(tmp_path / "out.jsonl")
 
 
 def test_json_figures(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from plait.cli import main
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
+from plait.observe.run_log import read_rows
 from tests.cli.printed import is_one_error
 from tests.models.tiny import tiny_tokenizer
 
@@ -31,28 +32,24 @@ def ask(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
-def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_lengths_and_a_new_folder(ask, tmp_path: Path) -> None:
     (tmp_path / "lengths.jsonl").write_text("[3, 5]\n\n[2, 7]\n")
     out = tmp_path / "a" / "b" / "out.jsonl"
     code, _ = ask("--out", str(out), "--lengths", str(tmp_path / "lengths.jsonl"), "--n", "2", "--max-running", "1")
     assert code == 0
-    assert [len(row["token_ids"]) for row in rows(out)] == [3, 5, 2, 7]
+    assert [len(row["token_ids"]) for row in read_rows(out)] == [3, 5, 2, 7]
 
 
 def test_stop_token_ids(ask, tmp_path: Path) -> None:
     """Greedy and seeded alike: the first response token of the first prompt, made a stop token, ends it there."""
     assert ask("--temperature", "0", "--max-tokens", "6")[0] == 0
-    first, other = (row["token_ids"] for row in rows(tmp_path / "out.jsonl"))
+    first, other = (row["token_ids"] for row in read_rows(tmp_path / "out.jsonl"))
     stops = [first[0], 0]
     out = tmp_path / "stopped.jsonl"
     assert (
         ask("--temperature", "0", "--max-tokens", "6", "--out", str(out), "--stop-token-ids", *map(str, stops))[0] == 0
     )
-    stopped = rows(out)
+    stopped = read_rows(out)
     assert stopped[0]["token_ids"] == first[:1]
     assert stopped[0]["finish_reason"] == "stop"
     until = next((place + 1 for place, token in enumerate(other) if token in stops), len(other))

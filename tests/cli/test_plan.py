@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plait.cli import main
 from plait.cost.cluster import SHIPPED
 from plait.cost.kept_profiles import keep_profile
 from plait.cost.machine import machine_name
@@ -17,6 +16,8 @@ from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Timeline
+from tests.cli.printed import run
+from tests.cli.recipes import write_with_reward
 from tests.cost.test_profile import PROFILE
 
 RENTED = Path(__file__).parents[2] / "recipes/clusters/rented.yaml"
@@ -36,15 +37,7 @@ device: cuda
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rewards.py").write_text("def brief(completions, **columns):\n    return [0.0] * len(completions)\n")
-    (tmp_path / "ppo.yaml").write_text(RECIPE)
-    return "ppo.yaml"
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    code = main([str(word) for word in words])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return write_with_reward(RECIPE, tmp_path / "ppo.yaml")
 
 
 def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

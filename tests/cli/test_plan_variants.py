@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
+from tests.cli.recipes import write_with_reward
 
 PLACE = ("--cluster", "4xA100-80G", "--lengths", "64:256", "--json")
 RECIPE = """
@@ -33,9 +34,7 @@ GUESSED = {
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rewards.py").write_text("def brief(completions, **columns):\n    return [0.0] * len(completions)\n")
-    (tmp_path / "grpo.yaml").write_text(RECIPE)
-    return "grpo.yaml"
+    return write_with_reward(RECIPE, tmp_path / "grpo.yaml")
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:

@@ -14,14 +14,9 @@ from plait.observe.trace import read_trace
 from plait.planner.exact import available
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
+from tests.cli.printed import run
 
 SMALL = ["schedule", "--stages", "4,2", "--microbatches", "4,2", "--forward", "2,2", "--memory", "2,1"]
-
-
-def run(capsys, *argv):
-    code = main([str(word) for word in argv])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_the_report_has_everything_a_person_asks_for(capsys, tmp_path):

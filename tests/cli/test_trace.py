@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli import main
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline, write_chrome_trace
-
-Run = tuple[int, str, str]
+from tests.cli.printed import run
 
 
 @pytest.fixture
@@ -32,12 +30,6 @@ def folder(tmp_path: Path) -> Path:
     Plan("one", 1, predicted=Timeline(predicted)).save(tmp_path / "plan.json")
     write_chrome_trace(tmp_path / "trace.json", Timeline(measured, source="measured"))
     return tmp_path
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: object) -> Run:
-    code = main([str(word) for word in argv])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_a_plan_and_the_folder_of_its_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

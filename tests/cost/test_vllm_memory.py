@@ -6,11 +6,7 @@ from dataclasses import replace
 
 from plait.cost.estimate import model_shape
 from plait.cost.vllm_memory import longest_sample, pool_tokens_of_vllm
-from plait.recipes.recipe_file import load_recipe
-
-
-def recipe_of(**keys: int):
-    return load_recipe(None, list({"model": "a", "data.source": "b", "sampling.engine": "vllm", **keys}.items()))
+from tests.recipes.test_engine_checks import recipe_of
 
 
 def test_room_for_all_that_run_or_for_the_longest_alone() -> None:

@@ -27,7 +27,8 @@ from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora, without_lora
 from plait.models.lora_settings import LoraSettings
 from tests.cases import slow_but
-from tests.generation.test_compiled_forward import FAMILIES, module_logits, pool_of, tokens
+from tests.generation.spoilt import change_weights
+from tests.generation.test_compiled_forward import FAMILIES, compiled_of, module_logits, pool_of, tokens
 from tests.models.test_lora import stirred
 from tests.models.tiny import tiny_model
 
@@ -48,12 +49,6 @@ SETTINGS = [
 
 def adapted(dtype: torch.dtype, settings: LoraSettings, family: str = "llama", seed: int = 0) -> LanguageModel:
     return stirred(add_lora(tiny_model(family, dtype=dtype), settings, name="actor", seed=0), seed)
-
-
-def compiled_of(model: LanguageModel) -> CompiledForward:
-    compiled = CompiledForward.of(model)
-    assert isinstance(compiled, CompiledForward), compiled
-    return compiled
 
 
 def logits_of(compiled: CompiledForward, token_ids: list[int], counts: tuple[int, ...] = ()) -> Tensor:
@@ -233,16 +228,11 @@ def other_layer(compiled: CompiledForward) -> None:
 
 
 def change(compiled: CompiledForward, how: Callable[[np.ndarray], None]) -> None:
-    pack = compiled.prepare
+    def adapters(compiled: CompiledForward) -> None:
+        assert compiled.weights is not None
+        how(compiled.weights.adapters_L43)
 
-    def wrong() -> None:
-        fresh = not compiled.is_prepared
-        pack()
-        if fresh:
-            assert compiled.weights is not None
-            how(compiled.weights.adapters_L43)
-
-    compiled.prepare = wrong  # type: ignore[method-assign]
+    change_weights(compiled, adapters)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -30,11 +30,15 @@ needs_vectors = pytest.mark.skipif(
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3"]
 
 
-@functools.cache
-def compiled_of(family: str, dtype: torch.dtype) -> CompiledForward:
-    compiled = CompiledForward.of(shared_model(family, dtype))
+def compiled_of(model: LanguageModel) -> CompiledForward:
+    compiled = CompiledForward.of(model)
     assert isinstance(compiled, CompiledForward), compiled
     return compiled
+
+
+@functools.cache
+def shared_compiled(family: str, dtype: torch.dtype) -> CompiledForward:
+    return compiled_of(shared_model(family, dtype))
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -56,7 +60,7 @@ def pool_of(num_blocks: int) -> KVPool:
 @needs_vectors
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_and_decode_steps_give_the_logits_of_the_module(family: str) -> None:
-    model, compiled = shared_model(family, torch.float32), compiled_of(family, torch.float32)
+    model, compiled = shared_model(family, torch.float32), shared_compiled(family, torch.float32)
     token_ids = tokens(70)
     expected = module_logits(model, token_ids)
     pool, table, found, at = pool_of(6), [4, 0, 5, 1, 2], [], 0
@@ -71,7 +75,7 @@ def test_chunks_and_decode_steps_give_the_logits_of_the_module(family: str) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_as_near_to_float32_as_the_module_is(family: str) -> None:
     token_ids = tokens(40)
-    narrow, compiled = shared_model(family, torch.bfloat16), compiled_of(family, torch.bfloat16)
+    narrow, compiled = shared_model(family, torch.bfloat16), shared_compiled(family, torch.bfloat16)
     wide = tiny_model(family, dtype=torch.bfloat16)
     wide.module.float()
     exact = wide.module(
@@ -98,7 +102,7 @@ def test_bfloat16_is_as_near_to_float32_as_the_module_is(family: str) -> None:
 def test_logits_are_the_same_to_the_bit_in_every_batch_and_chunking(
     dtype: torch.dtype, lengths: list[int], family: str, seed: int
 ) -> None:
-    compiled = compiled_of(family, dtype)
+    compiled = shared_compiled(family, dtype)
     texts = [tokens(length, seed + index) for index, length in enumerate(lengths)]
     tables = [list(range(4 * index, 4 * index + 4)) for index in range(len(texts))]
     rank = sorted(range(len(texts)), key=lambda index: NewTokens(texts[index], 0, tables[index]).rank)
@@ -118,7 +122,7 @@ def test_logits_are_the_same_to_the_bit_in_every_batch_and_chunking(
 @needs_vectors
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tree_of_new_tokens_and_rows_that_are_read(dtype: torch.dtype) -> None:
-    model, compiled = shared_model("llama", dtype), compiled_of("llama", dtype)
+    model, compiled = shared_model("llama", dtype), shared_compiled("llama", dtype)
     prompt, branch = tokens(20), tokens(5, seed=1)
     tree = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]]).bool()
     pool = pool_of(4)
@@ -147,7 +151,7 @@ def test_more_rows_than_a_chunk_and_few_that_are_read() -> None:
 
 @needs_vectors
 def test_its_keys_and_values_are_those_of_the_module() -> None:
-    model, compiled = shared_model("qwen3", torch.float32), compiled_of("qwen3", torch.float32)
+    model, compiled = shared_model("qwen3", torch.float32), shared_compiled("qwen3", torch.float32)
     batch: RaggedBatch = ragged([NewTokens(tokens(20), 0, [1, 0])], KEYS)
     ours, theirs = pool_of(2), pool_of(2)
     compiled.hidden(batch, ours)
@@ -164,7 +168,7 @@ def test_its_keys_and_values_are_those_of_the_module() -> None:
 
 @needs_vectors
 def test_threads_share_the_work_and_change_no_bit() -> None:
-    compiled = compiled_of("llama", torch.bfloat16)
+    compiled = shared_compiled("llama", torch.bfloat16)
     samples = [NewTokens(tokens(count, count), 0, [2 * count, 2 * count + 1]) for count in (1, 2, 5)]
     batch = ragged(samples, KEYS)
     alone = compiled.logits(compiled.hidden(batch, pool_of(12)))

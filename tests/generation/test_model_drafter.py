@@ -21,8 +21,9 @@ from plait.speculation.drafter import Asked
 from plait.speculation.speculation import How
 from tests.cases import slow_but
 from tests.generation.requests import with_head
+from tests.generation.test_drafts import drained
 from tests.generation.test_engine import requests
-from tests.generation.test_speculator import ASKED, Guessing, drained, needs_vectors
+from tests.generation.test_speculator import ASKED, Guessing, needs_vectors
 from tests.models.tiny import VOCAB_SIZE, tiny_model
 from tests.training.exact import ExactFloat64
 

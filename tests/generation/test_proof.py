@@ -18,6 +18,7 @@ from plait.generation.pool import KVPool
 from plait.generation.proof import prove
 from plait.kernels import paged_attention
 from tests.cases import examples, slow_but
+from tests.generation.spoilt import change_weights
 from tests.models.tiny import tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -86,17 +87,12 @@ def other_epsilon(compiled: CompiledForward) -> None:
 
 
 def last_norm(compiled: CompiledForward) -> None:
-    pack = compiled.prepare
+    def larger(compiled: CompiledForward) -> None:
+        assert compiled.weights is not None
+        last_norm_H = compiled.weights.last_norm_H * np.float32(1.01)
+        compiled.weights = compiled.weights._replace(last_norm_H=last_norm_H)
 
-    def wrong() -> None:
-        fresh = not compiled.is_prepared
-        pack()
-        if fresh:
-            assert compiled.weights is not None
-            weights = compiled.weights
-            compiled.weights = weights._replace(last_norm_H=weights.last_norm_H * np.float32(1.01))
-
-    compiled.prepare = wrong  # type: ignore[method-assign]
+    change_weights(compiled, larger)
 
 
 def head(compiled: CompiledForward) -> None:
@@ -121,16 +117,12 @@ def one_go(compiled: CompiledForward) -> None:
         return decoded(x_TH, batch, first, *layers, **how)
 
     compiled.decoded = in_first  # type: ignore[method-assign]
-    pack = compiled.prepare
 
-    def wrong() -> None:
-        fresh = not compiled.is_prepared
-        pack()
-        if fresh:
-            assert compiled.weights is not None
-            compiled.weights.packed_L4[1] = compiled.weights.packed_L4[0]
+    def first_again(compiled: CompiledForward) -> None:
+        assert compiled.weights is not None
+        compiled.weights.packed_L4[1] = compiled.weights.packed_L4[0]
 
-    compiled.prepare = wrong  # type: ignore[method-assign]
+    change_weights(compiled, first_again)
 
 
 SABOTAGE = [other_scale, no_window, wide_window, far_angles, other_epsilon, last_norm, head, embeddings, one_go]

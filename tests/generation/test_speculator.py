@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from plait.data.records import Sample
 from plait.generation import forward
 from plait.generation.backend import unserved
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
-from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.generation.steady_drafts import WhereSteady
@@ -26,8 +23,10 @@ from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import How
 from tests.cases import slow_but
 from tests.generation.requests import with_head as request
+from tests.generation.test_drafts import drained
 from tests.generation.test_engine import by_uid, requests
 from tests.models.tiny import tiny_model
+from tests.speculation.played import Forgetful
 from tests.training.exact import ExactFloat64
 
 needs_vectors = pytest.mark.skipif(
@@ -36,22 +35,8 @@ needs_vectors = pytest.mark.skipif(
 ASKED = [request(0, 19, [14, 9, 30]), request(1, 7, [25]), request(2, 33, [17, 2])]
 
 
-def drained(engine: Engine, asked: Sequence[Request]) -> tuple[dict[str, Sample], int]:
-    """Samples by uid, and the steps that they took."""
-    for one in asked:
-        engine.add(one)
-    samples, steps = [], 0
-    while engine.has_work:
-        samples += engine.step()
-        steps += 1
-    assert engine.state.scheduler.blocks.num_held == 0
-    return by_uid(samples), steps
-
-
-class Guessing:
+class Guessing(Forgetful):
     """A Drafter of a function: (what a sample has said, most tokens) → tokens, sure of them."""
-
-    num_bytes = 0
 
     def __init__(self, guess) -> None:
         self._guess = guess
@@ -63,10 +48,6 @@ class Guessing:
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         for slot, stop, count in zip(slots_B, counts_B.cumsum(), counts_B, strict=True):
             self._said[int(slot)] += token_ids_T[stop - count : stop].tolist()
-
-    def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None: ...
-    def end(self, slot: int) -> None: ...
-    def grow_old(self) -> None: ...
 
     def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
         shape = len(asked.slots_B), most

@@ -11,6 +11,7 @@ import copy
 import functools
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -206,6 +207,14 @@ def checked_once() -> Iterator[None]:
 
 
 _PASSED: dict[str, float] = {}
+
+
+def save_tiny(folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    """A `tiny_model` (with its options) and its tokenizer as a checkpoint; returns the folder."""
+    from plait.models.files.saving import save_pretrained
+
+    save_pretrained(tiny_model(dtype=dtype, **options), folder)
+    return folder
 
 
 def tiny_llama(dtype: torch.dtype = torch.float64, **options: Any) -> LanguageModel:

@@ -1,6 +1,5 @@
 import json
 import math
-import os
 import resource
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from plait.errors import RunError
 from plait.observe.run_log import RunLog, cut_torn_line, encode_row, read_rows, truncate_to, write_rows
+from tests.forked import exit_code_of, forked
 
 
 def test_rows_come_back_and_offsets_are_the_places_between_them(tmp_path: Path):
@@ -96,26 +96,6 @@ def test_a_log_shorter_than_its_checkpoint_says_is_refused(tmp_path: Path):
     truncate_to(tmp_path / "absent", 0)
 
 
-def in_child(work) -> None:
-    """Run `work` in a forked process; its exception's text fails the test here."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException as error:
-            os.write(write_end, repr(error).encode()[:4000])
-        finally:
-            os._exit(code)
-    os.close(write_end)
-    with open(read_end, "rb") as file:
-        text = file.read().decode()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, text
-
-
 @pytest.mark.process
 def test_a_full_disk_leaves_whole_rows_only(tmp_path: Path):
     """A limit on the size of files stands for the full disk: the kernel cuts the write and then refuses it."""
@@ -132,7 +112,7 @@ def test_a_full_disk_leaves_whole_rows_only(tmp_path: Path):
         with pytest.raises(RunError, match=r"samples\.jsonl cannot be written"):
             write_rows(tmp_path / "samples.jsonl", [{"text": "x" * 200}])
 
-    in_child(work)
+    assert exit_code_of(forked(work)) == 0
     assert read_rows(path) == [{"step": step} for step in range(100 // len(encode_row({"step": 1})))]
     assert path.read_bytes().endswith(b"}\n")
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]

@@ -12,15 +12,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
-from plait.models.files.saving import save_pretrained
 from plait.recipes import keys, recipe_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.api import run
 from plait.yaml_text import parse
-from tests.models.tiny import checked_once, tiny_model, tiny_tokenizer
+from tests.models.tiny import checked_once, save_tiny
 from tests.runs.placed_runs import fill, recipe_in
 
 REWARD = """
@@ -31,11 +29,7 @@ def count_sevens(completions, **columns):
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    model = tiny_model("llama", dtype=torch.float32)
-    model.tokenizer = tiny_tokenizer()
-    save_pretrained(model, folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -109,6 +109,17 @@ def recipe_of(place: Path, tiny_folder: Path, name: str, **keys: Any) -> Recipe:
     return load_recipe(None, list((tree | keys).items()))
 
 
+def patience(fault: str) -> dict[str, int]:
+    """Only a rank that is stopped has to be seen soon: one that imports lets no other thread run for seconds."""
+    return {"freeze_after_s": 10 if fault == "stop" else 60}
+
+
+def whole(recipe: Recipe) -> Path:
+    """The folder of the run, to its end."""
+    assert run(recipe).finished
+    return recipe.run_dir
+
+
 def plait_train(recipe: Recipe) -> subprocess.CompletedProcess[str]:
     """`plait train` in a process of its own, in a folder that shows what it leaves."""
     path = recipe.run_dir.with_suffix(".yaml")

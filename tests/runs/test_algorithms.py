@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from plait.recipes.algorithm import BUILT_IN, load_flow
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runs.test_resume import in_child, result_of, wait_for
+from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged, samples_of
 
 MakeRecipe = Callable[..., Recipe]
@@ -221,21 +219,7 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path, n
     whole = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
     run(whole)
     killed = make_recipe(run_dir=str(tmp_path / "killed"), **keys)
-
-    def until_the_fourth_step() -> None:
-        from plait.runtime.steps.calls import Calls
-
-        training = Calls.training
-
-        def dying(self: Calls, node: Any, state: Any) -> Any:
-            if state.step == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return training(self, node, state)
-
-        Calls.training = dying  # type: ignore[method-assign]
-        run(killed)
-
-    assert wait_for(in_child(until_the_fourth_step), 120) == -signal.SIGKILL
+    kill_in_step(killed, 3)
     assert run(killed, resume=True).finished
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
 

@@ -11,7 +11,7 @@ import pytest
 
 from plait.runtime.api import run
 from tests.cases import slow_but
-from tests.runs.faulty_runs import FLOW, SUM, broken_off, filled, plait_train, recipe_of
+from tests.runs.faulty_runs import FLOW, SUM, broken_off, filled, plait_train, recipe_of, whole
 from tests.runs.nodes import left_of
 from tests.runs.plans import assert_equal_runs, write_plan
 
@@ -39,9 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(place: Path, tiny_folder: Path) -> Path:
-    recipe = recipe_of(place, tiny_folder, "undisturbed")
-    run(recipe)
-    return recipe.run_dir
+    return whole(recipe_of(place, tiny_folder, "undisturbed"))
 
 
 QUICK = (("kill", "train", 1),)

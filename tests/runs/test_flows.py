@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from plait.workers.loading import build_models
 from tests.cases import slow_but
-from tests.runs.test_resume import in_child, result_of, wait_for
+from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged
 
 MakeRecipe = Callable[..., Recipe]
@@ -142,23 +140,6 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, s
     kill_in_step(killed, 3)
     assert run(killed, resume=True).finished
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
-
-
-def kill_in_step(recipe: Recipe, step: int) -> None:
-    def until_then() -> None:
-        from plait.runtime.steps.calls import Calls
-
-        training = Calls.training
-
-        def dying(self: Calls, node: Any, state: Any) -> Any:
-            if state.step == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return training(self, node, state)
-
-        Calls.training = dying  # type: ignore[method-assign]
-        run(recipe)
-
-    assert wait_for(in_child(until_then), 120) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("flow", slow_but(["ppo"], ["ppo", "sft"]))

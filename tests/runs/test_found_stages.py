@@ -12,7 +12,6 @@ import torch
 from plait.cost.cluster import ClusterSpec
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.workload import Lengths, SampleLengths
-from plait.models.files.saving import save_pretrained
 from plait.planner.plan_search import Budget
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
@@ -20,7 +19,7 @@ from plait.runtime.prediction.choosing import choose
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 from plait.schedule.plan import Plan
-from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.models.tiny import save_tiny
 from tests.runs.plans import assert_equal_runs
 
 FAR = ClusterSpec(
@@ -41,10 +40,9 @@ def test_a_run_follows_the_unequal_stages_that_a_search_finds(
 ) -> None:
     """A head that is as much work as two of the four layers: three layers, then one with the head, where the second of
     two equal halves would take longer. Weights and samples are those of one process."""
-    model = tiny_model("llama", dtype=torch.float64, num_hidden_layers=4, intermediate_size=16, layer_types=None)
-    model.tokenizer = tiny_tokenizer()
-    save_pretrained(model, tmp_path / "model")
-    recipe = make_recipe(model=str(tmp_path / "model"), dtype="float64", prompts_per_step=4, steps=2)
+    sizes = {"num_hidden_layers": 4, "intermediate_size": 16, "layer_types": None}
+    model = save_tiny(tmp_path / "model", dtype=torch.float64, **sizes)
+    recipe = make_recipe(model=str(model), dtype="float64", prompts_per_step=4, steps=2)
     known = outline(recipe)
     shape = known.shapes[recipe.model]
     assert 2 < shape.head_in_layers(shape.vocabulary) < 3

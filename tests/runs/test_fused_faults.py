@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.recipes.recipe import Recipe
-from plait.runtime.api import run
-from tests.runs.faulty_runs import FLOW, broken_off, filled, recipe_of
+from tests.runs.faulty_runs import FLOW, broken_off, filled, patience, recipe_of, whole
 from tests.runs.plans import write_plan
 from tests.runs.test_fused_training import ACTOR_CRITIC, schedule_of
 
@@ -40,17 +39,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(place: Path, tiny_folder: Path, name: str) -> Recipe:
-    """Only a rank that is stopped has to be seen soon: one that imports lets no other thread run for seconds."""
+def broken_ppo(place: Path, tiny_folder: Path, fault: str, name: str) -> Recipe:
     keys = {"algorithm": f"{place}/flow.py:ppo", "critic.optimizer.learning_rate": 1e-3}
-    return recipe_of(place, tiny_folder, name, freeze_after_s=10 if name.startswith("stop") else 60, **keys)
+    return recipe_of(place, tiny_folder, f"{fault}-{name}", **keys, **patience(fault))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(place: Path, tiny_folder: Path) -> Path:
-    whole = recipe(place, tiny_folder, "undisturbed")
-    run(whole)
-    return whole.run_dir
+    return whole(broken_ppo(place, tiny_folder, "no", "fault"))
 
 
 @pytest.mark.slow
@@ -62,5 +58,5 @@ def test_a_fault_while_two_roles_train_together_is_named_and_the_run_goes_on(
     fault: str, action: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
     """At the beginning, and when the rank is about to send to the other one."""
-    broken = recipe(place, tiny_folder, f"{fault}-{'send' if action == 'send' else 'begin'}-{rank}")
+    broken = broken_ppo(place, tiny_folder, fault, f"{'send' if action == 'send' else 'begin'}-{rank}")
     broken_off(broken, fault, action, rank, undisturbed, named=TOGETHER)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.workload import Lengths
 from plait.errors import ConfigError
-from plait.models.files.saving import save_pretrained
 from plait.planner.evaluate import score
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
@@ -31,7 +29,7 @@ from plait.schedule.plan import Plan
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
-from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import PPO, SAFE, Flow
 from tests.runs.plans import assert_equal_runs, write_plan
 from tests.training.schedules import shuffled
@@ -104,9 +102,7 @@ CASES: dict[str, tuple[Flow, dict[str, str], str]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def deep(place: Path) -> None:
-    model = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
-    model.tokenizer = tiny_tokenizer()
-    save_pretrained(model, place / "deep")
+    save_tiny(place / "deep", num_hidden_layers=4)
 
 
 def fused_run(

@@ -11,8 +11,7 @@ import pytest
 
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
-from plait.runtime.api import run
-from tests.runs.faulty_runs import FLOW, broken_off, recipe_of
+from tests.runs.faulty_runs import FLOW, broken_off, filled, patience, recipe_of, whole
 from tests.runs.plans import write_plan
 
 MOVES = """
@@ -70,28 +69,14 @@ CASES = list(itertools.product(("kill", "stop", "raise"), ("here", "give", "take
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("faults")
-    (folder / "flow.py").write_text(textwrap.dedent(FLOW) + textwrap.dedent(MOVES))
-    (folder / "reward.py").write_text(
-        "def sevens(completions, **columns):\n    return [text.count('7') + 0.01 * len(text) for text in completions]\n"
-    )
-    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(12)))
+    folder = filled(tmp_path_factory.mktemp("faults"), textwrap.dedent(FLOW) + textwrap.dedent(MOVES))
     write_plan(folder, "plan", PLACES)
     return folder
 
 
 @pytest.fixture(scope="module")
 def undisturbed(place: Path, tiny_folder: Path) -> Path:
-    whole = recipe_of(place, tiny_folder, "undisturbed", freeze_after_s=60, **KEYS)
-    run(whole)
-    return whole.run_dir
-
-
-def recipe(place: Path, tiny_folder: Path, fault: str, name: str, **keys: object) -> Recipe:
-    """Only a rank that is stopped has to be seen soon."""
-    return recipe_of(
-        place, tiny_folder, f"{fault}-{name}", freeze_after_s=10 if fault == "stop" else 60, **KEYS, **keys
-    )
+    return whole(recipe_of(place, tiny_folder, "undisturbed", **KEYS, **patience("no")))
 
 
 @pytest.mark.slow
@@ -100,7 +85,8 @@ def test_a_fault_while_samples_move_is_named_and_the_run_goes_on(
     fault: str, stage: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
     """When a rank is about to do its part of any stage; for the last one the other side waits."""
-    broken = recipe(place, tiny_folder, fault, f"{stage}-{rank}", rebalance="auto", fusion="off")
+    keys = KEYS | {"rebalance": "auto", "fusion": "off"} | patience(fault)
+    broken = recipe_of(place, tiny_folder, f"{fault}-{stage}-{rank}", **keys)
     broken_off(broken, fault, stage, rank, undisturbed, named="actor.generate", waits=stage == "rest")
     assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
 
@@ -122,7 +108,7 @@ def test_a_fault_of_a_rank_that_begins_to_score_is_named_and_the_run_goes_on(
     fault: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
     """Samples were gathered when half of them were left, and the rank that they left scores."""
-    broken = recipe(place, tiny_folder, fault, f"score-{rank}", fusion=0.5)
+    broken = recipe_of(place, tiny_folder, f"{fault}-score-{rank}", **KEYS, fusion=0.5, **patience(fault))
     broken_off(broken, fault, "ref.logprobs", rank, undisturbed, waits=False)
     assert all(samples_moved(broken))
 

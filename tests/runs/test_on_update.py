@@ -19,9 +19,10 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.stored_recipe import recipe_text
 from tests.cases import slow_but
+from tests.forked import forked
 from tests.runs.placed_runs import GRPO, PPO, SAFE, where
 from tests.runs.plans import assert_equal_runs
-from tests.runs.test_resume import in_child, kill, kill_and_resume, result_of
+from tests.runs.test_resume import kill, kill_and_resume, result_of
 from tests.runs.test_staleness import SLOW
 
 MakeRecipe = Callable[..., Recipe]
@@ -248,7 +249,7 @@ def test_a_killed_run_of_two_ends_as_its_record_says(on_update: str, point: int,
     keys = {**GRPO[1], **FEW, "steps": STEPS, "max_staleness": 2, "on_update": on_update, "checkpoint.every": 2}
     name = f"killed-{on_update}-{point}"
     recipe = placed("grpo", name, **keys, **where(place, name, APART))
-    pid = in_child(lambda: run(recipe))
+    pid = forked(lambda: run(recipe))
     rows = recipe.run_dir / "moments.jsonl"
     wait_until(lambda: rows.is_file() and len(rows.read_text().splitlines()) > point % STEPS)
     assert kill(pid)

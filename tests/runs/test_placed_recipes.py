@@ -9,15 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from plait.models.files.saving import save_pretrained
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import load_any
-from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.models.tiny import save_tiny
 from tests.runs.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where
 from tests.runs.plans import assert_equal_runs, write_plan
 
@@ -152,10 +150,8 @@ def test_a_checkpoint_of_ppo_is_resumed_under_other_plans(place: Path, placed: C
 @pytest.mark.slow
 def test_stages_of_equal_work_are_resumed_under_other_stages(place: Path, placed: Callable[..., Recipe]) -> None:
     """Four layers: three and one by the rule (the head is worth 1.3 of them), then one and three, then one process."""
-    model = tiny_model("llama", dtype=torch.float32, num_hidden_layers=4)
-    model.tokenizer = tiny_tokenizer()
-    save_pretrained(model, place / "four")
-    keys = GRPO[1] | {"model": str(place / "four"), "checkpoint.every": 1}
+    model = save_tiny(place / "four", num_hidden_layers=4)
+    keys = GRPO[1] | {"model": str(model), "checkpoint.every": 1}
     undisturbed = placed("grpo", "four-undisturbed", steps=3, **keys)
     run(undisturbed)
     calls = dict.fromkeys(("actor.generate", "actor.train", "ref.logprobs"), "0,1 pp2")

@@ -19,6 +19,8 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.session import Session
+from plait.runtime.steps.calls import Calls
+from tests.forked import exit_code_of, forked
 
 MakeRecipe = Callable[..., Recipe]
 STEPS = 5
@@ -29,35 +31,6 @@ KEYS: dict[str, Any] = {
     "evaluation.every": 2,
     "options": {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2},
 }
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Fork (torch is imported already, and runs one thread), do `work`, leave; returns the child's pid."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.setpgid(0, 0)
-            with open(os.devnull, "w") as null:
-                os.dup2(null.fileno(), 2)
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def wait_for(pid: int, deadline_s: float) -> int:
-    """Exit status of the child; the test fails if it outlives the deadline."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    pytest.fail(f"the run did not end within {deadline_s} s")
 
 
 def result_of(run_dir: Path) -> dict[str, Any]:
@@ -83,7 +56,7 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: Sequence[in
     keys = KEYS | keys
     whole = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
     started = time.monotonic()
-    assert wait_for(in_child(lambda: run(whole)), 120) == 0
+    assert exit_code_of(forked(lambda: run(whole))) == 0
     seconds = time.monotonic() - started
     expected = result_of(whole.run_dir)
     assert [row["step"] for row in expected["metrics"]] == list(range(1, STEPS + 1))
@@ -98,11 +71,11 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: Sequence[in
         elif point % 4 == 1:
             killed += kill_inside(recipe, *END[point // 4 % len(END)], after_calls=draw.randrange(8))
         else:
-            pid = in_child(lambda recipe=recipe: run(recipe))
+            pid = forked(lambda recipe=recipe: run(recipe))
             time.sleep(draw.uniform(0.0, 1.05 * seconds))
             killed += kill(pid)
         resume = (recipe.run_dir / "recipe.yaml").is_file()  # killed before that, there is nothing to resume
-        assert wait_for(in_child(lambda recipe=recipe, resume=resume: run(recipe, resume=resume)), 120) == 0, point
+        assert exit_code_of(forked(lambda recipe=recipe, resume=resume: run(recipe, resume=resume))) == 0, point
         assert result_of(recipe.run_dir) == expected, f"kill point {point}"
         assert sorted(set(steps_in_trace(recipe.run_dir))) == list(range(1, STEPS + 1))
         assert len(steps_in_trace(recipe.run_dir)) == 4 * STEPS, "each optimizer step once in the trace"
@@ -166,7 +139,24 @@ def kill_inside(recipe: Recipe, cls: type, method: str, nth_call: int, after_cal
             setattr(os, name, dying(getattr(os, name)))
         run(recipe)
 
-    return wait_for(in_child(work), 120) == -signal.SIGKILL
+    return exit_code_of(forked(work)) == -signal.SIGKILL
+
+
+def kill_in_step(recipe: Recipe, step: int) -> None:
+    """Run until the middle of the training of a step, from 0, which is the last of it."""
+
+    def until_then() -> None:
+        training = Calls.training
+
+        def dying(self: Calls, node: Any, state: Any) -> Any:
+            if state.step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return training(self, node, state)
+
+        Calls.training = dying  # type: ignore[method-assign]
+        run(recipe)
+
+    assert exit_code_of(forked(until_then)) == -signal.SIGKILL
 
 
 def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from plait.runtime.api import run
 from plait.runtime.session import Session
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
+from tests.forked import exit_code_of, forked
 from tests.runs.placed_runs import GRPO, PPO, SAFE, where
 from tests.runs.plans import assert_equal_runs
-from tests.runs.test_resume import in_child, kill_and_resume, wait_for
+from tests.runs.test_resume import kill_and_resume
 
 MakeRecipe = Callable[..., Recipe]
 Placed = Callable[..., Recipe]
@@ -190,7 +191,7 @@ def test_a_run_is_taken_up_on_another_plan(which: str, place: Path, placed: Plac
         setattr(Session, "record_step", dying)  # noqa: B010 - the child is thrown away
         run(placed("grpo", f"moved-{name}", **keys))
 
-    assert wait_for(in_child(killed), 120) != 0
+    assert exit_code_of(forked(killed)) != 0
     plan = {"actor.generate": "1", "actor.train": "0", "ref.logprobs": "0"}
     again = placed("grpo", f"moved-{name}", **keys, **where(place, f"moved-{name}", plan))
     assert run(again, resume=True).finished

@@ -15,20 +15,15 @@ from plait.errors import ConfigError, DataError
 from plait.schedule.completion import complete
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.named_plans import PlannedModel
-from plait.schedule.pipeline import Pipeline, Workload
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.stated import StatedOrder, stated_order
 from plait.schedule.training_order import RuleOrder
 from plait.schedule.validate import validate
+from tests.schedule.workloads import workload
 
 MINE = parse("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n", "mine")
-
-
-def workload(num_stages: int, count: int, model: str = "actor", copy: int = 0) -> Workload:
-    table = ((1.0,) * count,) * num_stages
-    return Workload((Pipeline(model, copy, tuple(range(num_stages)), table, table, table),), num_stages)
 
 
 def test_as_many_micro_batches_as_it_names_run_in_its_order() -> None:

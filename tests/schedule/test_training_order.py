@@ -7,15 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.schedule.generators import gpipe, in_flight, one_at_a_time, one_f_one_b
-from plait.schedule.pipeline import Pipeline, Workload
 from plait.schedule.stated import stated_order
 from plait.schedule.training_order import SCHEDULES, RuleOrder, TrainingOrder, rule_named
 from plait.schedule.validate import validate
-
-
-def workload(num_stages: int, count: int) -> Workload:
-    table = ((1.0,) * count,) * num_stages
-    return Workload((Pipeline("actor", 0, tuple(range(num_stages)), table, table, table),), num_stages)
+from tests.schedule.workloads import workload
 
 
 def orders(num_stages: int) -> list[TrainingOrder]:

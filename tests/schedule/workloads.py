@@ -8,14 +8,20 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from plait.schedule.pipeline import Workload, fused_workload
+from plait.schedule.pipeline import Pipeline, Workload, fused_workload
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from schedule.published import PROBLEMS, Problem
 from schedule.random_workloads import capped_workload, random_workload
 
-__all__ = ["PROBLEMS", "Problem", "capped_workload", "random_workload", "workloads"]
+__all__ = ["PROBLEMS", "Problem", "capped_workload", "random_workload", "workload", "workloads"]
+
+
+def workload(num_stages: int, count: int, model: str = "actor", copy: int = 0) -> Workload:
+    """One model on so many stages, each of whose forwards, backwards and memory counts 1."""
+    table = ((1.0,) * count,) * num_stages
+    return Workload((Pipeline(model, copy, tuple(range(num_stages)), table, table, table),), num_stages)
 
 
 @st.composite

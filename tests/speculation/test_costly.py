@@ -13,20 +13,19 @@ from plait.speculation.drafter import Asked, Guesses, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import How
 from tests.cases import examples, slow_but
+from tests.speculation.played import Forgetful, slowest_window
 from tests.speculation.test_speculation import Simulated
 
 THINKING_S = 5e-5
 
 
-class Model:
+class Model(Forgetful):
     """A CostlyDrafter that is right in so many places.
 
     Args:
         right: share of the tokens that it guesses right, if all before were right.
         token_s: seconds of each token of the guesses; what it catches up with takes a hundredth for each token.
     """
-
-    num_bytes = 0
 
     def __init__(self, simulated: Simulated, right: float, token_s: float) -> None:
         self.simulated, self.right, self.token_s = simulated, right, token_s
@@ -39,10 +38,6 @@ class Model:
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         for slot, count in zip(slots_B.tolist(), counts_B.tolist(), strict=True):
             self.behind[slot] += count
-
-    def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None: ...
-    def end(self, slot: int) -> None: ...
-    def grow_old(self) -> None: ...
 
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
         """Takes as long as finding out whether guesses pay may."""
@@ -89,7 +84,7 @@ def test_no_32_steps_are_slower_than_two_percent(right: float, token_s: float, n
     """From the first step on: useless models and perfect ones, cheap ones and such as take longer than a step."""
     simulated = with_model("adaptive", num_samples, right, token_s, share)
     simulated.run(150)
-    assert simulated.slowest() > 0.98
+    assert slowest_window(simulated.steps) > 0.98
 
 
 @pytest.mark.parametrize(("right", "token_s"), slow_but([(0.5, 0.001)], [(0.6, 0.002), (0.5, 0.001)]))
@@ -97,7 +92,7 @@ def test_what_pays_by_little_is_used_as_far_as_it_is_covered(right: float, token
     """Of a lone sample a guess in two is wrong, and then its price is gone for 32 steps; 1.3 times as fast at best."""
     simulated = with_model("adaptive", 1, right, token_s)
     simulated.run(900)
-    assert simulated.slowest() > 0.98
+    assert slowest_window(simulated.steps) > 0.98
     assert simulated.plain > 1.02 * simulated.seconds
 
 
@@ -113,7 +108,7 @@ def test_auto_is_hardly_slower_where_its_guesses_do_not_pay(no_use: tuple[float,
     """A step takes 18 ms and 1.6 a row."""
     simulated = with_model("adaptive", num_samples, *no_use)
     simulated.run(600)
-    assert simulated.slowest() > 0.98
+    assert slowest_window(simulated.steps) > 0.98
 
 
 @pytest.mark.parametrize(("num_samples", "least"), slow_but([(1, 1.35)], [(1, 1.35), (8, 1.2)]))

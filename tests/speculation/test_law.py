@@ -28,6 +28,7 @@ from plait.speculation.drafter import Asked, Guesses, PoolDrafter, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import Speculation
 from tests.cases import examples, slow_but
+from tests.speculation.played import Forgetful
 
 NUM, VOCABULARY, LENGTH = examples(6_000, 20_000), 5, 3
 LOGITS_VV = torch.tensor(
@@ -100,10 +101,8 @@ def always_three() -> Drafts:
     return Chain(lambda states_N, *_: np.full(len(states_N), 3))
 
 
-class Believing:
+class Believing(Forgetful):
     """A draft model that believes GUESSED_VV: a CostlyDrafter of which a token takes no time."""
-
-    num_bytes = 0
 
     def __init__(self) -> None:
         self.last: dict[int, int] = {}
@@ -113,10 +112,6 @@ class Believing:
 
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         self.last |= dict(zip(slots_B.tolist(), token_ids_T[counts_B.cumsum() - 1].tolist(), strict=True))
-
-    def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None: ...
-    def end(self, slot: int) -> None: ...
-    def grow_old(self) -> None: ...
 
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
         return 0.0, 0.0

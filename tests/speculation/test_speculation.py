@@ -15,6 +15,7 @@ from plait.speculation.drafter import Asked, CostlyDrafter, Guesses, PoolDrafter
 from plait.speculation.pool import FloatArray
 from plait.speculation.speculation import How, Speculation
 from tests.cases import slow_but
+from tests.speculation.played import slowest_window
 
 PROMPT = tuple(range(200, 220))
 CONTEXT = 1000
@@ -99,12 +100,6 @@ class Simulated:
     def forward_s(self, rows: int) -> float:
         return 0.018 + self.row_s * rows
 
-    def slowest(self) -> float:
-        """Times as fast as without guesses in the slowest 32 consecutive steps."""
-        sums = np.concatenate([np.zeros((1, 2)), np.cumsum(self.steps, 0)])
-        plain, taken = (sums[32:] - sums[:-32]).T
-        return float((plain / taken).min())
-
     def run(self, steps: int) -> float:
         """Times as fast as without guesses."""
         for _ in range(steps):
@@ -117,7 +112,7 @@ class Simulated:
 def test_auto_is_hardly_slower_where_guesses_do_not_come_true(share: float, num_samples: int) -> None:
     simulated = Simulated("adaptive", num_samples, share)
     simulated.run(500)
-    assert simulated.slowest() > 0.98
+    assert slowest_window(simulated.steps) > 0.98
 
 
 @pytest.mark.parametrize(("num_samples", "least"), [(1, 2.0), (8, 1.25)])

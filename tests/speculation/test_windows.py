@@ -13,9 +13,10 @@ import pytest
 
 from plait.kernels.draft_lookup import CELLS, DEPTHS, SIBLING
 from plait.speculation.drafter import Asked, Guesses
-from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.pool import FloatArray
 from plait.speculation.speculation import Speculation
 from tests.cases import slow_but
+from tests.speculation.played import Forgetful, slowest_window
 
 CONTEXT = 1000
 LOOKING_S = 3e-4
@@ -42,14 +43,12 @@ KINDS: dict[str, Callable[[int, int], float]] = {
 """Chance that a guess of a sample comes true if all before it have, at a step."""
 
 
-class Engine:
+class Engine(Forgetful):
     """Steps of samples of which guesses come true by chance; the Drafter of these guesses, too.
 
     Args:
         kind, curve: of KINDS and CURVES.
     """
-
-    num_bytes = 0
 
     def __init__(self, num_samples: int, kind: str, curve: str, seed: int = 0) -> None:
         self.chance, self.curve, self.seed = KINDS[kind], CURVES[curve], seed
@@ -60,12 +59,6 @@ class Engine:
         self.speculation = Speculation("adaptive", self, lambda: self.clock_s)
         for slot in range(num_samples):
             self.speculation.begin(slot, (1, 2, 3))
-
-    def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None: ...
-    def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None: ...
-    def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None: ...
-    def end(self, slot: int) -> None: ...
-    def grow_old(self) -> None: ...
 
     def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
         """Chains whose tokens are right (1) or not (2)."""
@@ -123,12 +116,6 @@ class Engine:
             self.step()
         return self
 
-    def slowest(self) -> float:
-        """Times as fast as plain decoding in the slowest 32 consecutive steps."""
-        sums = np.concatenate([np.zeros((1, 2)), np.cumsum(self.steps, 0)])
-        plain, taken = (sums[32:] - sums[:-32]).T
-        return float((plain / taken).min())
-
     def speed(self, since: int) -> float:
         """Times as fast as plain decoding from a step on."""
         plain, taken = np.array(self.steps[since:]).sum(0)
@@ -165,7 +152,7 @@ def test_no_32_steps_are_slower_than_two_percent(kind: str, num_samples: int, cu
     """Guesses that always came true and suddenly do not were 0.5 to 0.9 times as fast for 32 steps, when what was sure
     to gain needed no cover."""
     for seed in range(2):
-        assert Engine(num_samples, kind, curve, seed).run(330).slowest() > 0.98
+        assert slowest_window(Engine(num_samples, kind, curve, seed).run(330).steps) > 0.98
 
 
 @pytest.mark.parametrize("curve", ["CPU", "CPU with a matrix unit"])

@@ -15,11 +15,11 @@ from plait.algorithms.losses import KLEstimator
 from plait.algorithms.rloo import RLOOOptions, leave_one_out_advantages, rloo
 from plait.data.rows import Rows
 from plait.dataflow import Score
-from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
 from tests.training.batches import ADVANTAGES, MAX_RESPONSE_TOKENS, OLD, REF, make_trainer, random_rows, run_all, train
 from tests.training.exact import ExactFloat64
+from tests.training.gradients import assert_equal_gradients
 from tests.training.test_trl import FAMILY, TEMPERATURE, batch, make_trl, trl_inputs  # noqa: F401
 
 pytest.importorskip("trl")
@@ -63,16 +63,6 @@ def make_rloo(tmp_path_factory):
         return trainer
 
     return make
-
-
-def assert_equal_gradients(trainer: Trainer, module: torch.nn.Module, tolerance: float) -> None:
-    """`tolerance` is a part of the largest gradient."""
-    theirs = {name: param.grad for name, param in module.named_parameters()}
-    largest = max(grad.abs().max().item() for grad in theirs.values())
-    assert largest > 0.05
-    for block, start, stop in trainer.model.layout.entries:
-        difference = trainer.optimizer.gradients[start:stop].view(block.shape) - theirs[block.param.name]
-        assert difference.abs().max() <= tolerance * largest, block.param.name
 
 
 @pytest.mark.parametrize("normalize", [False, True])

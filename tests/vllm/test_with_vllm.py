@@ -16,14 +16,13 @@ from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.runtime.api import run
 from plait.vllm.engine import VllmEngine, start_vllm
 from plait.vllm.environment import install_text, look, vllm_python
 from plait.vllm.messages import Loading
-from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.models.tiny import save_tiny
 from tests.runs.conftest import make_recipe  # noqa: F401
 
 pytestmark = [
@@ -40,11 +39,8 @@ Samples = dict[tuple[int, int], Sample]
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads of 32 elements, which vLLM has kernels for."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    model = tiny_model("llama", dtype=torch.float32, hidden_size=64, head_dim=32, num_attention_heads=2)
-    model.tokenizer = tiny_tokenizer()
-    save_pretrained(model, folder)
-    return folder
+    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2}
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny", **sizes)
 
 
 @pytest.fixture(scope="module")

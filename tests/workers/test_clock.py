@@ -16,15 +16,7 @@ from plait.workers.clock import LOOK_BETWEEN_S, LOOK_S, RunClock
 from plait.workers.ranks import WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.status_file import StatusFile
-
-
-class Hand:
-    """A clock that stands still until it is moved."""
-
-    now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
+from tests.hand_clock import HandClock
 
 
 class Pool:
@@ -44,7 +36,7 @@ class Pool:
 class Waiting:
     """A transport on which waiting takes `lasts` of the time that it may take."""
 
-    def __init__(self, hand: Hand, lasts: float) -> None:
+    def __init__(self, hand: HandClock, lasts: float) -> None:
         self.hand, self.lasts = hand, lasts
         self.waits: list[tuple[float, str, list[str]]] = []
 
@@ -55,13 +47,13 @@ class Waiting:
 
 
 @pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
-    hand = Hand()
+def hand(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    hand = HandClock()
     monkeypatch.setattr(clock, "time", hand)
     return hand
 
 
-def clock_of(hand: Hand, *pools: Pool, lasts: float = 0.5) -> tuple[RunClock, Waiting, list[int]]:
+def clock_of(hand: HandClock, *pools: Pool, lasts: float = 0.5) -> tuple[RunClock, Waiting, list[int]]:
     """A clock, its transport, and the units that it shows."""
     transport, shown = Waiting(hand, lasts), []
     progress: Any = SimpleNamespace(advance=shown.append)
@@ -77,7 +69,7 @@ def task_of(name: str, *done: Done | None, mesh: Collection[int] = (0,), shares:
     return given
 
 
-def test_an_action_is_shown_by_its_units_and_nothing_where_none_was_done(hand: Hand) -> None:
+def test_an_action_is_shown_by_its_units_and_nothing_where_none_was_done(hand: HandClock) -> None:
     run, _, shown = clock_of(hand)
     task = task_of("ref.logprobs", Done("ref.logprobs/mb0", units=3), None)
     done = run.advance(task)
@@ -89,7 +81,7 @@ def test_an_action_is_shown_by_its_units_and_nothing_where_none_was_done(hand: H
         run.advance(task)
 
 
-def test_reward_functions_are_looked_at_between_actions_but_not_all_the_time(hand: Hand) -> None:
+def test_reward_functions_are_looked_at_between_actions_but_not_all_the_time(hand: HandClock) -> None:
     pool = Pool()
     run, _, _ = clock_of(hand, pool)
     task = task_of("ref.logprobs", Done(), Done(), Done())
@@ -102,7 +94,7 @@ def test_reward_functions_are_looked_at_between_actions_but_not_all_the_time(han
     assert pool.looks == 2
 
 
-def test_other_ranks_are_waited_for_by_name(hand: Hand) -> None:
+def test_other_ranks_are_waited_for_by_name(hand: HandClock) -> None:
     run, transport, _ = clock_of(hand)
     run.advance(task_of("actor.train", Done()))
     hand.now_s += 10
@@ -115,14 +107,14 @@ def test_other_ranks_are_waited_for_by_name(hand: Hand) -> None:
     assert transport.waits[0][0] == pytest.approx(WAIT_S - 10)
 
 
-def test_who_says_nothing_for_too_long_is_named(hand: Hand) -> None:
+def test_who_says_nothing_for_too_long_is_named(hand: HandClock) -> None:
     run, _, _ = clock_of(hand, lasts=1.0)
     run.advance(task_of("actor.train", Done()))
     with pytest.raises(RunError, match=rf"expected a sign from rank 1 \(ref.logprobs\) within {WAIT_S:g} s"):
         run.wait([task_of("ref.logprobs", mesh=(1,))])
 
 
-def test_with_reward_functions_under_way_no_wait_is_long_and_none_is_the_last(hand: Hand) -> None:
+def test_with_reward_functions_under_way_no_wait_is_long_and_none_is_the_last(hand: HandClock) -> None:
     pool, idle = Pool(["a link"], seconds=300.0), Pool()
     run, transport, _ = clock_of(hand, pool, idle, lasts=1.0)
     hand.now_s += 2 * WAIT_S
@@ -136,7 +128,7 @@ def test_with_reward_functions_under_way_no_wait_is_long_and_none_is_the_last(ha
     assert (pool.looks, idle.looks) == (2, 2)
 
 
-def test_a_wait_that_nobody_would_end_is_our_own_fault(hand: Hand) -> None:
+def test_a_wait_that_nobody_would_end_is_our_own_fault(hand: HandClock) -> None:
     run, _, _ = clock_of(hand)
     with pytest.raises(AssertionError, match="nobody would ever go on"):
         run.wait([task_of("reward.score")])

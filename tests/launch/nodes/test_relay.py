@@ -11,6 +11,7 @@ from plait.launch.nodes import relay
 from plait.launch.nodes.messages import Alive, Note
 from plait.launch.nodes.relay import Cut, Relay
 from plait.launch.wire import Channel
+from tests.hand_clock import HandClock
 
 KEY = bytes(range(32))
 TURNS = 2000
@@ -133,13 +134,7 @@ def test_a_message_of_another_key_cuts_the_connection() -> None:
 
 
 def test_silence_is_counted_but_not_what_this_process_slept(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hand:
-        now_s = 0.0
-
-        def monotonic(self) -> float:
-            return self.now_s
-
-    hand = Hand()
+    hand = HandClock()
     monkeypatch.setattr(relay, "time", hand)
     ends.leader.turn(0.0)
     first = ends.leader.silence_s

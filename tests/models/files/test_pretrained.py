@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import plait
 from plait.cost.estimate import model_shape
 from plait.errors import ModelError
 from plait.models.files.pretrained import config_of, new_module
-from plait.models.files.saving import save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.scalar_loading import load_scalar
 from plait.runtime.inputs.tokenizers import load_tokenizer
-from tests.models.tiny import tiny_model, tiny_tokenizer
+from tests.models.tiny import save_tiny
 
 CODE = """
 import pathlib
@@ -33,9 +31,7 @@ class Custom:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint with code beside it. Nobody answers a question."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
-    model = tiny_model("llama", dtype=torch.float32)
-    model.tokenizer = tiny_tokenizer()
-    save_pretrained(model, tmp_path / "model")
+    save_tiny(tmp_path / "model")
     (tmp_path / "model" / "custom.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
     return tmp_path / "model"
 

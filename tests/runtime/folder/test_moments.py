@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from plait.errors import RunError
+from plait.observe.run_log import read_rows
 from plait.runtime.folder.moments import Moment, Moments
 
 STANDING = {7: {0: 12, 3: 0}, 9: {1: 5}}
-
-
-def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_what_is_kept_is_there_in_the_next_stay(tmp_path: Path) -> None:
@@ -23,7 +19,7 @@ def test_what_is_kept_is_there_in_the_next_stay(tmp_path: Path) -> None:
     assert moments.at(3) is None
     moments.keep(3, STANDING)
     moments.keep(4, {})
-    assert rows(path)[0] == {"version": 3, "kv": "keep", "open": [[7, [[0, 12], [3, 0]]], [9, [[1, 5]]]]}
+    assert read_rows(path)[0] == {"version": 3, "kv": "keep", "open": [[7, [[0, 12], [3, 0]]], [9, [[1, 5]]]]}
     again = Moments(path, "recompute")
     assert (again.at(3), again.at(4), again.at(5)) == (Moment("keep", STANDING), Moment("keep", {}), None)
 
@@ -50,7 +46,9 @@ def test_at_a_checkpoint_keys_and_values_are_computed_again_and_the_last_row_cou
     moments.recompute(3)
     moments.recompute(3)
     moments.recompute(4)
-    assert [(row["version"], row["kv"]) for row in rows(path)] == [(3, "keep"), (3, "recompute")], "once, and none of 4"
+    assert [(row["version"], row["kv"]) for row in read_rows(path)] == [(3, "keep"), (3, "recompute")], (
+        "once, and none of 4"
+    )
     assert moments.at(3) == Moments(path, "keep").at(3) == Moment("recompute", STANDING)
 
 
@@ -62,7 +60,7 @@ def test_a_line_that_was_not_written_whole_is_none(tmp_path: Path) -> None:
     moments = Moments(path, "keep")
     assert moments.at(4) is None
     moments.keep(4, {})
-    assert [row["version"] for row in rows(path)] == [3, 4]
+    assert [row["version"] for row in read_rows(path)] == [3, 4]
 
 
 def test_a_run_whose_samples_wait_has_none(tmp_path: Path) -> None:

@@ -9,20 +9,12 @@ import pytest
 
 from plait.runtime.processes import progress_relay
 from plait.runtime.processes.progress_relay import ProgressRelay, RelayedProgress
-
-
-class Hand:
-    """A clock that stands still until it is moved."""
-
-    now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
+from tests.hand_clock import HandClock
 
 
 @pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
-    hand = Hand()
+def hand(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    hand = HandClock()
     monkeypatch.setattr(progress_relay, "time", hand)
     return hand
 
@@ -31,7 +23,7 @@ def told(texts: list[str]) -> list[Any]:
     return [json.loads(text) for text in texts]
 
 
-def test_units_are_told_now_and_then_and_all_before_what_follows_them(hand: Hand) -> None:
+def test_units_are_told_now_and_then_and_all_before_what_follows_them(hand: HandClock) -> None:
     texts: list[str] = []
     progress = RelayedProgress(texts.append)
     progress.start(3)
@@ -52,7 +44,7 @@ def test_units_are_told_now_and_then_and_all_before_what_follows_them(hand: Hand
     ]
 
 
-def test_what_is_left_is_told_at_the_end(hand: Hand) -> None:
+def test_what_is_left_is_told_at_the_end(hand: HandClock) -> None:
     texts: list[str] = []
     with RelayedProgress(texts.append) as progress:
         progress.advance(1)
