@@ -1,5 +1,5 @@
 """The shape of the house: modules import each other in one direction, and not through too many others; files
-and classes tell one story; docstrings and pages name what there is."""
+and classes tell one story; docstrings and pages name what there is; a test stands where what it tests stands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,29 @@ MOST_DEEP = 20
 """Modules of the longest chain of imports: what a reader must follow at worst."""
 MOST_FUNCTION_LINES = 60
 MOST_LINES = 400
+LONG_LINES, MOST_LONG = 300, 13
+"""So many modules may have more lines than that."""
+MANY_PARAMETERS, MOST_WIDE = 6, 25
+"""So many functions may have more parameters than that, `self` left out."""
 MOST_METHODS = 12
 WIDE = {
     "ControllersStore": "torch.distributed calls its methods by their names",
     "Peers": "the collectives and messages along one axis, each once",
 }
 """Classes with more public methods, and why."""
-MOST_PRIVATE = 40
+MOST_PRIVATE = 29
 """Places in which tests see private names of ours."""
+OF_TRL = frozenset(("_metrics", "_generate"))
+"""Attributes of TRL's trainers that tests read, of names that ours have too."""
+OF_THE_WHOLE = {
+    "runs": "runs from a recipe to the final weights",
+    "golden": "runs against a record of what they computed",
+    "fuzz": "wrong inputs of every kind, each answered in one message",
+    "planted": "bugs that the suite and the doctor must find",
+}
+"""Packages of tests that mirror none of ours."""
+LEAST_NAMESAKES = 0.84
+"""Share of the test files elsewhere that have the name of the module that they test."""
 PAGES = SOURCES.parent / "docs"
 REFERENCE = re.compile(r"`((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)`")
 FILE_NAME = re.compile(r"\.(py|json|jsonl|yaml|log)$")
@@ -117,17 +132,33 @@ def test_no_module_is_too_long() -> None:
     assert not long
 
 
-def test_no_function_is_too_long() -> None:
-    """But in kernels and other compiled ones, where not everything can be called."""
-    long: dict[str, int] = {}
+def test_few_modules_are_long() -> None:
+    long = sorted(name for name, path in modules().items() if path.read_text().count("\n") > LONG_LINES)
+    assert len(long) <= MOST_LONG, f"{len(long)}: {', '.join(long)}"
+
+
+def plain_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """All but kernels and other compiled ones, where not everything can be called, or passed as a whole."""
     for name, path in modules().items():
         for node in ast.walk(tree(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                lines = node.end_lineno - node.lineno + 1
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 is_compiled = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-                if lines > MOST_FUNCTION_LINES and not (is_compiled or name.startswith("plait.kernels.")):
-                    long[f"{name}.{node.name}"] = lines
-    assert not long
+                if not (is_compiled or name.startswith("plait.kernels.")):
+                    yield f"{name}.{node.name}", node
+
+
+def test_no_function_is_too_long() -> None:
+    sizes = {name: (node.end_lineno or node.lineno) - node.lineno + 1 for name, node in plain_functions()}
+    assert not {name: lines for name, lines in sizes.items() if lines > MOST_FUNCTION_LINES}
+
+
+def test_few_functions_have_many_parameters() -> None:
+    wide = []
+    for name, node in plain_functions():
+        named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        if sum(argument.arg not in ("self", "cls") for argument in named) > MANY_PARAMETERS:
+            wide.append(name)
+    assert len(wide) <= MOST_WIDE, f"{len(wide)}: {', '.join(sorted(wide))}"
 
 
 def test_no_class_does_too_much() -> None:
@@ -293,7 +324,7 @@ def private_names() -> frozenset[str]:
                 case ast.Name(id=name, ctx=ast.Store()):
                     found.add(name)
     private = (name for name in found if name.startswith("_") and not name.endswith("__"))
-    return frozenset(private) - {"_", "_replace"}  # the latter is what named tuples call a public method
+    return frozenset(private) - {"_", "_replace"} - OF_TRL  # `_replace` is what named tuples call a public method
 
 
 def private_names_in(path: Path) -> list[str]:
@@ -321,3 +352,30 @@ def test_tests_see_little_that_is_private() -> None:
     total = sum(counts.values())
     worst = sorted(counts.items(), key=lambda item: -item[1])[:5]
     assert total <= MOST_PRIVATE, f"{total}: {', '.join(f'{path.name} has {count}' for path, count in worst)}"
+
+
+# -- where tests stand
+
+
+def mirrored(folder: Path) -> Path:
+    """What a package of tests is about: one of ours, the benchmarks, or the pages of the documentation."""
+    return (SOURCES.parent if folder.parts[:1] in (("benchmarks",), ("docs",)) else SOURCES / "plait") / folder
+
+
+def test_tests_stand_where_what_they_test_stands() -> None:
+    """In the package of the same name, where most of them have the name of a module; the others prove something of
+    several, and say what."""
+    namesakes, others = [], []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        place = path.relative_to(TESTS)
+        folder, name = mirrored(place.parent), path.stem.removeprefix("test_")
+        is_of_the_whole = place.parts[0] in OF_THE_WHOLE
+        assert folder.is_dir() or is_of_the_whole, f"{place} stands in a package that mirrors none"
+        if any((folder / f"{name}.{suffix}").exists() for suffix in ("py", "md")):
+            namesakes.append(place)
+            continue
+        assert ast.get_docstring(tree(path)), f"{place} does not say what it proves"
+        if not is_of_the_whole:
+            others.append(str(place))
+    share = len(namesakes) / (len(namesakes) + len(others))
+    assert share >= LEAST_NAMESAKES, f"{share:.3f}: {', '.join(others)}"

@@ -1,3 +1,7 @@
+"""The reward functions of `examples/length_reward.py`, by hand."""
+
+from __future__ import annotations
+
 from pathlib import Path
 
 from plait.rewards.functions import reward_functions

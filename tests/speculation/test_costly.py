@@ -56,7 +56,7 @@ class Model(Forgetful):
             survival_B = survival_B * acceptance_C[cells_B]
             for row, slot in enumerate(asked.slots_B.tolist()):
                 is_right = self.simulated.random.random() < self.right
-                found.token_ids_BK[row, depth] = self.simulated._at(slot, depth) if is_right else -1
+                found.token_ids_BK[row, depth] = self.simulated.said_at(slot, depth) if is_right else -1
             found.cells_BK[:, depth], found.survival_BK[:, depth] = cells_B, survival_B
         found.lengths_B[:] = most
         for slot in asked.slots_B.tolist():
@@ -71,6 +71,11 @@ def with_model(how: How, num_samples: int, right: float, token_s: float, share: 
         share: of tokens that are known without it.
     """
     return Simulated(how, num_samples, share, model=lambda simulated: Model(simulated, right, token_s))
+
+
+def model_of(simulated: Simulated) -> Model:
+    assert isinstance(simulated.model, Model)
+    return simulated.model
 
 
 @settings(max_examples=examples(6, 12), deadline=None)
@@ -131,7 +136,7 @@ def test_a_model_that_knows_nothing_is_asked_no_more() -> None:
     """A few guesses at first; then trials in a hundredth of the time."""
     simulated = with_model("adaptive", 4, 0.0, 0.002)
     simulated.run(100)
-    (model,) = simulated.speculation._drafters[1:]
+    model = model_of(simulated)
     asked_first = model.num_guessed
     before = simulated.seconds
     simulated.run(600)
@@ -143,14 +148,14 @@ def test_it_is_not_asked_for_what_is_known_anyway() -> None:
     """Half of a token's time for each guess, where nearly all are looked up."""
     simulated = with_model("adaptive", 4, 0.95, 0.008, share=0.95)
     assert simulated.run(300) > 0.97 * Simulated("adaptive", 4, 0.95).run(300)
-    (model,) = simulated.speculation._drafters[1:]
+    model = model_of(simulated)
     assert model.num_guessed < 300
 
 
 def test_a_model_that_gets_better_is_noticed() -> None:
     simulated = with_model("adaptive", 2, 0.0, 0.002)
     simulated.run(300)
-    (model,) = simulated.speculation._drafters[1:]
+    model = model_of(simulated)
     model.right = 0.9
     simulated.speculation.grow_old()
     simulated.run(1000)

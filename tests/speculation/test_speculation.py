@@ -53,8 +53,8 @@ class Simulated:
     ) -> None:
         self.random, self.row_s, self.share = random.Random(3), row_s, share
         self.clock_s = 0.0
-        drafts = None if model is None else model(self)
-        self.speculation = Speculation(how, Looking(self), lambda: self.clock_s, model=drafts)
+        self.model = None if model is None else model(self)
+        self.speculation = Speculation(how, Looking(self), lambda: self.clock_s, model=self.model)
         self.num_samples, self.seconds, self.plain, self.tokens = num_samples, 0.0, 0.0, 0
         self.steps: list[tuple[float, float]] = []
         """Seconds of plain decoding for what each step gave, and its own."""
@@ -65,7 +65,7 @@ class Simulated:
             self.speculation.begin(slot, PROMPT)
             self.hear(slot, 1)
 
-    def _at(self, slot: int, ahead: int) -> int:
+    def said_at(self, slot: int, ahead: int) -> int:
         """What the sample says so many tokens further on, a function of the place."""
         place = len(self.said[slot]) + ahead
         draw = random.Random(slot * 10_007 + place)
@@ -74,7 +74,7 @@ class Simulated:
     def hear(self, slot: int, count: int) -> None:
         tokens = []
         for _ in range(count):
-            tokens.append(self._at(slot, 0))
+            tokens.append(self.said_at(slot, 0))
             self.said[slot].append(tokens[-1])
         self.speculation.hear(np.array([slot]), np.array([count]), np.array(tokens), np.full(count, 0.9))
 
@@ -88,7 +88,7 @@ class Simulated:
         taken = self.clock_s - before + self.forward_s(len(slots) + sum(map(len, guesses)))
         drawn = 0
         for slot, guess in enumerate(guesses):
-            ahead = [self._at(slot, at) for at in range(len(guess))]
+            ahead = [self.said_at(slot, at) for at in range(len(guess))]
             wrong = [at for at, token in enumerate(guess) if token != ahead[at]]
             count = 1 + (wrong[0] if wrong else len(guess))
             self.hear(slot, count)
