@@ -9,13 +9,11 @@ import pytest
 from plait.cost.calibration import calibrated, uncorrected
 from plait.cost.corrections import Correction, Corrections, with_carried
 from plait.cost.costs import CallCost, Tail
-from plait.cost.model_costs import ModelCosts
-from plait.cost.profile import KindRecord, Profile, Ratio, RunRecord
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.profile import KindRecord, Ratio, RunRecord
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode, Placement
-from tests.cost.test_model_costs import SHAPE, a_flow
-from tests.cost.test_profile import PROFILE
+from tests.cost.test_model_costs import SHAPE
+from tests.cost.test_profile import PROFILE, costs
 
 
 def a_run(factors: Mapping[str, float], *, devices: int = 1, steps: int = 3) -> RunRecord:
@@ -27,12 +25,6 @@ def a_run(factors: Mapping[str, float], *, devices: int = 1, steps: int = 3) -> 
         kind: KindRecord(profile_s=2.0, foretold_s=2.0, measured_s=2.0 * factor) for kind, factor in factors.items()
     }
     return RunRecord(devices=devices, foretold_s=1.0, measured_s=1.0, kinds=kinds, steps=steps)
-
-
-def costs(profile: Profile) -> ModelCosts:
-    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
-    workload = Workload(2, 1, lengths, micro_batch_tokens=100)
-    return ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
 
 
 def ratio(value: float, steps: int = 3) -> Ratio:
@@ -91,7 +83,7 @@ def test_two_devices_take_as_many_times_as_long_as_one_was_measured_to(call: str
     other."""
     profile = PROFILE.with_run(a_run({f"{mode} on 1": 16.0}))
     both = Layout.on(range(2), dp=2)
-    more, less = (costs(known).call(call, mode, both) for known in (profile, uncorrected(profile)))
+    more, less = (costs(known, prompts=2).call(call, mode, both) for known in (profile, uncorrected(profile)))
     between = {"gradients", "new weights", "rows"}
     assert between & less.terms.keys()
     for name, seconds in less.terms.items():
@@ -102,7 +94,9 @@ def test_two_devices_take_as_many_times_as_long_as_one_was_measured_to(call: str
 def test_runs_on_two_devices_put_an_end_to_it() -> None:
     profile = PROFILE.with_run(a_run({"train on 1": 16.0})).with_run(a_run({"train on 2": 1.25}, devices=2))
     both = Layout.on(range(2), dp=2)
-    more, less = (costs(known).call("actor.train", "train", both) for known in (profile, uncorrected(profile)))
+    more, less = (
+        costs(known, prompts=2).call("actor.train", "train", both) for known in (profile, uncorrected(profile))
+    )
     assert more.seconds == pytest.approx(1.25 * less.seconds)
 
 
@@ -139,7 +133,7 @@ def test_what_reads_memory_takes_longer_where_both_cores_do() -> None:
     one, two = Layout.on(range(1)), Layout.on(range(2), dp=2)
     for call, mode, term in (("actor.train", "train", "optimizer"), ("actor.generate", "decode", "packing")):
         alone, plain, slow = (
-            costs(profile).call(call, mode, layout).terms[term]  # type: ignore[arg-type]
+            costs(profile, prompts=2).call(call, mode, layout).terms[term]  # type: ignore[arg-type]
             for profile, layout in ((busy, one), (measured, two), (busy, two))
         )
         assert slow == pytest.approx(1.5 * plain)

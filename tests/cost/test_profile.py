@@ -25,6 +25,7 @@ from plait.errors import DataError
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.files.known_shapes import KNOWN
+from plait.models.shape import ModelShape
 from plait.schedule.plan import Mode
 from tests.cost.test_model_costs import HEAD, SHAPE, a_flow, elements
 
@@ -70,10 +71,11 @@ def test_parts_of_a_model_decode_by_their_layers() -> None:
     assert fast.decode_s(1, 10, is_part=True) == 1.0
 
 
-def costs(shape=SHAPE) -> ModelCosts:
+def costs(profile: Profile = PROFILE, shape: ModelShape = SHAPE, prompts: int = 1) -> ModelCosts:
+    """Of a sample of 10 and 2 tokens for each prompt, on two devices."""
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
-    workload = Workload(1, 1, lengths, micro_batch_tokens=100)
-    return ModelCosts(workload, dict.fromkeys(flow.roles, shape), flow, PROFILE.cluster(2), profile=PROFILE)
+    workload = Workload(prompts, 1, lengths, micro_batch_tokens=100)
+    return ModelCosts(workload, dict.fromkeys(flow.roles, shape), flow, profile.cluster(2), profile=profile)
 
 
 def test_measured_times_take_the_place_of_tables() -> None:
@@ -161,14 +163,14 @@ def test_as_many_groups_go_round_stages_as_are_quickest_by_what_was_measured(
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
     layout = Layout.on(range(2), pp=2)
 
-    def costs(stated: int | None = None) -> ModelCosts:
+    def with_groups(stated: int | None = None) -> ModelCosts:
         workload = Workload(4, 6, lengths, stated_groups=stated)
         return ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
 
-    assert costs().decode_groups("actor.generate", layout) == groups
-    terms = costs().call("actor.generate", "decode", layout).terms
+    assert with_groups().decode_groups("actor.generate", layout) == groups
+    terms = with_groups().call("actor.generate", "decode", layout).terms
     assert terms["layers"] + terms.get("hops", 0.0) == pytest.approx(round_s, rel=1e-6)
-    assert [costs(stated).decode_groups("actor.generate", layout) for stated in (1, 4, 99)] == [1, 4, 24]
+    assert [with_groups(stated).decode_groups("actor.generate", layout) for stated in (1, 4, 99)] == [1, 4, 24]
 
 
 def test_a_part_decodes_as_its_layers_compute_otherwise() -> None:
@@ -234,10 +236,7 @@ def test_what_is_compiled_at_the_first_call_is_not_measured() -> None:
 
 
 def on_two(profile: Profile, layout: Layout, call: str = "ref.logprobs"):
-    flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
-    workload = Workload(2, 1, lengths, micro_batch_tokens=100)
-    found = ModelCosts(workload, dict.fromkeys(flow.roles, SHAPE), flow, profile.cluster(2), profile=profile)
-    return found.call(call, "score", layout).terms
+    return costs(profile, prompts=2).call(call, "score", layout).terms
 
 
 def test_what_does_not_go_with_weights_stays_where_these_are_cut() -> None:
@@ -265,7 +264,7 @@ def test_processes_that_compute_at_the_same_time_slow_each_other_down() -> None:
 
 def test_other_shapes_take_as_long_as_their_weights() -> None:
     wide = replace(SHAPE, attention_parameters=2 * SHAPE.attention_parameters, intermediate=2 * SHAPE.intermediate)
-    one, other = (costs(shape).call("ref.logprobs", "score", Layout.on(range(1))) for shape in (SHAPE, wide))
+    one, other = (costs(shape=shape).call("ref.logprobs", "score", Layout.on(range(1))) for shape in (SHAPE, wide))
     assert other.terms["layers"] == pytest.approx(2 * one.terms["layers"])
     assert SHAPE.vocabulary * SHAPE.hidden == HEAD
 

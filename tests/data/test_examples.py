@@ -1,7 +1,6 @@
 """Examples and pairs: which tokens they have and which are learnt, by hand and against TRL's own preparation."""
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from plait.data.settings import DataSettings
 from plait.data.sources import Source, open_splits, read_rows
 from plait.errors import DataError
 from tests.cases import examples
+from tests.data.json_rows import written
 from tests.models.tiny import tiny_tokenizer
 
 END = "<|im_end|>"
@@ -30,14 +30,8 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def write(folder: Path, *rows: object) -> str:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def prepare(folder, *rows, kind=RowKind.EXAMPLES, limit=10_000, tokenizer=None, **keys) -> ExampleSet:
-    name = write(folder, *rows)
+    name = written(folder / "rows.jsonl", rows)
     source = Source(name, tuple(read_rows(name, kind)), kind)
     return example_set(source, tokenizer or tiny_tokenizer(), DataSettings(source=name, **keys), limit)
 
@@ -523,7 +517,7 @@ def test_a_stream_takes_every_row_once_per_epoch_as_prompts_do(tmp_path):
 def test_prompts_and_examples_of_one_seed_take_the_same_places(tmp_path):
     from plait.data.prompts import PromptStream, prompt_set
 
-    name = write(tmp_path, *[{"prompt": f"{n}", "completion": " a"} for n in range(9)])
+    name = written(tmp_path / "rows.jsonl", [{"prompt": f"{n}", "completion": " a"} for n in range(9)])
     keys = DataSettings(source=name, chat_template=False)
     prompts = prompt_set(open_splits(keys).train, tiny_tokenizer(), keys, 100)
     examples = example_set(open_splits(keys, 0, RowKind.EXAMPLES).train, tiny_tokenizer(), keys, 100)
@@ -534,16 +528,16 @@ def test_prompts_and_examples_of_one_seed_take_the_same_places(tmp_path):
 
 def test_no_question_is_learnt_and_held_out(tmp_path):
     rows = [{"prompt": f"{n % 10}", "completion": f" {n}"} for n in range(30)]
-    splits = open_splits(DataSettings(source=write(tmp_path, *rows)), 4, RowKind.EXAMPLES)
+    splits = open_splits(DataSettings(source=written(tmp_path / "rows.jsonl", rows)), 4, RowKind.EXAMPLES)
     held_out = {row.question for row in splits.evaluation.rows}
     assert len(held_out) == len(splits.evaluation) == 4
     assert not held_out & {row.question for row in splits.train.rows}
     assert (len(splits.train), splits.num_removed) == (18, 12)
     conversations = [{"messages": [user(f"{n % 3}"), assistant(f"{n}")]} for n in range(9)]
-    splits = open_splits(DataSettings(source=write(tmp_path, *conversations)), 1, RowKind.EXAMPLES)
+    splits = open_splits(DataSettings(source=written(tmp_path / "rows.jsonl", conversations)), 1, RowKind.EXAMPLES)
     assert len(splits.train) == 6
     one_prompt = [{"prompt": "Review:", "chosen": f" {n % 6}", "rejected": " x"} for n in range(12)]
-    splits = open_splits(DataSettings(source=write(tmp_path, *one_prompt)), 2, RowKind.PAIRS)
+    splits = open_splits(DataSettings(source=written(tmp_path / "rows.jsonl", one_prompt)), 2, RowKind.PAIRS)
     assert (len(splits.train), len(splits.evaluation)) == (8, 2)
     with pytest.raises(DataError, match="a reasoning_gym task has prompts, but pairs are needed"):
         open_splits(DataSettings(source="reasoning_gym:chain_sum"), 1, RowKind.PAIRS)

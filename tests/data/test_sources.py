@@ -13,11 +13,11 @@ from plait.data import tasks
 from plait.data.settings import DataSettings
 from plait.data.sources import open_splits, read_jsonl
 from plait.errors import DataError
+from tests.data.json_rows import written
 
 
 def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return Path(written(path, rows))
 
 
 # -- JSONL

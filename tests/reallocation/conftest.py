@@ -10,17 +10,15 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from plait.launch.interface import Group
-from plait.launch.local import LocalProcesses
+from tests.launch.groups import group_of
 from tests.reallocation.worker import Worker
 
 
 @pytest.fixture(scope="session")
 def two() -> Iterator[Group]:
-    with LocalProcesses(threads=1).start(Worker, 2) as group:
-        yield group
+    yield from group_of(Worker, 2)
 
 
 @pytest.fixture(scope="session")
 def four() -> Iterator[Group]:
-    with LocalProcesses(threads=1).start(Worker, 4) as group:
-        yield group
+    yield from group_of(Worker, 4)

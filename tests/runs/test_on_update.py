@@ -24,6 +24,7 @@ from tests.runs.placed_runs import GRPO, PPO, SAFE, where
 from tests.runs.plans import assert_equal_runs
 from tests.runs.test_resume import kill, kill_and_resume, result_of
 from tests.runs.test_staleness import SLOW
+from tests.runs.written import samples_by_step
 
 MakeRecipe = Callable[..., Recipe]
 Placed = Callable[..., Recipe]
@@ -32,19 +33,13 @@ FEW: dict[str, Any] = {"sampling.max_running": 5, "sampling.max_response_tokens"
 """Places for fewer samples than a batch has, so that the next batch begins in those that become free."""
 
 
-def samples_of(run_dir: Path) -> list[list[dict[str, Any]]]:
-    """Those that each step trained on."""
-    files = sorted((run_dir / "samples").glob("step-*"))
-    return [[json.loads(line) for line in path.open()] for path in files]
-
-
 def oldest(sample: dict[str, Any]) -> int:
     return min(sample.get("token_versions") or [sample["policy_version"]])
 
 
 def check(run_dir: Path, most: int, per_step: int = 12) -> None:
     """What holds of every run: ages, and each sample once."""
-    steps = samples_of(run_dir)
+    steps = samples_by_step(run_dir)
     for step, samples in enumerate(steps):
         assert len(samples) == per_step
         assert all(0 <= step - oldest(sample) <= most for sample in samples)
@@ -96,7 +91,7 @@ def test_one_process_repeats_what_devices_of_their_own_recorded(make_recipe: Mak
     folder = begun_along(recipe, [{"version": at, "kv": "keep", "open": stood[at]} for at in stood])
     assert run(recipe, resume=True).finished
     check(folder, 1)
-    steps = samples_of(folder)
+    steps = samples_by_step(folder)
     assert {version for step in steps[:2] for one in step for version in versions_of(one)} == {0}
     of_two = {one["uid"]: versions_of(one) for one in steps[2]}
     assert of_two["8.1"] == [1] * 7 + [2] * 5
@@ -164,7 +159,7 @@ def test_a_run_is_a_function_of_its_seed_and_its_record(name: str, place: Path, 
     keys = {**keys, **FEW, "steps": STEPS, "max_staleness": most, "on_update": on_update, "checkpoint.every": 2}
     recipe = placed(flow, f"goes-on-{name}", **keys, **where(place, f"goes-on-{name}", plan))
     assert run(recipe).finished
-    check(recipe.run_dir, most, len(samples_of(recipe.run_dir)[0]))
+    check(recipe.run_dir, most, len(samples_by_step(recipe.run_dir)[0]))
     alone = placed(flow, f"goes-on-{name}", **keys)
     assert_equal_runs(replayed(alone, f"alone-{name}"), recipe.run_dir)
     assert_equal_runs(replayed(recipe, f"again-{name}"), recipe.run_dir)

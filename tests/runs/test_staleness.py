@@ -21,6 +21,7 @@ from tests.forked import exit_code_of, forked
 from tests.runs.placed_runs import GRPO, PPO, SAFE, where
 from tests.runs.plans import assert_equal_runs
 from tests.runs.test_resume import kill_and_resume
+from tests.runs.written import samples_by_step
 
 MakeRecipe = Callable[..., Recipe]
 Placed = Callable[..., Recipe]
@@ -29,8 +30,7 @@ STEPS = 5
 
 def versions(run_dir: Path) -> list[set[int]]:
     """Those of the samples that each step trained on."""
-    files = sorted((run_dir / "samples").glob("step-*"))
-    return [{json.loads(line)["policy_version"] for line in path.open()} for path in files]
+    return [{sample["policy_version"] for sample in samples} for samples in samples_by_step(run_dir)]
 
 
 @pytest.mark.parametrize("most", slow_but([2], [1, 2, 4]))

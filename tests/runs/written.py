@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from plait.observe.run_log import read_rows
@@ -16,3 +17,8 @@ def logged(recipe: Recipe) -> list[dict[str, Any]]:
 def samples_of(recipe: Recipe, step: int) -> list[dict[str, Any]]:
     """Those that a step, from 1, trained on."""
     return read_rows(recipe.run_dir / f"samples/step-{step:06d}.jsonl")
+
+
+def samples_by_step(run_dir: Path) -> list[list[dict[str, Any]]]:
+    """Those that each step trained on."""
+    return [read_rows(path) for path in sorted((run_dir / "samples").glob("step-*"))]

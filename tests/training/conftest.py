@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from plait.launch.interface import Group
-from plait.launch.local import LocalProcesses
+from tests.launch.groups import group_of
 from tests.training.exact import ExactFloat64
 from tests.training.worker import Worker
 
 
 @pytest.fixture(scope="session")
 def four() -> Iterator[Group]:
-    with LocalProcesses(threads=1).start(Worker, 4) as group:
-        yield group
+    yield from group_of(Worker, 4)
 
 
 @pytest.fixture

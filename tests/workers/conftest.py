@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from plait.launch.interface import Group
-from plait.launch.local import LocalProcesses
+from tests.launch.groups import group_of
 from tests.models.parallel.team_workers import TeamWorker
 from tests.runs.conftest import make_recipe as make_recipe
 from tests.runs.conftest import models_are_checked_once as models_are_checked_once
@@ -19,11 +19,9 @@ from tests.runs.conftest import tiny_folder as tiny_folder
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Group]:
-    with LocalProcesses(threads=1).start(TeamWorker, 2) as group:
-        yield group
+    yield from group_of(TeamWorker, 2)
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Group]:
-    with LocalProcesses(threads=1).start(TeamWorker, 4) as group:
-        yield group
+    yield from group_of(TeamWorker, 4)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.launch.local import LocalProcesses
 from tests.cases import slow_but
+from tests.launch.groups import group_of
 from tests.models.parallel import partial_cases
 from tests.models.parallel.team_workers import TeamWorker
 from tests.nccl_rules import Broken, Log, Op, Post, played, recording
@@ -97,8 +97,7 @@ class RecordedTeamWorker(TeamWorker):
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Any]:
-    with LocalProcesses().start(RecordedTeamWorker, 4) as group:
-        yield group
+    yield from group_of(RecordedTeamWorker, 4)
 
 
 SIZES = [

@@ -11,10 +11,10 @@ import torch
 
 from plait.errors import RunError
 from plait.launch.failures import WorkerError
-from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Coordinates, Layout, Mesh, Parallelism
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team, make_teams
+from tests.launch.groups import group_of
 from tests.models.parallel.team_workers import TeamWorker
 
 LIMIT_S = 60.0
@@ -23,8 +23,7 @@ DTYPES = ("float64", "float32", "bfloat16")
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Any]:
-    with LocalProcesses().start(TeamWorker, 4) as group:
-        yield group
+    yield from group_of(TeamWorker, 4)
 
 
 def answers(group: Any, function: str, *arguments: Any) -> list[Any]:
