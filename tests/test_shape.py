@@ -75,20 +75,20 @@ def imports(path: Path, known: frozenset[str], *, typed: bool) -> set[str]:
     Args:
         typed: what is imported for type checkers alone is among them.
     """
-    found: set[str] = set()
+    imported: set[str] = set()
     waiting: list[ast.AST] = list(tree(path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in known else node.module for name in names}
+            imported |= {name if name in known else node.module for name in names}
         elif isinstance(node, ast.If) and not typed and ast.unparse(node.test) == "TYPE_CHECKING":
             waiting += node.orelse
         elif isinstance(node, ast.If | ast.Try | ast.With):
             waiting += ast.iter_child_nodes(node)
-    return found & known
+    return imported & known
 
 
 @cache
@@ -167,7 +167,9 @@ def test_no_class_does_too_much() -> None:
     for path in modules().values():
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
-                methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+                methods = [
+                    child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                ]
                 wide[node.name] = max(wide.get(node.name, 0), sum(not name.startswith("_") for name in methods))
     assert {name for name, count in wide.items() if count > MOST_METHODS} == set(WIDE)
 
@@ -181,7 +183,7 @@ def documented(path: Path) -> Iterator[tuple[Documented, str]]:
             yield node, text
 
 
-def said_arguments(text: str) -> Iterator[str]:
+def documented_arguments(text: str) -> Iterator[str]:
     """Names under `Args:`, of which a line may have several: `a, b: what they are`."""
     _, _, section = text.partition("Args:\n")
     for line in section.splitlines():
@@ -194,8 +196,8 @@ def said_arguments(text: str) -> Iterator[str]:
 def parameters(node: Documented) -> set[str]:
     """Those of a function; of a class those of its `__init__`, or its fields where it has none."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        found = node.args
-        every = [*found.posonlyargs, *found.args, *found.kwonlyargs, found.vararg, found.kwarg]
+        given = node.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
         return {argument.arg for argument in every if argument is not None}
     for child in node.body:
         if isinstance(child, ast.FunctionDef) and child.name == "__init__":
@@ -212,7 +214,7 @@ def test_arguments_of_docstrings_are_parameters() -> None:
         f"{name}: {getattr(node, 'name', 'the module')} has no `{argument}`"
         for name, path in modules().items()
         for node, text in documented(path)
-        for argument in said_arguments(text)
+        for argument in documented_arguments(text)
         if argument not in parameters(node)
     ]
     assert not wrong
@@ -285,7 +287,7 @@ def leads(start: str, rest: list[str]) -> bool:
     return True
 
 
-def said(path: Path) -> Iterator[str]:
+def texts_of(path: Path) -> Iterator[str]:
     """Docstrings, and texts that stand below values and fields."""
     for node in ast.walk(tree(path)):
         match node:
@@ -298,7 +300,7 @@ def test_references_lead_to_what_there_is() -> None:
     stale: list[str] = []
     for path in sorted((SOURCES / "plait").rglob("*.py")):
         package = ".".join(path.relative_to(SOURCES).parent.parts)
-        names = [name for text in said(path) for name in REFERENCE.findall(text)]
+        names = [name for text in texts_of(path) for name in REFERENCE.findall(text)]
         stale += [f"{path}: {name}" for name in names if is_stale(name, package)]
     for page in sorted(PAGES.glob("*.md")):
         if not page.name.startswith("coming-from"):  # other projects' keys begin with our packages' names
@@ -313,36 +315,36 @@ def test_references_lead_to_what_there_is() -> None:
 @cache
 def private_names() -> frozenset[str]:
     """Names with an underscore that our sources define or set: functions, classes, constants, attributes."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in modules().values():
         for node in ast.walk(tree(path)):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    found.add(name)
+                    names.add(name)
                 case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
-                    found.add(name)
+                    names.add(name)
                 case ast.Name(id=name, ctx=ast.Store()):
-                    found.add(name)
-    private = (name for name in found if name.startswith("_") and not name.endswith("__"))
+                    names.add(name)
+    private = (name for name in names if name.startswith("_") and not name.endswith("__"))
     return frozenset(private) - {"_", "_replace"} - OF_TRL  # `_replace` is what named tuples call a public method
 
 
 def private_names_in(path: Path) -> list[str]:
     """Those of them that a test's file reads of something else than itself, imports, or patches by name."""
-    found: list[str] = []
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 continue
             case ast.Attribute(attr=name):
-                found.append(name)
-            case ast.ImportFrom(module=str(module), names=names) if module.startswith("plait"):
-                found += [alias.name for alias in names]
+                names.append(name)
+            case ast.ImportFrom(module=str(module), names=aliases) if module.startswith("plait"):
+                names += [alias.name for alias in aliases]
             case ast.Call(func=ast.Attribute(attr="setattr" | "object"), args=[_, ast.Constant(value=str(name)), *_]):
-                found.append(name)
+                names.append(name)
             case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(dotted)), *_]):
-                found.append(dotted.rpartition(".")[2])
-    return [name for name in found if name in private_names()]
+                names.append(dotted.rpartition(".")[2])
+    return [name for name in names if name in private_names()]
 
 
 def test_tests_see_little_that_is_private() -> None:

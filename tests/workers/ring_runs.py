@@ -41,7 +41,7 @@ def alone(requests: Sequence[Request], **settings: Any) -> Said:
 
 
 @dataclass
-class Found:
+class Seen:
     """What one rank has seen."""
 
     said: Said = field(default_factory=dict)
@@ -66,54 +66,54 @@ def engine_on(worker: Any, sizes: dict[str, int], settings: dict[str, Any], time
     return engine_of(_models[layout], SamplingSettings(**settings), team), team
 
 
-def note(found: Found, engine: Engine, samples: Sequence[Sample]) -> None:
-    found.said |= said_by(samples)
+def note(seen: Seen, engine: Engine, samples: Sequence[Sample]) -> None:
+    seen.said |= said_by(samples)
     if engine.last_step is not None:
-        found.in_flight.append(engine.last_step.num_groups)
-        found.rows.append(engine.last_step.num_sequences)
-        found.preempted += engine.last_step.num_preempted
+        seen.in_flight.append(engine.last_step.num_groups)
+        seen.rows.append(engine.last_step.num_sequences)
+        seen.preempted += engine.last_step.num_preempted
 
 
-def ended(found: Found, engine: Engine) -> Found:
-    found.left = engine.occupancy.kv_bytes + engine.state.scheduler.blocks.num_held
+def ended(seen: Seen, engine: Engine) -> Seen:
+    seen.left = engine.occupancy.kv_bytes + engine.state.scheduler.blocks.num_held
     if engine.speculation is not None:
-        found.drafted = int(engine.speculation.drafted)
-    return found
+        seen.drafted = int(engine.speculation.drafted)
+    return seen
 
 
-def generated(worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request]) -> Found:
+def generated(worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request]) -> Seen:
     """All at once."""
     engine, _ = engine_on(worker, sizes, settings)
     for one in requests:
         engine.add(one)
-    found = Found()
+    seen = Seen()
     while engine.has_work:
-        note(found, engine, engine.step())
-    return ended(found, engine)
+        note(seen, engine, engine.step())
+    return ended(seen, engine)
 
 
-def disturbed(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
+def disturbed(worker: Any, groups: int, requests: Sequence[Request]) -> Seen:
     """Requests come while others run, one sample is taken out, and the weights are said to have changed."""
     engine, _ = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups, "exact": True})
-    found = Found()
+    seen = Seen()
     for number, one in enumerate(requests):
         engine.add(one)
         for _ in range(3):
-            note(found, engine, engine.step())
+            note(seen, engine, engine.step())
         if number == 1:
             taken = engine.abort(one.prompt.uid, 0)
-            found.said |= {(uid, -1): tokens for (uid, _), tokens in said_by(taken).items()}
+            seen.said |= {(uid, -1): tokens for (uid, _), tokens in said_by(taken).items()}
         if number == 2:
             engine.update_weights(engine.policy_version)
     while engine.has_work:
-        note(found, engine, engine.step())
-    return ended(found, engine)
+        note(seen, engine, engine.step())
+    return ended(seen, engine)
 
 
-def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
+def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Seen:
     """By the ranks' own loop; the first rank says what a step begins with."""
     engine, team = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": groups})
-    lockstep, found = LockstepEngine(engine, team), Found()
+    lockstep, seen = LockstepEngine(engine, team), Seen()
     coming = [
         (0, Generate("actor", "actor.generate", requests[:1])),
         (1, Generate("actor", "actor.generate", requests[1:])),
@@ -128,13 +128,13 @@ def locked(worker: Any, groups: int, requests: Sequence[Request]) -> Found:
             hear()
         for _, answer in lockstep.step(hear):
             assert isinstance(answer, Delivered), f"nobody moves samples, and {answer} is told"
-            found.said |= said_by(answer.samples)
+            seen.said |= said_by(answer.samples)
         steps += 1
-    found.use = lockstep.take_use()
-    return ended(found, engine)
+    seen.use = lockstep.take_use()
+    return ended(seen, engine)
 
 
-def stalled(worker: Any, which: int, timeout_s: float, requests: Sequence[Request]) -> Found:
+def stalled(worker: Any, which: int, timeout_s: float, requests: Sequence[Request]) -> Seen:
     """One stage stops in the middle of a step, for longer than others wait."""
     engine, _ = engine_on(worker, {"pp": worker.context.num_ranks}, {"decode_groups": 3}, timeout_s)
     for one in requests:
@@ -145,4 +145,4 @@ def stalled(worker: Any, which: int, timeout_s: float, requests: Sequence[Reques
         time.sleep(3 * timeout_s)
     while engine.has_work:
         engine.step()
-    return Found()
+    return Seen()

@@ -37,7 +37,7 @@ _models: dict[Any, Any] = {}
 
 
 @dataclass
-class Found:
+class Seen:
     """What one rank has seen."""
 
     said: Said
@@ -82,7 +82,7 @@ def mover_of(
 
 
 def ahead(
-    found: Found, mover: SampleMover, between: tuple[Layout, Layout], keys: Sequence[Key], *engines: Engine | None
+    seen: Seen, mover: SampleMover, between: tuple[Layout, Layout], keys: Sequence[Key], *engines: Engine | None
 ) -> None:
     """The bulk goes ahead; meanwhile the engines make two steps. What instances tell each other passes by rank 0 in a
     run; here they tell it themselves."""
@@ -95,15 +95,15 @@ def ahead(
     else:
         answer = Answer.from_message(mover._receive(target, "an answer"))
     if is_source:
-        given = mover.give(keys, answer, len(found.moves))
+        given = mover.give(keys, answer, len(seen.moves))
         tell(mover, source, target, given.to_message())
     else:
         given = Given.from_message(mover._receive(source, "what is given"))
     if is_target:
-        mover.take(given, len(found.moves))
-    found.lacks.append(given.answer.lacks)
+        mover.take(given, len(seen.moves))
+    seen.lacks.append(given.answer.lacks)
     for engine in engines:
-        steps(found, engine, 2)
+        steps(seen, engine, 2)
 
 
 def tell(mover: SampleMover, own: Layout, other: Layout, message: Message) -> None:
@@ -111,35 +111,35 @@ def tell(mover: SampleMover, own: Layout, other: Layout, message: Message) -> No
         mover._send([rank for rank in other.mesh.ranks if rank not in own.mesh.ranks], message, "a word")
 
 
-def moved(found: Found, mover: SampleMover, keys: Sequence[Key], recompute: Sequence[Key] = ()) -> None:
+def moved(seen: Seen, mover: SampleMover, keys: Sequence[Key], recompute: Sequence[Key] = ()) -> None:
     """Samples leave, and are there."""
-    found.moves.append(to_the_end(mover.moving(keys, recompute=recompute)))
-    move = found.moves[-1]
-    found.lacks.append(move.lacks)
+    seen.moves.append(to_the_end(mover.moving(keys, recompute=recompute)))
+    move = seen.moves[-1]
+    seen.lacks.append(move.lacks)
     planned = {link: size for link, size in move.plan.link_bytes.items() if mover.rank in link}
     if move.report.link_bytes != planned:
-        found.wrong.append(f"planned {planned}, counted {move.report.link_bytes}")
+        seen.wrong.append(f"planned {planned}, counted {move.report.link_bytes}")
     if move.report.staging_bytes > 2 * BUCKET_BYTES:
-        found.wrong.append(f"{move.report.staging_bytes} bytes besides the buffers")
+        seen.wrong.append(f"{move.report.staging_bytes} bytes besides the buffers")
 
 
-def ended(found: Found, *engines: Engine | None) -> Found:
+def ended(seen: Seen, *engines: Engine | None) -> Seen:
     """All work done; nothing may be left in a pool."""
     for engine in engines:
         if engine is None:
             continue
-        found.said |= said_by(list(drain(engine)))
+        seen.said |= said_by(list(drain(engine)))
         if engine.occupancy.kv_bytes or engine.state.scheduler.blocks.num_held:
-            found.wrong.append(
+            seen.wrong.append(
                 f"{engine.occupancy.kv_bytes} bytes, {engine.state.scheduler.blocks.num_held} blocks are left"
             )
-    return found
+    return seen
 
 
-def steps(found: Found, engine: Engine | None, count: int) -> None:
+def steps(seen: Seen, engine: Engine | None, count: int) -> None:
     for _ in range(count):
         if engine is not None:
-            found.said |= said_by(engine.step())
+            seen.said |= said_by(engine.step())
 
 
 ASKED = (request(0, 19, [9, 5, 8]), request(1, 7, [10]), request(2, 40, [7, 8]))
@@ -160,90 +160,90 @@ def alone(family: str, dtype: str, exact: bool = False, asked: Sequence[Request]
         return said_by(list(drain(engine)))
 
 
-def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Found:
+def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Seen:
     """From rank 0 to rank 1, with other samples at work on both. Sample 0.1 ends between the stages."""
-    found, settings = Found({}), SamplingSettings(exact=exact)
+    seen, settings = Seen({}), SamplingSettings(exact=exact)
     source, target = layout_of([0]), layout_of([1])
     leaving, entering = (make_engine(worker, one, family, dtype, settings) for one in (source, target))
     mover = mover_of(worker, source, target, leaving, entering)
     if leaving is not None:
         for one in (STAY, *ASKED):
             leaving.add(one)
-            steps(found, leaving, 1)
+            steps(seen, leaving, 1)
     if entering is not None:
         entering.add(OTHER)
         entering.step()
-        found.num_held.append(entering.state.scheduler.blocks.num_held)
-    ahead(found, mover, (source, target), KEYS, leaving)
-    moved(found, mover, KEYS)
+        seen.num_held.append(entering.state.scheduler.blocks.num_held)
+    ahead(seen, mover, (source, target), KEYS, leaving)
+    moved(seen, mover, KEYS)
     if entering is not None:
-        found.num_held.append(entering.state.scheduler.blocks.num_held)
+        seen.num_held.append(entering.state.scheduler.blocks.num_held)
         entering.step()
         assert entering.last_step is not None
-        found.num_prefilled = entering.last_step.num_prefill_tokens
-    return ended(found, leaving, entering)
+        seen.num_prefilled = entering.last_step.num_prefill_tokens
+    return ended(seen, leaving, entering)
 
 
-def in_turn(worker: Any, case: str) -> Found:
+def in_turn(worker: Any, case: str) -> Seen:
     """Samples of one prompt of 40 tokens, one behind the other, and what happens on the way."""
-    found, source, target = Found({}), layout_of([0]), layout_of([1])
+    seen, source, target = Seen({}), layout_of([0]), layout_of([1])
     leaving, entering = (make_engine(worker, one, "llama", "float32", SamplingSettings()) for one in (source, target))
     kv = "recompute" if case == "other weights" else "keep"
     mover = mover_of(worker, source, target, leaving, entering, kv)
     if leaving is not None:
         leaving.add(ASKED[2])
-        steps(found, leaving, 2)
+        steps(seen, leaving, 2)
     if entering is not None and case.startswith("other weights"):
         entering.update_weights(1)
-    moved(found, mover, [(2, 0)])
-    steps(found, entering, 1)
-    ahead(found, mover, (source, target), [(2, 1)])
-    steps(found, leaving, 1)
+    moved(seen, mover, [(2, 0)])
+    steps(seen, entering, 1)
+    ahead(seen, mover, (source, target), [(2, 1)])
+    steps(seen, leaving, 1)
     if entering is not None and case == "the other has ended":
         entering.abort(2, 0)
     if leaving is not None and case == "computed again":
         leaving.update_weights(leaving.policy_version)
-        steps(found, leaving, 1)
-    moved(found, mover, [] if case == "given up" else [(2, 1)], [(2, 1)] if case == "recompute" else [])
+        steps(seen, leaving, 1)
+    moved(seen, mover, [] if case == "given up" else [(2, 1)], [(2, 1)] if case == "recompute" else [])
     if entering is not None:
-        found.num_held.append(entering.state.scheduler.blocks.num_held)
-    return ended(found, leaving, entering)
+        seen.num_held.append(entering.state.scheduler.blocks.num_held)
+    return ended(seen, leaving, entering)
 
 
-def between(worker: Any, before: Any, after: Any, family: str) -> Found | None:
+def between(worker: Any, before: Any, after: Any, family: str) -> Seen | None:
     """From one instance to another, in float64; ranks of larger ones step together."""
-    found, settings = Found({}), SamplingSettings(max_prefill_tokens=30)
+    seen, settings = Seen({}), SamplingSettings(max_prefill_tokens=30)
     source, target = layout_of(**before), layout_of(**after)
     leaving, entering = (make_engine(worker, one, family, "float64", settings) for one in (source, target))
     mover = mover_of(worker, source, target, leaving, entering)
     if mover is None:
         return None
     with kept_float64(torch.float64):
-        return gone_over(found, mover, (source, target), leaving, entering)
+        return gone_over(seen, mover, (source, target), leaving, entering)
 
 
 def gone_over(
-    found: Found,
+    seen: Seen,
     mover: SampleMover,
     between: tuple[Layout, Layout],
     leaving: Engine | None,
     entering: Engine | None,
-) -> Found:
+) -> Seen:
     if leaving is not None:
         for one in (STAY, *ASKED):
             leaving.add(one)
-        steps(found, leaving, 4)
+        steps(seen, leaving, 4)
     if entering is not None:
         entering.add(OTHER)
-    steps(found, entering, 2)
-    ahead(found, mover, between, KEYS)
-    steps(found, leaving, 2)
-    steps(found, entering, 1)
-    moved(found, mover, [key for key in KEYS if key not in found.said])
-    steps(found, entering, 1)
+    steps(seen, entering, 2)
+    ahead(seen, mover, between, KEYS)
+    steps(seen, leaving, 2)
+    steps(seen, entering, 1)
+    moved(seen, mover, [key for key in KEYS if key not in seen.said])
+    steps(seen, entering, 1)
     if entering is not None and entering.last_step is not None:
-        found.num_prefilled = entering.last_step.num_prefill_tokens
-    return ended(found, leaving, entering)
+        seen.num_prefilled = entering.last_step.num_prefill_tokens
+    return ended(seen, leaving, entering)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class DrawnRollout:
         return [request(uid, size, lengths) for uid, (size, lengths, _) in enumerate(self.asked)]
 
 
-def drawn(worker: Any, places: Sequence[Any], rollout: DrawnRollout) -> Found:
+def drawn(worker: Any, places: Sequence[Any], rollout: DrawnRollout) -> Seen:
     """Instances that generate in float64, and samples that move between them. Every rank knows all moves, so that what
     instances tell the leader passes between them here."""
     instances = [layout_of(**place) for place in places]
@@ -285,15 +285,15 @@ def drawn(worker: Any, places: Sequence[Any], rollout: DrawnRollout) -> Found:
     engines = [make_engine(worker, one, "llama", "float64", settings) for one in instances]
     [engine] = [one for one in engines if one is not None]
     world = Layout.on(range(worker.context.num_ranks), dp=worker.context.num_ranks)
-    mover, found = SampleMoverOfRank(instances, engine, worker.team_of(world).all), Found({})
+    mover, seen = SampleMoverOfRank(instances, engine, worker.team_of(world).all), Seen({})
     with kept_float64(torch.float64):
         for one, (_, _, place) in zip(rollout.requests, rollout.asked, strict=True):
             if place == mover.place:
                 engine.add(one)
         for number, move in enumerate(rollout.moves):
-            play(found, mover, engine, gatherings(rollout, move, number, len(instances)), move.steps)
-            found.owned.append(frozenset((*SampleMoves(engine.state).started, *found.said)))
-        return ended(found, engine)
+            play(seen, mover, engine, gatherings(rollout, move, number, len(instances)), move.steps)
+            seen.owned.append(frozenset((*SampleMoves(engine.state).started, *seen.said)))
+        return ended(seen, engine)
 
 
 def gatherings(rollout: DrawnRollout, move: DrawnMove, number: int, num_instances: int) -> list[Gathering]:
@@ -316,19 +316,19 @@ def gatherings(rollout: DrawnRollout, move: DrawnMove, number: int, num_instance
 
 
 def play(
-    found: Found, mover: SampleMoverOfRank, engine: Engine, stages: Sequence[Gathering], counts: Sequence[Sequence[int]]
+    seen: Seen, mover: SampleMoverOfRank, engine: Engine, stages: Sequence[Gathering], counts: Sequence[Sequence[int]]
 ) -> None:
     heard: dict[tuple[int, int], Message] = {}
     for stage, of_instances in zip(stages, counts[-len(stages) :], strict=True):
         for _ in range(of_instances[mover.place]):
             if engine.has_work:
                 again = said_by(engine.step())
-                found.wrong += [f"{key} ended twice" for key in again.keys() & found.said.keys()]
-                found.said |= again
+                seen.wrong += [f"{key} ended twice" for key in again.keys() & seen.said.keys()]
+                seen.said |= again
         answer = mover.do(replace(stage, said=heard))
         if answer is not None and stage.stage is Stage.REST:
             assert isinstance(answer, Left), f"a source says {answer}"
-            found.left += answer.keys
+            seen.left += answer.keys
         heard = told(answer) if stage.stage in (Stage.HERE, Stage.GIVE) else {}
 
 

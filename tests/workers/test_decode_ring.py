@@ -17,22 +17,22 @@ from plait.launch.local import LocalProcesses
 from tests.cases import examples, slow_but
 from tests.generation.requests import request
 from tests.models.parallel.team_workers import TeamWorker
-from tests.workers.ring_runs import Found, alone
+from tests.workers.ring_runs import Seen, alone
 
 LIMIT_S = 120.0
 
 
-def ask(group: Group, function: str, *arguments: Any) -> list[Found]:
+def ask(group: Group, function: str, *arguments: Any) -> list[Seen]:
     handle = group.submit(range(group.num_ranks), "run", "tests.workers.ring_runs", function, *arguments)
-    found = handle.result(LIMIT_S)
-    assert all(one.said == found[0].said for one in found), "every rank of an instance says the same"
-    assert [one.left for one in found] == [0] * len(found), "nothing is left in a pool"
-    return found
+    seen = handle.result(LIMIT_S)
+    assert all(one.said == seen[0].said for one in seen), "every rank of an instance says the same"
+    assert [one.left for one in seen] == [0] * len(seen), "nothing is left in a pool"
+    return seen
 
 
-def equals(found: list[Found], requests: Sequence[Request], *, exact: bool) -> None:
+def equals(seen: list[Seen], requests: Sequence[Request], *, exact: bool) -> None:
     expected = alone(requests, exact=exact)
-    got = found[0].said
+    got = seen[0].said
     if exact:
         assert got == expected
         return
@@ -57,10 +57,10 @@ QUICK = [*(("at once", groups) for groups in (1, 2, 3, 4)), ("first", 3), ("stop
 def test_two_stages_say_what_one_process_says(two: Group, name: str, groups: int) -> None:
     """G = 1, P, P + 1, 2 P, to the bit."""
     requests = ASKED[name]
-    found = ask(two, "generated", {"pp": 2}, {"decode_groups": groups, "exact": True}, requests)
-    equals(found, requests, exact=True)
-    assert found[0].in_flight == found[1].in_flight
-    most = max(found[0].in_flight)
+    seen = ask(two, "generated", {"pp": 2}, {"decode_groups": groups, "exact": True}, requests)
+    equals(seen, requests, exact=True)
+    assert seen[0].in_flight == seen[1].in_flight
+    most = max(seen[0].in_flight)
     assert most == groups if name == "at once" else most <= groups, "few are left of those that end early"
 
 
@@ -68,16 +68,16 @@ def test_two_stages_say_what_one_process_says(two: Group, name: str, groups: int
 @pytest.mark.parametrize("groups", [1, 4, 5, 8])
 @pytest.mark.parametrize("name", ASKED)
 def test_four_stages_say_what_one_process_says(four: Group, groups: int, name: str) -> None:
-    found = ask(four, "generated", {"pp": 4}, {"decode_groups": groups, "exact": True}, ASKED[name])
-    equals(found, ASKED[name], exact=True)
+    seen = ask(four, "generated", {"pp": 4}, {"decode_groups": groups, "exact": True}, ASKED[name])
+    equals(seen, ASKED[name], exact=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_ranks_that_share_layers_are_stages_together(four: Group, groups: int) -> None:
     requests = [*ALL_AT_ONCE, request(9, 40, [3, 17])]
-    found = ask(four, "generated", {"tp": 2, "pp": 2}, {"decode_groups": groups}, requests)
-    equals(found, requests, exact=False)
+    seen = ask(four, "generated", {"tp": 2, "pp": 2}, {"decode_groups": groups}, requests)
+    equals(seen, requests, exact=False)
 
 
 @settings(max_examples=examples(6, 60))
@@ -101,9 +101,9 @@ def test_any_lengths(
 
 def test_shares_are_equal_and_get_smaller_as_samples_end(two: Group) -> None:
     requests = [request(uid, 8, [2, 20]) for uid in range(6)]
-    found = ask(two, "generated", {"pp": 2}, {"decode_groups": 2}, requests)
-    equals(found, requests, exact=False)
-    rows = found[0].rows
+    seen = ask(two, "generated", {"pp": 2}, {"decode_groups": 2}, requests)
+    equals(seen, requests, exact=False)
+    rows = seen[0].rows
     assert max(rows[2:]) == 6
     assert set(rows[-20:-2]) == {3}, "six samples are left of twelve, three in each step"
 
@@ -112,39 +112,39 @@ def test_shares_are_equal_and_get_smaller_as_samples_end(two: Group) -> None:
 def test_a_pool_that_is_too_small_lands_all_before_anybody_gives_way(two: Group, groups: int) -> None:
     requests = [request(uid, 20, [40, 40]) for uid in range(4)]
     how = {"decode_groups": groups, "kv_tokens": 160, "exact": True}
-    found = ask(two, "generated", {"pp": 2}, how, requests)
-    equals(found, requests, exact=True)
-    assert found[0].preempted > 0
-    assert max(found[0].in_flight) == groups
+    seen = ask(two, "generated", {"pp": 2}, how, requests)
+    equals(seen, requests, exact=True)
+    assert seen[0].preempted > 0
+    assert max(seen[0].in_flight) == groups
 
 
 @pytest.mark.parametrize("groups", slow_but([3], [1, 2, 3]))
 def test_drafts_within_the_ring(two: Group, groups: int) -> None:
     """Greedy samples of one prompt repeat themselves; what is guessed changes no sample."""
     requests = [request(uid, 12, [30, 30, 30], temperature=0.0) for uid in range(2)]
-    found = ask(two, "generated", {"pp": 2}, {"decode_groups": groups, "speculation": 4, "exact": True}, requests)
-    equals(found, requests, exact=True)
-    assert max(one.drafted for one in found) >= 10
+    seen = ask(two, "generated", {"pp": 2}, {"decode_groups": groups, "speculation": 4, "exact": True}, requests)
+    equals(seen, requests, exact=True)
+    assert max(one.drafted for one in seen) >= 10
 
 
 @pytest.mark.parametrize("groups", slow_but([3], [1, 2, 3]))
 def test_samples_come_and_go_and_weights_change_while_others_are_in_flight(two: Group, groups: int) -> None:
     """All steps in flight land first; who was taken out had said the beginning of what it would have said."""
     requests = [request(uid, 9 + uid, [9, 14]) for uid in range(4)]
-    found = ask(two, "disturbed", groups, requests)[0]
+    seen = ask(two, "disturbed", groups, requests)[0]
     expected = alone(requests, exact=True)
-    taken, _ = found.said.pop((1, -1))
+    taken, _ = seen.said.pop((1, -1))
     assert 0 < len(taken) < 9
     assert taken == expected.pop((1, 0))[0][: len(taken)]
-    assert found.said == expected
+    assert seen.said == expected
 
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_one_rank_says_what_a_step_begins_with_and_goes_on(two: Group, groups: int) -> None:
     requests = [request(uid, 7, [12, 12]) for uid in range(3)]
-    found = ask(two, "locked", groups, requests)
-    equals(found, requests, exact=False)
-    for stage, one in enumerate(found):
+    seen = ask(two, "locked", groups, requests)
+    equals(seen, requests, exact=False)
+    for stage, one in enumerate(seen):
         assert (one.use.stage, one.use.num_stages) == (stage, 2)
         assert 0 <= one.use.waited_s < one.use.seconds
         assert one.use.groups / one.use.steps > (2 if groups == 3 else 0.99)

@@ -54,20 +54,20 @@ def check(group: Group, places: tuple[Any, ...], rollout: DrawnRollout) -> int:
     asked = group.submit(range(group.num_ranks), "run", "tests.workers.sample_moves", "drawn", places, rollout)
     of_ranks = asked.result(LIMIT_S)
     assert [one.wrong for one in of_ranks] == [[]] * group.num_ranks
-    found = []
+    seen = []
     for place in places:
         first, *others = (of_ranks[rank] for rank in place["ranks"])
         for other in others:
             assert (other.said, other.owned, other.left) == (first.said, first.owned, first.left)
-        found.append(first)
-    for owned in zip(*(one.owned for one in found), strict=True):
+        seen.append(first)
+    for owned in zip(*(one.owned for one in seen), strict=True):
         assert sum(map(len, owned)) == len(frozenset().union(*owned)), "a sample has two owners"
     expected = alone("llama", "float64", asked=rollout.requests)
-    assert sorted(key for one in found for key in one.said) == sorted(expected)
-    for key, (token_ids, logprobs) in (item for one in found for item in one.said.items()):
+    assert sorted(key for one in seen for key in one.said) == sorted(expected)
+    for key, (token_ids, logprobs) in (item for one in seen for item in one.said.items()):
         assert token_ids == expected[key][0]
         assert logprobs == pytest.approx(expected[key][1], abs=1e-9)
-    return sum(len(one.left) for one in found)
+    return sum(len(one.left) for one in seen)
 
 
 def played(group: Group, cases: list[tuple[Any, ...]], count: int) -> int:

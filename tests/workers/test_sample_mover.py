@@ -26,7 +26,7 @@ from tests.generation.test_engine import by_uid
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
 from tests.workers.said import Said
-from tests.workers.sample_moves import Found, alone
+from tests.workers.sample_moves import Seen, alone
 
 LIMIT_S = 120.0
 HERE = Layout.on((0,))
@@ -37,8 +37,8 @@ def ask(group: Group, function: str, *arguments: Any) -> list[Any]:
     return handle.result(LIMIT_S)
 
 
-def all_said(found: list[Found | None]) -> Said:
-    return {key: said for one in found if one is not None for key, said in one.said.items()}
+def all_said(seen: list[Seen | None]) -> Said:
+    return {key: said for one in seen if one is not None for key, said in one.said.items()}
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [("float32", True), ("bfloat16", True), ("float32", False)])
@@ -121,13 +121,13 @@ SIZES = {
 )
 def test_instances_of_any_shape(four: Group, family: str, before: str, after: str) -> None:
     """Heads and layers are divided anew; ranks that share a key-value head, and ranks in both instances, too."""
-    found = [one for one in ask(four, "between", SIZES[before], SIZES[after], family) if one is not None]
-    assert [one.wrong for one in found] == [[]] * len(found)
-    said, expected = all_said(found), alone(family, "float64")
+    seen = [one for one in ask(four, "between", SIZES[before], SIZES[after], family) if one is not None]
+    assert [one.wrong for one in seen] == [[]] * len(seen)
+    said, expected = all_said(seen), alone(family, "float64")
     assert {key: tokens for key, (tokens, _) in said.items()} == {key: tokens for key, (tokens, _) in expected.items()}
     for key, (_, logprobs) in said.items():
         assert logprobs == pytest.approx(expected[key][1], abs=1e-9)
-    assert all(one.num_prefilled == 0 for one in found), "nothing is computed again"
+    assert all(one.num_prefilled == 0 for one in seen), "nothing is computed again"
 
 
 @settings(max_examples=examples(3, 8), deadline=None, phases=[Phase.generate])
