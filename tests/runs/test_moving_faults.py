@@ -97,7 +97,8 @@ def test_a_fault_while_keys_and_values_go_ahead_is_named_and_the_run_goes_on(
     fault: str, rank: int, place: Path, tiny_folder: Path, undisturbed: Path
 ) -> None:
     """In the thread that takes them (rank 0) or sends them, while both instances generate."""
-    broken = recipe(place, tiny_folder, fault, f"ahead-{rank}", rebalance="auto", fusion="off")
+    keys = KEYS | {"rebalance": "auto", "fusion": "off"} | patience(fault)
+    broken = recipe_of(place, tiny_folder, f"{fault}-ahead-{rank}", **keys)
     broken_off(broken, fault, "ahead", rank, undisturbed, named="actor.generate", waits=False)
     assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
 
