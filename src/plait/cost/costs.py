@@ -110,6 +110,11 @@ class Costs(Protocol):
         ...
 
     @property
+    def keeps_freed(self) -> bool:
+        """Whether what activations took stays with a process that generates next."""
+        ...
+
+    @property
     def engine_bytes(self) -> int:
         """What an engine holds all the time on a rank that generates, beside the models of roles."""
         ...

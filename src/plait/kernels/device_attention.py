@@ -127,7 +127,7 @@ def programs_for(device: torch.device) -> int:
 
 @functools.cache
 def shared_bytes_of(device: torch.device) -> int:
-    """Of a multiprocessor, that a program may take."""
+    """Shared memory of a multiprocessor that one program may take, in bytes."""
     if device.type != "cuda":
         return 1 << 20
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_BYTES)

@@ -89,7 +89,7 @@ class GroupRule:
         return self.num_stages + 1 if self.stated is None else self.stated
 
     def groups(self, num_samples: int) -> int:
-        """Of so many samples; at least one."""
+        """How many groups so many samples make; at least one."""
         if self.stated is None or self.num_stages == 1:
             return num_groups(self.cost, self.num_stages, num_samples)
         return max(1, min(self.stated, num_samples))
