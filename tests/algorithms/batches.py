@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from plait.models.outputs import Outputs as ModelOutputs
 from plait.training.loss_batch import MicroBatchLoss, Responses
-from plait.training.outputs import Outputs as ModelOutputs
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

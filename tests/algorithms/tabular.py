@@ -17,9 +17,9 @@ import torch
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate, spread_to
 from plait.dataflow import CallKind, Column, Level, Node, Score, trace
+from plait.models.outputs import Outputs
 from plait.policy.packing import draw_mini_batches
 from plait.training.loss_batch import MicroBatchLoss, Responses
-from plait.training.outputs import Outputs
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from tests.algorithms.flows import ROLES
 

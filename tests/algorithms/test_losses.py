@@ -31,8 +31,8 @@ from plait.algorithms.remax import ReMaxOptions, remax
 from plait.algorithms.rloo import RLOOOptions, rloo
 from plait.algorithms.safe_rlhf import SafeRLHFOptions, safe_rlhf
 from plait.errors import RunError
+from plait.models.outputs import Outputs as ModelOutputs
 from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
-from plait.training.outputs import Outputs as ModelOutputs
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from tests.algorithms import oracle
 from tests.algorithms.batches import Outputs, run_loss

@@ -15,9 +15,9 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows, evaluate
 from plait.dataflow import CallKind, Dataflow, Level
 from plait.errors import PlaitError
+from plait.models.outputs import Outputs
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
-from plait.training.outputs import Outputs
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 
 ROLES = ("actor", "ref", "reward", "critic")

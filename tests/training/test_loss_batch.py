@@ -12,8 +12,8 @@ from plait.algorithms.losses import Aggregation
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
+from plait.models.outputs import Outputs
 from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
-from plait.training.outputs import Outputs
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 
 NAN = math.nan

@@ -171,7 +171,7 @@ class BackboneModel:
     def _outputs(
         self,
         batch: PackedBatch,
-        outputs_of: Callable[[Tensor], tuple[Tensor, Tensor]],
+        say: Callable[[Tensor], tuple[Tensor, Tensor]],
         lengths: tuple[int, int],
         *,
         checkpoint: bool,
@@ -179,11 +179,11 @@ class BackboneModel:
         """Two outputs of these lengths, in float32 or wider, that the last stage makes of its hidden states; on all."""
         team = self.team
         if team.pp.size == 1:
-            return outputs_of(self.stage(batch, checkpoint=checkpoint))
+            return say(self.stage(batch, checkpoint=checkpoint))
         read = self.read_places(batch)
         hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), read=read)
         if team.is_last_stage:
-            outputs = torch.cat(outputs_of(hidden_TH))
+            outputs = torch.cat(say(hidden_TH))
         else:
             outputs = self.weights.new_empty(sum(lengths), dtype=torch.promote_types(self.dtype, torch.float32))
         first, second = team.pp.broadcast(outputs, team.pp.size - 1).split(lengths)

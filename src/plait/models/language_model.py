@@ -22,6 +22,7 @@ from plait.models.compute.float64 import kept_float64
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head
+from plait.models.outputs import Outputs
 from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart, skeleton
 
@@ -105,6 +106,16 @@ class LanguageModel(BackboneModel):
         """`logprobs` from the hidden states of the last stage (`stage`)."""
         hidden_RH, targets_R = hidden_TH[batch.predict_R], batch.targets_R
         return chunked_logprobs(self.head, hidden_RH, targets_R, temperature, chunk_rows, likeliest_R=likeliest_R)
+
+    def outputs(self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
+        """`logprobs`, and which targets are likeliest, each [R]."""
+        likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
+        return Outputs(*self.logprobs(batch, temperature, checkpoint=checkpoint, likeliest_R=likeliest_R), likeliest_R)
+
+    def outputs_of(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
+        """`outputs` from the hidden states [T, H] of the last stage (`stage`)."""
+        likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
+        return Outputs(*self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`: [R]."""

@@ -22,6 +22,7 @@ from plait.layout.params import FlatLayout
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import Export, cpu_state
+from plait.models.outputs import Outputs
 from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart
 
@@ -104,6 +105,16 @@ class ScalarModel(BackboneModel):
         read = self.read_places(batch)
         outputs = F.linear(hidden_TH[read].to(wide), self.module.score.weight.to(wide))[:, 0]
         return outputs[: len(batch.predict_R)], outputs[len(batch.predict_R) :]
+
+    def outputs(self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
+        """`values_and_scores`, values [R] and scores [N]; they have no temperature."""
+        values_R, scores_N = self.values_and_scores(batch, checkpoint=checkpoint)
+        return Outputs(values_R=values_R, scores_N=scores_N)
+
+    def outputs_of(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
+        """`outputs` from the hidden states [T, H] of the last stage (`stage`)."""
+        values_R, scores_N = self.values_and_scores_of(hidden_TH, batch)
+        return Outputs(values_R=values_R, scores_N=scores_N)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`: [R + samples]."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
 from plait.schedule.work import Work
 from plait.training.mini_batch import MiniBatch
-from plait.training.outputs import Outputs
 from plait.training.passes import forwards
 from plait.training.results import counted
 from plait.training.stages import ModelPart, ScoringStage

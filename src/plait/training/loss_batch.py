@@ -17,7 +17,7 @@ from torch import Tensor
 from plait.algorithms.losses import Aggregation
 from plait.errors import RunError
 from plait.metric_names import problem_of
-from plait.training.outputs import Outputs
+from plait.models.outputs import Outputs
 from plait.training.sequence_sums import PerSequence, SequenceSum, sums_of
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of

@@ -21,9 +21,9 @@ from torch import Tensor
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Level
 from plait.errors import RunError
+from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
 from plait.training.mini_batch import LossCall, MiniBatch
-from plait.training.outputs import Outputs
 from plait.training.trainer_settings import SampleSettings
 
 MAX_SAMPLES = 16

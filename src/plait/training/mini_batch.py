@@ -15,9 +15,9 @@ from torch import Tensor
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import Column, Level, Node
 from plait.errors import RunError
+from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
 from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
-from plait.training.outputs import Outputs
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from plait.training.trainer_settings import SampleSettings
 from plait.user_code import UserCode, is_users, title_of

@@ -12,8 +12,8 @@ from plait.data.rows import Rows
 from plait.dataflow import Level, Score
 from plait.errors import RunError
 from plait.models.language_model import LanguageModel
+from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
-from plait.training.outputs import Outputs
 from plait.training.stages import Model
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from plait.data.packed import PackedBatch, pack
 from plait.data.rows import Rows
 from plait.models.language_model import LanguageModel
+from plait.models.outputs import Outputs
 from plait.models.parallel.team import Team
 from plait.models.scalar_model import ScalarModel
 from plait.policy.packing import MicroBatch
 from plait.training.optimizer import MasterOptimizer
-from plait.training.outputs import Outputs
 from plait.training.tally import Tally
 
 Take = Callable[[MicroBatch, Outputs], None]
@@ -52,11 +52,11 @@ class ModelPart:
             [T, H] for the next stage; of the last stage, or of a whole model, what the model says.
         """
         if self.team.pp.size == 1:
-            return outputs_of(self.model, batch, temperature, checkpoint=self.checkpoint)
+            return self.model.outputs(batch, temperature, checkpoint=self.checkpoint)
         hidden_TH = self.model.stage(batch, inputs_TH, checkpoint=self.checkpoint)
         if not self.team.is_last_stage:
             return hidden_TH
-        return outputs_of_hidden(self.model, batch, hidden_TH, temperature)
+        return self.model.outputs_of(hidden_TH, batch, temperature)
 
     def room(self, num_tokens: int) -> Tensor:
         """Memory for hidden states [T, H] between two stages, or for their gradient."""
@@ -175,21 +175,3 @@ class TrainingStage:
 
     def _share(self, index: int, outputs: Outputs) -> Tensor:
         return self.tally.batch.share(self.micros[index], outputs, needs_gradient=True)
-
-
-def outputs_of(model: Model, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
-    """One forward. The temperature applies to log-probs alone."""
-    if isinstance(model, LanguageModel):
-        likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-        return Outputs(*model.logprobs(batch, temperature, checkpoint=checkpoint, likeliest_R=likeliest_R), likeliest_R)
-    values_R, scores_N = model.values_and_scores(batch, checkpoint=checkpoint)
-    return Outputs(values_R=values_R, scores_N=scores_N)
-
-
-def outputs_of_hidden(model: Model, batch: PackedBatch, hidden_TH: Tensor, temperature: float) -> Outputs:
-    """From what the last stage of a pipeline made of the batch, [T, H]."""
-    if isinstance(model, LanguageModel):
-        likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-        return Outputs(*model.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
-    values_R, scores_N = model.values_and_scores_of(hidden_TH, batch)
-    return Outputs(values_R=values_R, scores_N=scores_N)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from plait.data.rows import FloatArray
+from plait.models.outputs import Outputs
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
 from plait.training.mini_batch import MiniBatch
-from plait.training.outputs import Outputs
 from plait.training.token_means import TokenMeans
 
 
