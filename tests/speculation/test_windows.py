@@ -184,7 +184,7 @@ def test_short_answers_of_which_nothing_comes_true_cost_half_a_percent(kind: str
     assert len(looks) < 0.3 * len(engine.steps)
     assert len([step for step in looks if step >= 320]) <= 0.55 * len(looks)
     assert engine.speculation.counts.drafting_s < 0.005 * seconds
-    assert engine.slowest() > 0.98
+    assert slowest_window(engine.steps) > 0.98
     assert engine.speed(since=0) > 0.995
 
 
@@ -208,7 +208,7 @@ def test_seconds_that_vary_cost_half_a_percent_more() -> None:
         ("good, then none", 8, "CPU with a matrix unit"),
         ("good now and then", 8, "CPU with a matrix unit"),
     ):
-        assert Noisy(num_samples, kind, curve).run(330).slowest() > 0.97
+        assert slowest_window(Noisy(num_samples, kind, curve).run(330).steps) > 0.97
 
 
 def test_steps_under_way_together_do_not_stake_the_same_seconds() -> None:
