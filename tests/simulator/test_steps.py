@@ -104,6 +104,17 @@ def test_scores_on_ranks_of_their_own_are_computed_beside_generation_in_parts() 
     assert late["reward.score"] == (20.4, 22.4)
 
 
+def test_scores_keep_ranks_from_which_models_leave() -> None:
+    """As above, but the critic's optimizer state leaves while others compute: a call that has begun keeps its ranks, so
+    the values begin when the reward has ended, and take what they take."""
+    plan = complete(named_plan("split", PPO, MODELS, 4), PPO, MODELS, "plan")
+    placed = [replace(p, after="offload") if p.call == "critic.train" else p for p in plan.placements]
+    prediction = predicted(replace(plan, placements=tuple(placed)))
+    times = {one.call: (one.start_s, one.start_s + one.seconds) for one in prediction.calls}
+    assert times["reward.score"] == pytest.approx((19.4, 21.4))
+    assert times["critic.values"] == pytest.approx((21.4, 23.4))
+
+
 def test_ranks_without_samples_score_while_others_generate() -> None:
     """Four instances that have 2.4 s to spare each in the mean: scores of 4 s are begun in them, all but a quarter of
     each (1.5, 0.75 and 0.15 of the last). Gathering would end generation 0.5 s later, and have 3 s to spare. Ranks end

@@ -172,13 +172,14 @@ class StepProgram:
             self._generated[number] = (now, first, now + seconds)
         elif self._streams(number):
             assert call.source is not None
-            before = self._streaming.setdefault(call.source, [])
-            others_s = sum(taken_s for mask, taken_s in before if mask & place.mask)
-            before.append((place.mask, seconds))
-            end = _streamed(now, others_s + seconds, place.chunks, *self._generated[call.source])
+            others_s = 0.0
             if not self.units:
-                # What waits for samples leaves its ranks to others that do.
+                # What waits for samples leaves its ranks to others that do: all of them end as if one did their work.
+                before = self._streaming.setdefault(call.source, [])
+                others_s = sum(taken_s for mask, taken_s in before if mask & place.mask)
+                before.append((place.mask, seconds))
                 task.mesh = frozenset()
+            end = _streamed(now, others_s + seconds, place.chunks, *self._generated[call.source])
         elif call.source in self._spare and not call.beside and call.slot not in self._brought:
             seconds += self._cost(number).in_parts_s
             seconds -= self._spare[call.source].hidden(place.mask, seconds)
