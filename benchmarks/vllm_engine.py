@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ("sampling.max_running", running),
             ],
         )
-        own = Engine(model, SamplingSettings(max_running=running))
+        own = Engine(model, SamplingSettings(max_running=running, speculation="off"))  # repeats would be known texts
         loading = loading_of(recipe, str(folder), model_shape(str(folder)))
         other = VllmEngine("actor", model, lambda: model.export(model.dtype).state, loading, start)
         try:

@@ -21,7 +21,7 @@ from plait.runtime.process import set_up
 
 def load(workload: Workload) -> tuple[Runner, str]:
     set_up(workload.threads)
-    settings = SamplingSettings(max_running=workload.max_samples)
+    settings = SamplingSettings(max_running=workload.max_samples, speculation="off")  # repeats would be known texts
     engine = Engine(load_model(workload.model, dtype=workload.dtype, device="cpu"), settings)
     give_back_freed()
 
