@@ -77,7 +77,8 @@ def turns_of(
 ) -> list[dict[str, Turn]]:
     """Run a recipe for so many steps that count; of each its ways. Raises RunFailed."""
     os.environ[JOB] = json.dumps({"steps": WARM_UP + steps, "ways": list(ways), "lengths": asdict(lengths)})
-    sampling = {"max_response_tokens": lengths.limit, "stop_token_ids": [], "max_running": 256}
+    # Each way would know what the ways before it said.
+    sampling = {"max_response_tokens": lengths.limit, "stop_token_ids": [], "max_running": 256, "speculation": "off"}
     job = {"recipe": {**recipe, "sampling": sampling, "steps": NEVER + 1}, "launched": True, "by_turns": True}
     done: Finished = finish(start(job, place, threads=1), place, WARM_UP)
     turns: dict[int, dict[str, Turn]] = {}
