@@ -35,7 +35,7 @@ def test_a_plan_changes_nothing(
     assert_equal_runs(recipe.run_dir, reference(flow, **keys))
     if "fusion" in keys:
         assert sum(row.get("perf/samples_moved", 0) for row in read_rows(recipe.run_dir / "metrics.jsonl")) > 0
-        assert_equal_columns(recipe.run_dir, reference(flow, keys))
+        assert_equal_columns(recipe.run_dir, reference(flow, **keys))
         assert scored_early(recipe.run_dir) >= SCORED[flow] - TOO_LATE.get(name, set())
 
 
