@@ -8,19 +8,6 @@ STEPS   ?=
 ONE     := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 WORKERS ?= 2
 
-# Plain Python, numbers and files: no process is started (a test that does fails) and no real model read.
-QUICK   := $(addprefix tests/,algorithms cost data dataflow layout observe policy recipes schedule simulator \
-	test_errors.py test_output.py test_shape.py cli/test_report.py cli/test_staleness_report.py \
-	docs/test_algorithms.py docs/test_layouts.py models/test_working_weights.py \
-	generation/test_settings.py generation/test_stopping.py planner/test_plan_search.py planner/test_stage_layers.py \
-	speculation/test_choice.py speculation/test_pool.py speculation/test_speculation.py \
-	$(addprefix launch/test_,keys.py wire.py) $(addprefix launch/nodes/test_,place.py room.py) \
-	$(addprefix rewards/test_,group.py statistics.py) \
-	$(addprefix training/test_,loss_batch.py loss_split.py micro_batches.py) \
-	$(addprefix workers/test_,announcer.py lockstep_engine.py messages.py remote_engine.py remote_moves.py staged_move.py \
-		transport.py))
-NOT_QUICK := $(addprefix --ignore=tests/,algorithms/test_toys.py algorithms/test_trl_given.py data/test_examples.py data/test_sources.py)
-
 .PHONY: help demo quick test test-all lint setup setup-test clean
 
 help:
@@ -50,7 +37,7 @@ lint: setup-test
 	$(BIN)/lint-imports
 
 quick: setup-test
-	$(ONE) QUICK=1 $(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not process" $(QUICK) $(NOT_QUICK)
+	$(ONE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not process" @tests/quick.txt
 
 test: setup-test lint
 	$(ONE) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"

@@ -4,7 +4,6 @@ Without a GPU triton's kernels are interpreted."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -18,33 +17,17 @@ if not Path("/dev/nvidiactl").exists():
 import pytest
 from hypothesis import settings
 
-from tests import warm
-
-IS_QUICK = os.environ.get("QUICK") == "1"
-"""Whether these are the tests of `make quick`, none of which may start a process."""
-STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
-running: list[str] = []
-"""The test that runs."""
-
-
-def refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in STARTS and running:
-        raise AssertionError(f"{running[-1]} starts a process ({event}): mark it `process`, `make quick` has none")
+from tests import quick, warm
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    running.append(item.nodeid)
-    try:
+    with quick.refused_processes(item):
         return (yield)
-    finally:
-        running.pop()
 
 
-if IS_QUICK:
-    sys.addaudithook(refuse_processes)
-else:
-    warm.install()
+quick.install()
+warm.install()
 
 # `make test` tries the same examples each time; `make test-all` tries new ones, twice as many.
 settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=50)

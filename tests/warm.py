@@ -96,6 +96,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         if template is None:
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
+        sys.audit("subprocess.Popen", asked["args"][0], asked["args"], asked["cwd"], asked["env"])
         ends = [asked[name] if asked[name] != -1 else fd for fd, name in enumerate(("p2cread", "c2pwrite", "errwrite"))]
         self.pid = template.fork(
             {

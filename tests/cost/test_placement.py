@@ -305,6 +305,7 @@ def test_known_texts_lie_where_an_instance_may_guess(make_recipe, write_plan) ->
         assert [dict(parameter_rows(rank, placed)).get(texts, 0) for rank in (0, 1)] == held
 
 
+@pytest.mark.process
 def test_a_dry_run_marks_calls_that_the_file_does_not_name(make_recipe, write_plan, capsys) -> None:
     plan = write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2})
     assert dry_run(make_recipe(plan=plan)) == 0
