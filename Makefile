@@ -7,8 +7,10 @@ STEPS   ?=
 # processes import is compiled once, also where the environment says that Python is to write no such files.
 ONE     := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 WORKERS ?= 2
+# In the order of tests/conftest.py, not by how many tests a file has: few may take long.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo quick test test-all lint setup setup-test clean
+.PHONY: help demo quick test test-all lint types style setup setup-test clean
 
 help:
 	@echo "make demo [STEPS=2]   train SmolLM2-135M-Instruct with GRPO; before/after table (about 8 minutes)"
@@ -31,19 +33,24 @@ demo: setup
 	$(BIN)/plait train recipes/demo.yaml --run_dir runs/demo --overwrite true $(if $(STEPS),--steps $(STEPS) --evaluation.items $(if $(filter 2,$(STEPS)),16,200))
 
 lint: setup-test
+	@$(MAKE) --no-print-directory -j2 --output-sync=target types style
+
+types: setup-test
+	$(BIN)/pyright
+
+style: setup-test
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 
 quick: setup-test
 	$(ONE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not process" @tests/quick.txt
 
 test: setup-test lint
-	$(ONE) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	$(ONE) $(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow"
 
 test-all: setup-test lint
-	$(ONE) COLD=1 HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(ONE) COLD=1 HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS) $(BY_FILE)
 
 clean:
 	rm -rf $(VENV) build dist

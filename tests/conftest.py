@@ -26,6 +26,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests last: files that take long begin first, and at the end no worker waits long for another."""
+    items.sort(key=lambda item: quick.is_quick_file(item.path))
+
+
 quick.install()
 warm.install()
 

@@ -32,6 +32,7 @@ def listed() -> tuple[frozenset[Path], frozenset[Path]]:
     return frozenset(within), frozenset(without)
 
 
+@cache
 def is_quick_file(path: Path) -> bool:
     within, without = listed()
     places = {path, *path.parents}

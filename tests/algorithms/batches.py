@@ -16,6 +16,11 @@ from plait.training.token_means import MiniBatchTotals, TokenMeans
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
+def leaf(values: Sequence[float]) -> torch.Tensor:
+    """float64 numbers whose gradient is kept."""
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
 @dataclass(frozen=True)
 class Outputs:
     """What a model said of a mini-batch: `logprobs` [R] of a language model, or `values` [R] and `scores` [N]."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 from plait.schedule.timeline import Span
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.benchmarks.scripts import BENCHMARKS
 
 
 @pytest.fixture
-def ceiling(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("placed.ceiling")
+def ceiling(imported: Callable[[str], ModuleType]) -> ModuleType:
+    return imported("placed.ceiling")
 
 
 def test_the_ceiling_of_data_parallel_training(ceiling: ModuleType) -> None:
@@ -37,9 +34,8 @@ def test_the_ceiling_of_a_pipeline(ceiling: ModuleType) -> None:
     assert ceiling.pipelined(whole, half, 1, 4, 50, 100) == 4 + 2 + 5 + 1.5 + 1 + 0.5
 
 
-def test_a_span_belongs_to_the_phase_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    runs = importlib.import_module("placed.runs")
+def test_a_span_belongs_to_the_phase_of_its_call(imported: Callable[[str], ModuleType]) -> None:
+    runs = imported("placed.runs")
     spans = [
         Span("actor.generate/decode", "DECODE", 0, 0.0, 2.0),
         Span("actor.generate/decode", "DECODE", 1, 0.0, 3.0),

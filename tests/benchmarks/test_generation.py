@@ -8,16 +8,17 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from plait.cost.limit import MachineRates
 from plait.models.shape import ModelShape
+from tests.benchmarks.scripts import BENCHMARKS
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SHAPE = ModelShape(
     layers=2,
     hidden=128,
@@ -33,16 +34,15 @@ SHAPE = ModelShape(
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def benchmark(imported: Callable[[str], ModuleType]) -> SimpleNamespace:
     """The script, and the modules of its package, which has the script's name."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location("generation_script", BENCHMARKS / "generation.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     names = ("workload", "serving", "processes", "fit", "report")
-    return SimpleNamespace(script=script, **{name: importlib.import_module(f"generation.{name}") for name in names})
+    return SimpleNamespace(script=script, **{name: imported(f"generation.{name}") for name in names})
 
 
 # --- the work ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from plait.models.shape import ModelShape
+from tests.benchmarks.scripts import BENCHMARKS
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -30,9 +31,8 @@ LLAMA = {
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("gpu")
+def gpu(imported: Callable[[str], ModuleType]) -> ModuleType:
+    return imported("gpu")
 
 
 def options_of(gpu: ModuleType, *arguments: str) -> argparse.Namespace:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.benchmarks.scripts import BENCHMARKS
 
 
 @pytest.fixture
-def grpo_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("grpo_step")
+def grpo_step(imported: Callable[[str], ModuleType]) -> ModuleType:
+    return imported("grpo_step")
 
 
 class FakeSide:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.benchmarks.scripts import BENCHMARKS
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("plans_measured")
+def measured(imported: Callable[[str], ModuleType]) -> ModuleType:
+    return imported("plans_measured")
 
 
 def test_kendalls_tau_by_hand(measured: ModuleType) -> None:
@@ -40,10 +38,9 @@ def test_plans_are_apart_that_differ_by_more_than_what_was_measured_varies(measu
     assert measured.are_apart(plan, far)
 
 
-def test_settings_are_the_shipped_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_the_shipped_recipes(imported: Callable[[str], ModuleType]) -> None:
     """Data, rewards and lengths are the files'; keys of a setting, and those alone, stand in place of theirs."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    settings = importlib.import_module("placed.settings")
+    settings = imported("placed.settings")
     demo = settings.read_with("demo", {"prompts_per_step": 8})
     assert (demo["prompts_per_step"], demo["samples_per_prompt"]) == (8, 8)
     assert demo["data"]["source"] == "reasoning_gym:basic_arithmetic"
@@ -56,12 +53,11 @@ def test_settings_are_the_shipped_recipes(monkeypatch: pytest.MonkeyPatch) -> No
     assert {setting.devices for setting in settings.SETTINGS.values()} == {1, 2}
 
 
-def test_samples_spread_evenly_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_spread_evenly_by_hand(imported: Callable[[str], ModuleType]) -> None:
     """Two instances. With slots for all: two steps of two samples on each, one of one, at 1 + n seconds: 8. With one
     slot each: the two short ones, then the long ones, in steps of 2 seconds: 4 + 6. Nobody gives among equals."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    bench = importlib.import_module("sample_reallocation")
-    curve = importlib.import_module("step_curves").curve("a core=1:15.4,11:35.4")
+    bench = imported("sample_reallocation")
+    curve = imported("step_curves").curve("a core=1:15.4,11:35.4")
     lengths = {0: [2, 3], 1: [2, 3]}
     assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 8) == 8.0
     assert bench.even_s(lengths, 2, lambda n: 1.0 + n, 1) == 10.0

@@ -6,19 +6,18 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.benchmarks.scripts import BENCHMARKS
 
 
 @pytest.fixture
-def ppo_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("ppo_step")
+def ppo_step(imported: Callable[[str], ModuleType]) -> ModuleType:
+    return imported("ppo_step")
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,16 +14,15 @@ from plait.layout.holdings import weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.regroup import regrouped
+from tests.benchmarks.scripts import BENCHMARKS
 from tests.layout.test_golden import SMALL
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 WHOLE = SMALL.num_elements * 2
 
 
 @pytest.fixture
-def strategies(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("reallocation.strategies")
+def strategies(imported: Callable[[str], ModuleType]) -> ModuleType:
+    return imported("reallocation.strategies")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -17,8 +16,7 @@ from plait.generation.speculator import Speculator
 from plait.kernels.noise import NoiseKey
 from plait.speculation.counts import Counts
 from plait.speculation.drafter import PoolDrafter
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.benchmarks.scripts import BENCHMARKS
 
 
 def test_it_runs() -> None:
@@ -31,11 +29,10 @@ def test_it_runs() -> None:
     assert "model 100%" in asked, "the policy is always right about itself"
 
 
-def test_the_ideal_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ideal_by_hand(imported: Callable[[str], ModuleType]) -> None:
     """One sample; half of the steps have a guess, whose first token came true in 3 of 5, the second in 2. Steps of 1, 2
     and 3 rows take 1.0, 1.2 and 1.4 s: 1.3 tokens in 1.1 s, or 1.5 in 1.2."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    bench = importlib.import_module("speculation")
+    bench = imported("speculation")
     counts = Counts(steps=10, steps_with_drafts=5, rows=5)
     counts.tried_at[:2], counts.accepted_at[:2] = [5, 3], [3, 2]
     auto = Speculator("adaptive", PoolDrafter(1 << 20))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from plait.vllm.environment import VARIABLE, look
+from tests.benchmarks.scripts import BENCHMARKS
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MOST_S = 900
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -186,13 +185,8 @@ def test_a_cache_for_one_sample_at_a_time_gives_the_same_responses(given: list[s
     assert [row["token_ids"] for row in small] == [row["token_ids"] for row in whole]
 
 
-def test_a_cache_too_small_for_one_sample(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", never)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_a_cache_too_small_for_one_sample(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*given, "--kv-tokens", "16"]) == 2
     error = capsys.readouterr().err
     assert "--kv-tokens: the cache holds 16 tokens, but" in error
@@ -277,11 +271,6 @@ def test_a_device_is_no_file(given: list[str], capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert option in error
     assert "`/dev/null` is a device, not a file; give a JSONL" in error
-
-
-def test_reading_prompts_needs_no_torch() -> None:
-    code = "import sys; import plait.cli.generate, plait.cli.kept, plait.data.sources, plait.generation.settings; "
-    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
 
 
 def test_a_prompt_that_is_too_long_is_one_line(

@@ -79,10 +79,10 @@ def test_stop_token_ids(ask, tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("no_model_is_loaded")
 def test_checked_before_the_model_is_loaded(
     ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], lengths: str | None, message: str
 ) -> None:
-    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if lengths is not None:
         (tmp_path / "lengths.jsonl").write_text(lengths)
@@ -103,10 +103,8 @@ def test_checked_before_the_model_is_loaded(
         (b'{"prompt": "' + b"what is 1 plus 4? " * 500 + b'"}\n', "mine.jsonl:1: the prompt has"),
     ],
 )
-def test_prompts_are_checked_before_the_model_is_loaded(
-    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
-) -> None:
-    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_prompts_are_checked_before_the_model_is_loaded(ask, tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "mine.jsonl").write_bytes(content)
     code, error = ask(prompts=tmp_path / "mine.jsonl")
     assert code == 2
@@ -122,8 +120,8 @@ def test_a_reward_model_does_not_speak(ask, tiny_folder: Path, tmp_path: Path) -
     assert "is a reward model (LlamaForSequenceClassification), but the role `actor` begins as" in error
 
 
-def test_missing_prompts_and_system_message(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_missing_prompts_and_system_message(ask, tmp_path: Path) -> None:
     code, error = ask(prompts=tmp_path / "promts.jsonl")
     assert (code, "did you mean `prompts.jsonl`" in error, "reasoning_gym" in error) == (2, True, False)
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
@@ -133,10 +131,10 @@ def test_missing_prompts_and_system_message(ask, tmp_path: Path, monkeypatch: py
     assert "data." not in error
 
 
+@pytest.mark.usefixtures("no_model_is_loaded")
 def test_empty_prompts_sent_raw(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
-    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
     monkeypatch.setattr("plait.runtime.evaluating.generate.load_tokenizer", lambda _: tokenizer)
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
     code, error = ask(prompts=tmp_path / "mine.jsonl")
@@ -145,14 +143,10 @@ def test_empty_prompts_sent_raw(ask, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (code, "`--system-prompt` needs a chat template" in error) == (2, True)
 
 
-def test_an_output_that_cannot_be_written(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.runtime.evaluating.generate.load_model", _never)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_an_output_that_cannot_be_written(ask, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, error = ask("--out", str(tmp_path / "file"))
     assert (code, "exists; give another file" in error) == (2, True)
     code, error = ask("--out", str(tmp_path / "file" / "out.jsonl"))
     assert (code, "--out: " in error, "cannot be written" in error) == (2, True, True)
-
-
-def _never(*_: object, **__: object) -> None:
-    raise AssertionError("the model was loaded")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from plait.cost.aliasing import Aliasing
@@ -11,23 +9,13 @@ from plait.cost.offload_policy import OffloadPolicy
 from plait.layout.decoder import decoder_parameters
 from plait.layout.mesh import Parallelism
 from plait.layout.shards import shard
-from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, part_key, placements_of
-from plait.schedule.plan import After, Placement, Plan
+from plait.schedule.plan import Placement, Plan
+from tests.cost.roles import ACTOR, REF, generate, train
 
 LLAMA = decoder_parameters(
     layers=4, hidden=64, intermediate=96, heads=8, kv_heads=4, head_dim=8, vocabulary=96, cut_vocabulary=True
 )
-ACTOR = RoleModel("actor", "tiny", scalar=False, trained=True, key="model")
-REF = RoleModel("ref", "tiny", scalar=False, trained=False, key="model")
-
-
-def train(ranks: tuple[int, ...], after: After = "keep", **sizes: Any) -> Placement:
-    return Placement("actor.train", "train", ranks, after=after, **sizes)
-
-
-def generate(ranks: tuple[int, ...], after: After = "keep", **sizes: Any) -> Placement:
-    return Placement("actor.generate", "decode", ranks, after=after, **sizes)
 
 
 class Case:

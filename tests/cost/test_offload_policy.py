@@ -5,10 +5,9 @@ from __future__ import annotations
 from plait.cost.offload_policy import Copies, OffloadPolicy
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE
-from plait.schedule.plan import After, Mode, Placement, Plan
+from plait.schedule.plan import Mode, Placement, Plan
+from tests.cost.roles import ACTOR, REF, generate, train
 
-ACTOR = RoleModel("actor", "tiny", scalar=False, trained=True, key="model")
-REF = RoleModel("ref", "tiny", scalar=False, trained=False, key="model")
 OTHER = RoleModel("other", "tiny", scalar=False, trained=False, key="model")
 
 
@@ -17,21 +16,13 @@ def idle(*placements: Placement, models: tuple[RoleModel, ...] = (ACTOR,), adapt
     return OffloadPolicy(models, Plan("file", num_ranks, placements), adapted=adapted)
 
 
-def train(after: After = "keep", ranks: tuple[int, ...] = (0,), **sizes: int) -> Placement:
-    return Placement("actor.train", "train", ranks, after=after, **sizes)
-
-
-def generate(after: After = "keep", ranks: tuple[int, ...] = (0,), **sizes: int) -> Placement:
-    return Placement("actor.generate", "decode", ranks, after=after, **sizes)
-
-
 def test_what_calls_share_stays_if_one_keeps_it() -> None:
     """One device: training alone reads the optimizer's state; the weights serve generation too."""
-    both = idle(train("offload"), generate())
+    both = idle(train(after="offload"), generate())
     assert (both.of_weights("actor", 0, WHOLE), both.of_state("actor", 0)) == ("keep", "offload")
-    both = idle(train("offload"), generate("offload"))
+    both = idle(train(after="offload"), generate(after="offload"))
     assert (both.of_weights("actor", 0, WHOLE), both.of_state("actor", 0)) == ("offload", "offload")
-    both = idle(train(), generate("offload"))
+    both = idle(train(), generate(after="offload"))
     assert (both.of_weights("actor", 0, WHOLE), both.of_state("actor", 0)) == ("keep", "keep")
     assert not both.keeps_all
     assert idle(train(), generate()).keeps_all
@@ -41,7 +32,7 @@ def test_what_calls_share_stays_if_one_keeps_it() -> None:
 def test_offload_rather_than_drop() -> None:
     """A copy of the whole model on rank 0 serves generation, which drops it, and scores, which offload it."""
     score = Placement("actor.logprobs", "score", (0,), after="offload")
-    mixed = idle(train(ranks=(0, 1), tp=2), generate("drop", (0, 1), dp=2), score)
+    mixed = idle(train((0, 1), tp=2), generate((0, 1), "drop", dp=2), score)
     assert mixed.of_weights("actor", 0, WHOLE) == "offload"
     assert mixed.of_weights("actor", 1, WHOLE) == "drop"
     both: frozenset[Mode] = frozenset({"score", "decode"})
@@ -54,7 +45,7 @@ def test_offload_rather_than_drop() -> None:
 
 def test_instances_may_differ() -> None:
     """Two placements of one call, on ranks of their own; what stays is moved together, whoever needs it."""
-    places = [train(ranks=(0, 1), tp=2), generate("drop", (0,)), generate("keep", (1,))]
+    places = [train((0, 1), tp=2), generate((0,), "drop"), generate((1,))]
     mixed = idle(*places, Placement("actor.logprobs", "score", (2,)))
     assert [(c.after, sorted(c.modes), sorted(c.parts), c.ranks) for c in mixed.copies("actor")] == [
         ("keep", ["decode", "score"], [(1, WHOLE), (2, WHOLE)], (0, 1, 2)),
@@ -74,7 +65,7 @@ def test_frozen_roles_share_and_are_moved_only_where_they_are_dropped() -> None:
 
 
 def test_with_adapters_all_share_the_base() -> None:
-    places = train("offload"), generate("offload"), Placement("ref.logprobs", "score", (0,))
+    places = train(after="offload"), generate(after="offload"), Placement("ref.logprobs", "score", (0,))
     adapted = idle(*places, models=(ACTOR, REF), adapted=True)
     assert adapted.owner("actor") == adapted.owner("ref")
     assert adapted.of_weights("actor", 0, WHOLE) == "keep", "the reference keeps what is under the adapter"
@@ -86,6 +77,6 @@ def test_roles_that_score_with_copies() -> None:
     score = Placement("actor.logprobs", "score", (0, 1), dp=2)
     ref = Placement("ref.logprobs", "score", (0, 1), tp=2)
     models = (ACTOR, REF)
-    assert not idle(train(ranks=(0, 1), dp=2), score, ref, models=models).scores_with_copies
-    assert not idle(train(ranks=(0, 1), pp=2), generate(ranks=(0, 1), dp=2), ref, models=models).scores_with_copies
-    assert idle(train(ranks=(0, 1), pp=2), score, ref, models=models).scores_with_copies == {"actor"}
+    assert not idle(train((0, 1), dp=2), score, ref, models=models).scores_with_copies
+    assert not idle(train((0, 1), pp=2), generate((0, 1), dp=2), ref, models=models).scores_with_copies
+    assert idle(train((0, 1), pp=2), score, ref, models=models).scores_with_copies == {"actor"}

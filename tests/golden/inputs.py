@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
+from tests.data.json_rows import written
 from tests.models.tiny import tiny, tiny_config, tiny_tokenizer
 
 FLOW = """
@@ -75,9 +75,9 @@ def write_inputs(folder: Path) -> None:
     (folder / "flow.py").write_text(FLOW)
     (folder / "rewards.py").write_text(REWARDS)
     questions = [(f"what is {i} plus 4?", str(i + 4), str(i)) for i in range(12)]
-    _rows(folder / "prompts.jsonl", [{"prompt": question} for question, _, _ in questions])
-    _rows(folder / "examples.jsonl", [{"prompt": q, "completion": right} for q, right, _ in questions])
-    _rows(folder / "pairs.jsonl", [{"prompt": q, "chosen": right, "rejected": wrong} for q, right, wrong in questions])
+    written(folder / "prompts.jsonl", [{"prompt": question} for question, _, _ in questions])
+    written(folder / "examples.jsonl", [{"prompt": q, "completion": right} for q, right, _ in questions])
+    written(folder / "pairs.jsonl", [{"prompt": q, "chosen": good, "rejected": bad} for q, good, bad in questions])
 
 
 def _scorer(seed: int) -> Any:
@@ -96,7 +96,3 @@ def _save(module: Any, folder: Path) -> None:
     logging.disable_progress_bar()
     module.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-
-
-def _rows(path: Path, rows: list[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import signal
+from functools import partial
 
 import pytest
 
@@ -39,22 +40,15 @@ def _two_nodes(**options):
 
 
 @contextlib.contextmanager
-def _ray(**options):
-    """All ranks on one node of a Ray cluster."""
-    with placed_by_ray(nodes=1) as gathered:
-        yield LocalProcesses(nodes=gathered.nodes, **options)
-
-
-@contextlib.contextmanager
-def _ray_two(**options):
-    """Half of the ranks on each of two nodes of a Ray cluster."""
-    with placed_by_ray(nodes=2) as gathered:
+def _ray(nodes=1, **options):
+    """All ranks on one node of a Ray cluster, or half of them on each of two."""
+    with placed_by_ray(nodes=nodes) as gathered:
         yield LocalProcesses(nodes=gathered.nodes, **options)
 
 
 LAUNCHERS = {"local": _local, "elsewhere": _elsewhere, "ray": _ray}
 """Launchers of groups of any size; the others need an even one."""
-EVERY = {**LAUNCHERS, "two-nodes": _two_nodes, "ray-two": _ray_two}
+EVERY = {**LAUNCHERS, "two-nodes": _two_nodes, "ray-two": partial(_ray, nodes=2)}
 
 
 def _slow(case):

@@ -25,6 +25,9 @@ from tests.layout.judge import judge, node_egress_bound, rank_egress_bound
 SMALL = decoder_parameters(
     layers=3, hidden=6, intermediate=10, heads=8, kv_heads=2, head_dim=2, vocabulary=29, tied=True, cut_vocabulary=True
 )
+FOUR_LAYERS = decoder_parameters(
+    layers=4, hidden=64, intermediate=176, heads=8, kv_heads=4, head_dim=8, vocabulary=321, cut_vocabulary=True
+)
 
 
 @settings(max_examples=examples(15, 100), deadline=None)
@@ -168,3 +171,28 @@ def test_every_process_computes_the_same_plan() -> None:
         for seed in ("1", "2")
     }
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("training", "generation"),
+    [
+        (Layout.on(range(4), dp=4), Layout.on(range(4), dp=4)),
+        (Layout.on(range(4), dp=2, tp=2), Layout.on(range(4), dp=4)),
+        (Layout.on(range(4), tp=4), Layout.on(range(4), dp=2, tp=2)),
+        (Layout.on(range(4), dp=2, pp=2), Layout.on(range(4), dp=2, tp=2)),
+        (Layout.on(range(2), dp=2), Layout.on(range(2, 6), dp=2, tp=2)),
+        (Layout.on(range(4), dp=2, tp=2), Layout.on(range(2, 6), dp=4)),
+    ],
+    ids=str,
+)
+def test_two_hops_receive_what_one_would(training: Layout, generation: Layout) -> None:
+    """New weights go from the masters to the training's layout, then on to others: as few bytes as at once. Per rank
+    its share of the masters does not travel, all else of both of its blocks does, once."""
+    cluster = Cluster(1, 6)
+    masters = zero_shards(FOUR_LAYERS, training, "float32")
+    own, other = weights(FOUR_LAYERS, training, "bfloat16", "own"), weights(HALVABLE, generation, "bfloat16", "other")
+    first, second = plan_move(masters, own, cluster), plan_move(own, other, cluster)
+    at_once = plan_move(masters, merged([own, other]), cluster)
+    for rank in range(6):
+        assert first.received_bytes(rank) + second.received_bytes(rank) == at_once.received_bytes(rank)
+    assert sum(map(at_once.received_bytes, range(6))) > 0

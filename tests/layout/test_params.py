@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,9 +64,3 @@ def test_blocks_are_aligned_and_disjoint(shapes: list[list[int]]) -> None:
         assert stop - start == block.num_elements
         end = stop
     assert layout.num_elements >= end
-
-
-@pytest.mark.process
-def test_needs_no_torch() -> None:
-    code = "import sys, plait.layout.params; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -15,6 +15,7 @@ from plait.models.compute import cpu_linear
 from plait.models.language_loading import from_module
 from tests.cases import slow_but
 from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
+from tests.models.wrong import attend_wrongly
 
 LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -63,14 +64,9 @@ def test_the_others_are_admitted_in_every_dtype(family: str, dtype: str) -> None
 
 def test_a_wrong_attention_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that are shifted by one token: only numbers tell."""
-    attend = admission.PackedContext.attend
-
-    def shifted(self, layer, query, key, value, form):
-        return attend(self, layer, query, key.roll(1, 1), value, form)
-
     model = tiny_model("llama", dtype=torch.float32)
     assert admission.self_check(model, "it") < 1e-5
-    monkeypatch.setattr(admission.PackedContext, "attend", shifted)
+    attend_wrongly(monkeypatch)
     with pytest.raises(ModelError, match=r"differ from the eager forward by \d\.\d+ of their size, allowed 0\.001"):
         admission.self_check(model, "it")
 

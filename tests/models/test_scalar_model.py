@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from plait.data.packed import pack
 from plait.errors import ModelError
-from plait.models import admission
 from plait.models.backbone_model import copy_of
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
@@ -23,6 +22,7 @@ from plait.models.scalar_model import HEAD, ScalarModel
 from tests.cases import slow_but
 from tests.models.oracle import RAGGED, Groups, largest_error, wide_softmax
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
+from tests.models.wrong import attend_wrongly
 
 WITHOUT_CLASSIFIER = {"granite", "cohere", "cohere2"}
 EMPTY: Groups = (([5, 6, 7], [[], [8, 9], []]), ([10], [[]]), ([11, 12], []))
@@ -308,13 +308,8 @@ def test_a_damaged_head_or_decoder_is_refused(change, message: str, tmp_path: Pa
 
 def test_the_decoder_is_admitted_by_the_same_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_pretrained(scalar_of(tiny_llama(torch.float32), seed=0), tmp_path / "it")
-    attend = admission.PackedContext.attend
-
-    def shifted(self, layer, query, key, value, form):
-        return attend(self, layer, query, key.roll(1, 1), value, form)
-
     with monkeypatch.context() as patch:
-        patch.setattr(admission.PackedContext, "attend", shifted)
+        attend_wrongly(patch)
         with pytest.raises(ModelError, match="refused by the check of its self-check"):
             load_scalar(str(tmp_path / "it"), dtype="float32")
     config = tmp_path / "it" / "config.json"

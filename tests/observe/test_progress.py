@@ -1,7 +1,5 @@
 import io
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -146,17 +144,6 @@ def test_stop_may_be_called_twice_and_before_start():
     progress.start()
     progress.stop()
     progress.stop()
-
-
-@pytest.mark.process
-def test_the_package_needs_neither_torch_nor_rich_until_used():
-    code = (
-        "import sys, plait.observe.progress, plait.observe.run_log, plait.observe.trackers;"
-        "import plait.runtime.folder.directory;"
-        "print([m for m in ('torch', 'rich', 'accelerate', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from plait.rewards.pool import RewardPool
 from tests.rewards import samples
 from tests.rewards.pools import score, until
 from tests.rewards.samples import group
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "length_reward.py"
 
 # -- scores
 
@@ -33,6 +36,16 @@ def test_scores_weights_and_names():
     assert one.rewards == (2.5, 25.0)
     assert two.rewards == (4.0 + 40.0 + 6.0,)
     assert (one.failures, one.num_dropped) == ((), 0)
+
+
+def test_the_example_runs_as_it_stands():
+    """The reward functions of `examples/length_reward.py`, by hand."""
+    with RewardPool(reward_functions([f"{EXAMPLE}:brief", f"{EXAMPLE}:close_to_the_answer"], [1.0, 10.0])) as pool:
+        pool.start(["prompt", "answer"])
+        one, two = pool.score(group(0, "it is 12.", "9", "no", answer="12") + group(1, "x" * 80, answer="blue"))
+    assert one.scores["brief"] == (1 - 9 / 64, 1 - 1 / 64, 1 - 2 / 64)
+    assert one.scores["close_to_the_answer"] == (1.0, 0.25, 0.0)
+    assert two.rewards == (0.0,), "past the longest, and the other does not apply"
 
 
 def test_groups_are_scored_while_nobody_asks_for_them():

@@ -16,6 +16,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
+from tests.runs.paced_flow import paced
 from tests.runs.plans import assert_equal_columns, assert_equal_runs, write_plan
 
 KEYS: dict[str, Any] = {
@@ -81,7 +82,8 @@ def test_auto_decides_by_what_steps_took_and_repeats_it(
     assert decided[0]["why"] == "no step was done yet"
     assert all(row["seen"]["score_s"] > 0 and row["seen"]["fixed_s"] >= 0 for row in decided[1:])
     assert all((row["moved"] > 0) <= (row["gain_s"] >= row["needed_s"] > 0) for row in decided)
-    again = make_recipe(**(keys | {"steps": 2}), run_dir=str(tmp_path / "again"), plan=str(lets))
+    of_third = {"steps": 2, "algorithm": paced(tmp_path, (3,))}
+    again = make_recipe(**(keys | of_third), run_dir=str(tmp_path / "again"), plan=str(lets))
     run(again)
     asked = decided[2] | {"moved_at": 12, "moved": 3, "ahead": True}
     with open(again.run_dir / "fusion.jsonl", "a") as file:
@@ -104,12 +106,13 @@ def test_fusion_changes_nothing(make_recipe: Callable[..., Recipe], tmp_path: Pa
     one = make_recipe(**KEYS, run_dir=str(tmp_path / "one"))
     run(one)
     plan = str(write_plan(tmp_path, "plan", PLANS[name]))
-    fused = make_recipe(**KEYS, run_dir=str(tmp_path / "fused"), plan=plan, fusion=share)
+    keys = KEYS | {"algorithm": paced(tmp_path, (1, 2))}
+    fused = make_recipe(**keys, run_dir=str(tmp_path / "fused"), plan=plan, fusion=share)
     run(fused)
     assert_equal_runs(fused.run_dir, one.run_dir)
     assert_equal_columns(fused.run_dir, one.run_dir)
     rows = read_rows(fused.run_dir / "metrics.jsonl")
-    assert sum(int(row["perf/samples_moved"]) for row in rows) > 0
+    assert all(row["perf/samples_moved"] > 0 for row in rows)
     for file in (fused.run_dir / "samples").glob("step-*.jsonl"):
         assert len({row["policy_version"] for row in read_rows(file)}) == 1
     spans = [span for span in load_any(fused.run_dir / "trace.json").spans if span.step == 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from math import inf
 from pathlib import Path
+from typing import NoReturn
 
 from hypothesis import strategies as st
 
@@ -15,7 +16,12 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from schedule.published import PROBLEMS, Problem
 from schedule.random_workloads import capped_workload, random_workload
 
-__all__ = ["PROBLEMS", "Problem", "capped_workload", "random_workload", "workload", "workloads"]
+__all__ = ["PROBLEMS", "Problem", "capped_workload", "never", "random_workload", "workload", "workloads"]
+
+
+def never(batch: object, **columns: object) -> NoReturn:
+    """A loss of flows that are only planned."""
+    raise AssertionError("a plan runs nothing")
 
 
 def workload(num_stages: int, count: int, model: str = "actor", copy: int = 0) -> Workload:

@@ -25,6 +25,11 @@ OLD = Column("actor_logprobs", Level.TOKEN, 3, 0)
 REF = Column("ref_logprobs", Level.TOKEN, 4, 0)
 
 
+def token_mean(batch: Any) -> Any:
+    """A loss: the mean of the log-probs of what is trained on."""
+    return batch.aggregate(batch.logprobs, "token-mean")
+
+
 def random_rows(
     num_prompts: int = 4, samples_per_prompt: int = 3, *, seed: int = 0, vocab: int = 300, empty: bool = False
 ) -> Rows:

@@ -15,6 +15,7 @@ from plait.errors import RunError
 from plait.models.outputs import Outputs
 from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
+from tests.algorithms.batches import leaf
 
 NAN = math.nan
 LENGTHS = [3, 2, 2]
@@ -22,10 +23,6 @@ VALUES = [4.0, NAN, 2.0, NAN, NAN, 5.0, 7.0]
 MASK = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0]
 """Three samples: the first loses its middle token, the second is masked altogether, the third is whole."""
 TOTALS = MiniBatchTotals(tokens=4, sequences=2, max_response_tokens=10)
-
-
-def tensor(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
 def batch_of(
@@ -39,13 +36,13 @@ def batch_of(
     scores: list[float] | None = None,
 ) -> MicroBatchLoss:
     """A language model's batch, or a scalar model's where there are scores."""
-    values_R = tensor(values)
+    values_R = leaf(values)
     mask_R = None if mask is None else torch.tensor(mask, dtype=torch.float64)
     responses = Responses(lengths, values_R.detach(), mask_R, samples)
     means = means or TokenMeans(totals.tokens)
     if scores is None:
         return MicroBatchLoss(Outputs(values_R, values_R), responses, totals, means)
-    outputs = Outputs(values_R=values_R, scores_N=tensor(scores))
+    outputs = Outputs(values_R=values_R, scores_N=leaf(scores))
     return MicroBatchLoss(outputs, responses, totals, means, role="critic")
 
 

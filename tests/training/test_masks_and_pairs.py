@@ -31,6 +31,7 @@ from tests.training.batches import (
     make_trainer,
     random_rows,
     run_all,
+    token_mean,
     train,
 )
 from tests.training.padded import Padded, gradients_of, padded
@@ -292,25 +293,21 @@ def test_a_role_is_asked_for_what_its_model_has():
         run_all(train(scalar(), rows, {}, lambda batch: batch.logprobs.sum()))
 
 
-def masked_mean(batch: Any) -> Tensor:
-    return batch.aggregate(batch.logprobs, "token-mean")
-
-
 def test_a_mini_batch_that_is_masked_altogether_is_no_step():
     """It moves no weight, also where the moments of earlier steps would; it is counted, and reports a loss of 0."""
     rows = random_rows()
     trainer = language()
-    run_all(train(trainer, rows, {}, masked_mean))
+    run_all(train(trainer, rows, {}, token_mean))
     before = {name: tensor.clone() for name, tensor in trainer.optimizer.state().items()}
     nothing = rows.with_column(MASK, np.zeros(rows.num_tokens))
-    done, metrics = run_all(train(trainer, nothing, {}, masked_mean, mini_batches=2, epochs=1, step=1, mask=MASK))
+    done, metrics = run_all(train(trainer, nothing, {}, token_mean, mini_batches=2, epochs=1, step=1, mask=MASK))
     assert done == []
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.optimizer.state().items())
     expected = {"actor/loss": 0, "training/masked_mini_batches": 2, "training/optimizer_steps": 0}
     assert metrics.items() >= (expected | {"training/mask_coverage": 0, "training/skipped_steps": 0}).items()
-    _, found = run_all(evaluate(trainer, nothing, {}, masked_mean, mask=MASK))
+    _, found = run_all(evaluate(trainer, nothing, {}, token_mean, mask=MASK))
     assert found == {"actor/loss": 0}
-    assert run_all(evaluate(trainer, Rows(()), {}, masked_mean))[1] == {}
+    assert run_all(evaluate(trainer, Rows(()), {}, token_mean))[1] == {}
 
 
 def test_a_masked_mini_batch_leaves_the_metrics_of_the_others_alone():
@@ -321,9 +318,9 @@ def test_a_masked_mini_batch_leaves_the_metrics_of_the_others_alone():
         mask[rows.token_places(rows.groups[uid])] = 0
     rows = rows.with_column(MASK, mask)
     trainer = language()
-    _, expected = run_all(evaluate(trainer, rows, {}, masked_mean, mask=MASK))
+    _, expected = run_all(evaluate(trainer, rows, {}, token_mean, mask=MASK))
     # Four mini-batches of one prompt each: two are masked, two are steps. The first step's metrics are untouched ones.
-    _, metrics = run_all(train(language(), rows, {}, masked_mean, mini_batches=4, epochs=1, step=0, mask=MASK))
+    _, metrics = run_all(train(language(), rows, {}, token_mean, mini_batches=4, epochs=1, step=0, mask=MASK))
     assert metrics["training/masked_mini_batches"] == 2
     assert metrics["training/optimizer_steps"] == 2
     assert metrics["actor/entropy"] == pytest.approx(expected["actor/entropy"], rel=0.05)
@@ -336,7 +333,7 @@ def test_a_mask_of_weights_is_refused():
     with pytest.raises(
         RunError, match=r"mask=….: expected 1 where a token is trained .* found 0.5 in trained\[token\]"
     ):
-        run_all(train(language(), halves, {}, masked_mean, mask=MASK))
+        run_all(train(language(), halves, {}, token_mean, mask=MASK))
 
 
 def test_pairs_stay_together():
@@ -364,5 +361,5 @@ def test_given_samples_are_scored_at_their_own_temperature():
     _, expected = run_all(language(temperature=1.0).score(rows, Score.LOGPROBS))
     assert given.tolist() == expected.tolist()
     assert np.abs(given - sampled).max() > 0.1
-    works = [by(trainer, rows, {}, masked_mean, temperature=1.0) for by in (evaluate, train)]
+    works = [by(trainer, rows, {}, token_mean, temperature=1.0) for by in (evaluate, train)]
     assert [run_all(work)[1]["actor/loss"] for work in works] == pytest.approx([expected.mean()] * 2, rel=1e-12)

@@ -18,15 +18,11 @@ from plait.kernels.noise import NoiseKey
 from plait.policy.packing import draw_mini_batches
 from plait.training.rollout_check import coverage, rollout_comparison, shift_match
 from tests.models.tiny import tiny_llama
-from tests.training.batches import MAX_RESPONSE_TOKENS, make_trainer, random_rows, run_all, train
+from tests.training.batches import MAX_RESPONSE_TOKENS, make_trainer, random_rows, run_all, token_mean, train
 
 EOS = 2
 MASK = Column("trained", Level.TOKEN, 6, 0)
 NONFINITE = ("nonfinite_losses", "nonfinite_gradients", "nonfinite_outputs")
-
-
-def mean_loss(batch):
-    return batch.aggregate(batch.logprobs, "token-mean")
 
 
 def rows_of(*responses: tuple[int, ...], reason: FinishReason = FinishReason.STOP) -> Rows:
@@ -113,7 +109,7 @@ def check(rows: Rows, temperature: float = 1.0, stale: float = 0.0) -> dict[str,
     model.weights.mul_(1 + stale * noise)
 
     trainer = make_trainer(model, temperature=temperature)
-    _, metrics = run_all(train(trainer, rows, {}, mean_loss))
+    _, metrics = run_all(train(trainer, rows, {}, token_mean))
     prefix = "training/rollout_"
     return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
@@ -161,7 +157,7 @@ def test_the_check_is_of_the_first_mini_batch_that_is_trained(rollout):
     rows = rollout.with_column(MASK, mask)
     trainer = make_trainer(tiny_llama(torch.float32), temperature=1.0)
 
-    _, metrics = run_all(train(trainer, rows, {}, mean_loss, mini_batches=6, epochs=1, step=0, mask=MASK))
+    _, metrics = run_all(train(trainer, rows, {}, token_mean, mini_batches=6, epochs=1, step=0, mask=MASK))
     assert len(uids) == 6
     assert metrics["training/masked_mini_batches"] == 1
     assert metrics["training/rollout_logprobs_diff_max"] < 1e-4
@@ -192,6 +188,6 @@ def test_what_is_not_finite_is_counted_by_its_cause(rollout):
     }
     broken = make_trainer(tiny_llama(torch.float32), **whole)
     broken.model.weights[broken.model.layout.entries[-1][1]] = float("inf")
-    _, metrics = run_all(train(broken, rollout, {}, mean_loss))
+    _, metrics = run_all(train(broken, rollout, {}, token_mean))
     assert metrics["training/nonfinite_outputs"] == rollout.num_tokens
     assert not any(name.startswith("training/rollout_") for name in metrics)

@@ -48,9 +48,7 @@ class Waiting:
 
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    hand = HandClock()
-    monkeypatch.setattr(clock, "time", hand)
-    return hand
+    return HandClock.of(clock, monkeypatch)
 
 
 def clock_of(hand: HandClock, *pools: Pool, lasts: float = 0.5) -> tuple[RunClock, Waiting, list[int]]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.cost.smollm2 import SHAPE as SMOLLM2
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("generation.memory")
+def memory(imported: Callable[[str], ModuleType]) -> Any:
+    return imported("generation.memory")
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])

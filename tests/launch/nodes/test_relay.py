@@ -134,8 +134,7 @@ def test_a_message_of_another_key_cuts_the_connection() -> None:
 
 
 def test_silence_is_counted_but_not_what_this_process_slept(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    hand = HandClock()
-    monkeypatch.setattr(relay, "time", hand)
+    hand = HandClock.of(relay, monkeypatch)
     ends.leader.turn(0.0)
     first = ends.leader.silence_s
     hand.now_s += 0.25

@@ -14,9 +14,7 @@ from tests.hand_clock import HandClock
 
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    hand = HandClock()
-    monkeypatch.setattr(progress_relay, "time", hand)
-    return hand
+    return HandClock.of(progress_relay, monkeypatch)
 
 
 def told(texts: list[str]) -> list[Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,20 +48,3 @@ def test_the_users_own_lines_and_exit_code_2(
         assert line in error
     assert "Traceback" not in error
     assert "src/plait" not in error
-
-
-LEAVES = """
-import sys, threading, time
-from plait.cli import leaving, main
-leaving.GRACE_S = 0.2
-threading.Thread(target=time.sleep, args=(1000,), name="mine").start()
-sys.argv = ["plait", "--version"]
-sys.exit(main())
-"""
-
-
-def test_a_thread_that_is_left_behind_does_not_keep_the_command() -> None:
-    begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60)
-    assert time.monotonic() - begun < 60
-    assert (done.returncode, done.stderr) == (0, "left behind threads that do not end: mine\n")
