@@ -25,7 +25,7 @@ from tests.layout.judge import judge, node_egress_bound, rank_egress_bound
 SMALL = decoder_parameters(
     layers=3, hidden=6, intermediate=10, heads=8, kv_heads=2, head_dim=2, vocabulary=29, tied=True, cut_vocabulary=True
 )
-FOUR_LAYERS = decoder_parameters(
+DEEPER = decoder_parameters(
     layers=4, hidden=64, intermediate=176, heads=8, kv_heads=4, head_dim=8, vocabulary=321, cut_vocabulary=True
 )
 
@@ -189,8 +189,8 @@ def test_two_hops_receive_what_one_would(training: Layout, generation: Layout) -
     """New weights go from the masters to the training's layout, then on to others: as few bytes as at once. Per rank
     its share of the masters does not travel, all else of both of its blocks does, once."""
     cluster = Cluster(1, 6)
-    masters = zero_shards(FOUR_LAYERS, training, "float32")
-    own, other = weights(FOUR_LAYERS, training, "bfloat16", "own"), weights(HALVABLE, generation, "bfloat16", "other")
+    masters = zero_shards(DEEPER, training, "float32")
+    own, other = weights(DEEPER, training, "bfloat16", "own"), weights(DEEPER, generation, "bfloat16", "other")
     first, second = plan_move(masters, own, cluster), plan_move(own, other, cluster)
     at_once = plan_move(masters, merged([own, other]), cluster)
     for rank in range(6):
