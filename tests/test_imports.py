@@ -1,13 +1,19 @@
-"""What is imported of heavy packages before anything needs them: nothing, so that commands which do not compute answer
-at once. One process imports group after group, and says after each what has come with it."""
+"""What is imported is there, also where a function imports it that runs seldom. And of heavy packages nothing is before
+it is needed, so that commands which do not compute answer at once."""
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "pandas", "reasoning_gym", "sympy", "rich", "accelerate")
 GROUPS = {
@@ -54,9 +60,47 @@ print(json.dumps(found))
 """
 
 
+def file_of(module: str) -> Path | None:
+    """Of a module or a package of ours; None: there is none."""
+    path = (ROOT / "src" if module.startswith("plait") else ROOT).joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+@cache
+def bound_in(file: Path) -> frozenset[str]:
+    """All names that a file gives to anything, wherever."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name for alias in aliases}
+    return frozenset(names)
+
+
+def missing_in(path: Path) -> Iterator[str]:
+    """What a file imports of ours, at its top or in functions, and is not there."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("plait", "tests"):
+            file = file_of(node.module)
+            known = frozenset() if file is None else bound_in(file)
+            for alias in node.names:
+                if alias.name not in known and file_of(f"{node.module}.{alias.name}") is None:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.module} has no `{alias.name}`"
+
+
+def test_what_is_imported_is_there() -> None:
+    """No type checker reads tests, and slow ones run seldom."""
+    paths = [path for folder in ("tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert [line for path in paths for line in missing_in(path)] == []
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
-    """By the name of a group: what of the heavy packages was imported."""
+    """By the name of a group: what of the heavy packages was imported. One process imports group after group."""
     command = [sys.executable, "-c", IMPORTS, json.dumps(GROUPS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == ""
