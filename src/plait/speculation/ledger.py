@@ -11,10 +11,11 @@ from plait.speculation.step_cost import StepCost, Typical
 
 SELDOM = 32
 """Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
-those take is known."""
-PAID = 1.0
+those take is known: one in which they would gain little, as far as there is any within LATEST."""
+LATEST = 48
+PAID = 0.98
 """Tokens per second of WINDOW steps with guesses, against what they would have been without, below which guesses
-rest."""
+rest. Who gains a twentieth has fewer than without in many such windows, by chance."""
 REST = 64
 """Steps without guesses then."""
 
@@ -77,7 +78,12 @@ class Ledger:
     def may_guess(self) -> bool:
         """Whether guesses may be computed in the next step: they do not rest, and it is not one that shows what steps
         without take."""
-        return not self.rests and self._since_plain < SELDOM
+        return not self.rests and self._since_plain < LATEST
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether one without guesses would be of use."""
+        return self._since_plain >= SELDOM
 
     def plain_s(self, num_samples: int, num_context: int) -> float:
         """A step without guesses."""

@@ -36,12 +36,13 @@ from plait.speculation.step_cost import Typical
 How = int | Literal["adaptive"]
 """Tokens of a guess, or as many as pay."""
 
-AUTO_MOST = 8
+AUTO_MOST = 15
 """Tokens of a guess that `adaptive` looks up."""
 LEAST_SURVIVAL = 0.03
 """A guess is not looked up any further where it is less likely to come true."""
-PROBED = (1.25, 2.0)
-"""Rows of steps that are computed to learn what they take, in rows without guesses."""
+PROBED = (1.25, 1.5, 2.0)
+"""Rows of steps that are computed to learn what they take, in rows without guesses: what one more takes is not what each
+takes where kernels take rows by fours."""
 PROBES = 2
 """Trials of each, for every power of two of running samples."""
 OVERHEAD = 0.005
@@ -53,6 +54,8 @@ DOUBTED = 256
 EAGER, MOST_STEPS = 2, 4
 """Looks without a guess, one after another, after which a further one is a step later each time; and at most so many
 steps. Who says something new mostly goes on with it."""
+LITTLE = 0.75
+"""Of what guesses gain otherwise, so that a step without them, which shows what it takes, had better be this one."""
 _PER_SOURCE = CELLS[2] * CELLS[3] * CELLS[4]
 
 
@@ -313,8 +316,12 @@ class Speculation:
         """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
         if self._how != "adaptive":
             return 0.0
-        plain, more = self.cost.of(num_samples, num_context), self.cost.of(num_samples + 1, num_context)
-        return max(LEAST_SURVIVAL, 0.5 * min(1.0, (more - plain) * num_samples / max(plain, 1e-12)))
+        if self._is_probed_later(num_samples):
+            return LEAST_SURVIVAL
+        rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
+        plain, one, twice = self.cost.seconds(rows_X, num_context).tolist()
+        row_s = min(one - plain, (twice - plain) / num_samples)
+        return max(LEAST_SURVIVAL, 0.5 * min(1.0, row_s * num_samples / max(plain, 1e-12)))
 
     def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:
         """What was looked up, with what the model guesses, where that is asked."""
@@ -371,20 +378,28 @@ class Speculation:
         if probed := self._probed(num_samples, prices_M1 <= room_s):
             chosen = choice.first(weighed.samples_M, probed, num_samples)
         else:
-            chosen = weighed.best if self.ledger.may_guess else choice.nothing(num_samples)
+            may_guess, worth = self.ledger.may_guess, weighed.best.worth
             if wanted is None:
-                self._gain = _smoothed(self._gain, weighed.best.worth)
+                may_guess &= not self.ledger.wants_plain or worth >= LITTLE * self._gain
+                self._gain = _smoothed(self._gain, worth)
+            chosen = weighed.best if may_guess else choice.nothing(num_samples)
         if self._stakes:
             self._stakes[-1] = looks_s + float(prices_M1[chosen.lengths_B.sum()])
         return chosen
 
+    def _is_probed_later(self, num_samples: int) -> bool:
+        """Whether it is not known what steps of more rows take."""
+        return self._probes.get((num_samples.bit_length(), len(PROBED) - 1), 0) < PROBES
+
     def _probed(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
         """Guesses to compute, to learn what so many rows take; 0: that is known, or there are too few, or the margin
         does not cover them."""
-        for number, factor in enumerate(PROBED):
-            key = num_samples.bit_length(), number
-            more = int(np.ceil(num_samples * factor)) - num_samples
-            if more < len(allowed_M1) and allowed_M1[more] and self._probes.get(key, 0) < PROBES:
+        rows = [int(np.ceil(num_samples * factor)) for factor in PROBED]
+        for number, num_rows in enumerate(rows):
+            key, more = (num_samples.bit_length(), number), num_rows - num_samples
+            if num_rows in rows[number + 1 :] or self._probes.get(key, 0) >= PROBES:
+                continue
+            if more < len(allowed_M1) and allowed_M1[more]:
                 self._probes[key] = self._probes.get(key, 0) + 1
                 return more
         return 0
