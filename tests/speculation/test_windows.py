@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import pytest
@@ -65,10 +66,8 @@ class Engine(Forgetful):
         self.clock_s += LOOKING_S
         found = Guesses.none(len(asked.slots_B), most)
         for row, slot in enumerate(asked.slots_B.tolist()):
-            if self.random.random() > FOUND:
-                continue
-            survival, confidence = 1.0, self.random.choice([5, 7, 8, 9])
-            for depth in range(most):
+            survival, confidence = 1.0, self.found(slot)
+            for depth in range(most if confidence else 0):
                 bucket = int(np.searchsorted(DEPTHS, depth, side="right"))
                 cell = int(np.ravel_multi_index((0, SIBLING, 3, bucket, confidence), CELLS))
                 survival *= acceptance_C[cell]
@@ -78,6 +77,10 @@ class Engine(Forgetful):
                 found.token_ids_BK[row, depth] = 1 if self._is_right(slot, depth) else 2
                 found.lengths_B[row] += 1
         return found
+
+    def found(self, slot: int) -> int:
+        """The confidence of what is guessed of a sample at this step; 0: nothing is."""
+        return 0 if self.random.random() > FOUND else self.random.choice([5, 7, 8, 9])
 
     def _is_right(self, slot: int, ahead: int) -> bool:
         """Depends on the place alone, so that guesses that are not computed are as right as others."""
@@ -111,7 +114,7 @@ class Engine(Forgetful):
         self.speculation.done(num_samples, num_drafted, CONTEXT, drawn, taken)
         self.steps.append((self.forward_s(num_samples) * drawn / num_samples, taken))
 
-    def run(self, steps: int) -> Engine:
+    def run(self, steps: int) -> Self:
         for _ in range(steps):
             self.step()
         return self

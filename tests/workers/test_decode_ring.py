@@ -127,6 +127,17 @@ def test_drafts_within_the_ring(two: Group, groups: int) -> None:
     assert max(one.drafted for one in seen) >= 10
 
 
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
+def test_guesses_change_no_bit_of_an_instance_of_two_ranks(two: Group, sizes: dict[str, int]) -> None:
+    """With filters, chunks and shared prefixes."""
+    requests = [request(uid, 40, [25, 18], temperature=0.1, top_k=40, top_p=0.95) for uid in range(3)]
+    how = {"exact": True, "max_prefill_tokens": 16, "prefix_cache_tokens": 96}
+    plain, seen = (ask(two, "generated", sizes, how | {"speculation": guesses}, requests) for guesses in ("off", 4))
+    assert seen[0].said == plain[0].said
+    assert max(one.drafted for one in plain) == 0
+    assert max(one.drafted for one in seen) >= 10
+
+
 @pytest.mark.parametrize("groups", slow_but([3], [1, 2, 3]))
 def test_samples_come_and_go_and_weights_change_while_others_are_in_flight(two: Group, groups: int) -> None:
     """All steps in flight land first; who was taken out had said the beginning of what it would have said."""

@@ -28,7 +28,8 @@ from plait.speculation.acceptance import Learned
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, PoolDrafter
 from plait.speculation.pool import least_bytes
-from plait.speculation.speculation import PROBES, How, Speculation
+from plait.speculation.probes import PROBES
+from plait.speculation.speculation import How, Speculation
 
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
 

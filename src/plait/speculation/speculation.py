@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plait.kernels import draft_lookup
 from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
@@ -31,6 +30,7 @@ from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
 from plait.speculation.ledger import SELDOM, Counted, Ledger, Spent
 from plait.speculation.margin import MOST_LOST, WINDOW
 from plait.speculation.pool import FloatArray, IntArray
+from plait.speculation.probes import PROBES, Probes
 from plait.speculation.step_cost import Typical
 
 How = int | Literal["adaptive"]
@@ -40,11 +40,6 @@ AUTO_MOST = 15
 """Tokens of a guess that `adaptive` looks up."""
 LEAST_SURVIVAL = 0.03
 """A guess is not looked up any further where it is less likely to come true."""
-PROBED = (1.25, 1.5, 2.0)
-"""Rows of steps that are computed to learn what they take, in rows without guesses: what one more takes is not what each
-takes where kernels take rows by fours."""
-PROBES = 2
-"""Trials of each, for every power of two of running samples."""
 OVERHEAD = 0.005
 """Share of the time that looking up may take while guesses do not pay."""
 REFUSED = 4
@@ -95,7 +90,7 @@ class Speculation:
         self._overlaps = False
         """What steps that have asked and are not done may lose; whether these were ever several, as where stages pass
         steps on."""
-        self._probes: dict[tuple[int, int], int] = {}
+        self._probes = Probes()
         self._asks, self._due_at, self._pool_due_at, self._looked_at, self._in_vain = 0, 0, 0, 0, 0
         """Steps that have asked; those in which guesses are due again, of any kind and of what is looked up; the last
         one in which they were; the last looks of which no guess was computed."""
@@ -316,7 +311,7 @@ class Speculation:
         """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
         if self._how != "adaptive":
             return 0.0
-        if self._is_probed_later(num_samples):
+        if not self._probes.is_known(num_samples):
             return LEAST_SURVIVAL
         rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
         plain, one, twice = self.cost.seconds(rows_X, num_context).tolist()
@@ -375,7 +370,7 @@ class Speculation:
             # What the model's guesses took, those of the next step will, too.
             more_s=0.0 if wanted is None else wanted.seconds,
         )
-        if probed := self._probed(num_samples, prices_M1 <= room_s):
+        if probed := self._probes.more(num_samples, prices_M1 <= room_s):
             chosen = choice.first(weighed.samples_M, probed, num_samples)
         else:
             may_guess, worth = self.ledger.may_guess, weighed.best.worth
@@ -386,23 +381,6 @@ class Speculation:
         if self._stakes:
             self._stakes[-1] = looks_s + float(prices_M1[chosen.lengths_B.sum()])
         return chosen
-
-    def _is_probed_later(self, num_samples: int) -> bool:
-        """Whether it is not known what steps of more rows take."""
-        return self._probes.get((num_samples.bit_length(), len(PROBED) - 1), 0) < PROBES
-
-    def _probed(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
-        """Guesses to compute, to learn what so many rows take; 0: that is known, or there are too few, or the margin
-        does not cover them."""
-        rows = [int(np.ceil(num_samples * factor)) for factor in PROBED]
-        for number, num_rows in enumerate(rows):
-            key, more = (num_samples.bit_length(), number), num_rows - num_samples
-            if num_rows in rows[number + 1 :] or self._probes.get(key, 0) >= PROBES:
-                continue
-            if more < len(allowed_M1) and allowed_M1[more]:
-                self._probes[key] = self._probes.get(key, 0) + 1
-                return more
-        return 0
 
 
 def _smoothed(mean: float, value: float) -> float:

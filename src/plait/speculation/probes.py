@@ -1,0 +1,49 @@
+"""Which steps are computed with more rows than seem to pay, to learn what they take.
+
+What one row more takes is not what each takes where kernels take rows by fours, and what many may take is not covered
+by the margin (`margin`) before some fewer were measured: so there are several counts, the fewest first.
+
+Shapes: M rows more.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROBED = (1.25, 1.5, 2.0)
+"""Rows of such steps, in rows without guesses."""
+PROBES = 2
+"""Trials of each, for every power of two of running samples."""
+
+
+class Probes:
+    """What was tried."""
+
+    def __init__(self) -> None:
+        self._trials: dict[tuple[int, int], int] = {}
+
+    def is_known(self, num_samples: int) -> bool:
+        """Whether steps of so many samples were computed with as many rows as are tried at all."""
+        return self._num(num_samples, len(PROBED) - 1) >= PROBES
+
+    def more(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
+        """Rows more that the next step is to have; 0: what they take is known, or is not covered, or there is nothing
+        to compute in them.
+
+        Args:
+            allowed_M1: whether the margin covers 0 … M of them.
+        """
+        rows = [ceil(num_samples * factor) for factor in PROBED]
+        for number, num_rows in enumerate(rows):
+            more, trials = num_rows - num_samples, self._num(num_samples, number)
+            is_another = num_rows not in rows[number + 1 :]
+            if is_another and trials < PROBES and more < len(allowed_M1) and allowed_M1[more]:
+                self._trials[num_samples.bit_length(), number] = trials + 1
+                return more
+        return 0
+
+    def _num(self, num_samples: int, number: int) -> int:
+        return self._trials.get((num_samples.bit_length(), number), 0)

@@ -1,0 +1,114 @@
+"""What an engine can do beside guesses, and whoever guesses: in exact mode every sample is that of plain decoding, to
+the bit, of every temperature, top-k, top-p, and however it stops."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from plait.data.records import Sample
+from plait.generation.engine import Engine
+from plait.generation.request import Request
+from plait.generation.settings import SamplingSettings
+from plait.generation.speculates import NoSpeculation, Speculates
+from plait.generation.speculator import Speculator
+from plait.speculation.drafter import PoolDrafter
+from tests.cases import slow_but
+from tests.generation.requests import with_head
+from tests.generation.test_engine import by_uid, requests
+from tests.generation.test_model_drafter import drafter_of, perturbed, speculates
+from tests.generation.test_speculator import Guessing
+from tests.models.tiny import tiny_model
+
+BESIDE = {
+    "chunked prefill": {"max_prefill_tokens": 9, "max_running": 3},
+    "preemption": {"kv_tokens": 96},
+    "prefix sharing": {"prefix_cache_tokens": 256},
+    "all of it": {"max_prefill_tokens": 9, "kv_tokens": 128, "prefix_cache_tokens": 96},
+}
+
+
+def at_random(said: list[int], most: int) -> list[int]:
+    drawn = random.Random(hash(tuple(said)))
+    return [drawn.randrange(300) for _ in range(drawn.randint(0, most))]
+
+
+def stop_tokens(said: list[int], most: int) -> list[int]:
+    """As if every sample ended here, and went on."""
+    return [2, 3, 0][: min(most, 3)] * 2 if most >= 6 else [2][:most]
+
+
+DRAFTERS: dict[str, Callable[[], Speculates]] = {
+    "what was said": lambda: Speculator(6, PoolDrafter(1 << 22)),
+    "at random": lambda: Speculator(6, Guessing(at_random)),
+    "stop tokens": lambda: Speculator(6, Guessing(stop_tokens)),
+    "a draft model": lambda: speculates(drafter_of(perturbed_of(torch.float32)), 4),
+}
+
+
+def perturbed_of(dtype: torch.dtype):
+    model = tiny_model("llama", dtype=dtype)
+    model.weights.copy_(perturbed(0.02).weights)
+    return model
+
+
+def asked() -> list[Request]:
+    """Filters, stops and greedy samples, of prompts of their own; and prompts that begin alike."""
+    return [*requests(), *(with_head(10 + uid, 40, [9, 5]) for uid in range(3))]
+
+
+class Told:
+    """Two rollouts of the same prompts: what they said, and what an engine did for it."""
+
+    def __init__(self, settings: dict, speculates: Speculates) -> None:
+        model = tiny_model("llama", dtype=torch.float32)
+        engine = Engine(model, SamplingSettings(exact=True, **settings), speculates=speculates)
+        self.said: list[dict[str, Sample]] = []
+        self.steps = 0
+        self.prompt_tokens: list[int] = []
+        """That were computed, by rollout."""
+        self.preempted, self.most_chunk = 0, 0
+        for _ in range(2):
+            samples: list[Sample] = []
+            self.prompt_tokens.append(0)
+            for one in asked():
+                engine.add(one)
+            while engine.has_work:
+                samples += engine.step()
+                assert engine.last_step is not None
+                self.steps += 1
+                self.preempted += engine.last_step.num_preempted
+                self.prompt_tokens[-1] += engine.last_step.num_prefill_tokens
+                self.most_chunk = max(self.most_chunk, engine.last_step.num_prefill_tokens)
+            assert engine.state.scheduler.blocks.num_held == 0
+            self.said.append(by_uid(samples))
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Told]:
+    return {}
+
+
+QUICK = [*((beside, "what was said") for beside in BESIDE), ("all of it", "at random"), ("all of it", "a draft model")]
+
+
+@pytest.mark.parametrize(("beside", "drafter"), slow_but(QUICK, itertools.product(BESIDE, DRAFTERS)))
+def test_with_guesses_as_without_to_the_bit(beside: str, drafter: str, plain: dict[str, Told]) -> None:
+    without = plain.setdefault(beside, Told(BESIDE[beside], NoSpeculation()))
+    guessing = DRAFTERS[drafter]()
+    found = Told(BESIDE[beside], guessing)
+    assert found.said == without.said
+    assert guessing.counts is not None
+    assert guessing.counts.drafted > 50
+    if drafter in ("what was said", "a draft model"):
+        assert guessing.counts.accepted > 20
+        assert found.steps < without.steps
+    for told in (found, without):
+        assert (told.most_chunk <= 9) == ("max_prefill_tokens" in BESIDE[beside])
+        assert (told.preempted > 0) == ("kv_tokens" in BESIDE[beside])
+        if beside == "prefix sharing":
+            assert told.prompt_tokens[0] > 1.5 * told.prompt_tokens[1] > 0, "of what was computed before, less is"
