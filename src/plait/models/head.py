@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.layout.params import Parameters
 from plait.models.parallel.collectives import copied, gathered
 from plait.models.parallel.peers import Peers
+from plait.models.parallel.team import Team
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +156,29 @@ def find_head(module: Any, vocabulary: Vocabulary | None = None) -> Head:
     linear = Head(module.get_output_embeddings(), head.params, linear=True, vocabulary=vocabulary)
     with torch.no_grad():
         return linear if torch.equal(linear.family(hidden_NH), logits_NV) else head
+
+
+def head_of_part(module: Any, parameters: Parameters, team: Team) -> Head:
+    """The head of a rank's part of a causal LM.
+
+    Args:
+        module: whose parameters are this rank's.
+        parameters: of the whole model.
+
+    Raises:
+        ModelError: see `find_head`; or the family's plan for tp cuts its head along a dim that is not its rows.
+    """
+    if not team.is_last_stage:
+        return NO_HEAD
+    weight = module.get_output_embeddings().weight
+    name = next(name for name, param in module.named_parameters() if param is weight)
+    param = next(param for param in parameters.params if param.name == name)
+    if team.tp.size == 1 or param.cut is None:
+        return find_head(module)
+    if param.cut != 0:
+        raise ModelError(f"tp: the plan of {type(module).__name__} cuts its head along dim {param.cut}; set tp to 1.")
+    starts = [param.tp_range(index, team.tp.size)[0] for index in range(team.tp.size)]
+    return find_head(module, Vocabulary(team.tp, (*starts, param.extent)))
 
 
 def _random_hidden(module: Any) -> Tensor:

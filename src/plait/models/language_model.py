@@ -9,19 +9,20 @@ Shapes: T tokens of a packed row, N rows, R response tokens, H hidden size, V vo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from plait.data.packed import PackedBatch
+from plait.dataflow import Score
 from plait.layout.params import FlatLayout
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
-from plait.models.head import NO_HEAD, Head, find_head
+from plait.models.head import NO_HEAD, Head, find_head, head_of_part
 from plait.models.outputs import Outputs
 from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart, skeleton
@@ -30,6 +31,10 @@ from plait.models.working_weights import OwnPart, skeleton
 @dataclass(eq=False)
 class LanguageModel(BackboneModel):
     """One admitted model on one device."""
+
+    kind: ClassVar[str] = "a language model"
+    can_score: ClassVar[tuple[Score, ...]] = (Score.LOGPROBS,)
+    peft_task: ClassVar[str] = "CAUSAL_LM"
 
     module: Any
     """The Transformers module: attention "plait", eval mode, no dropout. Its parameters are views of `weights`."""
@@ -116,6 +121,16 @@ class LanguageModel(BackboneModel):
         """`outputs` from the hidden states [T, H] of the last stage (`stage`)."""
         likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
         return Outputs(*self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
+
+    def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:
+        """See `BackboneModel.head_outputs`: logits [T, V]."""
+        return self.head(hidden_TH)
+
+    def renew_head(self) -> None:
+        self.head = head_of_part(self.module, self.parameters, self.team)
+
+    def with_own(self, own: OwnPart) -> LanguageModel:
+        return replace(self, own=own)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`: [R]."""

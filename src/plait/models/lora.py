@@ -14,24 +14,21 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param
+from plait.models.backbone_model import AnyModel, BackboneModel
 from plait.models.draws import generator
-from plait.models.language_model import LanguageModel
 from plait.models.lora_settings import LoraSettings
 from plait.models.parallel.part import require_whole
-from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
 
-Model = TypeVar("Model", LanguageModel, ScalarModel)
 
-
-def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> Model:
+def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -> AnyModel:
     """A view of the model with a fresh adapter, which at first changes nothing (B is 0).
 
     The weights under it are frozen, and from now on `model` is the view without an adapter. An adapter that `model` may
@@ -62,9 +59,7 @@ def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> M
         param_a, param_b = _params(full, hosts[f"{full}.weight"], layer, settings.rank)
         params[param_a] = _draw(param_a, name, seed)
         params[param_b] = None
-    if isinstance(base, ScalarModel):
-        head_1H = base.module.score.weight
-        params[Param(HEAD, tuple(head_1H.shape))] = head_1H
+    params |= {Param(at, tuple(weight.shape)): weight for at, weight in base.parameters_of_views().items()}
     own = OwnPart.allocate(
         params,
         base.weights,
@@ -76,12 +71,10 @@ def add_lora(model: Model, settings: LoraSettings, *, name: str, seed: int) -> M
     for at, layer in layers.items():
         layer.lora_A[name].weight = own.parameters[f"{prefix}.{at}.lora_A.weight"]
         layer.lora_B[name].weight = own.parameters[f"{prefix}.{at}.lora_B.weight"]
-    if isinstance(base, ScalarModel):
-        return replace(base, module=ScalarModule(decoder, own.parameters[HEAD]), own=own)
-    return replace(base, own=own)
+    return base.with_own(own)
 
 
-def without_lora(model: Model) -> Model:
+def without_lora(model: AnyModel) -> AnyModel:
     """The model under the adapter: the same weights; the reference of an actor. A model without one is itself."""
     return model if model.own is None or model.own.adapter is None else model.own.base
 
@@ -170,7 +163,7 @@ def _draw(param: Param, name: str, seed: int) -> Tensor:
     return (torch.rand(param.shape, generator=generator(seed, name, param.name)) * 2 - 1) * bound
 
 
-def _parameter_of(model: LanguageModel | ScalarModel, name: str) -> nn.Parameter:
+def _parameter_of(model: BackboneModel, name: str) -> nn.Parameter:
     """A parameter of the weights that the model has or shares. A view's layout may hold a head that is not in its
     module.
     """
@@ -179,7 +172,7 @@ def _parameter_of(model: LanguageModel | ScalarModel, name: str) -> nn.Parameter
     return model.module.get_parameter(name)
 
 
-def own_adapter(model: LanguageModel | ScalarModel) -> OwnPart:
+def own_adapter(model: BackboneModel) -> OwnPart:
     own = model.own
     assert own is not None, "the model has no adapter"
     assert own.adapter is not None, "the model has a head of its own and no adapter"

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from plait.errors import ModelError
+from plait.models.backbone_model import AnyModel, BackboneModel
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite
-from plait.models.language_model import LanguageModel
-from plait.models.lora import Model, add_lora, own_adapter, peft_fields, peft_library, targets_of
+from plait.models.lora import add_lora, own_adapter, peft_fields, peft_library, targets_of
 from plait.models.lora_settings import LoraSettings
-from plait.models.scalar_model import HEAD, ScalarModel
 from plait.output import write_folder
 
 _PREFIX = "base_model.model."
@@ -25,7 +24,7 @@ _NOT_READ = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "alpha_pattern
 """What changes the numbers of an adapter and has no trace in the names and shapes of its file."""
 
 
-def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None:
+def save_adapter(model: BackboneModel, folder: str | Path) -> None:
     """Write the adapter alone (and the head of a scalar model) as peft does, in the compute dtype, whole or not at all:
     `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it.
 
@@ -37,11 +36,11 @@ def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None
 
     own = own_adapter(model)
     assert own.settings is not None, "an adapter has settings"
-    scalar = isinstance(model, ScalarModel)
+    heads = sorted(name.rpartition(".")[0] for name in model.parameters_of_views())
     config = peft_library().LoraConfig(
         **peft_fields(own.settings, model.module.base_model),
-        task_type="SEQ_CLS" if scalar else "CAUSAL_LM",
-        modules_to_save=["score"] if scalar else None,
+        task_type=model.peft_task,
+        modules_to_save=heads or None,
         base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
         inference_mode=True,
     )
@@ -57,7 +56,7 @@ def save_adapter(model: LanguageModel | ScalarModel, folder: str | Path) -> None
     write_folder(folder, write)
 
 
-def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:
+def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
     """A view of the model with an adapter that `save_adapter`, peft or TRL wrote.
 
     Args:
@@ -95,7 +94,7 @@ def load_adapter(model: Model, folder: str | Path, *, name: str) -> Model:
     return view
 
 
-def _shapes(model: LanguageModel | ScalarModel, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+def _shapes(model: BackboneModel, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
     """What `add_lora` with these settings would hold."""
     shapes: dict[str, tuple[int, ...]] = {}
     for at, layer in targets_of(settings, decoder).items():
@@ -105,9 +104,7 @@ def _shapes(model: LanguageModel | ScalarModel, decoder: Any, settings: LoraSett
             rows, columns = columns, rows
         shapes[f"{full}.lora_A.weight"] = (settings.rank, columns)
         shapes[f"{full}.lora_B.weight"] = (rows, settings.rank)
-    if isinstance(model, ScalarModel):
-        shapes[HEAD] = tuple(model.module.score.weight.shape)
-    return shapes
+    return shapes | {name: tuple(weight.shape) for name, weight in model.parameters_of_views().items()}
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], folder: Path) -> None:

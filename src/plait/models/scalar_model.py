@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.data.packed import PackedBatch, Span
+from plait.dataflow import Score
 from plait.layout.params import FlatLayout
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
@@ -57,6 +58,10 @@ class ScalarModule(nn.Module):
 @dataclass(eq=False)
 class ScalarModel(BackboneModel):
     """One admitted decoder with a scalar head on one device."""
+
+    kind: ClassVar[str] = "a scalar model"
+    can_score: ClassVar[tuple[Score, ...]] = (Score.VALUES, Score.SCORE)
+    peft_task: ClassVar[str] = "SEQ_CLS"
 
     module: ScalarModule
     """Attention "plait", eval mode, no dropout. Its parameters are views of `weights`, those of `own` excepted."""
@@ -115,6 +120,16 @@ class ScalarModel(BackboneModel):
         """`outputs` from the hidden states [T, H] of the last stage (`stage`)."""
         values_R, scores_N = self.values_and_scores_of(hidden_TH, batch)
         return Outputs(values_R=values_R, scores_N=scores_N)
+
+    def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:
+        """See `BackboneModel.head_outputs`: [R + samples, 1]."""
+        return torch.cat(self.values_and_scores_of(hidden_TH, batch))[:, None]
+
+    def parameters_of_views(self) -> dict[str, nn.Parameter]:
+        return {HEAD: self.module.score.weight}
+
+    def with_own(self, own: OwnPart) -> ScalarModel:
+        return replace(self, module=ScalarModule(self.module.base_model, own.parameters[HEAD]), own=own)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`: [R + samples]."""

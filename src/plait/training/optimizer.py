@@ -17,9 +17,8 @@ from torch import Tensor
 
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
-from plait.models.language_model import LanguageModel
+from plait.models.backbone_model import BackboneModel
 from plait.models.parallel.team import Team
-from plait.models.scalar_model import ScalarModel
 from plait.training.gradients import CACHE_CHUNK, Gradients, ShardedGradients, WholeGradients
 from plait.training.results import StepReport
 from plait.training.settings import OptimizerSettings
@@ -49,7 +48,7 @@ class MasterOptimizer:
 
     def __init__(
         self,
-        model: LanguageModel | ScalarModel,
+        model: BackboneModel,
         settings: OptimizerSettings,
         total_steps: int,
         team: Team | None = None,

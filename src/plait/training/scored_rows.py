@@ -11,36 +11,35 @@ from torch import Tensor
 from plait.data.rows import Rows
 from plait.dataflow import Level, Score
 from plait.errors import RunError
-from plait.models.language_model import LanguageModel
+from plait.models.backbone_model import BackboneModel
 from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
-from plait.training.stages import Model
 
 
 @dataclass(frozen=True)
 class ScoredOutput:
     """One of the outputs of a model, as scores of rows."""
 
+    score: Score
     name: str
     level: Level
     """What there is a number for: a response token, or a sample."""
     pick: Callable[[Outputs], Tensor | None]
-    of_language_model: bool
-    """Else of a scalar one."""
 
-    def require(self, model: Model, role: str, call: str) -> None:
+    def require(self, model: BackboneModel, role: str, call: str) -> None:
         """Raises RunError where a model of this kind has no such output."""
-        if isinstance(model, LanguageModel) != self.of_language_model:
-            kind, outputs = (
-                ("a scalar model", "values and scores") if self.of_language_model else ("a language model", "logprobs")
-            )
-            raise RunError(f"{call}: role `{role}` is {kind}, which has {outputs}")
+        if self.score not in model.can_score:
+            there_are = " and ".join(OUTPUTS[score].name for score in model.can_score)
+            raise RunError(f"{call}: role `{role}` is {model.kind}, which has {there_are}")
 
 
 OUTPUTS = {
-    Score.LOGPROBS: ScoredOutput("logprobs", Level.TOKEN, lambda outputs: outputs.logprobs_R, of_language_model=True),
-    Score.VALUES: ScoredOutput("values", Level.TOKEN, lambda outputs: outputs.values_R, of_language_model=False),
-    Score.SCORE: ScoredOutput("scores", Level.SAMPLE, lambda outputs: outputs.scores_N, of_language_model=False),
+    output.score: output
+    for output in (
+        ScoredOutput(Score.LOGPROBS, "logprobs", Level.TOKEN, lambda outputs: outputs.logprobs_R),
+        ScoredOutput(Score.VALUES, "values", Level.TOKEN, lambda outputs: outputs.values_R),
+        ScoredOutput(Score.SCORE, "scores", Level.SAMPLE, lambda outputs: outputs.scores_N),
+    )
 }
 
 

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from plait.data.packed import PackedBatch, pack
 from plait.data.rows import Rows
-from plait.models.language_model import LanguageModel
+from plait.models.backbone_model import BackboneModel
 from plait.models.outputs import Outputs
 from plait.models.parallel.team import Team
-from plait.models.scalar_model import ScalarModel
 from plait.policy.packing import MicroBatch
 from plait.training.optimizer import MasterOptimizer
 from plait.training.tally import Tally
@@ -25,14 +24,11 @@ Take = Callable[[MicroBatch, Outputs], None]
 """Is given what the model said of a micro-batch."""
 
 
-Model = LanguageModel | ScalarModel
-
-
 @dataclass(frozen=True)
 class ModelPart:
     """What this rank has of a model: all of it, or a stage and a tensor-parallel share."""
 
-    model: Model
+    model: BackboneModel
     team: Team
     checkpoint: bool = False
     """Recompute layer activations in the backward pass."""

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Score
-from plait.models.language_model import LanguageModel
+from plait.models.backbone_model import BackboneModel
 from plait.models.parallel.team import Team
-from plait.models.scalar_model import ScalarModel
 from plait.policy.packing import MicroBatch
 from plait.schedule.work import Done, Work
 from plait.training.evaluation import loss_over
@@ -54,7 +53,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: LanguageModel | ScalarModel,
+        model: BackboneModel,
         execution: ExecutionSettings,
         samples: SampleSettings,
         updates: UpdateSettings | None = None,
@@ -179,7 +178,7 @@ class Trainer:
         else:
             copies = self._split(batch.rows, batch.call.whole_groups)
             self.optimizer.collected.zero()
-        tally = Tally(batch, sees=compares and isinstance(self.model, LanguageModel))
+        tally = Tally(batch, sees=compares and Score.LOGPROBS in self.model.can_score)
         stage = TrainingStage(self._part, copies[self.team.dp.index], self.optimizer, tally)
         return OpenMiniBatch(self.role, copies, stage)
 

@@ -7,10 +7,9 @@ flow trains them or has a frozen model score.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 from plait.dataflow import CallKind, Dataflow
-from plait.models.backbone_model import copy_of
+from plait.models.backbone_model import AnyModel, BackboneModel, copy_of
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.models.parallel.part_loading import PartLoader
@@ -20,13 +19,11 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.training.trainer_settings import SampleSettings, UpdateSettings
 
-Model = TypeVar("Model", LanguageModel, ScalarModel)
-
 NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
 
 
-def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, LanguageModel | ScalarModel]:
+def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, BackboneModel]:
     """Read each checkpoint once and give each role its weights.
 
     Roles that do not change share one copy of what they begin as. With adapters (`lora`), roles that begin as the
@@ -49,13 +46,13 @@ class _Shelf:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._language: dict[str, LanguageModel] = {}
-        self._frozen: dict[tuple[str, bool], LanguageModel | ScalarModel] = {}
+        self._frozen: dict[tuple[str, bool], BackboneModel] = {}
 
-    def build(self, wanted: Iterable[RoleModel]) -> dict[str, LanguageModel | ScalarModel]:
+    def build(self, wanted: Iterable[RoleModel]) -> dict[str, BackboneModel]:
         adapted = self._recipe.lora.rank > 0
         return {model.role: self._adapted(model) if adapted else self._whole(model) for model in wanted}
 
-    def _whole(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
+    def _whole(self, role_model: RoleModel) -> BackboneModel:
         if role_model.changes:
             return self._fresh(role_model)
         place = (role_model.name, role_model.scalar)
@@ -63,7 +60,7 @@ class _Shelf:
             self._frozen[place] = self._fresh(role_model)
         return self._frozen[place]
 
-    def _fresh(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
+    def _fresh(self, role_model: RoleModel) -> BackboneModel:
         """Weights of its own. The first language model of a checkpoint takes what was read, later ones a copy."""
         recipe = self._recipe
         if role_model.scalar:
@@ -87,7 +84,7 @@ class _Shelf:
             role_model.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD
         )
 
-    def _adapted(self, role_model: RoleModel) -> LanguageModel | ScalarModel:
+    def _adapted(self, role_model: RoleModel) -> BackboneModel:
         from plait.models.scalar_loading import scalar_view
 
         if role_model.has_head:
@@ -98,7 +95,7 @@ class _Shelf:
             return self._with_adapter(view, role_model)
         return self._with_adapter(base, role_model)
 
-    def _with_adapter(self, base: Model, role_model: RoleModel) -> Model:
+    def _with_adapter(self, base: AnyModel, role_model: RoleModel) -> AnyModel:
         """The model of a role that trains; others are what they begin as."""
         from plait.models.lora import add_lora
 

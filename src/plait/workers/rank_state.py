@@ -22,10 +22,9 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
-from plait.models.language_model import LanguageModel
+from plait.models.backbone_model import BackboneModel
 from plait.models.parallel.peers import WaitingFor
 from plait.models.parallel.team import Team
-from plait.models.scalar_model import ScalarModel
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.offload import HostMemory
@@ -42,8 +41,6 @@ from plait.workers.rank_optimizers import RankOptimizers
 from plait.workers.ranks import WAIT_S
 from plait.workers.recorder import Recorder
 from plait.workers.words import Forget, Generate, Halt, Listener, Migrate, Word
-
-Model = LanguageModel | ScalarModel
 
 
 class Task(Protocol):
@@ -85,7 +82,7 @@ class RoleState:
     """The optimizer's, where it does not stay on the device."""
 
     @property
-    def model(self) -> Model:
+    def model(self) -> BackboneModel:
         """A part of the model that this rank has, that of the home layout if it has that."""
         return next(iter(self.parts.values()))
 

@@ -173,7 +173,7 @@ def from_file(
     read_folder, scaled_down = part_loading.read_folder, part_loading.scaled_down
     part_loading.read_folder = lambda *args, **of: wholes.append(args) or read_folder(*args, **of)
     if not scales:
-        part_loading.scaled_down = lambda *args: None
+        part_loading.scaled_down = lambda *args, **options: None
     try:
         read: Any = loader.part(folder, team, scalar=scalar)
     finally:

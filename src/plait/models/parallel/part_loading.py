@@ -105,7 +105,7 @@ class PartLoader:
 
     def _prove(self, name: str, model: Any, team: Team, scalar: bool) -> Proven:
         """Cut a smaller model of the same configuration, or the whole one, and give it back."""
-        small, stages = scaled_down(model, name, team.layout.parallelism, self._device), ()
+        small, stages = scaled_down(model, name, team.layout.parallelism, self._device, scalar=scalar), ()
         if small is None:
             stages = team.layout.parallelism.stages
             small = load_scalar(name, **self._loaded, **self._drawn) if scalar else load_model(name, **self._loaded)

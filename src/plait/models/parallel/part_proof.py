@@ -25,7 +25,6 @@ from plait.layout.params import Param
 from plait.layout.shards import stage_bounds
 from plait.models.admission import check_batch
 from plait.models.compute.attention import PackedContext
-from plait.models.language_model import LanguageModel
 from plait.models.parallel.stage import boundary_recorder, decoder_list
 from plait.models.parallel.team import Team
 from plait.models.shape import config_fields
@@ -86,7 +85,7 @@ class Proof:
         self.returns_tuple = recorded.get("returns_tuple", False)
         if self.team.is_last_stage:
             self.output_TH = hidden_TH
-            self.logits_TV = self._head_outputs(hidden_TH)
+            self.logits_TV = model.head_outputs(hidden_TH, self.batch)
         else:
             self.output_TH = recorded["output_TH"]
 
@@ -114,7 +113,7 @@ class Proof:
                 self._compare_gradients(gradients)
         if self.team.is_last_stage:
             with self._guarded("the forward of the head"), torch.no_grad():
-                outputs = self._head_outputs(self.output_TH)
+                outputs = self.model.head_outputs(self.output_TH, self.batch)
                 assert self.logits_TV is not None, "the whole model's were recorded"
                 self._compare("the outputs of the head", outputs, self.logits_TV, TOLERANCE)
         count = torch.tensor([float(len(self.faults))], device=self.model.device)
@@ -163,11 +162,6 @@ class Proof:
 
     def _note_cached(self, layer: int, key: Tensor, value: Tensor) -> None:
         self.cached[layer] = (key.shape[0], key.shape[2], value.shape[2])
-
-    def _head_outputs(self, hidden_TH: Tensor) -> Tensor:
-        if isinstance(self.model, LanguageModel):
-            return self.model.head(hidden_TH)
-        return torch.cat(self.model.values_and_scores_of(hidden_TH, self.batch))[:, None]
 
     def _gradients(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The stage's output, and gradients by name (without numbers of layers)."""

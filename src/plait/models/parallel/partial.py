@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from plait.errors import ModelError
 from plait.layout.params import Block
 from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
+from plait.models.backbone_model import AnyModel, BackboneModel
 from plait.models.flat_weights import FlatWeights, cut_block
-from plait.models.head import NO_HEAD, Head, Vocabulary, find_head
-from plait.models.language_model import LanguageModel
 from plait.models.parallel.part import Part, refusal_of_views
 from plait.models.parallel.part_proof import Proof, own_layers
 from plait.models.parallel.partial_sums import Partials
@@ -29,10 +26,7 @@ from plait.models.parallel.stage import cut_stage, decoder_list
 from plait.models.parallel.team import Team
 from plait.models.parallel.tensor_parallel import install
 from plait.models.parallel.token_split import TokenSplit
-from plait.models.scalar_model import ScalarModel
 from plait.models.working_weights import adapted_layers
-
-Model = TypeVar("Model", LanguageModel, ScalarModel)
 
 GROUPED_BYTES = 16
 """What torch's grouped matrix products want every stride to be a multiple of."""
@@ -41,7 +35,7 @@ Values = Callable[[Block], Tensor]
 """A rank's block of a parameter, in any dtype and on any device."""
 
 
-def part_of(model: Model, team: Team) -> Model:
+def part_of(model: AnyModel, team: Team) -> AnyModel:
     """Turn a whole model into this rank's part of it, in place. All ranks of the team call it with the same model.
 
     Args:
@@ -75,7 +69,7 @@ def part_of(model: Model, team: Team) -> Model:
     return model
 
 
-def cut_layers(model: LanguageModel | ScalarModel, team: Team, *, returns_tuple: bool) -> None:
+def cut_layers(model: BackboneModel, team: Team, *, returns_tuple: bool) -> None:
     """Leave the layers of this rank's stage; the others hand on. returns_tuple: see `stage.PassingLayer`."""
     if team.pp.size == 1:
         return
@@ -93,7 +87,7 @@ def cut_layers(model: LanguageModel | ScalarModel, team: Team, *, returns_tuple:
 
 
 def take_weights(
-    model: LanguageModel | ScalarModel,
+    model: BackboneModel,
     team: Team,
     values: Values,
     device: torch.device | str,
@@ -135,8 +129,7 @@ def take_weights(
         model.weights = memory.whole
     model.part = Part(team, parameters, _install_tp(model, team))
     _choose_experts(model)
-    if isinstance(model, LanguageModel):
-        model.head = _head(model, team)
+    model.renew_head()
     model.backbone = Backbone(model.module.base_model)
 
 
@@ -146,7 +139,7 @@ def cut_from(module: nn.Module) -> Values:
     return lambda block: cut_block(params[block.param.name], block)
 
 
-def _install_tp(model: LanguageModel | ScalarModel, team: Team) -> tuple[Partials, ...]:
+def _install_tp(model: BackboneModel, team: Team) -> tuple[Partials, ...]:
     if team.tp.size == 1:
         return ()
     plan = getattr(model.module, "tp_plan", None) or {}
@@ -156,23 +149,8 @@ def _install_tp(model: LanguageModel | ScalarModel, team: Team) -> tuple[Partial
     return install(model.module, plan, model.parameters, held, split, config)
 
 
-def _choose_experts(model: LanguageModel | ScalarModel) -> None:
+def _choose_experts(model: BackboneModel) -> None:
     """Grouped matrix products take rows of a multiple of 16 bytes alone; cut otherwise, experts go one by one."""
     mixtures = [block.shape for block in model.layout.blocks if len(block.shape) == 3 and block.param.cut is not None]
     if any(extent * model.weights.itemsize % GROUPED_BYTES for shape in mixtures for extent in shape[1:]):
         model.module.base_model.set_experts_implementation("eager")
-
-
-def _head(model: LanguageModel, team: Team) -> Head:
-    if not team.is_last_stage:
-        return NO_HEAD
-    module: Any = model.module
-    weight = module.get_output_embeddings().weight
-    name = next(name for name, param in module.named_parameters() if param is weight)
-    param = next(param for param in model.parameters.params if param.name == name)
-    if team.tp.size == 1 or param.cut is None:
-        return find_head(module)
-    if param.cut != 0:
-        raise ModelError(f"tp: the plan of {type(module).__name__} cuts its head along dim {param.cut}; set tp to 1.")
-    starts = [param.tp_range(index, team.tp.size)[0] for index in range(team.tp.size)]
-    return find_head(module, Vocabulary(team.tp, (*starts, param.extent)))

@@ -23,7 +23,6 @@ from plait.models.files.pretrained import new_module
 from plait.models.language_loading import from_module
 from plait.models.parallel.stage import PassingLayer, decoder_list
 from plait.models.scalar_loading import ScalarHead
-from plait.models.scalar_model import ScalarModel
 
 VOCABULARY = 509
 """Rows of the small embedding: no number of ranks divides it."""
@@ -57,12 +56,13 @@ def _kind(layer: nn.Module) -> Kind:
     return tuple(parts)
 
 
-def scaled_down(model: Any, name: str, sizes: Parallelism, device: torch.device | str) -> Any:
+def scaled_down(model: Any, name: str, sizes: Parallelism, device: torch.device | str, *, scalar: bool) -> Any:
     """A small model with its first layers: so many that every kind is there, and every stage has one.
 
     Args:
         model: language or scalar model, perhaps without weights.
         name: for messages.
+        scalar: which of the two it is.
 
     Returns:
         None where the configuration does not say how: a family of several configurations, or one whose fewer layers
@@ -82,22 +82,20 @@ def scaled_down(model: Any, name: str, sizes: Parallelism, device: torch.device 
     config.num_hidden_layers = num_layers
     config.vocab_size = min(config.vocab_size, max(VOCABULARY, sizes.tp))
     config.pad_token_id = None
-    small = _random(model, config, name, device)
+    small = _random(model.dtype, config, name, device, scalar=scalar)
     return small if kinds_of(small) == kinds[:num_layers] else None
 
 
-def _random(model: Any, config: Any, name: str, device: torch.device | str) -> Any:
-    is_scalar = isinstance(model, ScalarModel)
+def _random(dtype: torch.dtype, config: Any, name: str, device: torch.device | str, *, scalar: bool) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        module = new_module(config, model.dtype, decoder_only=is_scalar)
+        module = new_module(config, dtype, decoder_only=scalar)
         for param in module.parameters():
             param.add_(torch.randn_like(param), alpha=VECTOR_NOISE if param.ndim == 1 else MATRIX_NOISE)
-    if not is_scalar:
-        dtype = str(model.dtype).removeprefix("torch.")
-        return from_module(module, None, dtype, device, name=name)
+    if not scalar:
+        return from_module(module, None, str(dtype).removeprefix("torch."), device, name=name)
     head = ScalarHead(torch.linspace(-1, 1, config.hidden_size)[None], is_stored=False)
-    small = scalar_loading.over_decoder(module, None, None, head, model.dtype, device)
+    small = scalar_loading.over_decoder(module, None, None, head, dtype, device)
     return scalar_loading.admitted(small, name)
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from plait.errors import ModelError, RunError
+from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import save_pretrained
-from plait.models.language_model import LanguageModel
-from plait.models.scalar_model import ScalarModel
 
 
-def write_weights(model: LanguageModel | ScalarModel, folder: Path, what: str, *, adapter: bool) -> None:
+def write_weights(model: BackboneModel, folder: Path, what: str, *, adapter: bool) -> None:
     """A model with its weights as they are.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from plait.data.rows import Rows
 from plait.dataflow import CallKind, Dataflow, Node
@@ -30,7 +29,7 @@ class Patient:
     """Drives what models are asked beside the steps."""
 
     @cached_property
-    def models(self) -> dict[str, Any]:
+    def models(self) -> dict[str, BackboneModel]:
         """Role → its model, reward models included; of a run on several ranks, the leader's parts."""
         return {name: role.model for name, role in self.roles.items() if isinstance(role.model, BackboneModel)}
 

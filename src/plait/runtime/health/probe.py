@@ -63,7 +63,7 @@ def diagnose(suspects: Suspects, rows: Rows) -> Diagnosis | None:
     """
     model = suspects.role.model
     few = rows.select(_choose(rows))
-    if not len(few) or not isinstance(model, LanguageModel):
+    if not len(few):
         return None
     plain = _Plain(model, few)
     scoring = suspects.role.trainer

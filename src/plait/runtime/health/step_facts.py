@@ -9,7 +9,6 @@ import numpy as np
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Grain, Node
-from plait.models.language_model import LanguageModel
 from plait.runtime.health.loss_splits import split_gaps
 from plait.runtime.health.patient import Patient
 from plait.runtime.steps.step import StepState
@@ -101,14 +100,14 @@ class StepFacts:
     def _stop_ids(self) -> frozenset[int]:
         asked = self._patient.recipe.sampling.stop_token_ids
         actor = self._patient.models.get("actor")
-        own_ids = actor.eos_token_ids if isinstance(actor, LanguageModel) else ()
+        own_ids = () if actor is None else actor.eos_token_ids
         return frozenset(own_ids if asked is None else asked)
 
     def _end_ids(self) -> frozenset[int]:
         """Tokens that end a turn: those that end a response here, and those that do so in the families of models."""
         actor = self._patient.models.get("actor")
         ids = set(self._stop_ids())
-        if isinstance(actor, LanguageModel):
+        if actor is not None:
             ids |= set(actor.eos_token_ids)
             if actor.tokenizer is not None:
                 vocabulary = actor.tokenizer.get_vocab()
