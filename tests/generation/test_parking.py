@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from plait.data.records import FinishReason, Sample
 from plait.generation.engine import Engine, drain
-from plait.generation.records import HeldKV
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import SamplingSettings
+from plait.schedule.update_rule import HeldKV
 from tests.cases import examples, slow_but
 from tests.generation.requests import request
 from tests.models.tiny import tiny_model

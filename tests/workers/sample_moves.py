@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
-from plait.generation.records import HeldKV
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.layout.mesh import Layout, Mesh, Parallelism
@@ -19,6 +18,7 @@ from plait.models.backbone_model import copy_of
 from plait.models.compute.float64 import kept_float64
 from plait.models.parallel.partial import part_of
 from plait.policy.step import Key
+from plait.schedule.update_rule import HeldKV
 from plait.schedule.work import to_the_end
 from plait.workers.gathering import Gathering, Left, MoveWord, Stage
 from plait.workers.gathering import Said as SaidOfPairs

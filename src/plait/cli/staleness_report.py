@@ -44,7 +44,7 @@ def staleness_text(
         if role in trained:
             apart &= bool(policy.held_copies(role))
             text += f". {_of_role(role, policy, plan, recipe)}"
-    if not apart and recipe.on_update != "wait":
+    if not apart and not recipe.update_rule.waits:
         return f"{text}. What that gains depends on how unequal the lengths of samples are, and is not foretold"
     return text if foretold is None else f"{text}. {_gain(*foretold)}"
 
@@ -59,7 +59,7 @@ def _of_role(role: str, policy: OffloadPolicy, plan: Plan, recipe: Recipe) -> st
             f"training on {_ranks(training)}: its copy, which the plan has in any case; no further version is held"
         )
     overlaps = "when the rollouts of the step have ended, and what overlaps is the rest"
-    if recipe.on_update != "wait":
+    if not recipe.update_rule.waits:
         overlaps = "when its own samples are there, and what overlaps is their end: places that become free go to the "
         overlaps += "next batch"
     return (

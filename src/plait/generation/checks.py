@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from typing import get_args
 
 from plait.errors import CallError, ConfigError, DataError
-from plait.generation.records import HeldKV
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
 from plait.policy.step import Key
+from plait.schedule.update_rule import HeldKV
 
 
 def allow(holds: bool, otherwise: str) -> None:

@@ -22,7 +22,6 @@ from plait.generation.forward import ChunkTokens
 from plait.generation.joint import Alone, Joint
 from plait.generation.moves import Parking
 from plait.generation.occupancy import Occupancy
-from plait.generation.records import HeldKV
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.records import WeightUpdate as WeightUpdate
 from plait.generation.request import Request
@@ -36,6 +35,7 @@ from plait.generation.turns import Turn, Turns
 from plait.models.language_model import LanguageModel
 from plait.policy.shares import has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan
+from plait.schedule.update_rule import HeldKV
 from plait.speculation.counts import Counts
 
 

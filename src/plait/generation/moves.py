@@ -18,13 +18,14 @@ from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_room, check_stages
 from plait.generation.flight import InFlight
 from plait.generation.pool import KVPool
-from plait.generation.records import HeldKV, WeightUpdate
+from plait.generation.records import WeightUpdate
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
 from plait.policy.step import Key
+from plait.schedule.update_rule import HeldKV
 
 
 class Holds(Protocol):

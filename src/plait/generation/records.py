@@ -6,16 +6,14 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from plait.generation.sampler import SamplingRows
 from plait.policy.step import StepKind, StepPlan
+from plait.schedule.update_rule import HeldKV
 from plait.schedule.work import Done
-
-HeldKV = Literal["recompute", "keep"]
-"""What an update of the weights does to keys and values of samples in flight."""
 
 
 class Choose(Protocol):

@@ -12,13 +12,14 @@ from plait.generation.backend import Computes
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool
-from plait.generation.records import HeldKV, WeightUpdate
+from plait.generation.records import WeightUpdate
 from plait.generation.rows import DecodeBatch
 from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
 from plait.policy.blocks import prefix_keys
 from plait.policy.step import Key, StepPlan
+from plait.schedule.update_rule import HeldKV
 
 
 class EngineState:

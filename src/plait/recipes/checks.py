@@ -74,7 +74,7 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where samples may be older than the weights that train on them, but the flow draws none, or
     draws them with what it computes in the same step; or where they are to go on with new weights, and cannot."""
     if (most := recipe.max_staleness) == 0:
-        if recipe.on_update != "wait":
+        if not recipe.update_rule.waits:
             raise ConfigError(
                 f"`on_update` is {recipe.on_update}, but with `max_staleness` 0 no sample is running when new weights "
                 "come; raise `max_staleness`, or leave `on_update` out"
@@ -94,7 +94,7 @@ def check_staleness(flow: Dataflow, recipe: Recipe) -> None:
                 f"`max_staleness` is {most}, but {node.call} of the flow `{flow.name}` waits for {', '.join(waits)} of "
                 "the same step, so its samples cannot be drawn before that step; set `max_staleness` to 0"
             )
-    if recipe.on_update != "wait":
+    if not recipe.update_rule.waits:
         _check_going_on(rollouts, flow.name, recipe)
 
 
@@ -121,7 +121,7 @@ def _check_going_on(rollouts: Sequence[Node], flow: str, recipe: Recipe) -> None
 def check_kept(recipe: Recipe, shape: ModelShape) -> None:
     """Raises ConfigError where keys and values are to be kept over an update, but may have to give way before: what is
     computed again is of other weights, and nobody would know."""
-    if recipe.on_update != "keep":
+    if not recipe.update_rule.keeps:
         return
     most = prompt_limit(recipe, shape) + recipe.sampling.max_response_tokens
     needed = recipe.sampling.max_running * num_blocks_for(most)

@@ -21,6 +21,7 @@ from plait.observe.doctor_settings import DoctorSettings
 from plait.rewards.settings import RewardSettings
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
+from plait.schedule.update_rule import UpdateRule
 from plait.settings import Seed, Settings, word_or_number
 from plait.training.settings import OptimizerSettings
 
@@ -218,6 +219,10 @@ class Recipe(Settings):
     @property
     def fusion_rule(self) -> FusionRule:
         return FusionRule.of(self.fusion)
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        return UpdateRule.of(self.on_update)
 
     def steps_of(self, num_rows: int) -> int:
         """Training steps of a run over `num_rows` prompts, examples or pairs: `steps`, or the least that take `epochs`

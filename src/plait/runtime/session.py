@@ -139,7 +139,7 @@ class Session:
             self.moves = RolloutMoves.of(prepared, self.directory.files, self.done.step)
             rollout = self.executor.calls.rollout
             rollout.gate, rollout.rebalancer = self.moves.gate, self.moves.rebalancer
-            self.moments = Moments.opened(self.directory.files.moments, recipe.on_update, self.done.policy_version)
+            self.moments = Moments.opened(self.directory.files.moments, recipe.update_rule, self.done.policy_version)
             if self.moments is not None:
                 rollout.run_on(self.moments)
             undo.pop_all()

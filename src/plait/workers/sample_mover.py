@@ -24,7 +24,6 @@ from torch import Tensor
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
 from plait.generation.moves import SampleMoves
-from plait.generation.records import HeldKV
 from plait.generation.transfer import SampleState, holdings, parts
 from plait.layout.batches import CacheShape
 from plait.layout.holdings import Holdings
@@ -36,6 +35,7 @@ from plait.policy.step import Key
 from plait.reallocation.communicator import Channel
 from plait.reallocation.memory import allocate
 from plait.reallocation.mover import MoveReport, moving
+from plait.schedule.update_rule import HeldKV
 from plait.schedule.work import Work
 from plait.workers.background_move import BackgroundMove
 from plait.workers.messages import Message

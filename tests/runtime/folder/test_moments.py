@@ -9,6 +9,7 @@ import pytest
 from plait.errors import RunError
 from plait.observe.run_log import read_rows
 from plait.runtime.folder.moments import Moment, Moments
+from plait.schedule.update_rule import UpdateRule
 
 STANDING = {7: {0: 12, 3: 0}, 9: {1: 5}}
 
@@ -65,9 +66,9 @@ def test_a_line_that_was_not_written_whole_is_none(tmp_path: Path) -> None:
 
 def test_a_run_whose_samples_wait_has_none(tmp_path: Path) -> None:
     path = tmp_path / "moments.jsonl"
-    assert Moments.opened(path, "wait", 0) is None
+    assert Moments.opened(path, UpdateRule(), 0) is None
     assert not path.exists()
     Moments(path, "keep").keep(3, STANDING)
-    opened = Moments.opened(path, "keep", 3)
+    opened = Moments.opened(path, UpdateRule("keep"), 3)
     assert opened is not None
     assert opened.at(3) == Moment("recompute", STANDING), "a checkpoint holds no keys and values"

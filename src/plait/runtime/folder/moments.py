@@ -11,11 +11,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from plait.errors import RunError
-from plait.generation.records import HeldKV
 from plait.observe.run_log import cut_torn_line, read_rows, writing
+from plait.schedule.update_rule import HeldKV, UpdateRule
 
 Standing = Mapping[int, Mapping[int, int]]
 """Prompt uid → index of each sample of it that has not ended → tokens that it had said."""
@@ -48,15 +48,15 @@ class Moments:
         self._moments = {row["version"]: Moment(row["kv"], _standing(row["open"])) for row in rows}
 
     @classmethod
-    def opened(cls, path: Path, on_update: Literal["wait"] | HeldKV, version: int) -> Moments | None:
+    def opened(cls, path: Path, rule: UpdateRule, version: int) -> Moments | None:
         """Those of a run that goes on with weights of this version; None: its samples never go on with new weights.
 
         Raises:
             RunError: the file cannot be written.
         """
-        if on_update == "wait":
+        if rule.kv is None:
             return None
-        moments = cls(path, on_update)
+        moments = cls(path, rule.kv)
         moments.recompute(version)
         return moments
 

@@ -125,7 +125,7 @@ class Planning:
             nested=recipe.dtype == "bfloat16" and not adapted,
             fuses=recipe.fusion_rule.may_fuse,
             ahead=recipe.max_staleness > 0,
-            frozen=unchanging(self.flow, self.models) if recipe.on_update == "wait" else (),
+            frozen=unchanging(self.flow, self.models) if recipe.update_rule.waits else (),
         )
 
     @cached_property

@@ -43,7 +43,7 @@ class Executor:
         self._recorder = recorder
         needs = needs_of(flow, rewards_of(roles))
         self.calls = Calls(flow, roles, recipe, recorder, progress)
-        beside = None if recipe.on_update == "wait" else self.calls.runs_beside
+        beside = None if recipe.update_rule.waits else self.calls.runs_beside
         early = early_scores(flow, needs, unchanging(flow, role_models(flow, recipe)))
         self._open = OpenSteps(flow, needs, recipe.max_staleness, recipe.steps, self.calls.keeps_weights, beside, early)
         self._clock = clock

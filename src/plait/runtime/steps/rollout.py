@@ -70,7 +70,7 @@ class Rollout:
 
     def run_on(self, moments: Moments) -> None:
         """Have samples go on with later weights."""
-        self._asking = Asking(self._rewarding, moments, keeps=self._recipe.on_update == "keep")
+        self._asking = Asking(self._rewarding, moments, keeps=self._recipe.update_rule.keeps)
 
     def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:
         """How many samples the rollout of a step has, and among how many instances."""

@@ -1,0 +1,33 @@
+"""What a recipe asks of samples that are running when new weights come (`on_update`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HeldKV = Literal["recompute", "keep"]
+"""What becomes of keys and values that older weights computed, of a sample that goes on with new ones."""
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """Whether such samples go on with the new weights, and with which keys and values.
+
+    kv: None: they end with the weights that they began with, and the new ones wait
+    """
+
+    kv: HeldKV | None = None
+
+    @classmethod
+    def of(cls, stated: Literal["wait"] | HeldKV) -> UpdateRule:
+        """By what a recipe's key has."""
+        return cls() if stated == "wait" else cls(stated)
+
+    @property
+    def waits(self) -> bool:
+        return self.kv is None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether keys and values stay as older weights computed them."""
+        return self.kv == "keep"
