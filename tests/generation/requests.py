@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.data.records import Prompt
+from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
@@ -26,3 +27,8 @@ def with_head(uid: int, num_tokens: int, lengths: Sequence[int], head: int = 0) 
     """A prompt whose tokens but the last are those of every prompt with this head."""
     token_ids = [(7 * at + 31 * head) % 290 + 5 for at in range(num_tokens - 1)] + [uid + 5]
     return Request(Prompt(uid, "", tuple(token_ids)), len(lengths), FREE, NoiseKey(5), lengths=tuple(lengths))
+
+
+def is_packed(engine: Engine) -> bool:
+    """Whether something computes of which weights have been made ready: packed once more, where it packs any."""
+    return any(backend.is_prepared for backend in engine.state.forward.backends)

@@ -19,6 +19,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
+from tests.generation.requests import is_packed
 from tests.generation.test_engine import TEXTS, by_uid, request_of
 from tests.models.tiny import tiny_model
 
@@ -44,8 +45,8 @@ def test_a_preempted_sample_is_computed_again_to_the_same_bits(dtype: torch.dtyp
             samples += engine.step()
             assert engine.last_step is not None
             num_preempted += engine.last_step.num_preempted
-            assert isinstance(engine.state.forward.fast, CompiledForward)
-            assert engine.state.forward.has_packed_weights or not engine.has_work
+            assert isinstance(engine.state.forward.backends[0], CompiledForward)
+            assert is_packed(engine) or not engine.has_work
         assert (num_preempted > 0) == (kv_tokens is not None)
         found.append(by_uid(samples))
     assert len(found[0]) == 9

@@ -13,6 +13,7 @@ from plait.kernels import paged_attention
 from plait.kernels.noise import NoiseKey
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
+from tests.generation.requests import is_packed
 from tests.models.tiny import tiny_model
 
 needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
@@ -44,15 +45,15 @@ def test_weights_are_packed_once_more_work_makes_it_worthwhile(family: str) -> N
     engine = Engine(tiny_model(family, dtype=torch.float32), SamplingSettings())
     engine.add(request(0, 8))
     engine.step()
-    assert not engine.state.forward.has_packed_weights
+    assert not is_packed(engine)
     engine.add(request(1, 8))
     engine.step()
-    assert not engine.state.forward.has_packed_weights
+    assert not is_packed(engine)
     engine.add(request(2, 40))
     engine.step()
-    assert engine.state.forward.has_packed_weights
+    assert is_packed(engine)
     found = {sample.prompt.uid: sample.token_ids for sample in drain(engine)}
-    assert not engine.state.forward.has_packed_weights
+    assert not is_packed(engine)
     for uid, length in enumerate((8, 8, 40)):
         alone = Engine(tiny_model(family, dtype=torch.float32), SamplingSettings())
         alone.add(request(uid, length))

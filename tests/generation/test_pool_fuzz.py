@@ -40,9 +40,7 @@ RESPONSES = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple)
 
 @functools.cache
 def compiled_of(dtype: torch.dtype) -> CompiledForward:
-    found = CompiledForward.of(shared_model(dtype=dtype))
-    assert isinstance(found, CompiledForward), found
-    return found
+    return CompiledForward.of(shared_model(dtype=dtype))
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ from plait.kernels.noise import NoiseKey
 from plait.models.files import hub
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
+from tests.generation.requests import is_packed
 from tests.models.test_smollm2 import if_cached
 from tests.models.tiny_gguf import ALIAS
 
@@ -68,7 +69,7 @@ def greedy() -> dict[tuple[int, ...], Sample]:
     for uid in sorted(prompts):
         engine.add(Request(Prompt(uid, "", prompts[uid]), 1, asked, NoiseKey(0)))
     found = list(engine.step())
-    assert engine.state.forward.has_packed_weights
+    assert is_packed(engine)
     found += drain(engine)
     return {sample.prompt.token_ids: sample for sample in found}
 
@@ -115,8 +116,8 @@ def drawn(model: LanguageModel, prompts: Sequence[tuple[int, ...]]) -> list[Samp
     for uid, ids in enumerate(prompts):
         engine.add(Request(Prompt(uid, "", ids), NUM_SAMPLES, Sampling(), NoiseKey(3), (NUM_TOKENS,) * NUM_SAMPLES))
     first = engine.step()
-    assert isinstance(engine.state.forward.fast, CompiledForward)
-    assert engine.state.forward.has_packed_weights
+    assert isinstance(engine.state.forward.backends[0], CompiledForward)
+    assert is_packed(engine)
     return sorted([*first, *drain(engine)], key=lambda sample: (sample.prompt.uid, sample.index))
 
 

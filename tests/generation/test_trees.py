@@ -102,5 +102,4 @@ def test_by_the_module(family: str, dtype: torch.dtype) -> None:
 def test_by_the_compiled_forward(family: str) -> None:
     model = tiny_model(family, dtype=torch.float32)
     compiled = CompiledForward.of(model)
-    assert isinstance(compiled, CompiledForward)
     assert largest_error(model, lambda batch, pool: compiled.logits(compiled.hidden(batch, pool))) < 1e-5

@@ -8,7 +8,6 @@ Shapes: T tokens of a step, R rows that are read, N of any, H hidden size, V voc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
 import torch
@@ -21,11 +20,8 @@ from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why a backend cannot be had for a model."""
-
-    reason: str
+class Refused(Exception):
+    """A backend cannot be had for a model; says why."""
 
 
 class Computes(Protocol):
@@ -55,19 +51,18 @@ class Backend(Protocol):
     computed, or not, without a bit of any sample changing."""
 
     @classmethod
-    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self | Refusal:
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
         """One for this model and pools of such blocks, proven to compute what the model's module computes. It holds no
-        copies yet."""
+        copies yet.
+
+        Raises:
+            Refused: it cannot be had.
+        """
         ...
 
     @property
     def is_prepared(self) -> bool:
         """Whether `prepare` was called since the last `drop`."""
-        ...
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether weights are held once more: `drop` them before they change."""
         ...
 
     def prepare(self) -> None:
@@ -80,7 +75,8 @@ class Backend(Protocol):
         ...
 
     def drop(self, *, keep_memory: bool = False) -> None:
-        """Give the copies back; nothing to do where there are none. Their memory may stay for the next ones."""
+        """Give the copies back, before weights change; nothing to do where there are none. Their memory may stay for
+        the next ones."""
         ...
 
 

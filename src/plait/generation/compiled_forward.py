@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from plait.generation.backend import Refusal, unserved
+from plait.generation.backend import unserved
 from plait.generation.dense_layers import (
     ROPE_TYPES,
     Projection,
-    Refused,
     Watch,
     activation,
     decoder_layers,
@@ -80,15 +79,11 @@ class CompiledForward:
         self._read_settings()
 
     @classmethod
-    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self | Refusal:
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS) -> Self:
         """See Backend.of."""
-        if block_tokens != KEYS:
-            return Refusal(f"its kernels take blocks of {KEYS} tokens, the pool has {block_tokens}")
-        try:
-            forward = cls(model)
-            prove(forward)
-        except Refused as refused:
-            return Refusal(str(refused))
+        require(block_tokens == KEYS, f"its kernels take blocks of {KEYS} tokens, the pool has {block_tokens}")
+        forward = cls(model)
+        prove(forward)
         forward.drop()
         return forward
 
@@ -96,11 +91,6 @@ class CompiledForward:
     def is_prepared(self) -> bool:
         """See Backend.is_prepared."""
         return self.weights is not None
-
-    @property
-    def has_copies(self) -> bool:
-        """See Backend.has_copies."""
-        return self.is_prepared
 
     @property
     def num_bytes(self) -> int:

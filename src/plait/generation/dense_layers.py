@@ -13,16 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plait.generation.backend import Refused
 from plait.kernels.decoder import GELU_TANH, OFFSET, ROUNDED, SILU
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.working_weights import adapted_layers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose angles are a function of the position alone."""
-
-
-class Refused(Exception):
-    """A model has no compiled forward; says why. Caught by `CompiledForward.of`."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from plait.generation.backend import Backend, Computes, Refusal, unserved
+from plait.generation.backend import Backend, Computes, Refused, unserved
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.exact import ExactForward
 from plait.generation.module_forward import ModuleForward
@@ -53,23 +53,13 @@ class Forward:
         self._exact = ExactForward(model, pool, computes) if exact else None
         self.module = ModuleForward.of(model, pool.block_tokens, computes)
         """The Transformers module as a backend."""
-        self.fast: Backend | Refusal | None = None
-        """The compiled backend, or why there is none; None: not tried yet. Where it is refused, and until it is
-        prepared, the module computes."""
+        self.backends: tuple[Backend, ...] = (self.module,)
+        """Those that there are, the best first. A faster one than the module joins when it is first asked for, and
+        computes when it is prepared."""
+        self._refused: str | None = None
+        """Why there is no faster one; None: there is, or none was asked for yet."""
         self.is_decided = False
         """Whether it is known that preparing pays, or does not."""
-
-    @property
-    def has_packed_weights(self) -> bool:
-        """Whether a copy of the weights is held in another order."""
-        return any(backend.has_copies for backend in self._backends)
-
-    @property
-    def _backends(self) -> tuple[Backend, ...]:
-        """Those that there are, the best first."""
-        if self.fast is None or isinstance(self.fast, Refusal):
-            return (self.module,)
-        return (self.fast, self.module)
 
     @property
     def is_steady(self) -> bool:
@@ -87,7 +77,7 @@ class Forward:
     @property
     def _prepared(self) -> Backend:
         """What computes the next step."""
-        return next((backend for backend in self._backends if backend.is_prepared), self.module)
+        return next((backend for backend in self.backends if backend.is_prepared), self.module)
 
     @property
     def not_compiled(self) -> str | None:
@@ -99,14 +89,17 @@ class Forward:
             return "exact mode has a forward of its own"
         if self.model.part is not None:
             return "this rank has a part of the model"  # ranks of one layer have to meet in between
-        tried = self._tried()
-        return tried.reason if isinstance(tried, Refusal) else None
+        self._ask()
+        return self._refused
 
-    def _tried(self) -> Backend | Refusal:
-        """The backend beside the module, made and proven when it is first asked for."""
-        if self.fast is None:
-            self.fast = _first_of(BACKENDS, self.model, self._pool.block_tokens)
-        return self.fast
+    def _ask(self) -> Backend:
+        """The best backend that there is: those beside the module are made and proven when this is called first."""
+        if self._refused is None and len(self.backends) == 1:
+            try:
+                self.backends = (_first_of(BACKENDS, self.model, self._pool.block_tokens), self.module)
+            except Refused as refused:
+                self._refused = str(refused)
+        return self.backends[0]
 
     def logits(self, rows: DecodeBatch, drafts: Drafts, chunks: Sequence[ChunkTokens]) -> Tensor | None:
         """Logits [R, V]: of each new token of each row, then of the chunks that complete a sequence, in their order;
@@ -138,25 +131,25 @@ class Forward:
         self.is_decided = True
         if longest() < PACK_STEPS:
             return
-        tried = self._tried()
-        (self.module if isinstance(tried, Refusal) else tried).prepare()
+        self._ask().prepare()
 
     def work_added(self) -> None:
         """There is more to compute than was known: weights that were not worth packing may be now."""
-        self.is_decided = any(backend.is_prepared for backend in self._backends)
+        self.is_decided = any(backend.is_prepared for backend in self.backends)
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """Give the packed copy back; before the weights change. Its memory may stay for the next one."""
-        for backend in self._backends:
+        for backend in self.backends:
             backend.drop(keep_memory=keep_memory)
         self.is_decided = False
 
 
-def _first_of(kinds: Sequence[type[Backend]], model: LanguageModel, block_tokens: int) -> Backend | Refusal:
-    """The first that can be had; else why the last one cannot."""
-    first: Backend | Refusal = Refusal("there is no other way to compute")
+def _first_of(kinds: Sequence[type[Backend]], model: LanguageModel, block_tokens: int) -> Backend:
+    """The first that can be had. Raises Refused, with why the last one cannot, where there is none."""
+    reason = "there is no other way to compute"
     for kind in kinds:
-        first = kind.of(model, block_tokens)
-        if not isinstance(first, Refusal):
-            break
-    return first
+        try:
+            return kind.of(model, block_tokens)
+        except Refused as refused:
+            reason = str(refused)
+    raise Refused(reason)

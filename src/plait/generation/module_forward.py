@@ -54,11 +54,6 @@ class ModuleForward:
         """See Backend.is_prepared."""
         return self._packed.is_packed
 
-    @property
-    def has_copies(self) -> bool:
-        """See Backend.has_copies."""
-        return self._packed.has_copies
-
     def prepare(self) -> None:
         """See Backend.prepare."""
         self._packed.pack()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from plait.data.records import Prompt
-from plait.generation.backend import Refusal
+from plait.generation.backend import Refused
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import PACK_STEPS
@@ -22,8 +22,10 @@ from plait.models.backbone_model import copy_of
 from plait.models.compute import cpu_linear
 from plait.models.compute.cpu_linear import LEAST_PRODUCTS, PackedLinears, install, linear
 from plait.models.language_loading import from_module
+from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
 from plait.models.lora_settings import LoraSettings
+from tests.generation.requests import is_packed
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(not cpu_linear.AVAILABLE, reason="this torch lacks the operators")
@@ -118,10 +120,13 @@ def test_packed_weights_give_the_same_products_until_they_are_dropped(dtype: tor
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_float64_has_no_packed_weights_and_tied_ones_are_packed_once(dtype: str) -> None:
-    exact = PackedLinears(tiny_model("llama", dtype=torch.float64).module)
+    model = tiny_model("llama", dtype=torch.float64)
+    exact = PackedLinears(model.module)
     exact.pack()
     assert exact.is_packed
-    assert not exact.has_copies
+    with torch.no_grad(), exact.applied():
+        model.weights.zero_()
+        assert not model.module.lm_head(torch.ones(1, 32, dtype=torch.float64)).any(), "there is no copy"
     module = from_module(tiny("llama"), tiny_tokenizer(), dtype).module
     module.extra = nn.Linear(32, 320, bias=False)
     module.extra.weight = module.lm_head.weight
@@ -181,9 +186,9 @@ def test_a_rollout_packs_once_and_forgets_before_the_weights_change(dtype: str) 
         samples = []
         while engine.has_work:
             samples += engine.step()
-            seen.append(engine.state.forward.has_packed_weights)
+            seen.append(is_packed(engine))
         assert all(seen[:-1]), "from the first step on"
-        assert not engine.state.forward.has_packed_weights
+        assert not is_packed(engine)
         return [sample.token_ids for sample in sorted(samples, key=lambda s: (s.prompt.uid, s.index))]
 
     before = say(engine)
@@ -205,7 +210,10 @@ def test_a_packed_rollout_says_what_an_unpacked_one_says(monkeypatch: pytest.Mon
         engine.add(Request(_prompt(1, range(5, 12)), 3, sampling, NoiseKey(3)))
         return [(sample.token_ids, sample.logprobs) for sample in sorted(drain(engine), key=lambda s: s.index)]
 
-    monkeypatch.setattr(CompiledForward, "of", lambda model, block_tokens: Refusal("for the test"))
+    def refused(model: LanguageModel, block_tokens: int) -> CompiledForward:
+        raise Refused("for the test")
+
+    monkeypatch.setattr(CompiledForward, "of", refused)
     packed = say()
     monkeypatch.setattr(PackedLinears, "pack", lambda self: None)
     assert packed == say()
@@ -216,7 +224,7 @@ def test_short_responses_are_not_worth_a_packed_copy() -> None:
     engine.add(Request(_prompt(1, range(5, 12)), 3, Sampling(max_tokens=PACK_STEPS - 1), NoiseKey(3)))
     engine.step()
     assert engine.has_work
-    assert not engine.state.forward.has_packed_weights
+    assert not is_packed(engine)
 
 
 @pytest.mark.parametrize("shape", [(N, FROM), (1, N, FROM), (4, N // 4, FROM)])

@@ -186,10 +186,6 @@ class PackedLinears:
         """Whether `pack` was called, though there may have been nothing to do."""
         return self._weights is not None
 
-    @property
-    def has_copies(self) -> bool:
-        return bool(self._weights)
-
     def pack(self) -> None:
         """Copy the weights as they are now. On another device, in float64 or without oneDNN there is nothing to do."""
         self._weights = []
