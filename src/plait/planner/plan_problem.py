@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.simulator.costs import Costs
+from plait.simulator.costs import CostSource
 from plait.simulator.step_graph import StepGraph
 
 MOST_STAGES = 16
@@ -42,7 +42,7 @@ class PlanProblem:
     """
 
     graph: StepGraph
-    costs: Costs
+    costs: CostSource
     roles: Mapping[str, RoleFacts]
     micro_batch_tokens: tuple[int, ...] = ()
     smallest_mesh: int = 1

@@ -21,7 +21,7 @@ from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import is_fused, orders_of, parts_of, to_be_found
 from plait.schedule.plan import FUSION, SHARES, Mode, Placement, Plan, PolicyChoice
 from plait.schedule.schedule import Schedule
-from plait.schedule.training_order import SCHEDULES
+from plait.schedule.training_order import SCHEDULES, is_by_rule
 
 EVALUATED = "actor"
 """The role that answers held-out prompts."""
@@ -110,7 +110,7 @@ def _check_schedules(plan: Plan, flow: Dataflow, label: str) -> None:
     """Each is followed by a call, and is an order of its pipeline, or of the pipelines of several."""
     for number, schedule in enumerate(plan.schedules):
         where = f"{label}: schedules[{number}]"
-        if not schedule.name or schedule.name in SCHEDULES:
+        if is_by_rule(schedule.name):
             raise ConfigError(
                 f"{where}.name: expected a name of its own, by which a placement's `schedule` names it, found "
                 f"`{schedule.name}`"

@@ -62,6 +62,12 @@ SCHEDULES = tuple(_RULES)
 """Names of the rules, as placements give them."""
 
 
+def is_by_rule(schedule: str) -> bool:
+    """Whether what a placement gives as its `schedule` is a rule, which a role follows by itself. Roles whose placements
+    give the same other name train together."""
+    return not schedule or schedule in SCHEDULES
+
+
 @dataclass(frozen=True, slots=True)
 class RuleOrder:
     """A rule of `schedule.generators`, by one of SCHEDULES; see `TrainingOrder`."""

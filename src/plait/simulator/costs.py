@@ -104,7 +104,7 @@ class Devices(Protocol):
     def device(self) -> Device: ...
 
 
-class Costs(Protocol):
+class CostSource(Protocol):
     """Answers are kept by who gives them: a search asks for the same ones again and again."""
 
     @property

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from plait.layout.mesh import Layout
 from plait.schedule.plan import After, Placement
-from plait.schedule.training_order import SCHEDULES
-from plait.simulator.costs import CallCost, Costs, Floats, Tail
+from plait.schedule.training_order import is_by_rule
+from plait.simulator.costs import CallCost, CostSource, Floats, Tail
 from plait.simulator.step_graph import StepGraph
 
 Ints = NDArray[np.int64]
@@ -159,7 +159,7 @@ class Places:
         num_ranks: of the plan.
     """
 
-    def __init__(self, graph: StepGraph, costs: Costs, num_ranks: int) -> None:
+    def __init__(self, graph: StepGraph, costs: CostSource, num_ranks: int) -> None:
         self.graph, self.costs, self.num_ranks = graph, costs, num_ranks
         self._numbers: dict[object, int] = {}
         self._made: dict[Hashable, Place] = {}
@@ -201,7 +201,7 @@ def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[in
     named: dict[str, list[int]] = {}
     for slot, place in enumerate(places):
         schedule = place.placements[0].schedule
-        if schedule and schedule not in SCHEDULES and graph.slots[slot].mode == "train":
+        if graph.slots[slot].mode == "train" and not is_by_rule(schedule):
             named.setdefault(schedule, []).append(slot)
     return [tuple(slots) for slots in named.values() if len(slots) > 1]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plait.cost.working_memory import KEPT
-from plait.simulator.costs import Costs
+from plait.simulator.costs import CostSource
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
 
@@ -49,7 +49,7 @@ class Held:
         return peak
 
 
-def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> Held:
+def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: CostSource) -> Held:
     """What each rank holds. What a call does not need has left its devices when it begins, so the most is held during
     some call, or during calls that train together, or while weights are moved, whatever their order; or when all models
     have been read."""
@@ -84,7 +84,7 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
     return np.maximum.reduce([*of_slots, *together])
 
 
-def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Floats | int:
+def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats | int:
     """[ranks], or of each, of the process itself, and of an engine where it generates."""
     process = sum(costs.process_terms.values())
     if not costs.engine_bytes:
@@ -102,7 +102,9 @@ def kept_bytes(weights: Sequence[Weights]) -> Floats:
     return sum((of_family.kept for of_family in weights[1:]), weights[0].kept)
 
 
-def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> list[RankMemory]:
+def memory_of(
+    graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: CostSource
+) -> list[RankMemory]:
     """The memory of each rank."""
     held = held_bytes(graph, places, weights, costs)
     peak, limit_bytes = held.peak, costs.cluster.device.memory_bytes

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from plait.layout.mesh import Layout
 from plait.schedule.dispatch import Dispatcher
 from plait.simulator.clock import SimulatedClock
-from plait.simulator.costs import Costs
+from plait.simulator.costs import CostSource
 from plait.simulator.places import Floats, Place
 from plait.simulator.pool_room import PoolRoom
 from plait.simulator.step_graph import NO_MODEL, StepGraph
@@ -44,7 +44,7 @@ class Played:
 class StepSimulator:
     """Plays steps of one flow; what is known of weights is kept from plan to plan."""
 
-    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+    def __init__(self, graph: StepGraph, costs: CostSource) -> None:
         self.graph, self.costs = graph, costs
         self._weights: dict[Hashable, Weights] = {}
         self._pools = PoolRoom(graph, costs)

@@ -10,7 +10,7 @@ from typing import Any
 from plait.data.records import FinishReason, Sample
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
-from plait.runtime.steps.asking import Asked, Asking, Beside
+from plait.runtime.steps.asking import AskedRollout, Asking, Beside
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
 from tests.runtime.samples import prompt, sample
@@ -33,12 +33,12 @@ class Rewards:
         return False
 
 
-def asked(node: int, role: str, step: int, *uids: int) -> Asked:
+def asked(node: int, role: str, step: int, *uids: int) -> AskedRollout:
     """Two samples of each prompt, for a batch of its own."""
     state = StepState(step, prompts=tuple(map(prompt, uids)))
     state.growing[node] = PartialRollout(state.prompts, 2)
     call: Any = SimpleNamespace(id=node, role=role, call=f"{role}.generate")
-    return Asked(call, state, state.growing[node], SamplingSettings().sampling(), NoiseKey(1))
+    return AskedRollout(call, state, state.growing[node], SamplingSettings().sampling(), NoiseKey(1))
 
 
 def _told(count: int) -> None:

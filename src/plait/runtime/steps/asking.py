@@ -67,7 +67,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedRollout:
     """One rollout of a batch. growing: its prompts, and its samples as far as they are there."""
 
     node: Node
@@ -88,12 +88,12 @@ class Asking:
 
     def __init__(self, rewarding: Scores, moments: Moments | None = None, *, keeps: bool = False) -> None:
         self._rewarding, self._moments, self._keeps = rewarding, moments, keeps
-        self._out: dict[str, dict[Key, Asked]] = {}
+        self._out: dict[str, dict[Key, AskedRollout]] = {}
         """Role → samples that its engine has been asked for, and their rollouts."""
 
     def work(
         self,
-        asked: Asked,
+        asked: AskedRollout,
         engine: GenerationEngine,
         beside: Beside,
         says: Callable[[int], None],
@@ -143,11 +143,11 @@ class Asking:
         for key in mine:
             out.pop(key, None)
 
-    def _out_of(self, asked: Asked) -> dict[Key, Asked]:
+    def _out_of(self, asked: AskedRollout) -> dict[Key, AskedRollout]:
         """All samples that the engine of its role has been asked for."""
         return self._out.setdefault(str(asked.node.role), {})
 
-    def _ask(self, asked: Asked, engine: GenerationEngine, step: int) -> set[Key]:
+    def _ask(self, asked: AskedRollout, engine: GenerationEngine, step: int) -> set[Key]:
         """Ask for what is to be drawn in this step; the samples."""
         requests = list(self._requests(asked, step))
         mine = {(request.prompt.uid, index) for request in requests for index in request.indices}
@@ -156,14 +156,14 @@ class Asking:
             engine.add(request)
         return mine
 
-    def _submit_whole(self, asked: Asked) -> None:
+    def _submit_whole(self, asked: AskedRollout) -> None:
         """Groups that were whole in an earlier stay of the run go to the reward functions again."""
         sent = set(asked.state.sent.get(asked.node.id, ()))
         for group in asked.growing.whole:
             if group[0].prompt.uid not in sent:
                 self._submit(asked, group)
 
-    def _deliver(self, sample: Sample, out: dict[Key, Asked]) -> None:
+    def _deliver(self, sample: Sample, out: dict[Key, AskedRollout]) -> None:
         """To the rollout that asked for it."""
         key = sample.prompt.uid, sample.index
         asked = out.pop(key)
@@ -175,11 +175,11 @@ class Asking:
         elif (group := asked.growing.take(sample)) is not None:
             self._submit(asked, group)
 
-    def _submit(self, asked: Asked, group: Sequence[Sample]) -> None:
+    def _submit(self, asked: AskedRollout, group: Sequence[Sample]) -> None:
         self._rewarding.submit(asked.node, group, asked.state)
         asked.state.sent.setdefault(asked.node.id, set()).add(group[0].prompt.uid)
 
-    def _requests(self, asked: Asked, step: int) -> Iterator[Request]:
+    def _requests(self, asked: AskedRollout, step: int) -> Iterator[Request]:
         """What is asked for in a step: samples that have not ended, up to where they stood when it ended in an earlier
         stay of the run."""
         left: dict[int, set[int]] = {}
@@ -191,7 +191,7 @@ class Asking:
             if request.indices:
                 yield request
 
-    def _going_on(self, prompt: Prompt, left: set[int], asked: Asked, step: int) -> GoingOn:
+    def _going_on(self, prompt: Prompt, left: set[int], asked: AskedRollout, step: int) -> GoingOn:
         """
         Args:
             left: samples of the prompt that have not ended.

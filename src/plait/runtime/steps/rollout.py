@@ -26,7 +26,7 @@ from plait.policy.migration import Bounds
 from plait.recipes.engine_checks import said_of_no_guesses
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.moments import Moments
-from plait.runtime.steps.asking import Asked, Asking, Beside
+from plait.runtime.steps.asking import AskedRollout, Asking, Beside
 from plait.runtime.steps.drawn import DrawnBatch
 from plait.runtime.steps.gates import AtShare, Decides, Gate
 from plait.runtime.steps.rebalancing import Balance, Rebalancer
@@ -137,11 +137,11 @@ class Rollout:
         """Samples of each prompt."""
         return node.generation.num_samples(self._recipe.samples_per_prompt)
 
-    def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> Asked:
+    def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> AskedRollout:
         """What the node asks of every prompt of a batch, or of prompts that were drawn beside it."""
         sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
-        return Asked(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
+        return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
 
     def _until_enough(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
