@@ -106,10 +106,10 @@ def test_what_is_guessed_changes_no_response(
     assert main([*long, "--overwrite", "--speculation", "adaptive"]) == 0
     assert "speculation: " in capsys.readouterr().out
     assert main([*long, "--overwrite"]) == 0
-    assert "no next tokens are guessed by --speculation auto, as these layers" in capsys.readouterr().out
+    assert "guesses of next tokens: none by `--speculation` auto, as the model's own layers" in capsys.readouterr().out
     assert (tmp_path / "out.jsonl").read_bytes() == plain
     assert main([*("float32" if word == "float64" else word for word in long), "--overwrite"]) == 0
-    assert "no next tokens" not in capsys.readouterr().out
+    assert "guesses of next tokens" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -208,20 +208,17 @@ def _of_speculation(counts: dict[str, float]) -> str:
     )
 
 
-NO_GUESSES = (
-    "no next tokens are guessed by --speculation auto, as these layers may round by the number of rows; adaptive "
-    "guesses all the same"
-)
-
-
 def summary(figures: dict[str, Any], *, guesses: bool = False) -> str:
     """
     Args:
         figures: of the report.
         guesses: whether guesses were asked for where they change no bit.
     """
+    from plait.recipes.engine_checks import LAYERS_ROUND, none_by_auto
+
     step, share, reason = figures["step_ms"], figures["limit_share"], figures["not_compiled"]
     limit = "" if share is None else f"; {share:.0%} of what this machine can at most"
+    auto_is_idle = guesses and reason is not None and figures["speculation"] is None
     return (
         f"{figures['samples']} samples, {figures['tokens']:,} tokens in {figures['seconds']:.1f} s: "
         f"{figures['tokens_per_s']:,.0f} tokens/s (prefill {figures['prefill_tokens_per_s']:,.0f}, "
@@ -230,5 +227,5 @@ def summary(figures: dict[str, Any], *, guesses: bool = False) -> str:
         f"KV cache at most {figures['kv_peak_bytes'] / 2**20:.0f} MiB"
         + ("" if figures["speculation"] is None else "\n" + _of_speculation(figures["speculation"]))
         + ("" if reason is None else f"\ncomputed by the model's own layers, not by compiled ones: {reason}")
-        + (f"\n{NO_GUESSES}" if guesses and reason is not None and figures["speculation"] is None else "")
+        + (f"\nguesses of next tokens: {none_by_auto('--speculation', LAYERS_ROUND)}" if auto_is_idle else "")
     )

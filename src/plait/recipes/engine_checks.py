@@ -95,11 +95,23 @@ def said_of_no_guesses(recipe: Recipe, not_compiled: str | None = None) -> str |
     """
     why = no_guesses(recipe)
     if why is None and guesses_whole(recipe) and not_compiled is not None:
-        why = "the model's own layers may round by the number of rows"
-    if why is None:
-        return None
-    remedy = "; `adaptive` guesses all the same" if abilities(recipe).drafts else ""
-    return f"none by `sampling.speculation` auto, as {why}{remedy}"
+        why = LAYERS_ROUND
+    return None if why is None else none_by_auto("sampling.speculation", why, adaptive=abilities(recipe).drafts)
+
+
+LAYERS_ROUND = "the model's own layers may round by the number of rows"
+"""Why auto guesses nothing where the Transformers module computes."""
+
+
+def none_by_auto(key: str, why: str, *, adaptive: bool = True) -> str:
+    """That auto guesses nothing, in words for a person.
+
+    Args:
+        key: that is auto.
+        adaptive: whether it may be `adaptive` instead.
+    """
+    remedy = "; `adaptive` guesses all the same" if adaptive else ""
+    return f"none by `{key}` auto, as {why}{remedy}"
 
 
 def guesses(recipe: Recipe) -> bool:

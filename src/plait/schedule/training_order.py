@@ -63,8 +63,8 @@ SCHEDULES = tuple(_RULES)
 
 
 def is_by_rule(schedule: str) -> bool:
-    """Whether what a placement gives as its `schedule` is a rule, which a role follows by itself. Roles whose placements
-    give the same other name train together."""
+    """Whether the `schedule` of a placement is a rule, which its role follows by itself. Roles whose placements give
+    another name, and the same, train together."""
     return not schedule or schedule in SCHEDULES
 
 
