@@ -171,7 +171,11 @@ def test_a_role_is_asked_only_what_it_can(flow: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("grpo", {"critic.model": "c"}, r"^`critic` is set, but the flow `grpo` has no role `critic`"),
+        (
+            "grpo",
+            {"critic.model": "c"},
+            r"^`critic` is set, but the flow `grpo` has no role `critic`; remove the section `critic` \(its `model`\)$",
+        ),
         ("grpo", {"reference.sync_every": 5}, r"^`reference` is set, .* asks no reference \(`options.kl_coef`"),
         ("grpo", {"pretraining.source": "p"}, r"^`pretraining` is set, .* reads no examples beside its prompts"),
         ("dpo", {"sampling.temperature": 0.5}, r"^`sampling` is set, .* generates nothing"),

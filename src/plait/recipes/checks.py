@@ -15,6 +15,7 @@ from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
 from plait.schedule.needs import needs_of
+from plait.settings import Settings
 
 _CALLS = {
     "actor": {"generate", "logprobs", "train"},
@@ -163,6 +164,12 @@ def check_calls(flow: Dataflow) -> None:
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` scores and is trained; take two flows for that")
 
 
+def _set_in(section: Settings, plain: Settings | None) -> str:
+    """The keys of a section that are not as they are by themselves, in words."""
+    keys = [] if plain is None else [key for key, value in section if value != getattr(plain, key)]
+    return f" (its {', '.join(f'`{key}`' for key in keys)})" if keys else ""
+
+
 def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where a section says something that this flow has no use for."""
     generates = bool(flow.of_kind(CallKind.GENERATE))
@@ -177,13 +184,17 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     )
     default = Recipe(model=recipe.model, data=recipe.data)
     for name, used in sections:
-        if not used and getattr(recipe, name) != getattr(default, name):
+        section, plain = getattr(recipe, name), getattr(default, name)
+        if not used and section != plain:
             what = f"has no role `{name}`" if name in _CALLS else "generates nothing"
             if name == "reference":
                 what = "asks no reference (`options.kl_coef` above 0 makes most of them)"
             if name == "pretraining":
                 what = "reads no examples beside its prompts (safe_rlhf does with `options.ptx_coef` above 0)"
-            raise ConfigError(f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`")
+            raise ConfigError(
+                f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`"
+                f"{_set_in(section, plain)}"
+            )
     if recipe.reference.sync_every and recipe.lora.rank:
         raise ConfigError(
             f"`reference.sync_every` is {recipe.reference.sync_every}, but with adapters (`lora.rank` "
