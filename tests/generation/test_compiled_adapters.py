@@ -12,12 +12,12 @@ from torch import Tensor
 
 from plait.data.records import Prompt
 from plait.generation import panels
-from plait.generation.backend import Refused
 from plait.generation.compiled_forward import CompiledForward, adapters_of
 from plait.generation.dense_layers import Adapter, Projection
 from plait.generation.engine import Engine, drain
 from plait.generation.proof import prove
 from plait.generation.ragged import NewTokens, ragged
+from plait.generation.refused import Refused
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import decoder, paged_attention

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.packed import pack as packed_row
-from plait.generation.backend import Refused
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.paged import attention_for
 from plait.generation.panels import lay_out, panels_of
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.generation.refused import Refused
 from plait.kernels import decoder, paged_attention, products
 from plait.kernels.paged_attention import KEYS
 from plait.models.compute.attention import PackedContext

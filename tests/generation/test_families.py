@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from plait.data.records import Prompt
-from plait.generation.backend import Refused
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
+from plait.generation.refused import Refused
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import paged_attention

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.generation.backend import Refused
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.pool import KVPool
 from plait.generation.proof import prove
+from plait.generation.refused import Refused
 from plait.kernels import paged_attention
 from tests.cases import examples, slow_but
 from tests.generation.spoilt import change_weights

@@ -11,7 +11,7 @@ import numpy as np
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
-from plait.models.backbone_model import BackboneModel
+from plait.models.model import Model
 from plait.schedule.work import Done, Work
 from plait.training.mini_batch import LossCall
 from plait.training.settings import OptimizerSettings
@@ -54,7 +54,7 @@ def with_policy_columns(rows: Rows, logprobs: np.ndarray, *, seed: int = 1, spre
     return rows.with_column(OLD, near[0]).with_column(REF, near[1])
 
 
-def make_trainer(model: BackboneModel, **overrides: Any) -> Trainer:
+def make_trainer(model: Model, **overrides: Any) -> Trainer:
     """A trainer without gradient clipping and with a rate of 1e-3; keys of its settings, or of Trainer."""
     given = {
         "learning_rate": 1e-3,
@@ -78,7 +78,7 @@ def make_trainer(model: BackboneModel, **overrides: Any) -> Trainer:
     )
 
 
-def scorer(model: BackboneModel, micro_batch_tokens: int, temperature: float, role: str = "ref") -> Trainer:
+def scorer(model: Model, micro_batch_tokens: int, temperature: float, role: str = "ref") -> Trainer:
     """The trainer of a frozen role."""
     return Trainer(model, ExecutionSettings(micro_batch_tokens), SampleSettings(temperature), role=role)
 

@@ -20,10 +20,6 @@ from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
 
 
-class Refused(Exception):
-    """A backend cannot be had for a model; says why."""
-
-
 class Computes(Protocol):
     """What a step asks of a model: a `LanguageModel` does it alone, or the ranks that have one in stages together."""
 

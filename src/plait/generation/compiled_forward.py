@@ -33,12 +33,12 @@ from plait.generation.dense_layers import (
     input_of,
     norm_kind,
     parts_of,
-    require,
 )
 from plait.generation.panels import Panels, Rows, aligned, padded
 from plait.generation.pool import KVPool
 from plait.generation.proof import prove
 from plait.generation.ragged import RaggedBatch
+from plait.generation.refused import require
 from plait.kernels import decoder, paged_attention, products
 from plait.kernels.decoder import CHUNK_ROWS, OFFSET, Sizes
 from plait.kernels.paged_attention import KEYS, array_of

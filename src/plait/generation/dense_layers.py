@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plait.generation.backend import Refused
+from plait.generation.refused import Refused, require
 from plait.kernels.decoder import GELU_TANH, OFFSET, ROUNDED, SILU
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.working_weights import adapted_layers
@@ -80,12 +80,6 @@ class Watch:
         plain = form.softcap is None and form.sinks is None and key.shape[2] == value.shape[2]
         self.calls[layer] = Call((query.shape[0], key.shape[0], key.shape[2]), float(form.scale), form.window, plain)
         return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
-
-
-def require(holds: bool, otherwise: str) -> None:
-    """Raises `Refused`, which says `otherwise`, unless it holds."""
-    if not holds:
-        raise Refused(otherwise)
 
 
 def decoder_layers(module: Any) -> list[Any]:

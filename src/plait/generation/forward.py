@@ -14,12 +14,13 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from plait.generation.backend import Backend, Computes, Refused, unserved
+from plait.generation.backend import Backend, Computes, unserved
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.exact import ExactForward
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.refused import Refused
 from plait.generation.rows import DecodeBatch, Drafts, with_chunks
 from plait.models.language_model import LanguageModel
 

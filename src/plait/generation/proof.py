@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
 from plait.data.packed import pack as packed_row
-from plait.generation.dense_layers import decoder_layers, input_of, require
+from plait.generation.dense_layers import decoder_layers, input_of
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.refused import require
 from plait.kernels.paged_attention import KEYS
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.attention_form import AttentionForm

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
-from plait.dataflow import Score
 from plait.layout.params import FlatLayout, Parameters
 from plait.models.backbone import Backbone, ForwardOptions
 from plait.models.compute.attention import AttentionContext, PackedContext
-from plait.models.files.saving import Export
 from plait.models.flat_weights import FlatWeights
-from plait.models.outputs import Outputs
+from plait.models.outputs import Said
 from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.team import Team
 from plait.models.working_weights import OwnPart, copy_module
@@ -33,8 +31,8 @@ class BackboneModel:
 
     kind: ClassVar[str]
     """What messages call it."""
-    can_score: ClassVar[tuple[Score, ...]]
-    """What a SCORE call may ask of it."""
+    says: ClassVar[tuple[Said, ...]]
+    """What it may be asked of samples."""
     peft_task: ClassVar[str]
     """What peft calls what it is for."""
 
@@ -99,33 +97,6 @@ class BackboneModel:
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """Places [N] int64 of the row whose hidden states the model's outputs are made of."""
-        raise NotImplementedError
-
-    def outputs(self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
-        """What the model says of the batch's samples; temperature: of log-probs; checkpoint: see `hidden`."""
-        raise NotImplementedError
-
-    def outputs_of(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
-        """`outputs` from the hidden states [T, H] of the last stage (`stage`)."""
-        raise NotImplementedError
-
-    def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:
-        """What the head makes of the hidden states [T, H] of the last stage, one row for each place that it reads."""
-        raise NotImplementedError
-
-    def renew_head(self) -> None:
-        """Read the head of the module anew, whose parameters are this rank's now."""
-
-    def parameters_of_views(self) -> dict[str, nn.Parameter]:
-        """Parameters of this model that every view with an adapter has of its own, by name: those of a new head."""
-        return {}
-
-    def with_own(self, own: OwnPart) -> Self:
-        """The view of this model that has these parameters of its own."""
-        raise NotImplementedError
-
-    def export(self, dtype: torch.dtype) -> Export:
-        """What `saving.save_pretrained` writes. Of a whole model: a part's weights are moved to one first."""
         raise NotImplementedError
 
     def _over(self, module: Any, weights: Tensor) -> Self:
@@ -305,10 +276,10 @@ class TrainedWeights:
         return list(part.counted_ranges(self.layout))
 
 
-AnyModel = TypeVar("AnyModel", bound=BackboneModel)
+Copied = TypeVar("Copied", bound=BackboneModel)
 
 
-def copy_of(model: AnyModel) -> AnyModel:
+def copy_of(model: Copied) -> Copied:
     """A frozen copy with buffers of its own: the reference. None of its parameters requires a gradient."""
     twin = model.copied()
     twin.module.requires_grad_(False)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
-from plait.dataflow import Score
 from plait.layout.params import FlatLayout
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
@@ -23,7 +22,7 @@ from plait.models.compute.float64 import kept_float64
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head, head_of_part
-from plait.models.outputs import Outputs
+from plait.models.outputs import Outputs, Said
 from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart, skeleton
 
@@ -33,7 +32,7 @@ class LanguageModel(BackboneModel):
     """One admitted model on one device."""
 
     kind: ClassVar[str] = "a language model"
-    can_score: ClassVar[tuple[Score, ...]] = (Score.LOGPROBS,)
+    says: ClassVar[tuple[Said, ...]] = (Said.LOGPROBS,)
     peft_task: ClassVar[str] = "CAUSAL_LM"
 
     module: Any
@@ -123,13 +122,19 @@ class LanguageModel(BackboneModel):
         return Outputs(*self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
 
     def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:
-        """See `BackboneModel.head_outputs`: logits [T, V]."""
+        """What the head makes of hidden states [T, H], one row for each place that it reads: logits [T, V]."""
         return self.head(hidden_TH)
 
     def renew_head(self) -> None:
+        """Read the head of the module anew, whose parameters are this rank's now."""
         self.head = head_of_part(self.module, self.parameters, self.team)
 
+    def parameters_of_views(self) -> dict[str, nn.Parameter]:
+        """Parameters that every view with an adapter has of its own, by name: none."""
+        return {}
+
     def with_own(self, own: OwnPart) -> LanguageModel:
+        """The view of this model that has these parameters of its own."""
         return replace(self, own=own)
 
     def read_places(self, batch: PackedBatch) -> Tensor:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param
-from plait.models.backbone_model import AnyModel, BackboneModel
 from plait.models.draws import generator
 from plait.models.lora_settings import LoraSettings
+from plait.models.model import AnyModel, Model
 from plait.models.parallel.part import require_whole
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
 
@@ -163,7 +163,7 @@ def _draw(param: Param, name: str, seed: int) -> Tensor:
     return (torch.rand(param.shape, generator=generator(seed, name, param.name)) * 2 - 1) * bound
 
 
-def _parameter_of(model: BackboneModel, name: str) -> nn.Parameter:
+def _parameter_of(model: Model, name: str) -> nn.Parameter:
     """A parameter of the weights that the model has or shares. A view's layout may hold a head that is not in its
     module.
     """
@@ -172,7 +172,7 @@ def _parameter_of(model: BackboneModel, name: str) -> nn.Parameter:
     return model.module.get_parameter(name)
 
 
-def own_adapter(model: BackboneModel) -> OwnPart:
+def own_adapter(model: Model) -> OwnPart:
     own = model.own
     assert own is not None, "the model has no adapter"
     assert own.adapter is not None, "the model has a head of its own and no adapter"

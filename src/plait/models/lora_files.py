@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from plait.errors import ModelError
-from plait.models.backbone_model import AnyModel, BackboneModel
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite
 from plait.models.lora import add_lora, own_adapter, peft_fields, peft_library, targets_of
 from plait.models.lora_settings import LoraSettings
+from plait.models.model import AnyModel, Model
 from plait.output import write_folder
 
 _PREFIX = "base_model.model."
@@ -24,7 +24,7 @@ _NOT_READ = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "alpha_pattern
 """What changes the numbers of an adapter and has no trace in the names and shapes of its file."""
 
 
-def save_adapter(model: BackboneModel, folder: str | Path) -> None:
+def save_adapter(model: Model, folder: str | Path) -> None:
     """Write the adapter alone (and the head of a scalar model) as peft does, in the compute dtype, whole or not at all:
     `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it.
 
@@ -94,7 +94,7 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
     return view
 
 
-def _shapes(model: BackboneModel, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+def _shapes(model: Model, decoder: Any, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
     """What `add_lora` with these settings would hold."""
     shapes: dict[str, tuple[int, ...]] = {}
     for at, layer in targets_of(settings, decoder).items():

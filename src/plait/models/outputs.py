@@ -6,8 +6,17 @@ Shapes: T tokens of a packed row, H hidden size, R response tokens, N samples, i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torch import Tensor
+
+
+class Said(StrEnum):
+    """What there is of each response token, or of each sample."""
+
+    LOGPROBS = "logprobs"
+    VALUES = "values"
+    SCORES = "scores"
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.data.packed import PackedBatch, Span
-from plait.dataflow import Score
 from plait.layout.params import FlatLayout
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import Export, cpu_state
-from plait.models.outputs import Outputs
+from plait.models.outputs import Outputs, Said
 from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart
 
@@ -60,7 +59,7 @@ class ScalarModel(BackboneModel):
     """One admitted decoder with a scalar head on one device."""
 
     kind: ClassVar[str] = "a scalar model"
-    can_score: ClassVar[tuple[Score, ...]] = (Score.VALUES, Score.SCORE)
+    says: ClassVar[tuple[Said, ...]] = (Said.VALUES, Said.SCORES)
     peft_task: ClassVar[str] = "SEQ_CLS"
 
     module: ScalarModule
@@ -122,13 +121,18 @@ class ScalarModel(BackboneModel):
         return Outputs(values_R=values_R, scores_N=scores_N)
 
     def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:
-        """See `BackboneModel.head_outputs`: [R + samples, 1]."""
+        """What the head makes of hidden states [T, H], one row for each place that it reads: [R + samples, 1]."""
         return torch.cat(self.values_and_scores_of(hidden_TH, batch))[:, None]
 
+    def renew_head(self) -> None:
+        """Nothing to do: it is read at every forward."""
+
     def parameters_of_views(self) -> dict[str, nn.Parameter]:
+        """Parameters that every view with an adapter has of its own, by name: those of the head."""
         return {HEAD: self.module.score.weight}
 
     def with_own(self, own: OwnPart) -> ScalarModel:
+        """The view of this model that has these parameters of its own."""
         return replace(self, module=ScalarModule(self.module.base_model, own.parameters[HEAD]), own=own)
 
     def read_places(self, batch: PackedBatch) -> Tensor:

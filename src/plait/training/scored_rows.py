@@ -11,8 +11,8 @@ from torch import Tensor
 from plait.data.rows import Rows
 from plait.dataflow import Level, Score
 from plait.errors import RunError
-from plait.models.backbone_model import BackboneModel
-from plait.models.outputs import Outputs
+from plait.models.model import Model
+from plait.models.outputs import Outputs, Said
 from plait.policy.packing import MicroBatch
 
 
@@ -20,26 +20,21 @@ from plait.policy.packing import MicroBatch
 class ScoredOutput:
     """One of the outputs of a model, as scores of rows."""
 
-    score: Score
-    name: str
+    name: Said
     level: Level
     """What there is a number for: a response token, or a sample."""
     pick: Callable[[Outputs], Tensor | None]
 
-    def require(self, model: BackboneModel, role: str, call: str) -> None:
+    def require(self, model: Model, role: str, call: str) -> None:
         """Raises RunError where a model of this kind has no such output."""
-        if self.score not in model.can_score:
-            there_are = " and ".join(OUTPUTS[score].name for score in model.can_score)
-            raise RunError(f"{call}: role `{role}` is {model.kind}, which has {there_are}")
+        if self.name not in model.says:
+            raise RunError(f"{call}: role `{role}` is {model.kind}, which has {' and '.join(model.says)}")
 
 
 OUTPUTS = {
-    output.score: output
-    for output in (
-        ScoredOutput(Score.LOGPROBS, "logprobs", Level.TOKEN, lambda outputs: outputs.logprobs_R),
-        ScoredOutput(Score.VALUES, "values", Level.TOKEN, lambda outputs: outputs.values_R),
-        ScoredOutput(Score.SCORE, "scores", Level.SAMPLE, lambda outputs: outputs.scores_N),
-    )
+    Score.LOGPROBS: ScoredOutput(Said.LOGPROBS, Level.TOKEN, lambda outputs: outputs.logprobs_R),
+    Score.VALUES: ScoredOutput(Said.VALUES, Level.TOKEN, lambda outputs: outputs.values_R),
+    Score.SCORE: ScoredOutput(Said.SCORES, Level.SAMPLE, lambda outputs: outputs.scores_N),
 }
 
 

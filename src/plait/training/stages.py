@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plait.data.packed import PackedBatch, pack
 from plait.data.rows import Rows
-from plait.models.backbone_model import BackboneModel
+from plait.models.model import Model
 from plait.models.outputs import Outputs
 from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
@@ -28,7 +28,7 @@ Take = Callable[[MicroBatch, Outputs], None]
 class ModelPart:
     """What this rank has of a model: all of it, or a stage and a tensor-parallel share."""
 
-    model: BackboneModel
+    model: Model
     team: Team
     checkpoint: bool = False
     """Recompute layer activations in the backward pass."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Score
-from plait.models.backbone_model import BackboneModel
+from plait.models.model import Model
+from plait.models.outputs import Said
 from plait.models.parallel.team import Team
 from plait.policy.packing import MicroBatch
 from plait.schedule.work import Done, Work
@@ -53,7 +54,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: BackboneModel,
+        model: Model,
         execution: ExecutionSettings,
         samples: SampleSettings,
         updates: UpdateSettings | None = None,
@@ -178,7 +179,7 @@ class Trainer:
         else:
             copies = self._split(batch.rows, batch.call.whole_groups)
             self.optimizer.collected.zero()
-        tally = Tally(batch, sees=compares and Score.LOGPROBS in self.model.can_score)
+        tally = Tally(batch, sees=compares and Said.LOGPROBS in self.model.says)
         stage = TrainingStage(self._part, copies[self.team.dp.index], self.optimizer, tally)
         return OpenMiniBatch(self.role, copies, stage)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from plait.dataflow import CallKind, Dataflow
-from plait.models.backbone_model import AnyModel, BackboneModel, copy_of
+from plait.models.backbone_model import copy_of
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
+from plait.models.model import AnyModel, Model
 from plait.models.parallel.part_loading import PartLoader
 from plait.models.scalar_loading import load_scalar, scalar_of
 from plait.models.scalar_model import ScalarModel
@@ -23,7 +24,7 @@ NEW_HEAD_STD = 0.0
 """A new head scores everything 0: a critic then begins by expecting nothing, and the loss of a reward model at ln 2."""
 
 
-def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, BackboneModel]:
+def build_models(wanted: Iterable[RoleModel], recipe: Recipe) -> dict[str, Model]:
     """Read each checkpoint once and give each role its weights.
 
     Roles that do not change share one copy of what they begin as. With adapters (`lora`), roles that begin as the
@@ -46,13 +47,13 @@ class _Shelf:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._language: dict[str, LanguageModel] = {}
-        self._frozen: dict[tuple[str, bool], BackboneModel] = {}
+        self._frozen: dict[tuple[str, bool], Model] = {}
 
-    def build(self, wanted: Iterable[RoleModel]) -> dict[str, BackboneModel]:
+    def build(self, wanted: Iterable[RoleModel]) -> dict[str, Model]:
         adapted = self._recipe.lora.rank > 0
         return {model.role: self._adapted(model) if adapted else self._whole(model) for model in wanted}
 
-    def _whole(self, role_model: RoleModel) -> BackboneModel:
+    def _whole(self, role_model: RoleModel) -> Model:
         if role_model.changes:
             return self._fresh(role_model)
         place = (role_model.name, role_model.scalar)
@@ -60,7 +61,7 @@ class _Shelf:
             self._frozen[place] = self._fresh(role_model)
         return self._frozen[place]
 
-    def _fresh(self, role_model: RoleModel) -> BackboneModel:
+    def _fresh(self, role_model: RoleModel) -> Model:
         """Weights of its own. The first language model of a checkpoint takes what was read, later ones a copy."""
         recipe = self._recipe
         if role_model.scalar:
@@ -84,7 +85,7 @@ class _Shelf:
             role_model.name, dtype=recipe.dtype, device=recipe.device, seed=recipe.seed, head_std=NEW_HEAD_STD
         )
 
-    def _adapted(self, role_model: RoleModel) -> BackboneModel:
+    def _adapted(self, role_model: RoleModel) -> Model:
         from plait.models.scalar_loading import scalar_view
 
         if role_model.has_head:

@@ -22,7 +22,7 @@ from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MovePlan
 from plait.layout.params import Parameters
-from plait.models.backbone_model import BackboneModel
+from plait.models.model import Model
 from plait.models.parallel.peers import WaitingFor
 from plait.models.parallel.team import Team
 from plait.reallocation.communicator import Channel
@@ -82,7 +82,7 @@ class RoleState:
     """The optimizer's, where it does not stay on the device."""
 
     @property
-    def model(self) -> BackboneModel:
+    def model(self) -> Model:
         """A part of the model that this rank has, that of the home layout if it has that."""
         return next(iter(self.parts.values()))
 

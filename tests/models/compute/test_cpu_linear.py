@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from plait.data.records import Prompt
-from plait.generation.backend import Refused
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import PACK_STEPS
+from plait.generation.refused import Refused
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey

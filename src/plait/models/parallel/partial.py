@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from plait.layout.params import Block
 from plait.layout.shards import check, shard
 from plait.models.backbone import Backbone
-from plait.models.backbone_model import AnyModel, BackboneModel
 from plait.models.flat_weights import FlatWeights, cut_block
+from plait.models.model import AnyModel, Model
 from plait.models.parallel.part import Part, refusal_of_views
 from plait.models.parallel.part_proof import Proof, own_layers
 from plait.models.parallel.partial_sums import Partials
@@ -69,7 +69,7 @@ def part_of(model: AnyModel, team: Team) -> AnyModel:
     return model
 
 
-def cut_layers(model: BackboneModel, team: Team, *, returns_tuple: bool) -> None:
+def cut_layers(model: Model, team: Team, *, returns_tuple: bool) -> None:
     """Leave the layers of this rank's stage; the others hand on. returns_tuple: see `stage.PassingLayer`."""
     if team.pp.size == 1:
         return
@@ -87,7 +87,7 @@ def cut_layers(model: BackboneModel, team: Team, *, returns_tuple: bool) -> None
 
 
 def take_weights(
-    model: BackboneModel,
+    model: Model,
     team: Team,
     values: Values,
     device: torch.device | str,
@@ -139,7 +139,7 @@ def cut_from(module: nn.Module) -> Values:
     return lambda block: cut_block(params[block.param.name], block)
 
 
-def _install_tp(model: BackboneModel, team: Team) -> tuple[Partials, ...]:
+def _install_tp(model: Model, team: Team) -> tuple[Partials, ...]:
     if team.tp.size == 1:
         return ()
     plan = getattr(model.module, "tp_plan", None) or {}
@@ -149,7 +149,7 @@ def _install_tp(model: BackboneModel, team: Team) -> tuple[Partials, ...]:
     return install(model.module, plan, model.parameters, held, split, config)
 
 
-def _choose_experts(model: BackboneModel) -> None:
+def _choose_experts(model: Model) -> None:
     """Grouped matrix products take rows of a multiple of 16 bytes alone; cut otherwise, experts go one by one."""
     mixtures = [block.shape for block in model.layout.blocks if len(block.shape) == 3 and block.param.cut is not None]
     if any(extent * model.weights.itemsize % GROUPED_BYTES for shape in mixtures for extent in shape[1:]):

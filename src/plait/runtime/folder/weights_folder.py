@@ -7,11 +7,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from plait.errors import ModelError, RunError
-from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import save_pretrained
+from plait.models.model import Model
 
 
-def write_weights(model: BackboneModel, folder: Path, what: str, *, adapter: bool) -> None:
+def write_weights(model: Model, folder: Path, what: str, *, adapter: bool) -> None:
     """A model with its weights as they are.
 
     Args:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.dataflow import Score
 from plait.errors import DataError, RunError
 from plait.models.backbone_model import BackboneModel
+from plait.models.outputs import Said
 from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
@@ -134,7 +134,7 @@ class RunDoctor:
             others = {
                 name: model
                 for name, model in self._patient.models.items()
-                if name not in self._patient.trained and Score.LOGPROBS in model.can_score and _whole(model)
+                if name not in self._patient.trained and Said.LOGPROBS in model.says and _whole(model)
             }
             patient = self._patient
             temperature, has_come_apart = patient.recipe.sampling.temperature, reading.has_come_apart
