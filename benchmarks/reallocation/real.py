@@ -204,11 +204,13 @@ def meetings(source: Holdings, target: Holdings) -> Pairs:
         for number, senders in enumerate(shards(source)):
             for held in source.ranks[senders[0]]:
                 goal = goals.get(held.param)
-                if goal is None or (held.param, held.box) in seen or not held.box.meets(goal.box):
+                if goal is None or (held.param, held.box) in seen:
                     continue
-                seen.add((held.param, held.box))
                 low = [max(held.box[at], goal.box[at]) for at in (0, 2, 4)]
                 high = [min(held.box[at], goal.box[at]) for at in (1, 3, 5)]
+                if any(start >= stop for start, stop in zip(low, high, strict=True)):
+                    continue
+                seen.add((held.param, held.box))
                 box = Box(low[0], high[0], low[1], high[1], low[2], high[2])
                 pairs[number, other].append(aligned_slices(held, goal, box))
     return dict(pairs)

@@ -75,10 +75,6 @@ class ExampleSet:
         ]
 
 
-PairSet = ExampleSet
-"""An ExampleSet with two samples per row, chosen and rejected."""
-
-
 def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettings, max_tokens: int) -> ExampleSet:
     """Tokenise and measure every row of `source`, which holds examples or pairs (`source.kind`).
 
@@ -116,10 +112,6 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
         sum(not encoder.ends(encoded[index]) for index in kept),
         sum(int(sum(response.trained)) for index in kept for response in encoded[index].responses),
     )
-
-
-pair_set = example_set
-"""The same for pairs: which it is stands in the source."""
 
 
 def _is_equal_pair(encoded: Encoded) -> bool:

@@ -37,13 +37,6 @@ class Box(NamedTuple):
             and other[5] <= self[5]
         )
 
-    def meets(self, other: Box) -> bool:
-        return (
-            max(self[0], other[0]) < min(self[1], other[1])
-            and max(self[2], other[2]) < min(self[3], other[3])
-            and max(self[4], other[4]) < min(self[5], other[5])
-        )
-
 
 class Slice(NamedTuple):
     """Elements of one buffer, visited row-major over `shape`: element (i, j, k) is at offset + i*s0 + j*s1 + k*s2."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 
 from plait.errors import ConfigError
 
-LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 
 
