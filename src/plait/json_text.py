@@ -56,11 +56,11 @@ def check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
-            part
+            item
             for whole in level
             if isinstance(whole, list | dict)
-            for part in (whole.values() if isinstance(whole, dict) else whole)
-            if isinstance(part, list | dict)
+            for item in (whole.values() if isinstance(whole, dict) else whole)
+            if isinstance(item, list | dict)
         ]
         if not level:
             return
@@ -75,12 +75,12 @@ def check_texts(value: Any, whose: str = "a text") -> None:
             lone = next(ord(c) for c in value if 0xD800 <= ord(c) < 0xE000)
             raise Malformed(f"{whose} holds a lone surrogate (\\u{lone:04x}), which is no character; mend the text")
         case list():
-            for part in value:
-                check_texts(part, whose)
+            for item in value:
+                check_texts(item, whose)
         case dict():
-            for key, part in value.items():
+            for key, item in value.items():
                 check_texts(key, "a key")
-                check_texts(part, f"`{key}`" if whose == "a text" else whose)
+                check_texts(item, f"`{key}`" if whose == "a text" else whose)
 
 
 def whole_number(digits: str) -> int:

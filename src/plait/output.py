@@ -98,17 +98,17 @@ def write_file(path: str | Path, content: str | Iterable[bytes], *, durable: boo
         OSError: the disk is full or the place cannot be written; what was there stays.
     """
     path = _real(Path(path))
-    part = path.with_name(f".{path.name}.tmp")
+    unfinished = path.with_name(f".{path.name}.tmp")
     try:
-        with open(part, "wb") as file:
+        with open(unfinished, "wb") as file:
             file.writelines([content.encode()] if isinstance(content, str) else content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         raise
     if durable:
         sync(path.parent)

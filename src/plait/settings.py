@@ -66,8 +66,8 @@ def _kinds(annotation: Any) -> frozenset[type]:
 
 def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
-        for part in value:
-            yield from _leaves(part)
+        for item in value:
+            yield from _leaves(item)
     else:
         yield value
 

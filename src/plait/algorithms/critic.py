@@ -113,7 +113,7 @@ def returns_of(advantages: FloatArray, values: FloatArray) -> FloatArray:
 
 def response_mean(rewards: list[FloatArray]) -> float:
     """Mean over responses of the sum of their tokens' rewards; 0 for no response."""
-    return float(np.mean([part.sum() for part in rewards])) if rewards else 0.0
+    return float(np.mean([of_sample.sum() for of_sample in rewards])) if rewards else 0.0
 
 
 def value_loss(

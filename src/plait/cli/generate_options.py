@@ -130,11 +130,11 @@ def check_out(options: Options) -> None:
     out = options.out
     read = [path for path in (options.prompts, options.lengths, options.history) if path is not None]
     check_file(out, "--out", overwrite=options.overwrite, inputs=read)
-    part = out.with_name(f".{out.name}.tmp")
+    unfinished = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
-        part.unlink()
+        unfinished.touch()
+        unfinished.unlink()
     except OSError as error:
         raise ConfigError(f"--out: `{out}` cannot be written: {error.strerror or error}; give another file") from None
 

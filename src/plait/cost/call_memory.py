@@ -99,8 +99,8 @@ def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: 
     of_layer = micro_batch_bytes(facts, model, mode, layout, fused=fused)
     if mode != "train":  # nothing is kept for a backward: one layer's activations at a time
         return int(of_layer)
-    held = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
-    return int(held * _stage_layers(layout, rank, facts.shapes[model.name]) * of_layer)
+    num_in_flight = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
+    return int(num_in_flight * _stage_layers(layout, rank, facts.shapes[model.name]) * of_layer)
 
 
 def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:

@@ -256,8 +256,10 @@ class ModelCosts:
             whole_groups=options.whole_groups,
         )
         role = str(node.role)
-        held = forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
-        return replace(cost, working_bytes=held.working, activation_bytes=held.activations, plain_bytes=held.plain)
+        memory = forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
+        return replace(
+            cost, working_bytes=memory.working, activation_bytes=memory.activations, plain_bytes=memory.plain
+        )
 
     def _tp_bytes(self, passes: Passes, micro: Micro, layout: Layout) -> int:
         """That the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""

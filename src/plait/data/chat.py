@@ -178,8 +178,8 @@ class SpokenFinder:
         messages = [*prompt, *turns]
 
         def ids(count: int, begin_answer: bool = False) -> tuple[int, ...]:
-            part = messages[:count]
-            text = render(self._tokenizer, part, row, remedy=remedy, begin_answer=begin_answer)
+            beginning = messages[:count]
+            text = render(self._tokenizer, beginning, row, remedy=remedy, begin_answer=begin_answer)
             return self._ids(text, chat=True)
 
         whole = ids(len(messages))

@@ -169,9 +169,9 @@ def _plain(value: Any, column: str, place: str) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
-        return [_plain(part, column, place) for part in value]
+        return [_plain(item, column, place) for item in value]
     if isinstance(value, dict):
-        return {str(name): _plain(part, column, place) for name, part in value.items()}
+        return {str(name): _plain(item, column, place) for name, item in value.items()}
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):

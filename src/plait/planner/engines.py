@@ -285,12 +285,12 @@ def _vary(t: Tables, pool: Floats, pool_score: Floats, family: int, bound: float
 
 @njit()
 def _excess(t: Tables, order: Ints, rank: int, goal: float) -> float:
-    held = 0.0
+    held_bytes = 0.0
     total = 0.0
     for slot in range(t.row_start[rank], t.row_start[rank + 1]):
-        held += t.memory[order[slot]]
-        if held > goal:
-            total += held - goal
+        held_bytes += t.memory[order[slot]]
+        if held_bytes > goal:
+            total += held_bytes - goal
     return total
 
 
@@ -340,22 +340,22 @@ def _reach(t: Tables, order: Ints, cap: Floats, source: int, target: int) -> int
     step = 1 if target > source else -1
     slot = source
     most = cap[rank] + TOLERANCE * max(1.0, abs(cap[rank])) if cap[rank] < np.inf else np.inf
-    held = 0.0
+    held_bytes = 0.0
     if most < np.inf:
         for k in range(first, source + (1 if step > 0 else 0)):
-            held += t.memory[order[k]]
+            held_bytes += t.memory[order[k]]
     while slot != target:
         other = order[slot + step]
         if t.chain[other] == chain or other == t.before[action] or other == t.after[action]:
             break
         if most < np.inf:
             if step > 0:
-                if held - t.memory[action] + t.memory[other] > most:
+                if held_bytes - t.memory[action] + t.memory[other] > most:
                     break
-                held += t.memory[other]
+                held_bytes += t.memory[other]
             else:
-                held -= t.memory[other]
-                if held + t.memory[action] > most:
+                held_bytes -= t.memory[other]
+                if held_bytes + t.memory[action] > most:
                     break
         slot += step
     return slot

@@ -30,7 +30,7 @@ def greedy(workload: Workload, t: Tables | None = None) -> Ints | None:
     rank_of = t.rank.tolist()
     end = [-1.0] * len(seconds)
     free = [0.0] * num_ranks
-    held = [0.0] * num_ranks
+    held_bytes = [0.0] * num_ranks
     rows: list[list[int]] = [[] for _ in range(num_ranks)]
 
     def choice(v: int) -> tuple[float, int, int, int] | None:
@@ -41,7 +41,7 @@ def greedy(workload: Workload, t: Tables | None = None) -> Ints | None:
             a = head[c]
             if a == stop[c] or (before[a] >= 0 and end[before[a]] < 0):
                 continue
-            if memory[a] > 0 and held[v] + memory[a] > workload.caps[v] * (1 + 1e-12):
+            if memory[a] > 0 and held_bytes[v] + memory[a] > workload.caps[v] * (1 + 1e-12):
                 continue
             start = max(free[v], end[before[a]] if before[a] >= 0 else 0.0)
             ready.append((start, 1 - group[c] % 2, v, a, group[c] // 2))
@@ -57,7 +57,7 @@ def greedy(workload: Workload, t: Tables | None = None) -> Ints | None:
             return None
         start, _, v, a = min(options)
         end[a] = free[v] = start + seconds[a]
-        held[v] += memory[a]
+        held_bytes[v] += memory[a]
         head[t.chain[a]] += 1
         rows[v].append(a)
         best[v] = choice(v)

@@ -151,14 +151,14 @@ class SlotForms:
             slot,
             Placement(call, what.mode, ranks, sizes.dp, sizes.tp, sizes.pp, "keep", sizes.stages, tokens, schedule),
         )
-        held = [weights + state for weights, state in zip(asked.held, asked.state, strict=True)]
+        held_bytes = [weights + state for weights, state in zip(asked.held, asked.state, strict=True)]
         working = [
             max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in asked.calls)
             for k in range(sizes.pp)
         ]
-        most = max(still + active for still, active in zip(held, working, strict=True))
+        most = max(still + active for still, active in zip(held_bytes, working, strict=True))
         seconds = sum(cost.seconds for cost in asked.calls)
-        form = Form(sizes, tokens, schedule, asked, seconds, float(max(held)), float(max(working)))
+        form = Form(sizes, tokens, schedule, asked, seconds, float(max(held_bytes)), float(max(working)))
         return form, most <= self._room
 
     @property
@@ -182,13 +182,13 @@ class SlotForms:
         facts = self._problem.roles[what.role]
         layout = Layout(Mesh(ranks), sizes)
         trained = what.mode == "train"
-        held = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
+        held_bytes = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
         call = self._graph.calls[self._graph.calls_of[slot][0]].call
         working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
-        layer = min(num_bytes / layers for num_bytes, layers in zip(held, sizes.stages, strict=True))
+        layer = min(num_bytes / layers for num_bytes, layers in zip(held_bytes, sizes.stages, strict=True))
         rooms = [
             self._room - (num_bytes - layer * layers) - active
-            for num_bytes, layers, active in zip(held, sizes.stages, working, strict=True)
+            for num_bytes, layers, active in zip(held_bytes, sizes.stages, working, strict=True)
         ]
         layers = [layer] * len(facts.layer_work)
         return cut_layers(

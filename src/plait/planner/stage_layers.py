@@ -37,11 +37,11 @@ def cut_layers(
     if num_stages > layers:
         return None
     seconds = [0.0, *accumulate(layer_s)]
-    held = [0.0, *accumulate(layer_bytes or [0.0] * layers)]
+    bytes_before = [0.0, *accumulate(layer_bytes or [0.0] * layers)]
     rooms = room_bytes or [inf] * num_stages
 
     def stage(number: int, start: int, stop: int) -> float:
-        if held[stop] - held[start] > rooms[number]:
+        if bytes_before[stop] - bytes_before[start] > rooms[number]:
             return inf
         extra = (first_s if number == 0 else 0.0) + (last_s if number == num_stages - 1 else 0.0)
         return seconds[stop] - seconds[start] + extra

@@ -102,14 +102,14 @@ def loading(
 
 
 def _write_whole(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".tmp")
+    unfinished = path.with_name(path.name + ".tmp")
     try:
-        with open(part, "w") as file:
+        with open(unfinished, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(part, path)
+        os.rename(unfinished, path)
         sync_folder(path.parent)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise RunError(f"{path}: expected to write {len(text)} bytes, found: {error}; free some space") from error

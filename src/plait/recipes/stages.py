@@ -137,8 +137,8 @@ def _check_references(name: str, recipe: Recipe, before: list[str]) -> None:
 
 def _get(recipe: Recipe, key: str) -> str | None:
     value: Any = recipe
-    for part in key.split("."):
-        value = getattr(value, part)
+    for name in key.split("."):
+        value = getattr(value, name)
     return value
 
 

@@ -17,9 +17,9 @@ class FusionRule:
     is_open: bool = False
 
     @classmethod
-    def of(cls, said: float | str) -> FusionRule:
+    def of(cls, stated: float | str) -> FusionRule:
         """By what a recipe's key has: `auto`, `off`, or a share."""
-        return cls(share=said) if isinstance(said, float) else cls(is_open=said == "auto")
+        return cls(share=stated) if isinstance(stated, float) else cls(is_open=stated == "auto")
 
     @property
     def is_stated(self) -> bool:

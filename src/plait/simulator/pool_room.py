@@ -29,12 +29,12 @@ class PoolRoom:
         if not self._costs.pool_takes_rest:
             return tuple(places)
         kept = kept_bytes(weights)
-        present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
+        present = {slot: held_bytes for of_family in weights for slot, held_bytes in of_family.present.items()}
         fitted = list(places)
         for slot, place in enumerate(places):
             if self._graph.slots[slot].mode == "decode":
-                held = kept + present[slot]
-                most = tuple(int(held[list(p.ranks)].max()) for p in place.placements)
+                held_bytes = kept + present[slot]
+                most = tuple(int(held_bytes[list(p.ranks)].max()) for p in place.placements)
                 fitted[slot] = self._of(place, most)
         return tuple(fitted)
 

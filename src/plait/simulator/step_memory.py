@@ -148,14 +148,14 @@ def _terms(
         seen: set[int] = set()
         for slot in family:
             place, role = places[slot], graph.slots[slot].role
-            part = int(place.parts[rank])
-            kept = any(places[other].parts[rank] == part and places[other].after[rank] == KEEP for other in family)
-            if graph.nested and part != WHOLE:
+            number = int(place.parts[rank])
+            kept = any(places[other].parts[rank] == number and places[other].after[rank] == KEEP for other in family)
+            if graph.nested and number != WHOLE:
                 kept &= not any(
                     places[other].parts[rank] == WHOLE and places[other].after[rank] == KEEP for other in family
                 )
-            if part >= 0 and part not in seen and kept:
-                seen.add(part)
+            if number >= 0 and number not in seen and kept:
+                seen.add(number)
                 terms_of_rank[f"{role}: weights"] = terms_of_rank.get(f"{role}: weights", 0.0) + place.weights[rank]
             if place.state is not None and place.state[rank] and place.after[rank] == KEEP:
                 terms_of_rank[f"{role}: optimizer state"] = place.state[rank]

@@ -80,10 +80,12 @@ def look(python: Path | None = None) -> VllmEnvironment | None:
         answer = subprocess.run(
             [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=LOOK_S, check=True
         )
-        said = json.loads(answer.stdout)
+        answered = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return VllmEnvironment(python, tuple(said["python"]), said["vllm"], said["torch"], said["transformers"])
+    return VllmEnvironment(
+        python, tuple(answered["python"]), answered["vllm"], answered["torch"], answered["transformers"]
+    )
 
 
 def checked_environment() -> VllmEnvironment:

@@ -217,11 +217,11 @@ class LockstepEngine:
 
 def join_instance(rank_state: RankState, role: str) -> LockstepEngine | None:
     """This rank as a member of its instance of a role, which hears words for it from now on; None: it is in none."""
-    part = rank_state.roles.get(role)
-    if part is None or part.engine is None:
+    role_state = rank_state.roles.get(role)
+    if role_state is None or role_state.engine is None:
         return None
-    assert part.instance is not None, f"the engine of {role} belongs to no instance"
-    member = rank_state.listeners[role] = LockstepEngine(part.engine, part.instance, part.mover)
+    assert role_state.instance is not None, f"the engine of {role} belongs to no instance"
+    member = rank_state.listeners[role] = LockstepEngine(role_state.engine, role_state.instance, role_state.mover)
     return member
 
 

@@ -211,14 +211,15 @@ class RankState:
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
         """Before `moving` to these copies: have what is moved on the device, and memory for what comes."""
-        part = self.roles.get(role)
-        if part is None:
+        role_state = self.roles.get(role)
+        if role_state is None:
             return
         sends = (
-            any(self.rank in part.moves[number].rows for number in numbers) and self.rank in part.place.home.mesh.ranks
+            any(self.rank in role_state.moves[number].rows for number in numbers)
+            and self.rank in role_state.place.home.mesh.ranks
         )
         mine = [key for number in numbers for rank, key in self.copies[role][number].parts if rank == self.rank]
-        filled = [self._units.get(id(part.parts[key].trained.flat.whole)) for key in mine]
+        filled = [self._units.get(id(role_state.parts[key].trained.flat.whole)) for key in mine]
         needs: list[Need] = [(role, "home")] if sends else []
         self.offloads.want(*needs, filled=[unit for unit in filled if unit is not None])
 
@@ -273,20 +274,20 @@ class RankState:
             self.offloads.want((role, "home"))
         if 0 in place.mesh.ranks and part_key(place, 0) == WHOLE:
             return self.roles[role].parts[WHOLE] if self.rank == 0 else None
-        part = self.roles.get(role)
+        role_state = self.roles.get(role)
         role_model = next(role_model for role_model in self._models if role_model.role == role)
         host = self.recipe.model_copy(update={"device": "cpu"})
         model = build_models([role_model], host)[role] if self.rank == 0 else None
-        if part is not None:
-            parameters = part.parameters
+        if role_state is not None:
+            parameters = role_state.parameters
         else:
             assert model is not None, f"rank {self.rank} has no part in gathering {role}"
             parameters = model.trained.parameters
         source = weights(parameters, place, dtype, "part")
         plan = plan_move(source, weights(parameters, Layout.on((0,)), dtype, "whole"), self.cluster)
         buffers = {}
-        if part is not None and self.rank in place.mesh.ranks:
-            buffers["part"] = part.parts[part_key(place, self.rank)].trained.flat.flat("cpu")
+        if role_state is not None and self.rank in place.mesh.ranks:
+            buffers["part"] = role_state.parts[part_key(place, self.rank)].trained.flat.flat("cpu")
         if model is not None:
             buffers["whole"] = model.trained.weights
         if self.rank in plan.rows:

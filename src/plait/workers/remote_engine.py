@@ -40,8 +40,8 @@ class RemoteEngine:
         self._role = role
         rank_state = announcer.rank_state
         self._instances = rank_state.places[role].generate
-        part = rank_state.roles.get(role)
-        self._engine = part.engine if part is not None else None
+        role_state = rank_state.roles.get(role)
+        self._engine = role_state.engine if role_state is not None else None
         """The leader's own; None: it has none."""
         self.model = None if self._engine is None else self._engine.model
         """The leader's part."""

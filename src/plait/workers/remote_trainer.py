@@ -21,8 +21,8 @@ class RemoteTrainer:
     def __init__(self, announcer: Announcer, role: str, max_positions: int) -> None:
         self._announcer = announcer
         self.role = role
-        part = announcer.rank_state.roles.get(role)
-        self.model = part.model if part is not None else AbsentModel(max_positions)
+        role_state = announcer.rank_state.roles.get(role)
+        self.model = role_state.model if role_state is not None else AbsentModel(max_positions)
 
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
         """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights. Copies that are

@@ -126,28 +126,30 @@ class RoleBuilder:
                     )
                 parts[key] = shared[owner, key]
         parameters = next(iter(parts.values())).trained.parameters
-        part = RoleState(role_model, place, parts, parameters)
+        role_state = RoleState(role_model, place, parts, parameters)
         if place.train is not None and (team := self.teams[place.train]) is not None:
-            part.trainer = self._trainer(part, place.train, team, trained=True)
-            part.state = self._state(part, part.trainer)
+            role_state.trainer = self._trainer(role_state, place.train, team, trained=True)
+            role_state.state = self._state(role_state, role_state.trainer)
         if (team := self.teams[place.scoring]) is not None:
             tokens = place.micro_batch_tokens
             same = place.scoring == place.train and (place.score is None or tokens.get("score") == tokens.get("train"))
-            part.scorer = part.trainer if same else self._trainer(part, place.scoring, team, trained=False)
+            role_state.scorer = (
+                role_state.trainer if same else self._trainer(role_state, place.scoring, team, trained=False)
+            )
             if self._scores_alone:
                 instance = place.scoring.instance_of(rank)
-                part.alone = self._trainer(part, instance, self.teams[instance], trained=False)
+                role_state.alone = self._trainer(role_state, instance, self.teams[instance], trained=False)
         for instance in () if abilities(self.recipe).computes_elsewhere else place.generate:
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"
                 only = not self._trains_or_scores
-                part.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=only)
-                part.instance = team
-                part.mover = self._mover(role_model.role, part.engine)
+                role_state.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=only)
+                role_state.instance = team
+                role_state.mover = self._mover(role_model.role, role_state.engine)
         if self.setting.copies[role_model.role] or role_model.follows:
-            part.moves, part.buffers = self._moves(part)
-        return part
+            role_state.moves, role_state.buffers = self._moves(role_state)
+        return role_state
 
     def _mover(self, role: str, engine: Engine) -> SampleMoverOfRank | None:
         """The way of samples to the role's other instances; None: they stay where they begin."""

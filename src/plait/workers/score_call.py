@@ -54,9 +54,9 @@ class ScoreCall:
         return scoring if self.by is None else scoring.instances()[self.by.instance]
 
     def run(self, rank_state: RankState) -> Work[FloatArray]:
-        part = rank_state.roles[self.role]
+        role_state = rank_state.roles[self.role]
         yield from rank_state.offloads.wanting(*self.needs)
-        trainer = part.alone if self.by is not None else part.scorer or part.trainer
+        trainer = role_state.alone if self.by is not None else role_state.scorer or role_state.trainer
         assert trainer is not None, f"{self.call}: rank {rank_state.rank} has no part in it"
         scored = trainer.score(self.rows, self.what, temperature=self.temperature, call=self.call)
         return (yield from scored)

@@ -66,7 +66,7 @@ class LossOver:
         """
         of_rows, of_batch = _columns(self.node)
         values = tuple(np.asarray(self.batch_values[column], dtype=np.float64) for column in of_batch)
-        said = {"node": self.node.id, "temperature": self.temperature, "values": len(values), **header}
+        fields = {"node": self.node.id, "temperature": self.temperature, "values": len(values), **header}
         mask = self.node.mask
         mask_of(self.rows, mask, self.role)
         rows = self.rows.ordered()
@@ -76,7 +76,7 @@ class LossOver:
             shares = shares_of(rows, batches_of(rows), ways, whole_groups=whole_groups, pair_tokens=pair_tokens)
             return [(*values, *arrays) for arrays in pack_shares(rows, of_rows, shares, mask)]
 
-        return by_rank(self.layout(rank_state), kind, said, arrays_of)
+        return by_rank(self.layout(rank_state), kind, fields, arrays_of)
 
     @classmethod
     def of(cls, message: Message, flow: Dataflow) -> LossOver:

@@ -27,10 +27,10 @@ def open_vllm(announcer: Announcer, role: str, ends: ExitStack) -> VllmEngine:
         ends: its process ends with it.
     """
     rank_state = announcer.rank_state
-    recipe, part = rank_state.recipe, rank_state.roles[role]
-    model = part.parts[WHOLE]
+    recipe, role_state = rank_state.recipe, rank_state.roles[role]
+    model = role_state.parts[WHOLE]
     assert isinstance(model, LanguageModel), f"role {role} generates with a scalar model"
-    loading = loading_of(recipe, part.role_model.name, model_shape(part.role_model.name))
+    loading = loading_of(recipe, role_state.role_model.name, model_shape(role_state.role_model.name))
 
     def weights() -> dict[str, torch.Tensor]:
         return rank_state.gather(role).export(model.dtype).state

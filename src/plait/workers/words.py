@@ -127,9 +127,9 @@ class Delivered:
     def of(cls, message: Message, prompts: Mapping[int, Prompt]) -> Delivered:
         """prompts: by uid, as they were asked: the samples have these very ones."""
         header = message.header
-        said = {(uid, index): tokens for uid, index, tokens in header["said"]}
+        num_said = {(uid, index): tokens for uid, index, tokens in header["said"]}
         counts = None if header["speculation"] is None else Counts.of(header["speculation"])
-        return cls(unpack_samples(message.arrays, prompts, header["texts"]), said, counts)
+        return cls(unpack_samples(message.arrays, prompts, header["texts"]), num_said, counts)
 
 
 Answer = Delivered | MoveWord

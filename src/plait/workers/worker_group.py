@@ -60,9 +60,9 @@ class WorkerGroup:
     def spans(self) -> list[Span]:
         """What all ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
         recorded: list[Recorded] = self.announcer.ask(self._ranks, Spans(self._recorder.zero_s), "its timeline")
-        self._peak_bytes = [part.peak_bytes for part in recorded]
-        self._uses += [use for part in recorded for use in part.uses]
-        return [span for part in recorded for span in part.spans]
+        self._peak_bytes = [of_rank.peak_bytes for of_rank in recorded]
+        self._uses += [use for of_rank in recorded for use in of_rank.uses]
+        return [span for of_rank in recorded for span in of_rank.spans]
 
     def performance(self) -> dict[str, float]:
         """Metrics since the last time: bytes of rows that this rank has sent and received, how drafts went, how busy

@@ -75,10 +75,10 @@ def new_module(config: Any, dtype: Any = None, *, decoder_only: bool) -> Any:
 
 def without_kernels(config: Any) -> Any:
     """The configuration, without the names of kernels that would be fetched and run when its module is made."""
-    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
-        stated = getattr(part, "_attn_implementation", None)
+    for section in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        stated = getattr(section, "_attn_implementation", None)
         if stated is not None and ("/" in str(stated) or "flash" in str(stated)):
-            part._attn_implementation = None  # ours is set later
+            section._attn_implementation = None  # ours is set later
     return config
 
 

@@ -143,10 +143,10 @@ def _install_tp(model: Model, team: Team) -> tuple[Partials, ...]:
     if team.tp.size == 1:
         return ()
     plan = getattr(model.module, "tp_plan", None) or {}
-    held = {block.param.name for block in model.layout.blocks} | set(model.layout.aliases)
+    own_names = {block.param.name for block in model.layout.blocks} | set(model.layout.aliases)
     config = model.config.get_text_config()
     split = TokenSplit(team.tp, splits=team.splits_tokens)
-    return install(model.module, plan, model.parameters, held, split, config)
+    return install(model.module, plan, model.parameters, own_names, split, config)
 
 
 def _choose_experts(model: Model) -> None:

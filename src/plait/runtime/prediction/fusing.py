@@ -128,7 +128,7 @@ def _pipeline(
     shape, count = facts.shapes[model.name], num_micro_batches(facts, model.role, p)
     bounds = stage_bounds(shape.layers, p.layout.parallelism)
     layers = [float(stop - start) for start, stop in pairwise(bounds)]
-    held = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
+    working_bytes = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
     table = lambda values: tuple((value,) * count for value in values)  # noqa: E731
     return Pipeline(
         model.role,
@@ -136,7 +136,7 @@ def _pipeline(
         rows,
         table([forward for forward, _ in stages]),
         table([backward for _, backward in stages]),
-        table([held * number for number in layers]),
+        table([working_bytes * number for number in layers]),
     )
 
 
