@@ -3,11 +3,13 @@ settings of the shipped recipes of the demo and the film, on one device and on t
 
     python benchmarks/plans_measured.py --repeats 2            # on two idle cores, about an hour
     python benchmarks/plans_measured.py --parts plans          # or settings
+    python benchmarks/plans_measured.py --parts plans --algorithms ppo --steps 6
     python benchmarks/plans_measured.py --tiny --repeats 1     # does the benchmark itself work?
 
 A profile of this machine is measured first, in whole. One run of each algorithm (the first plan, the first setting)
 then corrects it, as any run of a user does; it counts in no figure. All others are foretold before they run,
-and each is a run of its own, its first step left out.
+and each is a run of its own, its first step left out. What is measured is printed at once; a benchmark that is
+interrupted or terminated prints the table of what it has.
 
     plans      predicted and measured seconds of a step, Kendall's tau of each algorithm's plans (Kendall 1938: the
                share of pairs in the right order less that of pairs in the wrong one), of those pairs, too, that differ
@@ -15,7 +17,8 @@ and each is a run of its own, its first step left out.
                the prediction puts first. Each plan steps in turns with the first: its seconds are the median of the
                steps' ratios times the median of all steps of the first, so that minutes in which the machine was
                faster favour no plan. `found` is what `plan: auto` finds by itself in the whole space once the profile
-               is corrected, and how far it is from the best measured plan is said, too
+               is corrected; it is measured first, and how far it is from the best measured plan is said, too. `one
+               each` of PPO is the named plan `split`
     settings   the error of step seconds, for samples as long as the correcting run of the same recipe had them, and of
                the peak memory of the rank that holds most (predicted: the estimate of a dry run), and the mean of both
                errors' sizes
@@ -25,11 +28,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import median, quantiles
@@ -46,7 +50,7 @@ from plait.data.package_file import cache_folder
 from plait.runtime.prediction.choosing import choose_for_run
 from plait.runtime.prediction.forecast import read_forecast
 
-PARTS = ("plans", "settings")
+PARTS, ALGORITHMS = ("plans", "settings"), ("grpo", "ppo")
 WARM_UP = 1
 FOUND = "found"
 """The plan that a search finds, among the others."""
@@ -65,19 +69,58 @@ class Beside:
         return self.predicted / self.measured - 1.0
 
 
+@dataclass
+class Turns:
+    """Plans of an algorithm that step in turns with the first of them, and what was measured so far.
+
+    files:     of each plan; the first stands at the front
+    predicted: seconds of a step
+    plain:     the same by the profile before any run has corrected it
+    base:      seconds of all steps of the first plan
+    ratios:    of another plan's steps over those of the first that were taken beside them
+    """
+
+    files: Mapping[str, Path]
+    predicted: Mapping[str, float]
+    plain: Mapping[str, float]
+    base: list[float] = field(default_factory=list)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.files))
+
+    def add(self, name: str, first: Sequence[float], other: Sequence[float]) -> None:
+        """Steps of the first plan, and those of another that were taken in turns with them."""
+        self.base += first
+        self.ratios.setdefault(name, []).extend(b / a for a, b in zip(first, other, strict=True))
+
+    def beside(self) -> dict[str, Beside]:
+        """Of every plan that was measured."""
+        if not self.base:
+            return {}
+        base = median(self.base)
+        plans = {self.first: Beside(self.predicted[self.first], base)}
+        for name, ratios in self.ratios.items():
+            plans[name] = Beside(self.predicted[name], base * median(ratios), base * spread(ratios))
+        return plans
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    parts = options.parts.split(",")
-    if not parts or not set(parts) <= set(PARTS):
-        print(f"--parts: expected some of {','.join(PARTS)}, found {options.parts}", file=sys.stderr)
-        return 2
+    parts, algorithms = options.parts.split(","), options.algorithms.split(",")
+    for option, words, known in (("parts", parts, PARTS), ("algorithms", algorithms, ALGORITHMS)):
+        if not set(words) <= set(known):
+            print(f"--{option}: expected some of {','.join(known)}, found {','.join(words)}", file=sys.stderr)
+            return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
         folder = Path(name)
         os.environ["PLAIT_CACHE"] = str(own_cache(folder / "cache", empty=options.tiny))
         try:
             if "plans" in parts:
-                for algorithm in ("grpo", "ppo"):
-                    report_plans(algorithm, *plans(algorithm, folder / algorithm, options))
+                for algorithm in algorithms:
+                    measure_plans(algorithm, folder / algorithm, options)
             if "settings" in parts:
                 report_settings(settings(folder / "settings", options))
         except RunFailed as error:
@@ -111,33 +154,37 @@ def recipe_of(algorithm: str, folder: Path, options: argparse.Namespace) -> dict
     return recipe
 
 
-def plans(algorithm: str, folder: Path, options: argparse.Namespace) -> tuple[dict[str, Beside], dict[str, float]]:
-    """Plan → its seconds of a step; and of the profile before any run has corrected it."""
+def measure_plans(algorithm: str, folder: Path, options: argparse.Namespace) -> None:
+    """All plans of an algorithm; whatever ends it, what was measured is reported. Raises RunFailed."""
     recipe = recipe_of(algorithm, folder, options)
+    turns = foretold(algorithm, recipe, folder, options)
+    others = [FOUND, *(name for name in turns.files if name not in (FOUND, turns.first))]
+    try:
+        for repeat in range(options.repeats):
+            for name in others[:: -1 if repeat % 2 else 1]:
+                places = [folder / f"{repeat}-{turns.files[name].stem}-{which}" for which in ("first", "other")]
+                pair = [recipe | {"plan": str(turns.files[which])} for which in (turns.first, name)]
+                steps = [run.steps() for run in in_turns(pair, places, WARM_UP)]
+                turns.add(name, *steps)
+                seconds = "; ".join(" ".join(f"{step:.3f}" for step in of_plan) for of_plan in steps)
+                print(f"{algorithm}, steps of `{turns.first}` and of `{name}`, s: {seconds}", flush=True)
+    finally:
+        report_plans(algorithm, turns, left_out=len(turns.files) - len(turns.beside()))
+
+
+def foretold(algorithm: str, recipe: Mapping[str, Any], folder: Path, options: argparse.Namespace) -> Turns:
+    """The plans, and seconds of their steps, before any of them is measured. Raises RunFailed."""
     have_profile(recipe, quick=options.tiny)
     files = write_plans(folder / "plans", algorithm)
-    first, *others = files
-    one_run(recipe | {"plan": str(files[first])}, folder / "correcting")
+    first = next(iter(files))
+    one_run({**recipe, "plan": str(files[first])}, folder / "correcting")
     files[FOUND] = found_plan(recipe, folder / "plans")
-    others.append(FOUND)
     predicted, plain = ({}, {})
     for corrected, predictions in ((True, predicted), (False, plain)):
         planning = planning_of(recipe, 2, corrected=corrected)
         for name, file in files.items():
             predictions[name] = planning.predict(planning.given(str(file))).seconds_per_step
-    ratios: dict[str, list[float]] = {name: [] for name in others}
-    base: list[float] = []
-    for repeat in range(options.repeats):
-        for name in others[:: -1 if repeat % 2 else 1]:
-            places = [folder / f"{repeat}-{files[name].stem}-{which}" for which in ("first", "other")]
-            pair = [recipe | {"plan": str(files[which])} for which in (first, name)]
-            steps = [run.steps() for run in in_turns(pair, places, WARM_UP)]
-            base += steps[0]
-            ratios[name] += [other / one for one, other in zip(*steps, strict=True)]
-    measured = {first: (median(base), 0.0)} | {
-        name: (median(base) * median(of_plan), median(base) * spread(of_plan)) for name, of_plan in ratios.items()
-    }
-    return {name: Beside(predicted[name], *measured[name]) for name in files}, plain
+    return Turns(files, predicted, plain)
 
 
 def spread(ratios: Sequence[float]) -> float:
@@ -153,8 +200,8 @@ def found_plan(recipe: Mapping[str, Any], folder: Path) -> Path:
     return file
 
 
-def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Beside, Beside]]:
-    """Setting → seconds of a step, bytes at the peak."""
+def settings(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, Beside, Beside]]:
+    """A setting's name, seconds of a step, bytes at the peak. Raises RunFailed."""
     shared, steps = folder / "shared", WARM_UP + options.steps
     shared.mkdir(parents=True)
     samples: dict[str, Path] = {}
@@ -162,7 +209,6 @@ def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Besid
         recipe = recipe_of_setting(setting, shared, steps=steps, is_tiny=options.tiny)
         have_profile(recipe, quick=options.tiny)
         samples[name] = one_run(recipe, folder / f"correcting-{name}", launched=False).run_dir
-    beside = {}
     for number, (name, setting) in enumerate(SETTINGS.items()):
         recipe = recipe_of_setting(setting, shared, steps=steps, is_tiny=options.tiny)
         planning = planning_of(recipe, setting.devices, lengths=samples[setting.recipe])
@@ -170,8 +216,7 @@ def settings(folder: Path, options: argparse.Namespace) -> dict[str, tuple[Besid
         places = [folder / f"{number}-{repeat}" for repeat in range(options.repeats)]
         runs = [one_run(recipe, place, launched=setting.devices > 1) for place in places]
         step_s = median(step for run in runs for step in run.steps())
-        beside[name] = Beside(seconds, step_s), fullest(run.run_dir for run in runs)
-    return beside
+        yield name, Beside(seconds, step_s), fullest(run.run_dir for run in runs)
 
 
 def fullest(folders: Iterable[Path]) -> Beside:
@@ -214,37 +259,51 @@ def are_apart(a: Beside, b: Beside) -> bool:
     return abs(a.measured - b.measured) > max(a.spread, b.spread)
 
 
-def report_plans(algorithm: str, plans: Mapping[str, Beside], plain: Mapping[str, float]) -> None:
+def report_plans(algorithm: str, turns: Turns, *, left_out: int) -> None:
+    """
+    Args:
+        left_out: plans that were not measured.
+    """
+    plans = turns.beside()
+    if len(plans) < 2:
+        return
     print(row(f"{algorithm}, two workers", ["profile", "predicted", "measured", "spread", "error"], ""))
     for name, plan in sorted(plans.items(), key=lambda item: item[1].measured):
-        cells = [f"{plain[name]:.3f}", f"{plan.predicted:.3f}", f"{plan.measured:.3f}", f"{plan.spread:.3f}"]
+        cells = [f"{turns.plain[name]:.3f}", f"{plan.predicted:.3f}", f"{plan.measured:.3f}", f"{plan.spread:.3f}"]
         print(row(name, [*cells, f"{plan.error:+.0%}"], ""))
+    if left_out:
+        print(f"broken off: {left_out} plans were not measured, and count in nothing below")
     pairs = list(combinations(plans.values(), 2))
     apart = [pair for pair in pairs if are_apart(*pair)]
     picked = min(plans, key=lambda name: plans[name].predicted)
     best = min(plan.measured for plan in plans.values())
     mean = sum(abs(plan.error) for plan in plans.values()) / len(plans)
     print(f"Kendall tau {kendall(pairs):.2f}; picked `{picked}`, {plans[picked].measured / best - 1:.1%} from the best")
-    print(f"`plan: auto` finds `{FOUND}`, {plans[FOUND].measured / best - 1:.1%} from the best")
+    if FOUND in plans:
+        print(f"`plan: auto` finds `{FOUND}`, {plans[FOUND].measured / best - 1:.1%} from the best")
     print(f"tau of the {len(apart)} of {len(pairs)} pairs further apart than measurements vary {kendall(apart):.2f}")
     print(f"mean of the errors' sizes {mean:.1%}\n", flush=True)
 
 
-def report_settings(settings: Mapping[str, tuple[Beside, Beside]]) -> None:
-    print(row("settings", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
-    for name, (seconds, memory) in settings.items():
+def report_settings(settings: Iterable[tuple[str, Beside, Beside]]) -> None:
+    """Each as soon as it is measured."""
+    errors: list[tuple[float, float]] = []
+    for name, seconds, memory in settings:
+        if not errors:
+            print(row("settings", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
         cells = [f"{seconds.predicted:.3f}", f"{seconds.measured:.3f}", f"{seconds.error:+.0%}"]
         cells += [f"{memory.predicted / 2**20:.0f}", f"{memory.measured / 2**20:.0f}", f"{memory.error:+.0%}"]
-        print(row(name, cells, ""))
-    for place, what in enumerate(("step seconds", "peak memory")):
-        mean = sum(abs(setting[place].error) for setting in settings.values()) / len(settings)
-        print(f"{what}: mean of the errors' sizes {mean:.1%}")
+        print(row(name, cells, ""), flush=True)
+        errors.append((abs(seconds.error), abs(memory.error)))
+    for what, sizes in zip(("step seconds", "peak memory"), zip(*errors, strict=True), strict=True):
+        print(f"{what}: mean of the errors' sizes {sum(sizes) / len(sizes):.1%}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="random models of two layers")
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="of the part `plans`")
     parser.add_argument("--steps", type=positive, default=3, help="of each run, behind its first")
     parser.add_argument("--repeats", type=positive, default=1, help="of each plan and setting")
     parser.add_argument("--prompts", type=positive, default=4)

@@ -38,6 +38,27 @@ def test_plans_are_apart_that_differ_by_more_than_what_was_measured_varies(measu
     assert measured.are_apart(plan, far)
 
 
+def test_a_benchmark_that_is_broken_off_reports_what_it_has(
+    measured: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ratios of b are 1.5, 2 and 1.5: 1.5 times the median of a's steps, 2 s. The third plan was not measured."""
+    files = {name: Path(name) for name in ("a", "found", "c")}
+    foretold = {"a": 1.0, "found": 2.0, "c": 3.0}
+    turns = measured.Turns(files, foretold, foretold)
+    assert turns.beside() == {}
+    measured.report_plans("grpo", turns, left_out=3)
+    assert capsys.readouterr().out == ""
+    turns.add("found", [2.0, 1.0, 4.0], [3.0, 2.0, 6.0])
+    plans = turns.beside()
+    assert list(plans) == ["a", "found"]
+    assert (plans["a"].measured, plans["found"].measured) == (2.0, 3.0)
+    measured.report_plans("grpo", turns, left_out=1)
+    told = capsys.readouterr().out
+    assert "Kendall tau 1.00; picked `a`, 0.0% from the best" in told
+    assert "`plan: auto` finds `found`, 50.0% from the best" in told
+    assert "broken off: 1 plans" in told
+
+
 def test_settings_are_the_shipped_recipes(imported: Callable[[str], ModuleType]) -> None:
     """Data, rewards and lengths are the files'; keys of a setting, and those alone, stand in place of theirs."""
     settings = imported("placed.settings")

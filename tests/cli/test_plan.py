@@ -133,6 +133,25 @@ def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) 
     assert code == 0
     for words in ("predicted", "actor.generate", "rank 0", "other plans", "plan 2", "split", "tokens"):
         assert words in out
+    told = " ".join(out.split())
+    assert "responses of 256 (256), as long as they may be: `--lengths` states others" in told
+    assert "shares of them; how far off they are is not known; nothing of this was run" in told
+    assert told.endswith(f"to follow it `--out FILE` keeps it, and `plait train {recipe} --plan FILE` runs it")
+    place = ("--cluster", "4xH200", "--evaluations", 5, "--lengths", "64:128", "--out", "kept.json")
+    _, out, _ = run(capsys, "plan", recipe, "--prompts_per_step", "32", *place)
+    told = " ".join(out.split())
+    assert told.endswith(f"to follow it `plait train {recipe} --prompts_per_step 32 --plan kept.json`")
+    assert "as long as they may be" not in told
+
+
+def test_ranks_that_do_the_same_share_a_row(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, or each half of a split; a link that nothing is seen on has no row."""
+    place = ("--cluster", "8xH200", "--lengths", "64:128")
+    for plan, ranks in (("colocated", ["0-7"]), ("split", ["0-3", "4-7"])):
+        code, out, _ = run(capsys, "simulate", recipe, *place, "--plan", plan)
+        assert code == 0
+        assert [line.split()[1] for line in out.splitlines() if "|" in line and "link" not in line] == ranks
+        assert "to follow it" not in out
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,8 +124,25 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     report = Report(planning, choice, others)
     if how.out is not None:
         replace(choice.best.plan, predicted=choice.best.prediction.timeline).save(how.out)
-    say(json.dumps(report.record()) if where.as_json else plan_text(report), end="\n" if where.as_json else "")
+    if where.as_json:
+        say(json.dumps(report.record()))
+    else:
+        say(plan_text(report, following=following(recipe, keys, how.out, where.stage)), end="")
     return 0
+
+
+def following(recipe: Path, keys: Sequence[str], out: Path | None, stage: str | None) -> str:
+    """How a run follows the plan that was found.
+
+    Args:
+        out: the file that has it; None: it is not kept.
+        stage: of the recipe, that the plan is for; None: it has none.
+    """
+    option = "--plan" if stage is None else f"--{stage}.plan"
+    words = ["plait", "train", str(recipe), *keys]
+    if out is not None:
+        return f"`{shlex.join([*words, option, str(out)])}`"
+    return f"`--out FILE` keeps it, and `{shlex.join(words)} {option} FILE` runs it"
 
 
 def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: Given = OWN) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from plait.cli.placement_text import cut_text
@@ -16,21 +15,22 @@ from plait.cost.estimate import human_bytes
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import said_of_no_guesses
 from plait.schedule.gantt import ascii_gantt
-from plait.schedule.timeline import Timeline
+from plait.schedule.timeline import Span, Timeline
 from plait.simulator.step_memory import RankMemory
 from plait.simulator.steps import CallRecord
 
 GANTT_RANKS = 16
-"""Rows of the picture in a terminal: of more ranks every so-manieth."""
+"""Rows of the picture in a terminal; ranks that do the same share one, and of more rows every so-manieth is shown."""
 LEAST_COLUMNS, MOST_COLUMNS = 40, 120
 LABEL = 14
 """Characters of the words that the first lines begin with."""
 
 
-def plan_text(report: Report, columns: int | None = None) -> str:
+def plan_text(report: Report, columns: int | None = None, following: str = "") -> str:
     """
     Args:
-        columns: of the terminal; None: as many as it has.
+        columns:   of the terminal; None: as many as it has.
+        following: how a run follows the plan; empty: nothing is said of it.
     """
     available = shutil.get_terminal_size().columns if columns is None else columns
     width = max(LEAST_COLUMNS, min(MOST_COLUMNS, available))
@@ -43,6 +43,7 @@ def plan_text(report: Report, columns: int | None = None) -> str:
         "",
         *_gantt(report, width),
         *_others(report, width),
+        *(["", *_line("to follow it", following, width)] if following else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -62,6 +63,9 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         f"prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), responses of "
         f"{sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
     )
+    generates = bool(planning.flow.of_kind(CallKind.GENERATE))
+    if generates and sizes.responses.mean >= planning.recipe.sampling.max_response_tokens:
+        lengths += ", as long as they may be: `--lengths` states others"
     yield from _line("lengths", lengths, width)
     yield from _line("numbers", f"{_numbers(report)}; nothing of this was run", width)
     if cluster.num_devices > 1:
@@ -73,7 +77,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""
         text = f"{drafts.tokens:.3g} tokens of a sample in a decode step, for {drafts.rows:.3g} rows{passes}"
         yield from _line("speculation", f"{text}, {guesses.source}", width)
-    elif planning.flow.of_kind(CallKind.GENERATE) and (why := said_of_no_guesses(planning.recipe)) is not None:
+    elif generates and (why := said_of_no_guesses(planning.recipe)) is not None:
         yield from _line("speculation", why, width)
     if planning.recipe.max_staleness:
         yield from _line("staleness", "a step draws the batch behind the one that it trains on", width)
@@ -95,7 +99,7 @@ def _numbers(report: Report) -> str:
     calibration = report.planning.calibration
     source = with_carried(calibration.source, carried_in(report.planning, report.plan))
     if calibration.error is None:
-        return source
+        return f"{source}; how far off they are is not known"
     error_text = (
         f"off by {calibration.error:.0%} in the mean"
         if calibration.runs
@@ -145,13 +149,32 @@ def _memory(report: Report, width: int) -> Iterator[str]:
 def _gantt(report: Report, width: int) -> Iterator[str]:
     timeline = report.prediction.timeline
     spans = [span for span in timeline.spans if span.step == 1]
-    ranks = sorted({span.rank for span in spans})
-    shown = set(ranks[:: -(-len(ranks) // GANTT_RANKS)])
-    beside = len(f"rank {ranks[-1]} link ||")
-    picture = ascii_gantt(Timeline(tuple(replace(s) for s in spans if s.rank in shown)), min(80, width - beside))
-    yield from picture.rstrip().splitlines()
+    groups = _busy_alike(spans)
+    groups = groups[:: -(-len(groups) // GANTT_RANKS)]
+    shown = {ranks[0]: f"rank {few_ranks_text(ranks)}" for ranks in groups}
+    wide = max(map(len, shown.values())) + len(" link")
+    slices = min(80, width - wide - len(" ||"))
+    picture = ascii_gantt(Timeline(tuple(span for span in spans if span.rank in shown)), slices)
+    *rows, scale = picture.rstrip().splitlines()
+    for row in rows:
+        name, cells = row.split("|", 1)
+        _, rank, *lane = name.split()
+        if not lane or cells.strip("|."):
+            yield f"{' '.join([shown[int(rank)], *lane]):>{wide}} |{cells}"
+    yield f"{'':>{wide}}  {scale.lstrip().rjust(slices)}"
     words = [f"{kind[0]} {kind.lower()}" for kind in dict.fromkeys(span.kind for span in spans)]
     yield from _hung("", ", ".join(words), width)
+
+
+def _busy_alike(spans: Sequence[Span]) -> list[list[int]]:
+    """Ranks that do the same at the same time, together."""
+    does: dict[int, list[tuple[object, ...]]] = {}
+    for span in spans:
+        does.setdefault(span.rank, []).append((span.lane, span.kind, span.start_s, span.end_s))
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank in sorted(does):
+        groups.setdefault(tuple(sorted(does[rank], key=repr)), []).append(rank)
+    return list(groups.values())
 
 
 def _others(report: Report, width: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ from plait.planner.plan_search import Budget, SearchResult, State, Stop
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prediction.remedies import gib, remedies
 from plait.schedule.named_plans import AUTO, BASELINES, NAMES
-from plait.schedule.plan import Plan
+from plait.schedule.plan import Placement, Plan
 from plait.simulator.steps import Prediction
 
 AUTO_EVALUATIONS = 3000
@@ -74,12 +74,27 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     made = {baseline.name: baseline.places for baseline in result.baselines}
     return Choice(
         best,
-        tuple(replace(plan, name=f"plan {n}") for n, plan in enumerate(next_best[:MOST_ALTERNATIVES], start=2)),
+        tuple(replace(plan, name=f"plan {n}") for n, plan in enumerate(_otherwise(best, next_best), start=2)),
         _foretold_baselines(planning, made),
         result.evaluations,
         budget.clock() - began,
         result.stopped_by,
     )
+
+
+def _otherwise(best: Foretold, others: list[Foretold]) -> list[Foretold]:
+    """Of plans, the fastest first, those that are shown beside the best: such as have calls elsewhere or cut otherwise
+    than all before them; where these are few also such as differ in what becomes of weights between calls alone."""
+    first_of: dict[frozenset[Placement], int] = {_where(best): -1}
+    for number, plan in enumerate(others):
+        first_of.setdefault(_where(plan), number)
+    unlike = list(first_of.values())[1:]
+    alike = [number for number in range(len(others)) if number not in unlike]
+    return [others[number] for number in sorted([*unlike, *alike][:MOST_ALTERNATIVES])]
+
+
+def _where(plan: Foretold) -> frozenset[Placement]:
+    return frozenset(replace(placement, after="keep") for placement in plan.plan.placements)
 
 
 def choose_best(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
