@@ -83,8 +83,12 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
 
 
 def _otherwise(best: Foretold, others: list[Foretold]) -> list[Foretold]:
-    """Of plans, the fastest first, those that are shown beside the best: such as have calls elsewhere or cut otherwise
-    than all before them; where these are few also such as differ in what becomes of weights between calls alone."""
+    """Plans that are shown beside the best: such as have calls elsewhere or cut otherwise than all before them; where
+    these are few, also such as differ in nothing but what becomes of weights between calls.
+
+    Args:
+        others: the fastest first, as are those that are returned.
+    """
     first_of: dict[frozenset[Placement], int] = {_where(best): -1}
     for number, plan in enumerate(others):
         first_of.setdefault(_where(plan), number)
