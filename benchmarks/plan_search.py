@@ -1,6 +1,7 @@
 """Engines that search plans, at equal evaluations and at equal seconds, and plans of others. All steps are simulated.
 
     python benchmarks/plan_search.py [--devices 8,32,128] [--evaluations 3000] [--seconds 5] [--repeats 5] [--tiny]
+    python benchmarks/plan_search.py --devices 8,32,128 --repeats 3           # some minutes
     python benchmarks/plan_search.py --devices 128 --repeats 8 --long 100     # new searches against long ones
 
 PPO with calls of models known by their shapes, on A100s. Seconds are CPU seconds of this process, so that other work on
@@ -16,14 +17,19 @@ With `--long` a portfolio that knows nothing yet searches for `--seconds`, as `p
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
 
+from sides import positive
+
 from plait.cost.cluster import read_cluster
 from plait.cost.workload import Lengths, SampleLengths
+from plait.errors import PlaitError
 from plait.planner.plan_search import BETAS, Budget, SearchResult, search
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.planning import Planning
@@ -53,22 +59,28 @@ class Row:
         return f"  {self.engine:<16}{gap}{len(numbers) / len(self.values):>8.0%}{self.evaluations:>14,.0f}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="8,32,128")
-    parser.add_argument("--evaluations", type=int, default=3000)
+    parser.add_argument("--evaluations", type=positive, default=3000)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=positive, default=5, help="seeds of each engine")
     parser.add_argument("--long", type=float, default=0.0, help="seconds of searches that new ones are held against")
     parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.tiny:
         options.devices, options.evaluations, options.seconds = "4", 15, 0.05
-    for devices in map(int, options.devices.split(",")):
+    try:
+        plannings = {int(word): planning_of(int(word), tiny=options.tiny) for word in options.devices.split(",")}
+    except (ValueError, PlaitError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for devices, planning in plannings.items():
         if options.long:
             hold_against_long(devices, options)
         else:
-            compare(planning_of(devices, tiny=options.tiny), options)
+            compare(planning, options)
+    return 0
 
 
 def planning_of(devices: int, *, tiny: bool) -> Planning:
@@ -129,4 +141,4 @@ def found_by(planning: Planning, budget: Budget, seed: int, betas: tuple[float, 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
