@@ -36,7 +36,7 @@ COLLECTIVES = (
     "reduce",
     "broadcast",
     "all_gather",
-    "reduce_scatter_tensor",
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor",
     "all_gather_into_tensor",
     "barrier",
 )

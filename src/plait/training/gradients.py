@@ -7,6 +7,7 @@ whose gradients are complete is summed over the ranks and added to the shares of
 No rank ever holds more than its share and the few gradients that wait. What is exchanged grows with the micro-batches,
 and the sums are over ranks first: results are those of whole gradients but for rounding.
 
+A run is on its way while the backward goes on: it is added to the shares when the room that it lies in is needed again.
 All ranks of dp reduce the same runs in the same order, whatever the order in which their gradients come. A rank that
 has fewer micro-batches than others takes part with zeros.
 """
@@ -24,10 +25,15 @@ from plait.kernels import fused_rows
 from plait.layout.params import aligned
 from plait.models.backbone_model import TrainedWeights
 from plait.models.parallel.peers import Peers
+from plait.models.parallel.reduce_scatter import reduce_scatter
+from plait.models.parallel.transfer import Transfer
 from plait.training.shares import Share
 
 RUN_ELEMENTS = 1 << 23
 """Elements that are reduced at once: small parameters wait for their neighbours, large ones are cut."""
+
+ROOMS = 2
+"""Runs that are summed at a time: one is filled while another is on its way."""
 
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""
@@ -89,7 +95,7 @@ class WholeGradients:
 
     def reduce(self) -> None:
         self._trained.sum_partial_gradients(self.flat)
-        self._dp.reduce_scatter(self.flat, self._share.bounds)
+        reduce_scatter(self._dp, self.flat, self._share.bounds)
 
 
 class ShardedGradients:
@@ -104,7 +110,11 @@ class ShardedGradients:
         """Entry → its gradient, complete and not reduced yet."""
         device = trained.flat.device
         self.flat = self.own = torch.zeros(share.stop - share.start, dtype=dtype, device=device)
-        self._room = torch.empty(min(RUN_ELEMENTS, trained.flat.num_elements), dtype=dtype, device=device)
+        size = min(RUN_ELEMENTS, trained.flat.num_elements)
+        self._rooms = [torch.empty(size, dtype=dtype, device=device) for _ in range(ROOMS)]
+        self._sums: list[list[tuple[Transfer, Tensor | None]]] = [[] for _ in range(ROOMS)]
+        """Of each room: a sum on its way, and what of the own share it is to be added to."""
+        self._num_reduced = 0
 
     def zero(self) -> None:
         self.flat.zero_()
@@ -121,6 +131,8 @@ class ShardedGradients:
             self._reduce_next()
         assert not self._waiting, "no gradient comes when its run has been reduced"
         self._next = 0
+        for at in range(ROOMS):
+            self._take_room(self._num_reduced + at)
 
     def reduce(self) -> None:
         pass
@@ -132,7 +144,7 @@ class ShardedGradients:
         gradients = {at: self._waiting.pop(at) for at in run if at in self._waiting}
         end = self._entries[run[-1]][2]
         for low in range(self._entries[run[0]][1], end, RUN_ELEMENTS):  # more than one for a single large entry alone
-            room = self._room[: min(RUN_ELEMENTS, end - low)].zero_()
+            room = self._take_room(self._num_reduced)[: min(RUN_ELEMENTS, end - low)].zero_()
             parts = {}
             for at in run:
                 block, start, stop = self._entries[at]
@@ -141,16 +153,26 @@ class ShardedGradients:
                     part.copy_(gradients[at].reshape(-1)[max(low - start, 0) :][: len(part)])
                 parts[block.param.name] = part
             self._trained.sum_over_tp(parts)
-            self._add_to_shares(low, room)
+            self._begin_sums(low, room)
 
-    def _add_to_shares(self, low: int, parts: Tensor) -> None:
+    def _begin_sums(self, low: int, parts: Tensor) -> None:
         """The sum over dp of what stands behind `low` in the buffer of all weights, on the ranks that update it."""
+        sums = self._sums[self._num_reduced % ROOMS]
+        self._num_reduced += 1
         for owner, (start, stop) in enumerate(pairwise(self._share.bounds)):
             first, last = max(start, low), min(stop, low + len(parts))
             if first < last:
-                total = self._dp.reduce(parts[first - low : last - low], owner)
-                if owner == self._dp.index:
-                    self.flat[first - start : last - start] += total
+                own = self.flat[first - start : last - start] if owner == self._dp.index else None
+                sums.append((self._dp.begin_reduce(parts[first - low : last - low], owner), own))
+
+    def _take_room(self, number: int) -> Tensor:
+        """The room of a run; what is on its way in it arrives before."""
+        for summed, own in self._sums[number % ROOMS]:
+            total = summed.wait()
+            if own is not None:
+                own += total
+        self._sums[number % ROOMS].clear()
+        return self._rooms[number % ROOMS]
 
 
 def _runs(sizes: Sequence[int]) -> tuple[range, ...]:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 
+from plait.layout.mesh import Layout
+from plait.models.parallel import nccl
+from plait.models.parallel import reduce_scatter as reduce_scatter_module
+from plait.models.parallel.reduce_scatter import reduce_scatter
 from tests.cases import slow_but
 from tests.launch.groups import group_of
 from tests.models.parallel import partial_cases
@@ -112,3 +118,48 @@ def test_a_pass_over_parts_keeps_them(four: Any, sizes: dict[str, int]):
     answers = four.submit(range(4), "run", partial_cases.__name__, "compare", "qwen2", sizes).result(120.0)
     assert max(answers[0].values()) < 1e-9
     assert played(dict(enumerate(four.submit(range(4), "log").result(60.0)))) > 100
+
+
+CUTS = {
+    "equal": (0, 8, 16, 24, 32),
+    "equal behind others": (3, 11, 19, 27, 35),
+    "a line more": (0, 8, 17, 25, 34),
+    "some empty": (0, 0, 30, 31, 70),
+    "all empty": (5, 5, 5, 5, 5),
+}
+
+
+def sums_of(worker: Any, ranks: tuple[int, ...], cut: str) -> tuple[list[float], bool, list[float]] | None:
+    """By NCCL's rules and by messages: this rank's part of a sum, and whether the rest is as it was."""
+    team = worker.team_of(Layout.on(ranks, dp=len(ranks)))
+    if team is None:
+        return None
+    bounds = CUTS[cut][: len(ranks) + 1]
+    generator = torch.Generator().manual_seed(worker.rank)
+    given = torch.randn(bounds[-1] + 5, generator=generator, dtype=torch.float64)
+    found, expected = given.clone(), given.clone()
+    with patch.object(reduce_scatter_module, "PIECE_ELEMENTS", 7):
+        own = reduce_scatter(team.dp, found, bounds)
+        with patch.object(nccl, "carries", lambda group, device: False):
+            reduce_scatter(team.dp, expected, bounds)
+    start, stop = bounds[team.dp.index : team.dp.index + 2]
+    rest = torch.cat([found[:start] - given[:start], found[stop:] - given[stop:]])
+    return own.tolist(), not rest.any(), expected[start:stop].tolist()
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (3, 0, 2)], ids=str)
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_backends_own_sum_is_that_of_messages(four: Any, ranks: tuple[int, ...], cut: str):
+    before = four.submit(range(4), "log").result(60.0)
+    answers = four.submit(range(4), "run", __name__, "sums_of", ranks, cut).result(60.0)
+    assert [answer is None for answer in answers] == [rank not in ranks for rank in range(4)]
+    for answer in answers:
+        if answer is not None:
+            own, rest_stays, expected = answer
+            assert own == pytest.approx(expected, abs=1e-12)
+            assert rest_stays
+    logs = four.submit(range(4), "log").result(60.0)
+    assert played(dict(enumerate(logs))) > 0
+    for rank in ranks:
+        kinds = {op.kind for event in logs[rank][len(before[rank]) :] if isinstance(event, Post) for op in event.ops}
+        assert cut == "all empty" or any(kind.startswith("reduce_scatter") for kind in kinds)

@@ -13,6 +13,7 @@ from plait.errors import RunError
 from plait.launch.failures import WorkerError
 from plait.layout.mesh import Coordinates, Layout, Mesh, Parallelism
 from plait.models.parallel.peers import Peers
+from plait.models.parallel.reduce_scatter import reduce_scatter
 from plait.models.parallel.team import Team, make_teams
 from tests.launch.groups import group_of
 from tests.models.parallel.team_workers import TeamWorker
@@ -42,7 +43,7 @@ def test_alone_there_is_nobody_to_tell():
         assert peers.broadcast(x, 0) is x
         assert peers.reduce(x, 0) is x
         assert peers.all_gather(x)[0] is x
-        assert peers.reduce_scatter(x, (0, 4)).equal(x)
+        assert reduce_scatter(peers, x, (0, 4)).equal(x)
         peers.barrier()
     assert x.tolist() == [0, 1, 2, 3]
     assert make_teams([Layout.on((3,)), Layout.on((4,))], 3)[Layout.on((4,))] is None
@@ -74,7 +75,7 @@ def collectives(worker: Any, dtype: str) -> dict[str, Any]:
     one = torch.tensor([1.0 + rank, -rank], dtype=kind)
     flat = torch.arange(70, dtype=kind) + rank
     bounds = (0, 0, 30, 31, 70)  # one part is empty
-    part = dp.reduce_scatter(flat, bounds)
+    part = reduce_scatter(dp, flat, bounds)
     assert part.data_ptr() == flat[bounds[rank] :].data_ptr() or not len(part)
     gathered = torch.full((70,), -1.0, dtype=kind)
     gathered[bounds[rank] : bounds[rank + 1]] = rank
@@ -119,7 +120,7 @@ def descending(worker: Any) -> list[Any]:
         dp.index,
         dp.broadcast(own.clone(), 1).tolist(),
         [part.item() for part in dp.all_gather(own)],
-        dp.reduce_scatter(parts, (0, 1, 2, 3)).tolist(),
+        reduce_scatter(dp, parts, (0, 1, 2, 3)).tolist(),
         every.tolist(),
         passed,
     ]

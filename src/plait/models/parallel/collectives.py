@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from plait.models.parallel.peers import Peers
+from plait.models.parallel.reduce_scatter import reduce_scatter
 
 Ranges = tuple[tuple[int, int], ...]
 """Columns [start, stop) of the last dim, of each rank by index."""
@@ -160,7 +161,7 @@ def _all_tokens(own: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
 def _own_sum(part: Tensor, peers: Peers, bounds: Bounds) -> Tensor:
     width = part.shape[-1]
     flat = part.clone(memory_format=torch.contiguous_format).view(-1)
-    own = peers.reduce_scatter(flat, [bound * width for bound in bounds])
+    own = reduce_scatter(peers, flat, [bound * width for bound in bounds])
     return own.clone().view(1, -1, width)  # the rest of the sum's memory is not kept
 
 

@@ -69,7 +69,7 @@ class Peers:
         """Whether messages between two ranks meet in the order of posting, not by their tags."""
         return self.size > 1 and nccl.serves(self.group)
 
-    def _of_group(self, index: int) -> int:
+    def of_group(self, index: int) -> int:
         """The number in the process group, which counts its ranks ascending, of the rank with this index."""
         return sum(rank < self.ranks[index] for rank in self.ranks)
 
@@ -90,19 +90,21 @@ class Peers:
             self.traffic.received_bytes += 2 * _bytes(tensor) * (self.size - 1) // self.size
         return tensor
 
+    def begin_reduce(self, tensor: Tensor, target: int) -> Transfer:
+        """Begin to sum over the ranks, in place on the rank with index `target`; what the others' holds then is
+        undefined. The tensor is contiguous, of one shape and dtype on all ranks."""
+        if self.size == 1 or not tensor.numel():
+            return Transfer(tensor, lambda: None)
+        assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
+        to = self.of_group(target)
+        self.traffic.received_bytes += _bytes(tensor) * (self.size - 1) if target == self.index else 0
+        what = f"reduce to rank {self.ranks[target]}"
+        call = lambda: dist.reduce(tensor, group=self.group, group_dst=to, async_op=True)  # noqa: E731
+        return Transfer(tensor, self._begin(call, what, tensor))
+
     def reduce(self, tensor: Tensor, target: int) -> Tensor:
-        """Sum over the ranks, in place on the rank with index `target`; what the others' holds then is undefined.
-        Returns the tensor: contiguous, of one shape and dtype on all ranks."""
-        if self.size > 1 and tensor.numel():
-            assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
-            to = self._of_group(target)
-            self._finish(
-                lambda: dist.reduce(tensor, group=self.group, group_dst=to, async_op=True),
-                f"reduce to rank {self.ranks[target]}",
-                tensor,
-            )
-            self.traffic.received_bytes += _bytes(tensor) * (self.size - 1) if target == self.index else 0
-        return tensor
+        """`begin_reduce` of a tensor of any shape, and wait. Returns the tensor."""
+        return self.begin_reduce(tensor, target).wait()
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Overwrite the tensor by that of the rank with index `source`. Returns it: contiguous, of one shape and dtype
@@ -110,7 +112,7 @@ class Peers:
         if self.size > 1 and tensor.numel():
             assert tensor.is_contiguous(), "a tensor that is written in place is contiguous"
             self._finish(
-                lambda: dist.broadcast(tensor, group=self.group, group_src=self._of_group(source), async_op=True),
+                lambda: dist.broadcast(tensor, group=self.group, group_src=self.of_group(source), async_op=True),
                 f"broadcast of rank {self.ranks[source]}",
                 tensor,
             )
@@ -137,48 +139,22 @@ class Peers:
         if tensor.numel():
             self._finish(lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True), "all_gather", tensor)
             self.traffic.received_bytes += _bytes(tensor) * (self.size - 1)
-        parts = [parts[self._of_group(index)] for index in range(self.size)]
+        parts = [parts[self.of_group(index)] for index in range(self.size)]
         if lengths is not None:
             parts = [part[:length] for part, length in zip(parts, lengths, strict=True)]
         return parts
 
-    def reduce_scatter(self, flat: Tensor, bounds: Sequence[int]) -> Tensor:
-        """Sum a flat buffer over the ranks, each rank its own part only: `bounds[i]` to `bounds[i + 1]` of rank i.
-
-        Every number is the sum of the ranks' in their order, so the result does not depend on how parts are cut.
+    def sum_of_parts(self, parts: Tensor, own: Tensor) -> Tensor:
+        """The backend's own reduce-scatter: the sum over the ranks of the part of this rank. Returns `own`.
 
         Args:
-            flat: [elements]; unchanged but for the part of this rank.
-
-        Returns:
-            The part of this rank, a view of `flat`.
+            parts: contiguous [size · n], the parts of the ranks ascending by number; of one shape and dtype on all.
+            own: [n]; it may be this rank's part of `parts`.
         """
-        own = flat[bounds[self.index] : bounds[self.index + 1]]
-        if self.size == 1:
-            return own
-        most = max(stop - start for start, stop in pairwise(bounds))
-        # One memory for all pieces: fresh pages cost more than the sums.
-        room = flat.new_empty(self.size, min(len(own), PIECE_ELEMENTS))
-        for at in range(0, most, PIECE_ELEMENTS):
-            pieces = [
-                flat[min(start + at, stop) : min(start + at + PIECE_ELEMENTS, stop)] for start, stop in pairwise(bounds)
-            ]
-            mine = pieces[self.index]
-            received = [mine if peer == self.index else room[peer, : len(mine)] for peer in range(self.size)]
-            self.exchange(pieces, received, "reduce_scatter")
-            self._sum_into_own(received)
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
+        self._finish(lambda: scatter(own, parts, group=self.group, async_op=True), "reduce_scatter", parts)
+        self.traffic.received_bytes += _bytes(own) * (self.size - 1)
         return own
-
-    def _sum_into_own(self, parts: Sequence[Tensor]) -> None:
-        """The sum in the order of the ranks, into this rank's part: of two, either may be first."""
-        own, before = parts[self.index], parts[: self.index]
-        if before:
-            total = before[0]
-            for part in before[1:]:
-                total += part
-            own += total
-        for part in parts[self.index + 1 :]:
-            own += part
 
     def all_gather_into(self, parts: Sequence[Tensor]) -> None:
         """Fill part i by that of the rank with index i, for every i but the own; each is contiguous, and has a shape of
@@ -225,9 +201,9 @@ class Peers:
             return Transfer(tensor, lambda: None)
         try:
             work = (
-                call(tensor, group=self.group, group_dst=self._of_group(peer), tag=tag)
+                call(tensor, group=self.group, group_dst=self.of_group(peer), tag=tag)
                 if name == "send"
-                else call(tensor, group=self.group, group_src=self._of_group(peer), tag=tag)
+                else call(tensor, group=self.group, group_src=self.of_group(peer), tag=tag)
             )
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
@@ -241,7 +217,7 @@ class Peers:
             action: what it is for; in errors.
         """
         operations = [
-            dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=self._of_group(peer))
+            dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=self.of_group(peer))
             for peer in range(self.size)
             if peer != self.index
             for call, tensor in ((dist.irecv, incoming[peer]), (dist.isend, outgoing[peer]))
@@ -262,6 +238,10 @@ class Peers:
         self.traffic.received_bytes += sum(_bytes(part) for peer, part in enumerate(incoming) if peer != self.index)
 
     def _finish(self, call: Callable[[], Any], action: str, tensor: Tensor | None = None) -> None:
+        self._begin(call, action, tensor)()
+
+    def _begin(self, call: Callable[[], Any], action: str, tensor: Tensor | None) -> Callable[[], None]:
+        """What waits for it."""
         others = [rank for place, rank in enumerate(self.ranks) if place != self.index]
         whom = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         size = "" if tensor is None else f" of {_bytes(tensor)} bytes"
@@ -269,7 +249,7 @@ class Peers:
             work = call()
         except RuntimeError as error:
             raise self._failure(whom, action, error) from error
-        self._wait(work, tensor, whom, action + size)
+        return lambda: self._wait(work, tensor, whom, action + size)
 
     def _wait(self, work: Any, tensor: Tensor | None, whom: str, action: str) -> None:
         try:
