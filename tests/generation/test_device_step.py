@@ -278,3 +278,65 @@ def test_filters_and_tails_of_a_device_are_those_of_a_cpu(monkeypatch: pytest.Mo
     whole, some = sampler.tail_pick(tail, uniform), torch.arange(0, 64, 3)
     assert sampler.tail_pick(tail[some], uniform[some]).equal(whole[some])
     assert expected[0].shape == (64,)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 255, 256, 257, 3_000, 4_096])
+@pytest.mark.parametrize("kind", ["all", "few", "one", "none behind"])
+def test_a_tail_picked_by_blocks_is_picked_alike(vocabulary: int, kind: str) -> None:
+    from plait.generation import sampler
+
+    generator = torch.Generator().manual_seed(vocabulary)
+    tail = torch.rand(2_000, vocabulary, generator=generator) ** 4
+    if kind == "few":
+        tail[torch.rand(tail.shape, generator=generator) > 0.01] = 0.0
+        tail[:, vocabulary // 2] = 1e-30
+    if kind == "one":
+        only = torch.randint(vocabulary, (len(tail), 1), generator=generator)
+        tail = torch.zeros_like(tail).scatter_(1, only, 0.3)
+    if kind == "none behind":
+        tail[:, vocabulary // 2 + 1 :] = 0.0
+    uniform = torch.rand(len(tail), generator=generator, dtype=torch.float64)
+    uniform[:2] = torch.tensor([0.0, 1.0 - 2.0**-53])
+    found = sampler.pick_by_blocks(tail, sampler.block_sums(tail), uniform)
+    expected = sampler.tail_pick(tail, uniform)
+    same = float((found == expected).double().mean())
+    assert same == 1.0 or (kind == "all" and same > 0.999), "up to the rounding of float64"
+    assert bool((tail.gather(1, found[:, None]) > 0).all())
+
+
+def test_a_tail_without_numbers_gives_a_token() -> None:
+    from plait.generation import sampler
+
+    tail = torch.full((3, 700), float("nan"))
+    tail[1] = 0.0
+    found = sampler.pick_by_blocks(tail, sampler.block_sums(tail), torch.full((3,), 0.5, dtype=torch.float64))
+    assert bool(((found >= 0) & (found < 700)).all())
+
+
+def test_a_large_batch_is_drawn_by_blocks_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.generation import sampler
+
+    logits = torch.empty(8, 3_000, device=GPU)
+    keys = torch.empty(8, dtype=torch.int64, device=GPU)
+    rows = SamplingRows.of([Sampling()] * 8, 3_000, GPU)
+    moved = []
+    for least in (8 * 3_000 + 1, 8 * 3_000):
+        monkeypatch.setattr(sampler, "BY_BLOCKS", least)
+        with Launches() as launches:
+            sample_plain(logits, keys, rows)
+        assert launches.waited == []
+        moved.append(launches.counts["aten.cumsum.default"])
+    assert moved == [1, 2], "of all weights; of blocks, and within one"
+
+
+def test_a_draw_by_blocks_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat logits, so that tails win often."""
+    from plait.generation import sampler
+
+    logits = torch.randn(500, 3_000, generator=torch.Generator().manual_seed(1))
+    keys = noise.draw_keys(torch.arange(500), torch.zeros(500, dtype=torch.int64))
+    rows = SamplingRows.of([Sampling()] * 500, 3_000, torch.device("cpu"))
+    expected, _ = sampler.sample_plain(logits, keys, rows)
+    by_blocks = lambda tail, uniform: sampler.pick_by_blocks(tail, sampler.block_sums(tail), uniform)  # noqa: E731
+    monkeypatch.setattr(sampler, "tail_pick", by_blocks)
+    assert sampler.sample_plain(logits, keys, rows)[0].equal(expected)
