@@ -29,6 +29,7 @@ from plait.generation.captured import (
 from plait.generation.engine import drain
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.module_forward import ModuleForward
+from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import speculator_of
@@ -318,6 +319,41 @@ def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.M
     assert steps.sizes, "an engine that has the process to itself keeps its memory"
     module.drop(keep_memory=False)
     assert not steps.sizes
+
+
+def taken_at_once(pool: KVPool, like: Tensor) -> Tensor:
+    """As a pool on a GPU takes its memory."""
+    pool._by_page = False
+    return like.new_zeros(pool._limit + 1, like.shape[0], pool.block_tokens, like.shape[2])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_graphs_of_a_process_that_generates_alone_serve_the_next_rollout(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New weights where the old ones were: neither they nor the pool move. Where something else needs the memory in
+    between, each size is captured again."""
+    monkeypatch.setattr(KVPool, "_zeros", taken_at_once)
+    engine, steps = captured_engine(monkeypatch, max_running=4)
+    monkeypatch.setattr(engine.state, "_keep_memory", keeps)
+    model, pool = engine.model, engine.state.pool
+    asked = request_of(0, num_samples=4, sampling=Sampling(max_tokens=12, stop_token_ids=()))
+    engine.add(asked)
+    first = {s.index: s.token_ids for s in drain(engine)}
+    made, at = len(Again.made), pool.addresses()
+    assert made == len({graph.out.data_ptr() for graph in Again.made}) > 0
+    assert bool(at) == bool(steps.sizes) == keeps
+    with torch.no_grad():
+        for param in model.module.parameters():
+            param.mul_(1.5)
+    engine.update_weights(1)
+    engine.add(asked)
+    second = {s.index: s.token_ids for s in drain(engine)}
+    assert (len(Again.made), pool.addresses()) == ((made, at) if keeps else (2 * made, ()))
+    fresh = engine_of(model, max_running=4)
+    monkeypatch.setattr(fresh.state.forward, "prepare", lambda longest: None)
+    fresh.add(asked)
+    assert second == {s.index: s.token_ids for s in drain(fresh)} != first
 
 
 @pytest.mark.parametrize("how", [3, "adaptive"])

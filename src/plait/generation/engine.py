@@ -48,8 +48,8 @@ class Engine:
         policy_version: stamped on the tokens until `update_weights`.
         joint: the ranks that step it together; by default this process alone.
         speculates: makes drafts; by default a `Speculator`, where the settings ask for one, with their draft model.
-        keep_memory: of packed weights, while nothing is in flight, for the next time. False where the process needs it
-            for something else then.
+        keep_memory: of packed weights, and on a GPU of the pool and of graphs, while nothing is in flight, for the next
+            time. False where the process needs it for something else then.
 
     Raises:
         ConfigError: exact mode on another device than a CPU.

@@ -115,8 +115,15 @@ class KVPool:
         kv = self.layer(layer, key, value)
         scatter(kv, flat_places(places_T, key.shape[0], self.block_tokens), key, value)
 
-    def clear(self) -> None:
-        """Give the memory back."""
+    def clear(self, *, keep_memory: bool = False) -> None:
+        """Hold nothing, and give the memory back.
+
+        Args:
+            keep_memory: that of a GPU stays for the next time, at its addresses; what is taken page by page goes.
+        """
+        if keep_memory and not self._by_page:
+            self.num_blocks = 0
+            return
         self.layers.clear()
         self.num_blocks, self._limit, self._in_place, self._by_page = 0, 0, True, True
 

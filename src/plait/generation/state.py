@@ -28,7 +28,7 @@ class EngineState:
     Args:
         computes: a step's forward of the model.
         policy_version: of the weights as they are.
-        keep_memory: of packed weights, while nothing is in flight, for the next time.
+        keep_memory: of packed weights, and on a GPU of the pool, while nothing is in flight, for the next time.
     """
 
     def __init__(
@@ -159,6 +159,6 @@ class EngineState:
 
     def _forget(self) -> None:
         """Give all memory back while nothing is in flight."""
-        self.pool.clear()
+        self.pool.clear(keep_memory=self._keep_memory)
         self.scheduler = Scheduler(self.limits)
         self.forward.drop(keep_memory=self._keep_memory)

@@ -47,7 +47,7 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
     if team.all.size == 1:
         return Engine(model, settings, keep_memory=keep_memory)
     joint = JointRanks(model, settings, team)
-    engine = Engine(model, settings, joint=joint, speculates=NoSpeculation())
+    engine = Engine(model, settings, joint=joint, speculates=NoSpeculation(), keep_memory=keep_memory)
     forward = engine.state.forward
     if settings.speculation != "off" and (settings.speculation != "auto" or forward.may_be_steady):
         engine.speculates = DraftedByOne(forward, settings, team, joint)

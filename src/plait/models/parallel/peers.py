@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
