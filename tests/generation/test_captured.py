@@ -15,6 +15,7 @@ from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Sample
 from plait.generation import captured
+from plait.generation import pool as pool_module
 from plait.generation.captured import (
     MOST_ROWS,
     Capture,
@@ -29,7 +30,6 @@ from plait.generation.captured import (
 from plait.generation.engine import drain
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.module_forward import ModuleForward
-from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import speculator_of
@@ -321,21 +321,15 @@ def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.M
     assert not steps.sizes
 
 
-def taken_at_once(pool: KVPool, like: Tensor) -> Tensor:
-    """As a pool on a GPU takes its memory."""
-    pool._by_page = False
-    return like.new_zeros(pool._limit + 1, like.shape[0], pool.block_tokens, like.shape[2])
-
-
 @pytest.mark.parametrize("keeps", [True, False])
 def test_graphs_of_a_process_that_generates_alone_serve_the_next_rollout(
     keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New weights where the old ones were: neither they nor the pool move. Where something else needs the memory in
     between, each size is captured again."""
-    monkeypatch.setattr(KVPool, "_zeros", taken_at_once)
+    monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)
     engine, steps = captured_engine(monkeypatch, max_running=4)
-    monkeypatch.setattr(engine.state, "_keep_memory", keeps)
+    engine.state.keep_memory = keeps
     model, pool = engine.model, engine.state.pool
     asked = request_of(0, num_samples=4, sampling=Sampling(max_tokens=12, stop_token_ids=()))
     engine.add(asked)

@@ -130,7 +130,7 @@ class KVPool:
     def _zeros(self, like: Tensor) -> Tensor:
         num_heads, _, head_size = like.shape
         sizes = (num_heads, self.block_tokens, head_size)
-        if like.device.type != "cpu":
+        if not takes_pages(like.device):
             self._by_page = False
             return like.new_zeros(self._limit + 1, *sizes)
         if self._in_place:
@@ -139,6 +139,11 @@ class KVPool:
                 return zeros
         self._in_place = False
         return like.new_zeros(self.num_blocks, *sizes)
+
+
+def takes_pages(device: torch.device) -> bool:
+    """Whether memory is taken when it is written, not at once."""
+    return device.type == "cpu"
 
 
 def flat_places(places_T: Tensor, num_heads: int, block_tokens: int) -> Tensor:

@@ -51,7 +51,7 @@ class EngineState:
         """Those with samples in flight."""
         self.epoch = 0
         """Counts how often everything in flight was computed again."""
-        self._keep_memory = keep_memory
+        self.keep_memory = keep_memory
         self._weights_version = 0
 
     @property
@@ -138,7 +138,7 @@ class EngineState:
                 self._recompute()
             else:
                 self.scheduler.forget()
-            self.forward.drop(keep_memory=self._keep_memory)
+            self.forward.drop(keep_memory=self.keep_memory)
         else:
             self._forget()
         self.flight.new_version(version)
@@ -153,12 +153,12 @@ class EngineState:
     def rest(self) -> None:
         """No sample is in flight, so weights may change: give back what was made of them, but for cached prefixes."""
         if self.scheduler.blocks.num_cached:
-            self.forward.drop(keep_memory=self._keep_memory)
+            self.forward.drop(keep_memory=self.keep_memory)
         else:
             self._forget()
 
     def _forget(self) -> None:
         """Give all memory back while nothing is in flight."""
-        self.pool.clear(keep_memory=self._keep_memory)
+        self.pool.clear(keep_memory=self.keep_memory)
         self.scheduler = Scheduler(self.limits)
-        self.forward.drop(keep_memory=self._keep_memory)
+        self.forward.drop(keep_memory=self.keep_memory)
