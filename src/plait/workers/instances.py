@@ -74,7 +74,7 @@ class JointRanks:
             team.pp,
             lambda rows: model.weights.new_empty((rows, hidden_size)),
             self.waited,
-            is_ahead=on_cpu and not settings.exact,
+            is_ahead=on_cpu and not settings.exact and not team.pp.in_order,
         )
         self._device = model.device
         cost = COSTS.get(model.device.type, COSTS["cpu"])
