@@ -15,10 +15,17 @@ from plait.runtime.processes import supervisor
 from plait.runtime.processes.worker import Worker
 from tests.cases import slow_but
 from tests.nccl_rules import played, recording
-from tests.runs.placed_runs import PLANS, where
+from tests.runs.placed_runs import GRPO, PLANS, where
 
 QUICK = ("grpo-generates-tp2",)
-SEVERAL = [name for name in PLANS if not name.endswith("-1")]
+DIVIDED = "grpo-divided-gradients-2"
+ALL_PLANS = PLANS | {
+    DIVIDED: (
+        ("grpo", GRPO[1] | {"optimizer.shard_gradients": True}),
+        {"actor.generate": "0", "actor.train": "0,1 dp2", "ref.logprobs": "0"},
+    )
+}
+SEVERAL = [DIVIDED, *(name for name in PLANS if not name.endswith("-1"))]
 
 
 class RecordedWorker(Worker):
@@ -46,7 +53,7 @@ def test_a_placed_run_keeps_them(
     name: str, place: Path, placed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "Worker", RecordedWorker)
-    (flow, keys), plan = PLANS[name]
+    (flow, keys), plan = ALL_PLANS[name]
     recipe = placed(flow, f"nccl-{name}", **keys, **where(place, name, plan) | {"steps": 2})
     assert run(recipe).finished
     found = sorted(recipe.run_dir.parent.glob(f"{recipe.run_dir.name}.nccl*"))
