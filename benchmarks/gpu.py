@@ -1,13 +1,17 @@
 """What a GPU does by plait, against Transformers, the device's own limits, vLLM, TRL and plait's predictions.
 
     python benchmarks/gpu.py                                  # 25 minutes of a machine with one GPU
-    python benchmarks/gpu.py --parts tokens,decode --shapes 135M
+    python benchmarks/gpu.py --parts tokens,decode --shapes 135M --within-s 570
     python benchmarks/gpu.py --tiny                           # on a CPU: does the benchmark itself work?
 
-Each part is a process of its own with a time of its own (`--limits` prints them); a part that fails or takes longer is
-said and left, and the next one begins. Models have random weights: nothing is fetched. `--folder` keeps them, so that
-parts may be run by several commands.
+Each part is a process of its own for each shape, with a time of its own (`--limits` prints them): one that fails or
+takes longer is said and left, and the next one begins. Models have random weights: nothing is fetched. `--folder` keeps
+them, so that parts may be run by several commands.
 
+In the folder of `--report` (by default that of `--folder`) stand `results.jsonl`, one line for each measurement,
+written when it is made, and for how each part ended; and what each part printed, whole, as `PART.log`.
+
+    tests       plait's own tests that need a GPU
     tokens      greedy tokens and log-probs against Transformers
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
     vllm        the same by vLLM, where it is installed (`--vllm-python`)
@@ -16,87 +20,184 @@ parts may be run by several commands.
     grpo, ppo   steps against TRL's, where it is installed
     two         two processes on one device, where NCCL allows it
 
-Exit code 1: a part failed, or took too long, or found what it compares far off.
+Exit code 1: a part failed, or took too long, or found what it compares far off; 2: something that all need is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
-import torch
 from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
 LIMITS: Mapping[str, int] = {
-    "tokens": 120,
+    "tests": 90,
+    "tokens": 180,
     "decode": 240,
-    "vllm": 240,
+    "vllm": 180,
     "training": 180,
-    "predicted": 480,
-    "grpo": 90,
-    "ppo": 90,
+    "predicted": 450,
+    "grpo": 60,
+    "ppo": 60,
     "two": 60,
 }
-"""Seconds of each part, in the order in which they are run."""
+"""Seconds of each part, of all shapes together, in the order in which they are run."""
+OF_SHAPES = ("tokens", "decode", "vllm", "training", "predicted")
+"""Parts that are run for one shape after the other."""
+DUMP_S = 5.0
+"""For a part that is stopped to say where it was."""
+_AS_THEIR_PACKAGE = "torch transformers accelerate safetensors numpy numba pydantic cyclopts rich gguf jinja2"
+NEEDED: Mapping[str, str] = {"yaml": "pyyaml", **{name: name for name in _AS_THEIR_PACKAGE.split()}}
+"""Module → package: what plait needs, which is not installed itself."""
 HERE = Path(__file__).resolve().parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    began, options = time.monotonic(), _parser().parse_args(arguments)
     if options.limits:
         print("\n".join(f"{part:<10} {seconds:>4} s" for part, seconds in LIMITS.items()))
         return 0
-    if not options.tiny and not torch.cuda.is_available():
-        print("benchmarks/gpu.py: expected a CUDA device, found none; `--tiny` runs on a CPU", file=sys.stderr)
+    if (wrong := unready(options.tiny)) is not None:
+        print(f"benchmarks/gpu.py: {wrong}", file=sys.stderr)
         return 2
-    failed = False
     with tempfile.TemporaryDirectory(prefix="plait-gpu-") as temporary:
-        name = str(options.folder or temporary)
-        Path(name).mkdir(parents=True, exist_ok=True)
+        folder = (options.folder or Path(temporary)).resolve()
+        report = (options.report or folder).resolve()
+        for one in (folder, report):
+            one.mkdir(parents=True, exist_ok=True)
         device, dtype = ("cpu", "float32") if options.tiny else ("cuda", "bfloat16")
         shapes = ("tiny",) if options.tiny else tuple(options.shapes)
-        Job(device, dtype, shapes, options.tiny, name).save(Path(name) / "job.json")
-        for part in options.parts:
-            failed |= not run(part, Path(name) / "job.json", options)
-    return int(failed)
+        job = Job(device, dtype, shapes, options.tiny, str(folder), str(report))
+        job.record("machine", "", **machine())
+        until = began + options.within_s if options.within_s else float("inf")
+        went_well = [run_part(part, job, options, until) for part in options.parts]
+    return int(not all(went_well))
 
 
-def run(part: str, job: Path, options: argparse.Namespace) -> bool:
-    """One part; whether it went well, or there is nothing to run it with."""
-    print(f"== {part}", flush=True)
+def unready(is_tiny: bool) -> str | None:
+    """What all parts need and is not there."""
+    needed = dict(NEEDED) if is_tiny else {**NEEDED, "triton": "triton"}
+    if missing := [package for module, package in needed.items() if find_spec(module) is None]:
+        return f"expected what plait needs to be installed, found no {', '.join(missing)}; `pip install` them"
+    import torch
+
+    if not is_tiny and not torch.cuda.is_available():
+        return "expected a CUDA device, found none; `--tiny` runs on a CPU"
+    return None
+
+
+def machine() -> dict[str, object]:
+    """The device and the versions of what computes on it."""
+    import torch
+
+    found: dict[str, object] = {"python": sys.version.split()[0], "cpus": os.cpu_count()}
+    for package in ("torch", "triton", "transformers", "numba"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    if torch.cuda.is_available():
+        sizes = torch.cuda.get_device_properties(0)
+        found |= {"device": sizes.name, "bytes": sizes.total_memory, "cuda": torch.version.cuda}
+    return found
+
+
+def run_part(part: str, job: Job, options: argparse.Namespace, until: float) -> bool:
+    """One part, for each shape that it has; whether it went well, or there is nothing to run it with.
+
+    Args:
+        until: no part goes on after this time of the monotonic clock.
+    """
     if (missing := lacks(part, options)) is not None:
-        print(f"left out: {missing}", flush=True)
+        print(f"== {part}\nleft out: {missing}", flush=True)
+        job.record(part, "", ended=f"left out: {missing}")
         return True
-    limit_s = options.limit_s or LIMITS[part]
+    shapes = job.shapes if part in OF_SHAPES else ("",)
+    last = time.monotonic() + (options.limit_s * len(shapes) or LIMITS[part])
+    went_well = True
+    for number, shape in enumerate(shapes):
+        now = time.monotonic()
+        limit_s = min((last - now) / (len(shapes) - number), until - now)
+        title = f"{part} {shape}".rstrip()
+        print(f"== {title}", flush=True)
+        if limit_s <= 0:
+            ended = "not begun: there is no time left"
+        else:
+            own = job.of_shape(shape) if shape else job
+            ended = run(command_of(part, own.saved(), options), own, Path(job.report) / f"{part}.log", limit_s)
+        print(f"-- {title}: {ended}, {time.monotonic() - now:.0f} s", flush=True)
+        job.record(part, shape, ended=ended, seconds=round(time.monotonic() - now, 1))
+        went_well &= ended == "done"
+    return went_well
+
+
+def run(command: Sequence[str], job: Job, log: Path, limit_s: float) -> str:
+    """Run a part; how it ended. What it prints goes to its log, and from there to the screen."""
     paths = [str(HERE), str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"PYTHONPATH": os.pathsep.join(paths), "PLAIT_CACHE": str(job.with_name("cache"))}
-    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    began = time.perf_counter()
-    # A group of its own, so that what a part has started ends with it.
-    process = subprocess.Popen(
-        command_of(part, job, options), env={**os.environ, **offline, **environment}, start_new_session=True
-    )
-    try:
-        code = process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
-        print(f"-- {part}: stopped after {limit_s} s", flush=True)
-        return False
-    print(f"-- {part}: {time.perf_counter() - began:.0f} s{f', exit code {code}' if code else ''}", flush=True)
-    return code == 0
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PLAIT_CACHE": str(Path(job.folder) / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # where it was, when it is stopped or crashes
+    }
+    until = time.monotonic() + limit_s
+    with open(log, "ab") as written, open(log, "rb") as read:
+        read.seek(0, os.SEEK_END)
+        # A group of its own, so that what a part has started ends with it.
+        process = subprocess.Popen(
+            command, env=environment, stdout=written, stderr=subprocess.STDOUT, cwd=HERE.parent, start_new_session=True
+        )
+        try:
+            while process.poll() is None and time.monotonic() < until:
+                _show(read)
+                time.sleep(0.1)
+            is_late = process.poll() is None
+        finally:
+            _end(process)
+            _show(read)
+    if is_late:
+        return f"stopped after {limit_s:.0f} s"
+    return "done" if process.returncode == 0 else f"exit code {process.returncode}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a part and what it has started; one that still runs says where it is before."""
+    for number, wait_s in ((signal.SIGABRT, DUMP_S), (signal.SIGKILL, None)):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(wait_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _show(read: IO[bytes]) -> None:
+    """What has come to a log."""
+    sys.stdout.write(read.read().decode(errors="replace"))
+    sys.stdout.flush()
 
 
 def lacks(part: str, options: argparse.Namespace) -> str | None:
     """What a part needs and is not there."""
+    if part == "tests" and options.tiny:
+        return "they are of a GPU"
+    if part == "tests" and find_spec("pytest") is None:
+        return "pytest is not installed"
     if part == "vllm" and not (options.vllm_python and options.vllm_python.is_file()):
         return "no vLLM: name the Python that it is installed for by --vllm-python"
     if part == "grpo" and find_spec("trl") is None:
@@ -109,6 +210,8 @@ def lacks(part: str, options: argparse.Namespace) -> str | None:
 def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
     if part == "vllm":
         return [str(options.vllm_python), "-m", "on_device.vllm_decode", str(job)]
+    if part == "tests":
+        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *tests_of_gpus()]
     if part not in ("grpo", "ppo"):
         return [sys.executable, "-m", f"on_device.{part}", str(job)]
     how = ["--tiny", "--repeats", "1"] if options.tiny else ["--device", "cuda", "--threads", "8"]
@@ -118,6 +221,12 @@ def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
         how += ["--peer-python", str(options.ppo_python)]
         how += [] if options.tiny else ["--dtype", "bfloat16", "--peer-precision", "bfloat16"]
     return [sys.executable, str(HERE / f"{part}_step.py"), *how]
+
+
+def tests_of_gpus() -> list[str]:
+    """Files with tests that need a GPU."""
+    files = sorted((HERE.parent / "tests").rglob("test_*.py"))
+    return [str(file) for file in files if "@pytest.mark.cuda" in file.read_text(encoding="utf-8")]
 
 
 def _parts(text: str) -> list[str]:
@@ -139,9 +248,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers, on a CPU")
     parser.add_argument("--parts", type=_parts, default=list(LIMITS), help="comma-separated")
     parser.add_argument("--shapes", type=_shapes, default=["135M", "1.5B"], help="comma-separated")
-    parser.add_argument("--limit-s", type=int, default=0, help="of each part, in place of its own")
+    parser.add_argument("--limit-s", type=int, default=0, help="of each part and shape, in place of its own")
     parser.add_argument("--limits", action="store_true", help="print the seconds of each part")
+    parser.add_argument("--within-s", type=int, default=0, help="of the whole command; parts are shortened to it")
     parser.add_argument("--folder", type=Path, help="for models and measurements, which are kept there")
+    parser.add_argument("--report", type=Path, help="for results.jsonl and logs, in place of --folder")
     parser.add_argument("--vllm-python", type=Path, help="the Python that vLLM is installed for")
     parser.add_argument("--ppo-python", type=Path, default=peer_python(), help="has TRL 1.10")
     return parser

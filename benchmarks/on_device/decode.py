@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from statistics import median
 
 from on_device.job import Job, Rates, random_ids, rates_of, synchronize
@@ -24,6 +25,7 @@ def main() -> int:
     job = Job.read()
     rates = rates_of(job)
     print(rates)
+    job.record("decode", "", **asdict(rates))
     for shape in job.shapes:
         measure(job, shape, rates)
     return 0
@@ -46,9 +48,11 @@ def measure(job: Job, shape: str, rates: Rates) -> None:
         least_s /= rates.best_bytes_per_s
         cells = f"{step_s * 1e3:>9.3f} {least_s * 1e3:>9.3f} {least_s / step_s:>7.1%} {samples / step_s:>10.0f}"
         print(f"{samples:>8} {cells}")
+        job.record("decode", shape, samples=samples, step_s=step_s, least_s=least_s, steps=len(found))
     captured = engine.state.forward.module.captured
     for way, why in ({} if captured is None else captured.refusals).items():
         print(f"{shape}: steps {way}: {why}")
+        job.record("decode", shape, way=way, refused=why)
 
 
 def seconds_of_steps(

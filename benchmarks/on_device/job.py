@@ -7,7 +7,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from random_llama import word_tokenizer, write_llama
@@ -37,13 +37,23 @@ POSITIONS = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """device: cuda or cpu; folder: has the models, by the names of their shapes"""
+    """device: cuda or cpu; folder: has the models, by the names of their shapes; report: gets what is measured"""
 
     device: str
     dtype: str
     shapes: tuple[str, ...]
     is_tiny: bool
     folder: str
+    report: str
+
+    def of_shape(self, shape: str) -> Job:
+        """The same of one shape alone."""
+        return replace(self, shapes=(shape,))
+
+    def record(self, part: str, shape: str, **found: object) -> None:
+        """A line of results, which is there whatever becomes of the part afterwards."""
+        with open(Path(self.report) / "results.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"part": part, "shape": shape, **found}) + "\n")
 
     def model(self, shape: str) -> str:
         """The checkpoint of a shape, written when it is first asked for."""
@@ -62,8 +72,13 @@ class Job:
             )
         return str(folder)
 
-    def save(self, path: Path) -> None:
+    def saved(self) -> Path:
+        """The file that a part is given; in a folder of its own, so that the parts of shapes meet nowhere."""
+        folder = Path(self.folder) / "-".join(("job", *self.shapes))
+        folder.mkdir(exist_ok=True)
+        path = folder / "job.json"
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        return path
 
     @classmethod
     def read(cls) -> Job:
@@ -72,7 +87,7 @@ class Job:
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """What `save` has written."""
+        """What `saved` has written."""
         raw = json.loads(path.read_text(encoding="utf-8"))
         return cls(**raw | {"shapes": tuple(raw["shapes"])})
 
@@ -139,6 +154,17 @@ def best_seconds(compute: Callable[[], object], device: str, times: int = 10) ->
         synchronize(device)
         found.append(time.perf_counter() - began)
     return min(found[1:])
+
+
+def most_bytes(device: str) -> int:
+    """That this process has had of a GPU at a time, since it was asked last; of a CPU nobody knows: 0."""
+    if device != "cuda":
+        return 0
+    import torch
+
+    most = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return most
 
 
 def synchronize(device: str) -> None:

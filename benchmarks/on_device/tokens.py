@@ -32,8 +32,10 @@ def main() -> int:
             f"{shape}: {same} of {count} greedy tokens are those of Transformers, whose own are better by "
             f"{behind:.2g} at most; log-probs differ by {off:.2g} at most"
         )
+        job.record("tokens", shape, same=same, count=count, behind=behind, off=off)
         for way, why in refusals.items():
             print(f"{shape}: steps {way}: {why}")
+            job.record("tokens", shape, way=way, refused=why)
         is_far |= not max(off, behind) <= FAR[job.dtype]
     return int(is_far)
 

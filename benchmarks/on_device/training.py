@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from on_device.job import SHAPES, Job, random_ids, rates_of, synchronize
+import torch
+
+from on_device.job import SHAPES, Job, most_bytes, random_ids, rates_of, synchronize
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.cost.estimate import model_shape
 from plait.data.records import FinishReason, Prompt, Sample
@@ -33,9 +36,15 @@ def main() -> int:
     job = Job.read()
     rates = rates_of(job)
     print(rates)
+    job.record("training", "", **asdict(rates))
     for shape in job.shapes:
-        for checkpoints in (False, True):
-            measure(job, shape, rates.best_flops_per_s, checkpoints)
+        for checkpoints in (True, False):
+            try:
+                measure(job, shape, rates.best_flops_per_s, checkpoints)
+            except torch.OutOfMemoryError as error:
+                kept = "recomputed" if checkpoints else "kept"
+                print(f"{shape}, {kept} activations: no room: {error}")
+                job.record("training", shape, checkpoints=checkpoints, no_room=str(error))
     return 0
 
 
@@ -57,6 +66,8 @@ def measure(job: Job, shape: str, flops_per_s: float, checkpoints: bool) -> None
             optimizer.append(by_kind["STEP"])
     counted = flops(model_shape(job.model(shape)), count, pairs(groups, samples, prompt_tokens, tokens))
     share = counted / median(passes) / flops_per_s
+    what = {"checkpoints": checkpoints, "tokens": count, "passes_s": passes, "optimizer_s": optimizer, "mfu": share}
+    job.record("training", shape, **what, most_bytes=most_bytes(job.device))
     print(
         f"{shape}, {count} tokens, {'recomputed' if checkpoints else 'kept'} activations: forward and backward "
         f"{median(passes):.3f} s, optimizer {median(optimizer):.3f} s, MFU {share:.1%} (goal {GOAL:.0%})"

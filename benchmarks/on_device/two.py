@@ -33,6 +33,7 @@ def main() -> int:
                 other.kill()
             told.append("error: they waited for each other" + one.communicate()[1])
     backend = "NCCL" if job.device == "cuda" else "gloo"
+    job.record("two", "", backend=backend, connected=not any(one.returncode for one in both))
     if any(one.returncode for one in both):
         lines = [line for text in told for line in text.splitlines() if "rror" in line or "Duplicate" in line]
         print(f"two processes on one device: not by {backend}: {lines[-1] if lines else 'they ended without a word'}")

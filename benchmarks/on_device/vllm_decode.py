@@ -24,7 +24,7 @@ def main() -> int:
             dtype=job.dtype,
             max_model_len=1024,
             max_num_seqs=max(sizes),
-            gpu_memory_utilization=0.4,  # of two shapes, the first one's process may still hold its own
+            gpu_memory_utilization=0.4,
             enable_prefix_caching=False,
         )
 
@@ -34,6 +34,7 @@ def main() -> int:
             seconds_of(llm, prompts, many)
             step_s = (seconds_of(llm, prompts, many) - seconds_of(llm, prompts, few)) / (many - few)
             print(f"{shape}, vLLM, {samples} samples: {step_s * 1e3:.3f} ms")
+            job.record("vllm", shape, samples=samples, step_s=step_s)
         del llm
     return 0
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import re
 import subprocess
 import sys
+import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -46,13 +51,50 @@ def test_all_parts_together_take_25_minutes_at_most(gpu: ModuleType) -> None:
 def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    says = {"decode": "import time; time.sleep(60)", "training": "print('trained')", "two": "raise SystemExit(3)"}
+    says = {
+        "decode": "import time\ndef stand_still(): time.sleep(60)\nstand_still()",
+        "training": "print('trained')",
+        "two": "import sys; print('first'); print('last', file=sys.stderr); sys.exit(3)",
+    }
     monkeypatch.setattr(gpu, "command_of", lambda part, *of: [sys.executable, "-c", says[part]])
-    assert gpu.main(["--tiny", "--parts", "decode,training,two", "--limit-s", "2", "--folder", str(tmp_path)]) == 1
+    asked = ["--limit-s", "2", "--folder", str(tmp_path / "models"), "--report", str(tmp_path / "report")]
+    assert gpu.main(["--tiny", "--parts", "decode,training,two", *asked]) == 1
     out = capfd.readouterr().out
-    assert "-- decode: stopped after 2 s" in out
-    assert "trained" in out
-    assert "exit code 3" in out
+    assert "-- decode tiny: stopped after 2 s" in out
+    assert "-- training tiny: done" in out
+    assert "-- two: exit code 3" in out
+    logs = {name: (tmp_path / "report" / f"{name}.log").read_text() for name in says}
+    assert "in stand_still" in logs["decode"], "it says where it was stopped"
+    assert logs["two"] == "first\nlast\n"
+    assert all(text in out for text in logs.values())
+    machine, *ended = results(tmp_path / "report")
+    assert machine["torch"] == torch.__version__
+    assert [(one["part"], one["shape"], one["ended"]) for one in ended] == [
+        ("decode", "tiny", "stopped after 2 s"),
+        ("training", "tiny", "done"),
+        ("two", "", "exit code 3"),
+    ]
+
+
+def test_each_shape_is_a_process_that_shares_the_time_of_the_part(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of 8 s the first may take a third; what it leaves the others share."""
+    seconds = {"135M": 0, "1.5B": 5, "tiny": 60}
+    shape_of = "import json, sys, time; (shape,) = json.load(open(sys.argv[1]))['shapes']; "
+    command = [sys.executable, "-c", f"{shape_of} time.sleep({seconds}[shape])"]
+    monkeypatch.setattr(gpu, "command_of", lambda part, job, options: [*command, str(job)])
+    monkeypatch.setattr(gpu, "LIMITS", {"decode": 8})
+    job = gpu.Job("cpu", "float32", ("135M", "1.5B", "tiny"), True, str(tmp_path), str(tmp_path))
+    options = options_of(gpu, "--tiny")
+    assert not gpu.run_part("decode", job, options, float("inf"))
+    assert [one["ended"] for one in results(tmp_path)] == ["done", "stopped after 4 s", "stopped after 4 s"]
+    assert not gpu.run_part("decode", job, options, time.monotonic())
+    assert {one["ended"] for one in results(tmp_path)[3:]} == {"not begun: there is no time left"}
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
 def test_what_is_not_there_is_left_out(gpu: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -91,9 +133,10 @@ def test_what_training_computes(gpu: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_it_runs() -> None:
+def test_it_runs(tmp_path: Path) -> None:
     parts = "tokens,decode,training,predicted,two"
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--tiny", "--parts", parts, "--limit-s", "300"]
+    asked = ["--tiny", "--parts", parts, "--limit-s", "300", "--report", str(tmp_path)]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "12 of 12 greedy tokens are those of Transformers" in done.stdout
@@ -102,10 +145,36 @@ def test_it_runs() -> None:
     assert "tiny: step: predicted " in done.stdout
     assert "tiny, rank 0: predicted " in done.stdout
     assert "two processes on one device: gloo connects them" in done.stdout
+    found = results(tmp_path)
+    assert {one["part"] for one in found} == {"machine", *parts.split(",")}
+    assert {one["ended"] for one in found if "ended" in one} == {"done"}
+    assert [one["samples"] for one in found if "step_s" in one] == [1, 2]
+    assert [one["checkpoints"] for one in found if "mfu" in one] == [True, False]
+    assert "step" in {one["name"] for one in found if one["part"] == "predicted" and "name" in one}
 
 
-def test_without_a_gpu_it_says_what_runs_on_a_cpu(gpu: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_says_what_runs_on_a_cpu(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
+    monkeypatch.setattr(gpu, "find_spec", lambda name: object())
     assert gpu.main(["--parts", "decode"]) == 2
     assert "expected a CUDA device, found none; `--tiny` runs on a CPU" in capfd.readouterr().err
+
+
+def test_what_plait_needs_is_asked_for_before_any_part(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name in ("gguf", "yaml") else object())
+    assert gpu.main(["--tiny", "--parts", "decode"]) == 2
+    assert "found no pyyaml, gguf; `pip install` them" in capfd.readouterr().err
+
+
+def test_what_is_asked_for_is_what_plait_depends_on(gpu: ModuleType) -> None:
+    project = tomllib.loads((BENCHMARKS.parent / "pyproject.toml").read_text())["project"]
+    assert set(gpu.NEEDED.values()) == {re.split("[>=<]", one)[0] for one in project["dependencies"]}
+
+
+def test_tests_of_gpus_are_found(gpu: ModuleType) -> None:
+    assert str(BENCHMARKS.parent / "tests/generation/test_engine.py") in gpu.tests_of_gpus()
