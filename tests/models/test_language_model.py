@@ -234,3 +234,14 @@ def test_a_checkpoint_loads_onto_a_cuda_device(dtype: str, tmp_path: Path) -> No
     assert loaded.device.type == "cuda"
     assert all(buffer.device.type == "cuda" for buffer in loaded.module.buffers())
     assert torch.equal(loaded.weights.cpu(), model.weights.to(loaded.dtype))
+
+
+@pytest.mark.parametrize(("device", "changes"), [("cpu", True), ("cuda", False)])
+def test_layers_are_changed_on_a_cpu_alone(device: str, changes: bool) -> None:
+    """Torch's compiler, which fuses layers on a GPU, cannot trace them otherwise."""
+    from plait.models.language_loading import prepare
+    from tests.models.tiny import tiny
+
+    module = tiny("llama")
+    prepare(module, torch.bfloat16, device)
+    assert any("forward" in vars(part) for part in module.modules()) == changes

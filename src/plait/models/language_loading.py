@@ -122,13 +122,13 @@ def _reading(name: str) -> Iterator[None]:
             raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error
 
 
-def prepare(module: Any, dtype: torch.dtype) -> None:
-    """Set a module of Transformers up for our forward: our attention and our ways to compute its parts, eval mode."""
+def prepare(module: Any, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    """Set a module of Transformers up for our forward: our attention, on a CPU our ways to compute its parts, too, eval
+    mode. On other devices layers stay as they are: torch's compiler cannot trace what a CPU computes otherwise."""
     attention.register()
-    cpu_linear.install(module)
-    rms_norm.install(module)
-    gated_mlp.install(module)
-    rope.install(module)
+    if torch.device(device).type == "cpu":
+        for part in (cpu_linear, rms_norm, gated_mlp, rope):
+            part.install(module)
     module.eval()
     module.set_attn_implementation(attention.ATTENTION)
     if dtype is torch.float64:
@@ -137,7 +137,7 @@ def prepare(module: Any, dtype: torch.dtype) -> None:
 
 
 def _take_over(module: Any, tokenizer: Any, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
-    prepare(module, dtype)
+    prepare(module, dtype, device)
     layout = layout_of(module)
     return _model(module, tokenizer, layout, move_into_flat(module, layout, dtype, device))
 
