@@ -78,7 +78,7 @@ def test_what_moves_take_beside_their_bytes_and_how_wrong_predictions_were_may_b
         ((" gb_per_s: 50,", " gb_per_s: 0,"), r"key `intra\.gb_per_s`: .*greater than 0, found 0"),
         ((", latency_us: 4}", ", lag_us: 4}"), r"unknown key `intra\.lag_us`; did you mean `latency_us`"),
         (("inter:", "between:"), r"unknown key `between`"),
-        (("nodes: 2", "nodes: [{device: H100}, {device: L40S}]"), r"key `nodes`: all devices .* are of one kind"),
+        (("nodes: 2", "nodes: [{device: H100}, {device: L40S}]"), r"key `devices_per_node`: where `nodes` is a list"),
         (("nodes: 2", "nodes: 2.5"), r"key `nodes`: .*found 2\.5"),
         (("nodes: 2", "nodes: 4000"), r"at most 4096 devices"),
         (("{products: 0.4, layer_us: 100}", "fast"), r"`software` is a section of keys, found 'fast'"),

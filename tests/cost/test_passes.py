@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plait.cost.decoding import decode_steps
 from plait.cost.hardware import Software
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Micro, Passes, total
@@ -90,7 +91,7 @@ def test_a_step_of_few_samples_reads_adapters() -> None:
     plain = total(passes(ONE).decode_layer(4, 1000))
     assert total(layer) == pytest.approx(plain + adapters)
     batch = np.array([4.0]), np.array([1000.0]), np.array([1.0])
-    steps = [some.decode_steps(*batch).item() for some in (adapted, passes(ONE))]
+    steps = [decode_steps(some, *batch).item() for some in (adapted, passes(ONE))]
     assert steps[0] - steps[1] == pytest.approx(4 * adapters)
 
 
@@ -137,7 +138,7 @@ def test_ranks_that_decode_divide_weights_and_heads_and_sum_twice() -> None:
     two = passes(Layout.on(range(2), tp=2))
     layer = (2 * LAYER + 2 * 1000 * 64 * 2) / 2 / 0.5e8 + 2 * (1e-4 + 4 * 64 * 2 / 0.5e8)
     assert total(two.decode_layer(4, 1000)) == pytest.approx(layer)
-    at_once = two.decode_steps(np.array([4.0]), np.array([1000.0]), np.array([1.0]))
+    at_once = decode_steps(two, np.array([4.0]), np.array([1000.0]), np.array([1.0]))
     assert at_once.tolist() == pytest.approx([4 * layer + 2 * HEAD / 2 / 0.5e8])
 
 
@@ -147,7 +148,7 @@ def test_a_token_hops_from_stage_to_stage() -> None:
     two = passes(Layout.on(range(2), pp=2), software)
     layer = (2 * LAYER + 2 * 1000 * 64 * 2) / 0.5e8
     hops = 2 * (1e-4 + 4 * 64 * 2 / 0.5e8 + 0.25)
-    found = two.decode_steps(np.array([4.0]), np.array([1000.0]), np.array([1.0]))
+    found = decode_steps(two, np.array([4.0]), np.array([1000.0]), np.array([1.0]))
     assert found.tolist() == pytest.approx([4 * layer + 2 * HEAD / 0.5e8 + hops])
 
 

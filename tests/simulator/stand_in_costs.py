@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -32,14 +32,15 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Device:
-    memory_bytes: int
-
-
-@dataclass(frozen=True)
 class Devices:
     mesh_cluster: Cluster
-    device: Device
+    memory: int
+
+    def memory_of(self, rank: int) -> int:
+        return self.memory
+
+    def kinds_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class StandIn:
 
     @property
     def cluster(self) -> Devices:
-        return Devices(Cluster(self.nodes, self.devices), Device(self.memory))
+        return Devices(Cluster(self.nodes, self.devices), self.memory)
 
     def slack(self, **_: object) -> Mapping[str, int]:
         return {"slack": self.slack_bytes}
@@ -114,6 +115,9 @@ class StandIn:
     def generation(self, call: str, layout: Layout, held_bytes: int) -> Cost:
         found = self.call(call, "decode", layout)
         return replace(found, seconds=found.seconds + self.crowded_s * held_bytes, working_bytes=(held_bytes // 10,))
+
+    def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
+        return ()
 
     def move(self, role: str, source: Layout, target: Layout) -> Cost:
         return Cost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])

@@ -42,10 +42,10 @@ class Report:
 
     @property
     def price_of_1000_steps(self) -> float | None:
-        price = self.planning.cluster.price_per_device_hour
+        price = self.planning.cluster.price_per_hour
         if price is None:
             return None
-        return price * self.planning.cluster.num_devices * self.prediction.seconds_per_step * 1000 / 3600
+        return price * self.prediction.seconds_per_step * 1000 / 3600
 
     def alternatives(self) -> list[dict[str, Any]]:
         """The next plans, what each spends more time on, and where it has calls that this plan has elsewhere."""
@@ -93,7 +93,13 @@ class Report:
                 if not is_call(call)
             ],
             "memory": [
-                {"rank": m.rank, "peak_bytes": m.peak_bytes, "limit_bytes": m.limit_bytes, "terms": m.terms}
+                {
+                    "rank": m.rank,
+                    "device": self.planning.cluster.device_of(m.rank).name,
+                    "peak_bytes": m.peak_bytes,
+                    "limit_bytes": m.limit_bytes,
+                    "terms": m.terms,
+                }
                 for m in prediction.memory
             ],
             "baselines": self.baseline_rows(),

@@ -57,7 +57,9 @@ def _facts(report: Report, width: int) -> Iterator[str]:
     yield from _line("step", f"{prediction.seconds_per_step:.4g} s", width)
     yield from _line("tokens", f"{report.tokens_per_s:,.0f} a second, of prompts and responses", width)
     if (price := report.price_of_1000_steps) is not None:
-        text = f"{price:,.2f}, at {cluster.price_per_device_hour:g} for a device's hour"
+        each = cluster.price_per_device_hour
+        rate = f"{cluster.price_per_hour:g} for an hour of all" if each is None else f"{each:g} for a device's hour"
+        text = f"{price:,.2f}, at {rate}"
         yield from _line("1,000 steps", text, width)
     lengths = (
         f"prompts of {sizes.prompts.mean:,.0f} tokens (at most {sizes.prompts.longest:,}), responses of "
@@ -135,8 +137,12 @@ def _calls(report: Report, width: int) -> Iterator[str]:
 
 
 def _memory(report: Report, width: int) -> Iterator[str]:
-    groups = _alike(report.prediction.memory)
-    names = [f"rank {ranks}" for ranks, _ in groups]
+    cluster = report.planning.cluster
+    groups = _alike(report.prediction.memory, [cluster.device_of(m.rank).name for m in report.prediction.memory])
+    names = [
+        f"rank {ranks} ({cluster.device_of(rank_memory.rank).name})" if cluster.kinds else f"rank {ranks}"
+        for ranks, rank_memory in groups
+    ]
     wide = max(len("memory"), *map(len, names))
     yield f"{'memory':<{wide}}{'at most':>11}{'of':>11}  largest"
     for name, (_, rank_memory) in zip(names, groups, strict=True):
@@ -209,11 +215,12 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _alike(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
-    """Ranks that hold as much of everything, together."""
+def _alike(memory: Sequence[RankMemory], devices: Sequence[str]) -> list[tuple[str, RankMemory]]:
+    """Ranks whose devices are of one name, and that hold as much of everything, together."""
     groups: dict[tuple[object, ...], list[RankMemory]] = {}
-    for rank_memory in memory:
-        groups.setdefault((rank_memory.peak_bytes, *sorted(rank_memory.terms.items())), []).append(rank_memory)
+    for rank_memory, device in zip(memory, devices, strict=True):
+        key = (device, rank_memory.peak_bytes, *sorted(rank_memory.terms.items()))
+        groups.setdefault(key, []).append(rank_memory)
     groups_of_ranks = []
     for same in groups.values():
         ranks = [rank_memory.rank for rank_memory in same]

@@ -1,26 +1,25 @@
 """Clusters: how many devices of what kind, and what connects them. Read from small YAML files, as strictly as recipes.
 
 A name such as `16xH100` stands for so many devices of a file that ships with plait (`cost/clusters/H100.yaml`).
+Nodes may be of several kinds: ranks that wait for each other take as long as the slowest of them (`ClusterSpec.among`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, ValidationError
-
-from plait.cost.hardware import DEFAULT, DEVICES, GIB, GIGA, TERA, Device, Link, Software
+from plait.cost.cluster_keys import device_of, read_keys
+from plait.cost.hardware import DEFAULT, Device, Link, Software, slowest_device, slowest_link
 from plait.errors import ConfigError
-from plait.layout.mesh import Cluster
-from plait.recipes.keys import nearest, shown
+from plait.layout.mesh import Cluster, Layout
+from plait.recipes.keys import nearest
 from plait.recipes.recipe_file import read_tree
-from plait.schedule.plan import MOST_RANKS
-from plait.settings import Settings
 
 SHIPPED = Path(__file__).parent / "clusters"
 
@@ -35,14 +34,29 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class NodeKind:
+    """So many nodes that follow each other and are alike; links and price as of `ClusterSpec`."""
+
+    nodes: int
+    device: Device
+    intra: Link
+    inter: Link
+    host: Link
+    price_per_device_hour: float | None = None
+
+
+@dataclass(frozen=True)
 class ClusterSpec:
-    """`nodes` equal nodes.
+    """`nodes` nodes of equally many devices.
 
     intra: between devices of a node, of each device
     inter: into or out of a node, shared by its devices
     host:  between a device and its node's memory
-    price_per_device_hour: in any currency; None: not stated
+    price_per_device_hour: in any currency; None: not stated, or not the same for all
     checked: how wrong predictions with these numbers were; None: not stated
+    kinds: of the nodes, in the order of their ranks, where they are not alike: `device` and the links are then the
+        slowest of all, with the least memory, so that what asks for no more is right for every rank; empty: all are as
+        these say
     """
 
     nodes: int
@@ -55,6 +69,25 @@ class ClusterSpec:
     name: str = ""
     software: Software = DEFAULT
     checked: Checked | None = None
+    kinds: tuple[NodeKind, ...] = ()
+
+    @classmethod
+    def of_kinds(cls, kinds: Sequence[NodeKind], devices_per_node: int, name: str, software: Software) -> ClusterSpec:
+        """A cluster of these nodes; where all are alike, as if they were one kind."""
+        unlike = {replace(kind, nodes=1) for kind in kinds}
+        prices = {kind.price_per_device_hour for kind in kinds}
+        return cls(
+            sum(kind.nodes for kind in kinds),
+            devices_per_node,
+            slowest_device([kind.device for kind in kinds]),
+            slowest_link([kind.intra for kind in kinds]),
+            slowest_link([kind.inter for kind in kinds]),
+            slowest_link([kind.host for kind in kinds]),
+            prices.pop() if len(prices) == 1 else None,
+            name,
+            software,
+            kinds=tuple(kinds) if len(unlike) > 1 else (),
+        )
 
     @property
     def num_devices(self) -> int:
@@ -76,93 +109,88 @@ class ClusterSpec:
                 f"`devices` of the cluster `{self.name}`: expected at most {per_node}, the devices of a node, or a "
                 f"multiple of it, found {devices}"
             )
-        return replace(self, nodes=max(1, devices // per_node), devices_per_node=min(devices, per_node))
+        nodes, per_node = max(1, devices // per_node), min(devices, per_node)
+        if not self.kinds:
+            return replace(self, nodes=nodes, devices_per_node=per_node)
+        if nodes > self.nodes:
+            raise ConfigError(
+                f"`devices` of the cluster `{self.name}`: expected at most {self.num_devices}, as its nodes are of "
+                f"several kinds, found {devices}; list more in its file"
+            )
+        kinds = [self.kinds[number] for number in self._kind_of_node[:nodes]]
+        some = [replace(kind, nodes=len(list(same))) for kind, same in groupby(kinds)]
+        return replace(self.of_kinds(some, per_node, self.name, self.software), checked=self.checked)
 
+    # Ranks of several kinds
 
-class _DeviceKeys(Settings):
-    name: str = "device"
-    tflops: float = Field(gt=0)
-    tflops_float32: float | None = Field(None, gt=0)
-    memory_gib: float = Field(gt=0)
-    memory_gb_per_s: float = Field(gt=0)
-    launch_us: float = Field(5.0, ge=0)
+    @cached_property
+    def _kind_of_node(self) -> tuple[int, ...]:
+        return tuple(number for number, kind in enumerate(self.kinds) for _ in range(kind.nodes))
 
-    def device(self) -> Device:
-        return Device(
-            self.name,
-            self.tflops * TERA,
-            int(self.memory_gib * GIB),
-            self.memory_gb_per_s * GIGA,
-            self.launch_us / 1e6,
-            (self.tflops_float32 or 0.0) * TERA,
+    @cached_property
+    def _among(self) -> dict[frozenset[int], ClusterSpec]:
+        """What was asked for, by kinds."""
+        return {}
+
+    def kinds_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The kind of each node that these ranks, which follow each other, are on; empty where all nodes are alike."""
+        if not self.kinds:
+            return ()
+        return tuple(self._kind_of_node[node] for node, _ in groupby(rank // self.devices_per_node for rank in ranks))
+
+    def device_of(self, rank: int) -> Device:
+        return self.kinds[self._kind_of_node[rank // self.devices_per_node]].device if self.kinds else self.device
+
+    def memory_of(self, rank: int) -> int:
+        """Bytes of a rank's device."""
+        return self.device_of(rank).memory_bytes
+
+    def among(self, ranks: Iterable[int]) -> ClusterSpec:
+        """The cluster as ranks have it that wait for each other: everything as the slowest of them has it."""
+        if not self.kinds:
+            return self
+        kinds = frozenset(self._kind_of_node[rank // self.devices_per_node] for rank in ranks)
+        if kinds not in self._among:
+            some = self.of_kinds(
+                [self.kinds[n] for n in sorted(kinds)], self.devices_per_node, self.name, self.software
+            )
+            self._among[kinds] = replace(some, nodes=self.nodes, kinds=())
+        return self._among[kinds]
+
+    def stages_of(self, layout: Layout) -> tuple[ClusterSpec, ...]:
+        """The cluster as the ranks of each pipeline stage have it, of all copies of a model; empty where all stages
+        have it alike."""
+        if not self.kinds:
+            return ()
+        sizes, ranks = layout.parallelism, layout.mesh.ranks
+        copy = sizes.tp * sizes.pp
+        stages = tuple(
+            self.among(rank for at in range(stage * sizes.tp, len(ranks), copy) for rank in ranks[at : at + sizes.tp])
+            for stage in range(sizes.pp)
         )
+        return stages if any(stage != stages[0] for stage in stages) else ()
 
+    def copies_of(self, layout: Layout) -> tuple[tuple[Layout, tuple[int, ...]], ...]:
+        """Copies of a model that are unlike each other in the devices of their stages, each with the places of those
+        that are as it is; empty where all are alike."""
+        if not self.kinds:
+            return ()
+        alike: dict[tuple[ClusterSpec, ...], list[int]] = {}
+        copies = layout.instances()
+        for number, copy in enumerate(copies):
+            alike.setdefault(self.stages_of(copy) or (self.among(copy.mesh.ranks),), []).append(number)
+        return tuple((copies[places[0]], tuple(places)) for places in alike.values()) if len(alike) > 1 else ()
 
-class _LinkKeys(Settings):
-    gb_per_s: float = Field(gt=0)
-    latency_us: float = Field(ge=0)
-
-    def link(self) -> Link:
-        return Link(self.gb_per_s * GIGA, self.latency_us / 1e6)
-
-
-class _SoftwareKeys(Settings):
-    products: float = Field(Software.products, gt=0, le=1)
-    memory: float = Field(Software.memory, gt=0, le=1)
-    links: float = Field(Software.links, gt=0, le=1)
-    layer_us: float = Field(Software.layer_s * 1e6, ge=0)
-    hop_us: float = Field(Software.hop_s * 1e6, ge=0)
-    micro_batches_per_stage: int = Field(Software.micro_batches_per_stage, ge=1)
-    decode_groups_per_stage: int | None = Field(Software.decode_groups_per_stage, ge=0)
-    pool_share: float = Field(Software.pool_share, ge=0, le=1)
-    switch_us: float = Field(Software.switch_s * 1e6, ge=0)
-    pack_gb_per_s: float = Field(Software.pack_bandwidth / GIGA, ge=0)
-
-    def software(self) -> Software:
-        return Software(
-            self.products,
-            self.memory,
-            self.links,
-            self.layer_us / 1e6,
-            self.hop_us / 1e6,
-            self.micro_batches_per_stage,
-            self.decode_groups_per_stage,
-            self.pool_share,
-            self.switch_us / 1e6,
-            self.pack_gb_per_s * GIGA,
-        )
-
-
-class _CalibrationKeys(Settings):
-    source: str = Field(min_length=1)
-    error: float = Field(ge=0)
-
-    def checked(self) -> Checked:
-        return Checked(self.source, self.error)
-
-
-class ClusterKeys(Settings):
-    """Keys of a cluster file."""
-
-    nodes: int = Field(1, ge=1, le=MOST_RANKS)
-    devices_per_node: int = Field(ge=1, le=MOST_RANKS)
-    device: str | _DeviceKeys
-    intra: _LinkKeys
-    inter: _LinkKeys
-    host: _LinkKeys
-    price_per_device_hour: float | None = Field(None, ge=0)
-    software: _SoftwareKeys = Field(default_factory=lambda: _SoftwareKeys.model_validate({}))
-    calibration: _CalibrationKeys | None = None
-
-
-_SECTIONS: Mapping[str, type[Settings]] = {
-    "device": _DeviceKeys,
-    "intra": _LinkKeys,
-    "inter": _LinkKeys,
-    "host": _LinkKeys,
-    "software": _SoftwareKeys,
-    "calibration": _CalibrationKeys,
-}
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all devices; None: not stated of each."""
+        if not self.kinds:
+            return None if self.price_per_device_hour is None else self.price_per_device_hour * self.num_devices
+        prices = [kind.price_per_device_hour for kind in self.kinds]
+        if None in prices:
+            return None
+        counts = [kind.nodes * self.devices_per_node for kind in self.kinds]
+        return sum(price * count for price, count in zip(prices, counts, strict=True) if price is not None)
 
 
 def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
@@ -200,75 +228,13 @@ def names() -> tuple[str, ...]:
 
 def _of_file(path: Path, name: str) -> ClusterSpec:
     try:
-        keys = _validated(read_tree(path, "file"))
+        file, nodes = read_keys(read_tree(path, "file"))
     except ConfigError as error:
         raise ConfigError(f"cluster `{name}`: {error}") from None
-    if isinstance(keys.device, str):
-        device = DEVICES.get(keys.device)
-        if device is None:
-            raise ConfigError(
-                f"cluster `{name}`: key `device`: expected one of {', '.join(DEVICES)}, or its numbers "
-                f"(tflops, memory_gib, memory_gb_per_s), found `{keys.device}`{nearest(keys.device, tuple(DEVICES))}"
-            )
-    else:
-        device = keys.device.device()
-    if keys.nodes * keys.devices_per_node > MOST_RANKS:
-        raise ConfigError(
-            f"cluster `{name}`: expected at most {MOST_RANKS} devices, found `nodes` {keys.nodes} x "
-            f"`devices_per_node` {keys.devices_per_node}"
-        )
-    return ClusterSpec(
-        keys.nodes,
-        keys.devices_per_node,
-        device,
-        keys.intra.link(),
-        keys.inter.link(),
-        keys.host.link(),
-        keys.price_per_device_hour,
-        path.stem,
-        keys.software.software(),
-        keys.calibration.checked() if keys.calibration is not None else None,
-    )
-
-
-def _validated(tree: Mapping[str, Any]) -> ClusterKeys:
-    _check_alike(tree)
-    _check_names(tree, ClusterKeys, "")
-    keys, section = dict(tree), "device."
-    try:
-        if isinstance(keys.get("device"), Mapping):
-            keys["device"] = _DeviceKeys.model_validate(keys["device"])
-        section = ""
-        return ClusterKeys.model_validate(keys)
-    except ValidationError as error:
-        raise ConfigError(_explained(error, section)) from None
-
-
-def _check_alike(tree: Mapping[str, Any]) -> None:
-    """Raises ConfigError where a file lists nodes, or devices, of several kinds."""
-    for key in ("nodes", "devices_per_node", "device"):
-        if isinstance(tree.get(key), list):
-            raise ConfigError(
-                f"key `{key}`: all devices of a cluster are of one kind, found a list; describe those of one kind, or "
-                "of all the slowest with the least memory, for which plans fit and take no longer on the others"
-            )
-
-
-def _check_names(tree: Mapping[str, Any], keys: type[Settings], prefix: str) -> None:
-    for name, value in tree.items():
-        if name not in keys.model_fields:
-            raise ConfigError(f"unknown key `{prefix}{name}`{nearest(name, tuple(keys.model_fields))}")
-        section = None if prefix else _SECTIONS.get(name)
-        if section is not None and isinstance(value, Mapping):
-            _check_names(value, section, f"{name}.")
-        elif section is not None and not (name == "device" and isinstance(value, str)):
-            raise ConfigError(f"`{name}` is a section of keys, found {shown(value)}")
-
-
-def _explained(error: ValidationError, section: str) -> str:
-    """The first thing that is wrong, with its key."""
-    detail = error.errors()[0]
-    key = section + ".".join(map(str, detail["loc"]))
-    if detail["type"] == "missing":
-        return f"key `{key}` is missing"
-    return f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(detail['input'])}"
+    kinds = []
+    for keys in nodes:
+        intra, inter, host = (link.link() for link in (keys.intra, keys.inter, keys.host) if link is not None)
+        kinds.append(NodeKind(keys.count, device_of(keys.device), intra, inter, host, keys.price_per_device_hour))
+    spec = ClusterSpec.of_kinds(kinds, nodes[0].devices, path.stem, file.software.software())
+    told = file.calibration
+    return spec if told is None else replace(spec, checked=Checked(told.source, told.error))

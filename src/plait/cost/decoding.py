@@ -116,7 +116,7 @@ class Guessing:
         """`seconds` by a device's numbers, for many at once."""
         if self.model is None or not self.drafts.passes:
             return np.zeros_like(rows)
-        return self.drafts.passes * self.model.decode_steps(rows, context, np.ones_like(rows))
+        return self.drafts.passes * decode_steps(self.model, rows, context, np.ones_like(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +189,7 @@ class Decoding:
             samples = pieces.running / groups
             context = (pieces.running * self._prompt_tokens + pieces.said) / groups
             guessing = self._guessing.seconds_of(samples, context)
-            taken = passes.decode_steps(samples * self._drafts.rows, context, groups, before=guessing)
+            taken = decode_steps(passes, samples * self._drafts.rows, context, groups, before=guessing)
         return np.add.reduceat(taken * pieces.steps, pieces.starts) / self._drafts.tokens
 
     def step(self, running: int, said: float) -> Terms:
@@ -201,9 +201,11 @@ class Decoding:
         rows = running * self._drafts.rows / groups
         context = (running * self._prompt_tokens + said) / groups
         work = passes.work
-        layer = passes.decode_layer(rows, context)
-        stages = [scaled(layer, count) for count in passes.stage_layers]
-        stages[-1] = added(stages[-1], {"head": passes.drawing(rows)})
+        layers = [stage.decode_layer(rows, context) for stage in passes.stages] or [
+            passes.decode_layer(rows, context)
+        ] * sizes.pp
+        stages = [scaled(layer, count) for layer, count in zip(layers, passes.stage_layers, strict=True)]
+        stages[-1] = added(stages[-1], {"head": passes.of_stage(-1).drawing(rows)})
         if guessing := self._guessing.seconds(running / groups, context):
             stages[0] = added(stages[0], {DRAFT_MODEL: guessing})
         if sizes.pp == 1:
@@ -218,3 +220,70 @@ class Decoding:
         terms = added(*stages)
         terms["hops"] = hops
         return terms
+
+
+def decode_steps(
+    passes: Passes, rows: Floats, context: Floats, groups: Floats, *, before: Floats | float = 0.0
+) -> Floats:
+    """Seconds of steps of decoding by a device's numbers, for many at once: `groups` of as many rows go round the
+    stages (`Decoding.step` has the terms).
+
+    Args:
+        before: seconds of the first stage, before each step.
+    """
+    last, software = passes.of_stage(-1), passes.cluster.software
+    stages = [count * layer for count, layer in zip(passes.stage_layers, _layers_s(passes, rows, context), strict=True)]
+    stages[-1] = stages[-1] + _head_s(last, rows)
+    stages[0] = stages[0] + before
+    if len(stages) == 1:
+        return stages[0]
+    row_bytes = passes.work.shape.hidden * passes.work.width
+    fixed, per_row = (passes.traffic.hop(count) for count in (0.0, row_bytes))
+    way = sum(stages[1:], stages[0]) + len(stages) * (fixed + rows * (per_row - fixed) + software.hop_s)
+    return np.maximum(way, groups * np.maximum.reduce(stages))
+
+
+def _layers_s(passes: Passes, rows: Floats, context: Floats) -> list[Floats]:
+    """Seconds of a layer of each stage."""
+    if not passes.stages:
+        return [_layer_s(passes, rows, context)] * len(passes.stage_layers)
+    return [_layer_s(stage, rows, context) for stage in passes.stages]
+
+
+def _layer_s(passes: Passes, rows: Floats, context: Floats) -> Floats:
+    work, tp, software = passes.work, passes.layout.parallelism.tp, passes.cluster.software
+    computing = (work.products(1) * rows + work.attention(1) * context) * passes.share / passes.flops_per_s
+    experts = np.minimum(work.shape.experts, rows * work.shape.experts_per_token)
+    read = (work.dense + experts * work.expert) * work.width / tp + work.kept(1, tp) * context
+    layer = np.maximum(np.maximum(computing, read / passes.bytes_per_s), software.layer_s)
+    if tp > 1:
+        row_bytes = work.shape.hidden * work.width
+        fixed, per_row = (passes.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
+        layer = layer + 2 * (fixed + rows * (per_row - fixed))
+    if work.adapter:
+        layer = layer + work.adapter_s(rows, passes.flops_per_s, passes.bytes_per_s)
+    return layer
+
+
+def _head_s(passes: Passes, rows: Floats) -> Floats:
+    work, tp = passes.work, passes.layout.parallelism.tp
+    return np.maximum(2 * rows * work.head / passes.flops_per_s, work.head * work.width / passes.bytes_per_s) / tp
+
+
+def levelled(
+    seconds: tuple[float, ...], terms: Terms, decoding: Decoding, longest: int, speeds: Sequence[float]
+) -> tuple[tuple[float, ...], Terms]:
+    """Instances that give each other samples end together: when all that they have to do is done by all of them, but
+    not before the longest sample could by itself.
+
+    Args:
+        seconds: of each, with the samples that it has; terms, decoding: of the last.
+        speeds: of each, in any unit.
+    """
+    mean_s = sum(seconds) / len(seconds)
+    if any(speed != speeds[0] for speed in speeds):
+        mean_s = sum(one * speed for one, speed in zip(seconds, speeds, strict=True)) / sum(speeds)
+    alone = (longest - 1) * total(decoding.step(1, longest / 2))
+    last = max(seconds)
+    end = min(last, max(alone, mean_s))
+    return (end,) * len(seconds), scaled(terms, end / last)

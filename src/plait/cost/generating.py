@@ -10,7 +10,7 @@ from math import ceil
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
-from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, profile
+from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
@@ -67,22 +67,31 @@ class Generating:
         count = min(layout.parallelism.dp, samples.prompts)
         shares = self._shares(samples, count)
         running = self._running(role, layout, max(map(len, shares)), held_bytes)
-        passes = self._passes(role, _instance(layout), layout)
         groups = self._groups(role, layout, running)
-        guessing = self._guessing(layout)
-        decoding = Decoding(passes, workload.lengths.prompts.mean, groups, guessing)
-        begins = lambda size: self._begun(role, passes, samples, size, groups, guessing)  # noqa: E731
-        sizes = {size: begins(size) for size in {len(share) for share in shares}}
-        begun = [total(sizes[len(share)]) for share in shares]
-        decoded = [0.0] * count if prompts_alone else decoding.totals(self._pieces(samples, count, running)).tolist()
-        seconds = tuple(first + other for first, other in zip(begun, decoded, strict=True))
+        begins: list[Terms] = [{}] * count
+        decodings: list[Decoding | None] = [None] * count
+        decoded, speeds = [0.0] * count, [1.0] * count
+        for instance, numbers in self._kinds(layout, count):
+            passes, guessing = self._passes(role, instance, layout), self._guessing(instance, layout)
+            decoding = Decoding(passes, workload.lengths.prompts.mean, groups, guessing)
+            sizes = {len(shares[number]) for number in numbers}
+            begun = {size: self._begun(role, passes, samples, size, groups, guessing) for size in sizes}
+            totals = [0.0] * count
+            if not prompts_alone:
+                totals = decoding.totals(self._pieces(samples, count, running)).tolist()
+            for number in numbers:
+                begins[number], decodings[number] = begun[len(shares[number])], decoding
+                decoded[number], speeds[number] = totals[number], 1 / sum(totals) if any(totals) else 1.0
+        seconds = tuple(total(first) + other for first, other in zip(begins, decoded, strict=True))
         longest = max(range(count), key=seconds.__getitem__)
+        decoding = decodings[longest]
+        assert decoding is not None, "every instance is of some kind"
         steps = {} if prompts_alone else decoding.seconds(coarse(profile(shares[longest], running)))
         if decoded[longest] > 0:
             steps = scaled(steps, decoded[longest] / total(steps))
-        terms = added(sizes[len(shares[longest])], steps)
+        terms = added(begins[longest], steps)
         if workload.rebalances and count > 1 and not prompts_alone:
-            seconds, terms = _levelled(seconds, terms, decoding, workload.lengths.responses.longest)
+            seconds, terms = levelled(seconds, terms, decoding, workload.lengths.responses.longest, speeds)
         spare = () if prompts_alone else self._tails(seconds, shares, decoding, running)
         idle = (0.0,) * (layout.parallelism.dp - count)
         working = self.cache_bytes(role, layout, running)
@@ -93,7 +102,14 @@ class Generating:
         """Response lengths of each of so many instances."""
         return dealt(self._workload.lengths.responses.of(samples.count), samples.per_prompt, count)
 
-    def _guessing(self, layout: Layout) -> Guessing:
+    def _kinds(self, layout: Layout, count: int) -> list[tuple[Layout, Sequence[int]]]:
+        """Of the first so many instances, one of each kind of devices, and the numbers of those that are as it is."""
+        copies = self._cluster.copies_of(layout)
+        if not copies:
+            return [(_instance(layout), range(count))]
+        return [(copy, some) for copy, numbers in copies if (some := [n for n in numbers if n < count])]
+
+    def _guessing(self, instance: Layout, layout: Layout) -> Guessing:
         """A draft model is whole on one device of each instance."""
         workload, count = self._workload, layout.parallelism.dp
         shape = workload.draft_model
@@ -104,8 +120,9 @@ class Generating:
         work = ModelWork(shape, workload.dtype, shape.vocabulary)
         ranks = layout.mesh.ranks
         devices = Layout(Mesh(ranks[:count]), Parallelism(count))
-        alone = Layout(Mesh(ranks[:1]), Parallelism())
-        return Guessing(workload.drafts, Passes(self._cluster, work, alone, self._profile, devices))
+        alone = Layout(Mesh(instance.mesh.ranks[:1]), Parallelism())
+        cluster = self._cluster.among(alone.mesh.ranks)
+        return Guessing(workload.drafts, Passes(cluster, work, alone, self._profile, devices))
 
     def _begun(
         self,
@@ -155,12 +172,16 @@ class Generating:
         return tuple(tails)
 
     def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float]:
-        """Seconds of a decode step of an instance with one sample, and more for each further one, about."""
+        """Seconds of a decode step of an instance with one sample, and more for each further one, about; of
+        instances on devices of several kinds the slowest."""
         count = min(layout.parallelism.dp, samples.prompts)
         running = self._running(role, layout, max(map(len, self._shares(samples, count))))
-        passes = self._passes(role, _instance(layout), layout)
         groups, prompt_tokens = self._groups(role, layout, running), self._workload.lengths.prompts.mean
-        return self._line(Decoding(passes, prompt_tokens, groups, self._guessing(layout)), running)
+        return max(
+            self._line(Decoding(passes, prompt_tokens, groups, self._guessing(instance, layout)), running)
+            for instance, _ in self._kinds(layout, count)
+            for passes in (self._passes(role, instance, layout),)
+        )
 
     def _line(self, decoding: Decoding, most: int) -> tuple[float, float]:
         """As `step_line`, by steps of one sample and of so many that have said half of what they may."""
@@ -194,7 +215,9 @@ class Generating:
         lengths, passes = self._workload.lengths, self._passes(role, _instance(layout), layout)
 
         def round_s(count: int) -> float:
-            decoding = Decoding(passes, lengths.prompts.mean, lambda _: count, self._guessing(layout))
+            decoding = Decoding(
+                passes, lengths.prompts.mean, lambda _: count, self._guessing(_instance(layout), layout)
+            )
             return total(decoding.step(running, running * lengths.responses.mean / 2))
 
         counts = range(1, min(running, layout.parallelism.pp + 1) + 1)
@@ -226,7 +249,7 @@ class Generating:
         if pool := self._cluster.software.pool_share:
             if held_bytes is None:
                 held_bytes = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
-            room = pool * self._cluster.device.memory_bytes - held_bytes
+            room = pool * self._cluster.among(layout.mesh.ranks).device.memory_bytes - held_bytes
             running = min(running, int(room / (sample_tokens * max(self._token_bytes(role, layout)))))
         return max(1, running)
 
@@ -261,14 +284,3 @@ def _instance(layout: Layout) -> Layout:
     sizes = layout.parallelism
     ranks = layout.mesh.ranks[: sizes.tp * sizes.pp]
     return Layout(Mesh(ranks), Parallelism(1, sizes.tp, sizes.pp, sizes.stages))
-
-
-def _levelled(
-    seconds: tuple[float, ...], terms: Terms, decoding: Decoding, longest: int
-) -> tuple[tuple[float, ...], Terms]:
-    """Instances that give each other samples end together: after the mean of what they take, but not before the longest
-    sample could by itself."""
-    alone = (longest - 1) * total(decoding.step(1, longest / 2))
-    last = max(seconds)
-    end = min(last, max(alone, sum(seconds) / len(seconds)))
-    return (end,) * len(seconds), scaled(terms, end / last)

@@ -7,7 +7,7 @@ the second are assumptions or fits. Bandwidths are bytes per second in one direc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 TERA, GIGA, GIB, MICRO = 1e12, 1e9, 1 << 30, 1e-6
@@ -42,6 +42,26 @@ class Link:
 
     bandwidth: float
     latency_s: float
+
+
+def slowest_device(devices: Sequence[Device]) -> Device:
+    """What all of these can do, each number that of the one with least of it; of one kind, itself."""
+    first, *others = devices
+    if all(device == first for device in others):
+        return first
+    return Device(
+        " + ".join(dict.fromkeys(device.name for device in devices)),
+        min(device.flops for device in devices),
+        min(device.memory_bytes for device in devices),
+        min(device.memory_bandwidth for device in devices),
+        max(device.launch_s for device in devices),
+        min(device.flops_of("float32") for device in devices),
+    )
+
+
+def slowest_link(links: Sequence[Link]) -> Link:
+    """The least bandwidth, and the longest latency."""
+    return Link(min(link.bandwidth for link in links), max(link.latency_s for link in links))
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,19 @@ from plait.cost.costs import CallCost, MoveCost
 from plait.cost.forward_memory import forward_memory
 from plait.cost.generating import Generating
 from plait.cost.micro_batch import LargestBatch, pieces, share_of
-from plait.cost.model_work import ModelWork
-from plait.cost.moves import move_cost
-from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
+from plait.cost.moves import move_cost, offload_cost
+from plait.cost.optimizer_step import optimizer_step
+from plait.cost.passes import Micro, Passes, added, scaled, total
 from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
+from plait.cost.role_passes import RolePasses
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
-from plait.cost.traffic import Traffic
 from plait.cost.working_memory import Amount, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
-from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 from plait.schedule.plan import Mode
@@ -69,7 +68,8 @@ class ModelCosts:
         self.offload = cache(self._offload)
         self._parameters = cache(self._parameters_of)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
-        self._passes = cache(self._passes_of)
+        self._role_passes = RolePasses(workload, self.shapes, flow, cluster, profile)
+        self._passes, self._copies = self._role_passes.of, self._role_passes.copies
         self._generating = Generating(
             workload,
             cluster,
@@ -143,6 +143,21 @@ class ModelCosts:
             seconds.append((total(forward), backward_s))
         return seconds
 
+    def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
+        """See `simulator.costs.Costs.stage_speeds`: by a layer's seconds."""
+        node = self._nodes[call]
+        role, samples, sizes = str(node.role), self.workload.samples_of(self.flow, node), layout.parallelism
+        if mode in ("decode", "prefill"):
+            running = ceil(samples.count / min(sizes.dp, samples.prompts))
+            context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
+            seconds = lambda stage: total(stage.decode_layer(running, context))  # noqa: E731
+        else:
+            share = share_of(samples.count, node.training.mini_batches if mode == "train" else 1, sizes.dp)
+            micro, _ = self._micro(node, samples, share, layout, self.workload.micro_batch_tokens)
+            read = lambda stage: stage.work.read(micro.tokens) / sizes.tp  # noqa: E731
+            seconds = lambda stage: total(stage.layer(micro.tokens, micro.pairs, read(stage)))  # noqa: E731
+        return tuple(1 / seconds(stage) for stage in self._passes(role, layout).stages)
+
     def decode_groups(self, call: str, layout: Layout, instances: int = 1) -> int:
         """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
         node = self._nodes[call]
@@ -162,14 +177,16 @@ class ModelCosts:
         samples = self.workload.samples_of(self.flow, node)
         share = ceil(samples.count / layout.parallelism.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
-        terms = passes.scoring(micro, count)
+        copies = self._copies(str(node.role), layout)
+        terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
         sent = scored_bytes(self.workload.lengths, samples)
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._small_parts(node)) > count:
-            in_parts_s = max(0.0, total(passes.scoring(micro / (parts / count), parts)) - whole_s)
+            parts_s = max(total(copy.scoring(micro / (parts / count), parts)) for copy in copies)
+            in_parts_s = max(0.0, parts_s - whole_s)
         cost = CallCost(total(terms), terms, num_bytes, in_parts_s=in_parts_s)
         return self._with_memory(cost, node, layout, budget, None)
 
@@ -182,12 +199,15 @@ class ModelCosts:
 
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training
-        passes, samples = self._passes(role, layout), self.workload.samples_of(self.flow, node)
+        passes, copies = self._passes(role, layout), self._copies(role, layout)
+        samples = self.workload.samples_of(self.flow, node)
         mini_batches = min(options.mini_batches, samples.count)
         share = share_of(samples.count, mini_batches, sizes.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
-        step = passes.training(micro, count, recompute=self.workload.checkpoint_activations, schedule=schedule)
-        update, update_bytes = self._update(role, layout, count if role in self.workload.sharded else 1)
+        again = self.workload.checkpoint_activations
+        step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
+        sums = count if role in self.workload.sharded else 1
+        update, update_bytes = optimizer_step(passes, self._memory.trained_elements(role, sizes), sums)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self.workload.lengths, samples, len(node.inputs))
@@ -195,24 +215,6 @@ class ModelCosts:
         moved = self._tp_bytes(passes, micro, layout) * count * sizes.dp * (2 + self.workload.checkpoint_activations)
         cost = CallCost(total(terms), terms, steps * (moved + update_bytes))
         return self._with_memory(cost, node, layout, budget, schedule)
-
-    def _update(self, role: str, layout: Layout, sums: int) -> tuple[Terms, int]:
-        """An optimizer step: gradients are summed over dp (`sums` times), each device updates its range, new weights
-        are gathered."""
-        sizes, per = layout.parallelism, parameter_bytes(self.workload.dtype, trained=True)
-        elements = max(self._memory.trained_elements(role, sizes))
-        traffic = Traffic(self.cluster, layout)
-        passed = 2 * (per.masters + per.moments) + (per.weights if per.masters else 0)
-        read = elements / sizes.dp * (passed + per.gradients)
-        terms = {"optimizer": read / (self.cluster.device.memory_bandwidth * self.cluster.software.memory)}
-        if self._profile is not None and self._profile.optimizer_s is not None:
-            contention = self._passes(role, layout).contention
-            terms = {"optimizer": elements / sizes.dp * self._profile.optimizer_s * contention}
-        if sizes.dp > 1:
-            terms["gradients"] = sums * traffic.gather("dp", elements * per.gradients)
-            terms["new weights"] = traffic.gather("dp", elements * per.weights)
-        received = (sizes.dp - 1) / sizes.dp * (sums * per.gradients + per.weights) * sizes.dp * sizes.tp
-        return terms, int(received * sum(self._memory.trained_elements(role, sizes)))
 
     def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None) -> CallCost:
         role, samples = str(node.role), self.workload.samples_of(self.flow, node)
@@ -270,7 +272,8 @@ class ModelCosts:
     # Weights
 
     def _move(self, role: str, source: Layout, target: Layout) -> MoveCost:
-        cost = move_cost(self._parameters(role), source, target, self.workload.dtype, self.cluster)
+        cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
+        cost = move_cost(self._parameters(role), source, target, self.workload.dtype, cluster)
         return cost.times(self.corrections.move)
 
     def _offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
@@ -282,21 +285,9 @@ class ModelCosts:
             stage_bytes = tuple(
                 -(-n // sizes.dp) * (per.masters + per.moments) for n in self._memory.trained_elements(role, sizes)
             )
-        host = self.cluster.host
-        terms = {"copies": host.latency_s + max(stage_bytes) / (host.bandwidth * self.cluster.software.links)}
-        return MoveCost(total(terms), terms, sum(stage_bytes) * sizes.dp * sizes.tp)
+        return offload_cost(self.cluster, layout, stage_bytes)
 
     def _parameters_of(self, role: str) -> Parameters:
         if role in self._given:
             return self._given[role]
         return parameters_of_shape(self.shapes[role], 1 if role in SCALAR_ROLES else None)
-
-    def _passes_of(self, role: str, layout: Layout, devices: Layout | None = None) -> Passes:
-        shape = self.shapes[role]
-        outputs = 1 if role in SCALAR_ROLES else shape.vocabulary
-        lora = self.workload.lora if self._is_trained(role) else NO_LORA
-        work = ModelWork(shape, self.workload.dtype, outputs, lora)
-        return Passes(self.cluster, work, layout, self._profile, devices)
-
-    def _is_trained(self, role: str) -> bool:
-        return any(node.kind is CallKind.TRAIN for node in self.flow.calls(role))

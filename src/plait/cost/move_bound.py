@@ -32,6 +32,7 @@ class BoundedMoves:
         self.process_terms, self.slack = costs.process_terms, costs.slack
         self.engine_bytes, self.engine_is_whole = costs.engine_bytes, costs.engine_is_whole
         self.keeps_freed = costs.keeps_freed
+        self.stage_speeds = costs.stage_speeds
         self.move = cache(self._move)
 
     def call(
@@ -55,10 +56,11 @@ class BoundedMoves:
         whole = Layout.on((0,))
         num_bytes = self._costs.held_bytes(role, whole, trained=False)[0]
         into_devices, into_nodes = lacking(layers, source, target, self.cluster.devices_per_node)
-        share = self.cluster.software.links
-        near = float(into_devices.max()) * num_bytes / (self.cluster.intra.bandwidth * share)
-        far = float(into_nodes.max()) * num_bytes / (self.cluster.inter.bandwidth * share)
-        terms = {"links": max(near, far), "switching": self.cluster.software.switch_s}
+        cluster = self.cluster.among((*source.mesh.ranks, *target.mesh.ranks))
+        share = cluster.software.links
+        near = float(into_devices.max()) * num_bytes / (cluster.intra.bandwidth * share)
+        far = float(into_nodes.max()) * num_bytes / (cluster.inter.bandwidth * share)
+        terms = {"links": max(near, far), "switching": cluster.software.switch_s}
         return MoveCost(sum(terms.values()), terms, int(into_devices.sum() * num_bytes))
 
 

@@ -44,6 +44,23 @@ def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str
     return MoveCost(sum(terms.values()), terms, plan.total_bytes)
 
 
+def offload_cost(cluster: ClusterSpec, layout: Layout, stage_bytes: Sequence[int]) -> MoveCost:
+    """To host memory, of every rank at the same time; the slowest of them.
+
+    Args:
+        stage_bytes: of a rank of each pipeline stage.
+    """
+    stages = cluster.stages_of(layout) or (cluster.among(layout.mesh.ranks),) * len(stage_bytes)
+    share = cluster.software.links
+    seconds = [
+        stage.host.latency_s + num_bytes / (stage.host.bandwidth * share)
+        for stage, num_bytes in zip(stages, stage_bytes, strict=True)
+    ]
+    terms = {"copies": max(seconds)}
+    sizes = layout.parallelism
+    return MoveCost(max(seconds), terms, sum(stage_bytes) * sizes.dp * sizes.tp)
+
+
 def bandwidths(cluster: ClusterSpec) -> Bandwidths:
     """What moves get of a cluster's links. A local copy reads and writes."""
     share = cluster.software.links

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from plait.cost.cluster import ClusterSpec
 
 Terms = dict[str, float]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,9 @@ class Passes:
     """What passes of one model over one layout take.
 
     Args:
+        cluster: as the ranks of the layout have it (`ClusterSpec.among`).
         devices: of all that compute at the same time, where they are more than one instance's.
+        stages: the cluster as the ranks of each stage have it, where stages are on devices of several kinds.
     """
 
     def __init__(
@@ -67,8 +65,10 @@ class Passes:
         layout: Layout,
         profile: Profile | None = None,
         devices: Layout | None = None,
+        stages: Sequence[ClusterSpec] = (),
     ) -> None:
         self.cluster, self.work, self.layout, self.profile = cluster, work, layout, profile
+        self.stages = tuple(Passes(stage, work, layout, profile, devices) for stage in stages)
         self.devices = devices or layout
         self.share = work.share(layout.parallelism.tp)
         self.traffic = Traffic(cluster, layout)
@@ -78,15 +78,21 @@ class Passes:
         self.flops_per_s = cluster.device.flops_of(work.dtype) * software.products
         self.bytes_per_s = cluster.device.memory_bandwidth * software.memory
 
+    def of_stage(self, stage: int) -> Passes:
+        """By the devices of a stage, whatever layers are asked about; -1: of the last."""
+        return self.stages[stage] if self.stages else self
+
     def forward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage."""
-        return self._stage(micro, stage, 1, self._adapters(micro.tokens))
+        mine = self.of_stage(stage)
+        return mine._stage(micro, stage, 1, mine._adapters(micro.tokens))
 
     def backward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage: twice a forward's, with sums over tp as a forward has; with adapters those of the
         adapters twice, and of the rest once, as the weights under them get no gradients."""
-        adapters = self._adapters(micro.tokens, backward=True)
-        return self._stage(micro, stage, 1 if self.work.lora.rank else 2, adapters)
+        mine = self.of_stage(stage)
+        adapters = mine._adapters(micro.tokens, backward=True)
+        return mine._stage(micro, stage, 1 if self.work.lora.rank else 2, adapters)
 
     def _stage(self, micro: Micro, stage: int, passes: int, adapters: Terms) -> Terms:
         tp, layers, work = self.layout.parallelism.tp, self.stage_layers[stage], self.work
@@ -148,34 +154,6 @@ class Passes:
         if self.profile.device != "cpu":
             return added(terms, self._adapters(tokens))
         return {**terms, "adapters": terms["layers"] * work.packed_adapter / (work.products(1) / 2)}
-
-    def decode_steps(self, rows: Floats, context: Floats, groups: Floats, *, before: Floats | float = 0.0) -> Floats:
-        """Seconds of steps of decoding by a device's numbers, for many at once: `groups` of as many rows go round the
-        stages (`decoding.Decoding.step` has the terms).
-
-        Args:
-            before: seconds of the first stage, before each step.
-        """
-        work, tp, software = self.work, self.layout.parallelism.tp, self.cluster.software
-        computing = (work.products(1) * rows + work.attention(1) * context) * self.share / self.flops_per_s
-        experts = np.minimum(work.shape.experts, rows * work.shape.experts_per_token)
-        read = (work.dense + experts * work.expert) * work.width / tp + work.kept(1, tp) * context
-        layer = np.maximum(np.maximum(computing, read / self.bytes_per_s), software.layer_s)
-        row_bytes = work.shape.hidden * work.width
-        if tp > 1:
-            fixed, per_row = (self.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
-            layer = layer + 2 * (fixed + rows * (per_row - fixed))
-        if work.adapter:
-            layer = layer + work.adapter_s(rows, self.flops_per_s, self.bytes_per_s)
-        head = np.maximum(2 * rows * work.head / self.flops_per_s, work.head * work.width / self.bytes_per_s) / tp
-        stages = [count * layer for count in self.stage_layers]
-        stages[-1] = stages[-1] + head
-        stages[0] = stages[0] + before
-        if len(stages) == 1:
-            return stages[0]
-        fixed, per_row = (self.traffic.hop(count) for count in (0.0, row_bytes))
-        way = sum(stages[1:], stages[0]) + len(stages) * (fixed + rows * (per_row - fixed) + software.hop_s)
-        return np.maximum(way, groups * np.maximum.reduce(stages))
 
     def _measured(self, seconds: float, tokens: float, passes: int = 1) -> Terms:
         """A measured layer's time, by the weights that a token passes in this model's. Over tp the part that goes with

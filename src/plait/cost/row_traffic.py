@@ -40,6 +40,7 @@ def rows_traffic(cluster: ClusterSpec, layout: Layout, num_bytes: float, *, copi
     size = len(layout.mesh.ranks)
     if size == 1:
         return {}
+    cluster = cluster.among((0, *layout.mesh.ranks))
     sent = num_bytes * copies * (size - 1) / size
     far = (cluster.nodes - 1) / cluster.nodes
     seconds = (1 - far) * sent / (cluster.host.bandwidth * cluster.software.links)

@@ -16,7 +16,7 @@ def sample_move_times(shape: ModelShape, dtype: str, instance: Layout, cluster: 
     Every device of an instance sends its part of the keys and values, over links of its own within a node, over one
     that it shares where there are several nodes. A prefill is as fast as the instance's matrix products.
     """
-    ranks = len(instance.mesh.ranks)
+    ranks, cluster = len(instance.mesh.ranks), cluster.among(instance.mesh.ranks)
     link, lanes = (cluster.intra, ranks) if cluster.nodes == 1 else (cluster.inter, 1)
     flops = shape.layers * ModelWork(shape, dtype, shape.vocabulary).products(1)
     speed = cluster.device.flops_of(dtype) * cluster.software.products * ranks

@@ -73,7 +73,7 @@ class _Mapper:
         self._unit = max(1, self._devices // MOST_UNITS)
         self._units = self._devices // self._unit
         costs = space.problem.costs
-        self._limit = costs.cluster.device.memory_bytes - sum(costs.process_terms.values())
+        self._cluster, self._process_bytes = costs.cluster, sum(costs.process_terms.values())
         self.strategy = cache(self._strategy)
         self._fastest_s = cache(self._fastest)
         self._least_units = cache(self._least)
@@ -109,9 +109,18 @@ class _Mapper:
         return tuple(range(first * self._unit, end))
 
     def _least(self, members: Members) -> int:
-        """The least units on which a set has room; more than there are: none."""
-        fitting = (count for count in range(1, self._units + 1) if self.strategy(members, 0, count) is not None)
+        """The least units on which a set has room, of any kind of devices; more than there are: none."""
+        fitting = (
+            count
+            for count in range(1, self._units + 1)
+            if any(self.strategy(members, first, count) is not None for first in self._firsts(count))
+        )
         return next(fitting, self._units + 1)
+
+    def _firsts(self, count: int) -> range:
+        """Where so many units may begin that differ; the first alone where all devices are of one kind."""
+        is_mixed = bool(self._cluster.kinds_of((0,)))
+        return range(self._units - count + 1) if is_mixed else range(1)
 
     def _options(self, members: Members, first: int, count: int) -> dict[int, tuple[Form, ...]]:
         """The forms that each slot of a set may have, the fastest first."""
@@ -138,7 +147,8 @@ class _Mapper:
         if not all(options.values()):
             return None
         chosen = {slot: forms[0] for slot, forms in options.items()}
-        while (needed := self._needed_bytes(chosen)) > self._limit:
+        limit = self._limit(first, count)
+        while (needed := self._needed_bytes(chosen)) > limit:
             leaner = []
             for slot, forms in options.items():
                 for number, form in enumerate(forms):
@@ -147,10 +157,14 @@ class _Mapper:
                         leaner.append(((form.seconds - chosen[slot].seconds) / saved, slot, number))
             if not leaner:
                 leanest = {slot: min(forms, key=_all_bytes) for slot, forms in options.items()}
-                return leanest if self._needed_bytes(leanest) <= self._limit else None
+                return leanest if self._needed_bytes(leanest) <= limit else None
             _, slot, number = min(leaner)
             chosen[slot] = options[slot][number]
         return chosen
+
+    def _limit(self, first: int, count: int) -> int:
+        """Bytes beside the process itself, of the smallest device."""
+        return min(self._cluster.memory_of(rank) for rank in self._ranks(first, count)) - self._process_bytes
 
     def _needed_bytes(self, strategy: Strategy) -> float:
         """Bytes of a device that has the fullest stage of everything. Equal layouts of a role share its weights."""

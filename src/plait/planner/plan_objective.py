@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_space import fused_slots
 from plait.simulator.places import Place
@@ -28,7 +30,7 @@ def weighed_s(seconds: float, places: Sequence[Place]) -> float:
 
 @dataclass(frozen=True)
 class Judged:
-    """value: what a search makes small; seconds: of a step; excess: of memory on the fullest rank, as a share of the
+    """value: what a search makes small; seconds: of a step; excess: of memory on the fullest rank, as a share of its
     device's; idle: ranks that do nothing"""
 
     value: float
@@ -51,7 +53,8 @@ class Objective:
         self._problem = problem
         self._simulator = StepSimulator(problem.graph, problem.costs)
         self.evaluations = 0
-        self._limit = float(problem.costs.cluster.device.memory_bytes)
+        cluster = problem.costs.cluster
+        self._limits = np.array([cluster.memory_of(rank) for rank in range(problem.num_devices)], float)
         self._everyone = (1 << problem.num_devices) - 1
         self._known: dict[tuple[Place, ...], Judged] = {}
         self._least: dict[Place, float] = {}
@@ -92,7 +95,7 @@ class Objective:
         self.evaluations += 1
         played = self._simulator.play(places)
         seconds = played.step_s
-        excess = max(0.0, float(played.peak.max()) / self._limit - 1.0)
+        excess = max(0.0, float((played.peak / self._limits).max()) - 1.0)
         used = 0
         for place in places:
             used |= place.mask

@@ -22,6 +22,7 @@ from plait.planner.plan_objective import Judged, Objective
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_space import PlanSpace
 from plait.schedule.plan import After
+from plait.simulator.costs import Devices
 from plait.simulator.places import Place
 
 State = tuple[Place, ...]
@@ -177,7 +178,7 @@ class _Hunt:
             self.trace.append((self.objective.evaluations, judged.value))
         worst = self._worst_leader
         if judged.value < worst or len(self.leaders) < MOST_LEADERS:
-            kind = _kind(candidate.places)
+            kind = _kind(candidate.places, self.problem.costs.cluster)
             if kind not in self.leaders or judged.value < self.leaders[kind].judged.value:
                 self.leaders[kind] = candidate
                 if len(self.leaders) > MOST_LEADERS:
@@ -289,9 +290,10 @@ class _Hunt:
                 state, value = tried, new
 
 
-def _kind(places: State) -> tuple[object, ...]:
-    """Equal for plans that differ in nothing but which of equal devices do what: sizes, parallelism, and which calls
-    share devices."""
-    sizes = tuple((len(layout.mesh), layout.parallelism, p.placements[0].after) for p in places for layout in p.layouts)
+def _kind(places: State, cluster: Devices) -> tuple[object, ...]:
+    """Equal for plans that differ in nothing but which of equal devices do what: sizes, kinds of devices, parallelism,
+    and which calls share devices."""
+    on = lambda mesh: (len(mesh), cluster.kinds_of(mesh.ranks))  # noqa: E731
+    sizes = tuple((on(layout.mesh), layout.parallelism, p.placements[0].after) for p in places for layout in p.layouts)
     shared = tuple(one.mask & other.mask != 0 for n, one in enumerate(places) for other in places[:n])
     return (sizes, shared)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.planner.plan_problem import MOST_STAGES, PlanProblem
 from plait.planner.stage_layers import cut_layers
@@ -51,7 +53,7 @@ class SlotForms:
         self._graph = problem.graph
         self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
         self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
-        self._stages: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._stages: dict[tuple[str, int, tuple[float, ...]], tuple[int, ...]] = {}
 
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
         """Those of a slot on a mesh that no other beats in seconds and memory, and those that other calls of the role
@@ -72,11 +74,12 @@ class SlotForms:
 
     def _shape(self, ranks: tuple[int, ...]) -> object:
         """Equal for meshes on which everything takes as long."""
-        per_node = self._problem.costs.cluster.mesh_cluster.devices
-        first, size = ranks[0], len(ranks)
+        cluster = self._problem.costs.cluster
+        per_node, first, size = cluster.mesh_cluster.devices, ranks[0], len(ranks)
         if ranks not in self._whole and ranks != tuple(range(first, first + size)):
             return ranks
-        return size, None if first // per_node == ranks[-1] // per_node else first % per_node
+        at = None if first // per_node == ranks[-1] // per_node else first % per_node
+        return size, at, cluster.kinds_of(ranks)
 
     def _every(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
         """All forms that have room by themselves, by their seconds."""
@@ -89,7 +92,8 @@ class SlotForms:
         return self._all[key]
 
     def parallelisms(self, slot: int, ranks: tuple[int, ...]) -> list[Parallelism]:
-        """That a run can follow on so many devices, stages cut for equal work."""
+        """That a run can follow on so many devices, stages cut so that they take equally long; on devices of several
+        kinds in each call of the role, as equal layouts share weights."""
         cluster = self._problem.costs.cluster.mesh_cluster
         facts, mode = self._problem.roles[self._graph.slots[slot].role], self._graph.slots[slot].mode
         most_tp = min(facts.max_tp, cluster.devices)
@@ -101,19 +105,34 @@ class SlotForms:
                 continue
             if not cluster.is_legal_size(sizes.tp):
                 continue
-            sizes_of_all.append(replace(sizes, stages=self._cut(slot, sizes.pp)))
+            speeds = self._speeds_of(slot, ranks, sizes)
+            cuts = dict.fromkeys(self._cut(slot, sizes.pp, speeds_of_call) for speeds_of_call in speeds)
+            sizes_of_all += [replace(sizes, stages=cut) for cut in cuts]
         return sizes_of_all
 
-    def _cut(self, slot: int, pp: int) -> tuple[int, ...]:
+    def _cut(self, slot: int, pp: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
         role = self._graph.slots[slot].role
         if pp == 1:
             return ()
-        if (role, pp) not in self._stages:
+        if (role, pp, speeds) not in self._stages:
             facts = self._problem.roles[role]
-            cut = cut_layers(facts.layer_work, pp, first_s=facts.first, last_s=facts.last)
+            cut = cut_layers(facts.layer_work, pp, first_s=facts.first, last_s=facts.last, stage_speeds=speeds)
             assert cut is not None, f"{role}: {pp} stages of {len(facts.layer_work)} layers"
-            self._stages[role, pp] = cut
-        return self._stages[role, pp]
+            self._stages[role, pp, speeds] = cut
+        return self._stages[role, pp, speeds]
+
+    def _speeds_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[tuple[float, ...], ...]:
+        """Of the stages of a parallelism, in each call of the slot's role, its own first; where all stages are on devices
+        alike one that is empty."""
+        if sizes.pp == 1 or len(set(self._problem.costs.cluster.kinds_of(ranks))) < 2:
+            return ((),)
+        costs, graph, layout = self._problem.costs, self._graph, Layout(Mesh(ranks), sizes)
+        others = graph.slots_of(graph.slots[slot].role).values()
+        speeds = []
+        for one in dict.fromkeys((slot, *others)):
+            call = graph.calls[graph.calls_of[one][0]].call
+            speeds.append(costs.stage_speeds(call, graph.slots[one].mode, layout))
+        return tuple(dict.fromkeys(speeds))
 
     def _tried(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
         """Forms of one parallelism, with the micro-batches and schedules that are not beaten; with its layers cut so
@@ -156,16 +175,21 @@ class SlotForms:
             max(cost.working_bytes[min(k, len(cost.working_bytes) - 1)] for cost in asked.calls)
             for k in range(sizes.pp)
         ]
-        most = max(still + active for still, active in zip(held_bytes, working, strict=True))
+        needed = (still + active for still, active in zip(held_bytes, working, strict=True))
+        fits = all(most <= room for most, room in zip(needed, self._rooms(ranks, sizes), strict=True))
         seconds = sum(cost.seconds for cost in asked.calls)
         form = Form(sizes, tokens, schedule, asked, seconds, float(max(held_bytes)), float(max(working)))
-        return form, most <= self._room
+        return form, fits
 
-    @property
-    def _room(self) -> int:
-        """Bytes of a device beside the process itself."""
+    def _rooms(self, ranks: tuple[int, ...], sizes: Parallelism) -> list[int]:
+        """Bytes beside the process itself, of the smallest device of each stage."""
         costs = self._problem.costs
-        return costs.cluster.device.memory_bytes - sum(costs.process_terms.values())
+        cluster, process = costs.cluster, sum(costs.process_terms.values())
+        if len(set(cluster.kinds_of(ranks))) < 2:
+            return [cluster.memory_of(ranks[0]) - process] * sizes.pp
+        stages = np.arange(len(ranks)) // sizes.tp % sizes.pp
+        memory = np.array([cluster.memory_of(rank) for rank in ranks])
+        return [int(memory[stages == stage].min()) - process for stage in range(sizes.pp)]
 
     def form_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, schedule: str = "") -> Form:
         """The form of a slot in a given parallelism and schedule, whether it has room or not."""
@@ -187,12 +211,20 @@ class SlotForms:
         working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
         layer = min(num_bytes / layers for num_bytes, layers in zip(held_bytes, sizes.stages, strict=True))
         rooms = [
-            self._room - (num_bytes - layer * layers) - active
-            for num_bytes, layers, active in zip(held_bytes, sizes.stages, working, strict=True)
+            room - (num_bytes - layer * layers) - active
+            for room, num_bytes, layers, active in zip(
+                self._rooms(ranks, sizes), held_bytes, sizes.stages, working, strict=True
+            )
         ]
         layers = [layer] * len(facts.layer_work)
         return cut_layers(
-            facts.layer_work, sizes.pp, first_s=facts.first, last_s=facts.last, layer_bytes=layers, room_bytes=rooms
+            facts.layer_work,
+            sizes.pp,
+            first_s=facts.first,
+            last_s=facts.last,
+            layer_bytes=layers,
+            room_bytes=rooms,
+            stage_speeds=self._speeds_of(slot, ranks, sizes)[0],
         )
 
 

@@ -1,5 +1,5 @@
-"""How a model's layers are cut into pipeline stages, by dynamic programming: unequal layers, ends of their own, and
-memory."""
+"""How a model's layers are cut into pipeline stages, by dynamic programming: unequal layers, ends of their own,
+memory, and devices of several kinds."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def cut_layers(
     last_s: float = 0.0,
     layer_bytes: Sequence[float] = (),
     room_bytes: Sequence[float] = (),
+    stage_speeds: Sequence[float] = (),
 ) -> tuple[int, ...] | None:
     """Layers of each stage, so that the slowest stage takes as little as can be; of such cuts the one that takes least
     in the sum of squares, and of those the one with the later stages larger.
@@ -29,6 +30,7 @@ def cut_layers(
         last_s: what the last stage does besides: the head.
         layer_bytes: that each layer holds; empty: nothing.
         room_bytes: for layers, on the devices of each stage; empty: any.
+        stage_speeds: of the devices of each stage: at 2 it takes half as long as at 1; empty: all are equal.
 
     Returns:
         None where no cut leaves every stage a layer and fits.
@@ -44,7 +46,8 @@ def cut_layers(
         if bytes_before[stop] - bytes_before[start] > rooms[number]:
             return inf
         extra = (first_s if number == 0 else 0.0) + (last_s if number == num_stages - 1 else 0.0)
-        return seconds[stop] - seconds[start] + extra
+        took_s = seconds[stop] - seconds[start] + extra
+        return took_s / stage_speeds[number] if stage_speeds else took_s
 
     best: list[tuple[float, float, tuple[int, ...]] | None] = [(0.0, 0.0, ())] + [None] * layers
     for number in range(num_stages):

@@ -89,19 +89,19 @@ class MoveCost(Protocol):
     def bytes(self) -> int: ...
 
 
-class Device(Protocol):
-    @property
-    def memory_bytes(self) -> int: ...
-
-
 class Devices(Protocol):
-    """What calls run on: equal devices, in nodes."""
+    """What calls run on: devices in nodes, those of a node alike."""
 
     @property
     def mesh_cluster(self) -> Cluster: ...
 
-    @property
-    def device(self) -> Device: ...
+    def memory_of(self, rank: int) -> int:
+        """Bytes of a rank's device."""
+        ...
+
+    def kinds_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The kind of each node that these ranks, which follow each other, are on; empty where all nodes are alike."""
+        ...
 
 
 class CostSource(Protocol):
@@ -164,6 +164,11 @@ class CostSource(Protocol):
         Args:
             held_bytes: weights, these among them, and optimizer state on the device with most of them.
         """
+        ...
+
+    def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
+        """Of the devices of each pipeline stage, as a layer of this call takes on them, in any unit; empty where all
+        stages are on devices alike."""
         ...
 
     def move(self, role: str, source: Layout, target: Layout) -> MoveCost:

@@ -107,7 +107,7 @@ def memory_of(
 ) -> list[RankMemory]:
     """The memory of each rank."""
     held = held_bytes(graph, places, weights, costs)
-    peak, limit_bytes = held.peak, costs.cluster.device.memory_bytes
+    peak, cluster = held.peak, costs.cluster
     left = np.zeros(len(peak))
     if costs.keeps_freed:
         left = _activations(graph, places, [place.activations for place in places])
@@ -116,7 +116,7 @@ def memory_of(
         RankMemory(
             rank,
             int(peak[rank]),
-            limit_bytes,
+            cluster.memory_of(rank),
             _counted(
                 {**costs.process_terms, ENGINE: float(engine[rank])}
                 | _terms(rank, graph, places, weights, left)

@@ -183,7 +183,8 @@ def auto_plan(planning: Planning) -> Plan:
 def misfit(planning: Planning, result: SearchResult) -> str:
     """Why no plan can be used, which part of the memory is too large, and what would help."""
     devices = planning.cluster.num_devices
-    where = f"{devices} device{'s' * (devices > 1)} of {gib(planning.cluster.device.memory_bytes)}"
+    sizes = sorted({planning.cluster.memory_of(rank) for rank in range(devices)})
+    where = f"{devices} device{'s' * (devices > 1)} of {' to '.join(gib(size) for size in (sizes[0], *sizes[1:][-1:]))}"
     for number, slot in enumerate(planning.graph.slots):
         if not any(planning.space.forms.of(number, ranks) for ranks in planning.space.meshes):
             what = f"{slot.role} ({slot.mode})"
