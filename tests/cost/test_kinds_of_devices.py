@@ -90,8 +90,8 @@ def test_instances_of_a_generation_end_each_when_its_devices_have() -> None:
     everywhere = Layout.on(range(4), dp=4)
     both, fast, slow = (costs.call("actor.generate", "decode", everywhere) for costs in (BOTH, FAST, SLOWER))
     assert isinstance(both, CallCost)
-    assert both.instances[:2] == pytest.approx(fast.instances[:2])
-    assert both.instances[2:] == pytest.approx(slow.instances[2:])
+    assert both.instance_seconds[:2] == pytest.approx(fast.instance_seconds[:2])
+    assert both.instance_seconds[2:] == pytest.approx(slow.instance_seconds[2:])
 
 
 def test_each_stage_takes_what_its_own_devices_take() -> None:

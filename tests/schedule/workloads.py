@@ -38,5 +38,7 @@ def workloads(draw) -> Workload:
     table = lambda: [draw(st.lists(duration, min_size=s, max_size=s)) for s in stages]  # noqa: E731
     forward, backward, memory = table(), table(), table()
     microbatches = [draw(st.integers(1, 4)) for _ in stages]
-    cap = draw(st.sampled_from([inf, 7.0, 9.5, 20.0]))
+    some = st.sampled_from([inf, 7.0, 9.5, 20.0])
+    ranks = max(stages)
+    cap = draw(some | st.lists(some, min_size=ranks, max_size=ranks))  # devices of several kinds have caps of their own
     return fused_workload(stages, microbatches, forward, backward, memory, cap)

@@ -122,8 +122,8 @@ class SlotForms:
         return self._stages[role, pp, speeds]
 
     def _speeds_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[tuple[float, ...], ...]:
-        """Of the stages of a parallelism, in each call of the slot's role, its own first; where all stages are on devices
-        alike one that is empty."""
+        """Of the stages of a parallelism, in each call of the slot's role, its own first; one that is empty where all
+        stages are on devices alike."""
         if sizes.pp == 1 or len(set(self._problem.costs.cluster.kinds_of(ranks))) < 2:
             return ((),)
         costs, graph, layout = self._problem.costs, self._graph, Layout(Mesh(ranks), sizes)

@@ -1,0 +1,116 @@
+"""Plans over devices of several kinds: layers by the speed of stages, room by the memory of each rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.cost.cluster import ClusterSpec, NodeKind
+from plait.cost.model_costs import ModelCosts
+from plait.planner.plan_objective import Judged, Objective
+from plait.planner.plan_problem import PlanProblem, RoleFacts
+from plait.planner.plan_search import Budget, Candidate, SearchResult, search
+from plait.planner.plan_space import PlanSpace
+from plait.simulator.step_graph import Rollouts, StepGraph
+from plait.simulator.steps import predict
+from tests.cost.test_kinds_of_devices import FAST_NODE as TWICE_AS_FAST
+from tests.cost.test_kinds_of_devices import SLOW_NODE as HALF_AS_FAST
+from tests.cost.test_model_costs import SHAPE, SOFTWARE, WORK
+from tests.planner.test_plan_search import SMALL, plan_of
+
+ROLES = ("actor", "ref")
+
+
+def with_memory(kind: NodeKind, num_bytes: int) -> NodeKind:
+    return replace(kind, device=replace(kind.device, memory_bytes=num_bytes))
+
+
+FAST_NODE, SLOW_NODE = with_memory(TWICE_AS_FAST, 4 << 30), with_memory(HALF_AS_FAST, 2 << 30)
+WHOLE = (0, 1, 2, 3)
+
+
+def problem(*kinds: NodeKind) -> PlanProblem:
+    """Two roles of the four layers of `SHAPE`, on nodes of two devices."""
+    cluster = ClusterSpec.of_kinds(kinds, 2, "mixed", SOFTWARE)
+    graph = StepGraph.of(SMALL, ROLES, [], rollouts=Rollouts(4, 24, 1000))
+    costs = ModelCosts(WORK, dict.fromkeys(ROLES, SHAPE), SMALL, cluster)
+    facts = RoleFacts((1.0,) * SHAPE.layers, last=SHAPE.head_in_layers(1000), max_tp=2)
+    return PlanProblem(graph, costs, dict.fromkeys(ROLES, facts))
+
+
+def slot_of(of: PlanProblem, mode: str) -> int:
+    return next(n for n, slot in enumerate(of.graph.slots) if (slot.role, slot.mode) == ("actor", mode))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cut"),
+    [((FAST_NODE, FAST_NODE), (3, 1)), ((FAST_NODE, SLOW_NODE), (3, 1)), ((SLOW_NODE, FAST_NODE), (2, 2))],
+)
+def test_layers_of_stages_go_by_the_speed_of_their_devices(kinds, cut) -> None:
+    """Four layers and a head of 1.5625. At speeds 1 and 2 two layers take 2, and two with the head 1.78; three would
+    take 3, and one leave 2.28 to the other. On one kind, or with the fast stage first, one layer is with the head."""
+    of = problem(*kinds)
+    for mode in ("train", "decode", "score"):
+        forms = PlanSpace(of).forms.parallelisms(slot_of(of, mode), WHOLE)
+        assert [sizes.stages for sizes in forms if (sizes.dp, sizes.tp, sizes.pp) == (1, 2, 2)] == [cut]
+        # Of two copies, each is on one node: their stages are alike.
+        assert [sizes.stages for sizes in forms if (sizes.dp, sizes.pp) == (2, 2)] == [(3, 1)]
+
+
+def test_meshes_of_other_kinds_are_other_forms() -> None:
+    of = problem(FAST_NODE, SLOW_NODE)
+    forms, slot = PlanSpace(of).forms, slot_of(of, "train")
+    fast, slow = forms.of(slot, (0, 1)), forms.of(slot, (2, 3))
+    assert slow[0].seconds > 1.5 * fast[0].seconds
+    alike = PlanSpace(problem(FAST_NODE, replace(FAST_NODE, nodes=1))).forms
+    assert alike.of(slot, (0, 1)) is alike.of(slot, (2, 3))
+
+
+def test_each_rank_has_the_memory_of_its_own_device() -> None:
+    """The slow node has not even room for a process: nothing has a form there, and the fast one is as it was."""
+    of = problem(FAST_NODE, with_memory(SLOW_NODE, 1 << 29))
+    forms, slot = PlanSpace(of).forms, slot_of(of, "train")
+    assert forms.of(slot, (0, 1))
+    assert not forms.of(slot, (2, 3))
+    assert not forms.of(slot, WHOLE)
+    assert search(of, Budget(50), seed=1).best is None
+
+
+def test_what_is_said_of_a_rank_is_of_its_own_device() -> None:
+    of = problem(FAST_NODE, SLOW_NODE)
+    best = search(of, Budget(200), seed=1)
+    memory = predict(plan_of(best, of, SMALL), of.graph, of.costs).memory
+    assert [rank.limit_bytes for rank in memory] == [4 << 30, 4 << 30, 2 << 30, 2 << 30]
+    assert all(rank.fits for rank in memory)
+
+
+def test_excess_is_of_the_rank_that_has_least_room_for_what_it_holds() -> None:
+    """Whole models everywhere: the slow ranks hold as much as the fast ones, in half of that."""
+    of = problem(FAST_NODE, SLOW_NODE)
+    space = PlanSpace(of)
+    sizes = next(sizes for sizes in space.forms.parallelisms(0, WHOLE) if sizes.dp == 4)
+    forms = [space.forms.form_of(slot, WHOLE, sizes) for slot in range(len(of.graph.slots))]
+    places = tuple(space.place(slot, WHOLE, form) for slot, form in enumerate(forms))
+    best = Candidate(places, Judged(0.0, 0.0, 0.0, 0))
+    plan = plan_of(SearchResult(best, best, (), (), 0, 0.0, (), "asked"), of, SMALL)
+    peak = max(rank.peak_bytes for rank in predict(plan, of.graph, of.costs).memory)
+    tight = problem(FAST_NODE, with_memory(SLOW_NODE, peak // 2))
+    assert Objective(tight)(places).excess == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_search_over_both_kinds_is_deterministic_and_finds_what_lies_between() -> None:
+    fast, slow = (problem(replace(kind, nodes=2)) for kind in (FAST_NODE, SLOW_NODE))
+    both = problem(FAST_NODE, SLOW_NODE)
+    best = [search(of, Budget(200), seed=0).best for of in (fast, both, both, slow)]
+    seconds = [candidate.judged.seconds for candidate in best if candidate is not None]
+    assert seconds[0] < seconds[1] == seconds[2] < seconds[3]
+
+
+def test_one_kind_is_judged_as_before_whatever_way_it_is_listed() -> None:
+    plain, listed = problem(replace(FAST_NODE, nodes=2)), problem(FAST_NODE, FAST_NODE)
+    found = [search(of, Budget(150), seed=2) for of in (plain, listed)]
+    assert found[0].best is not None
+    assert found[1].best is not None
+    assert found[0].best.judged == found[1].best.judged
+    assert found[0].trace == found[1].trace
