@@ -128,6 +128,21 @@ def test_a_cluster_with_a_price_says_what_steps_cost(recipe: str, capsys: pytest
     assert line.split()[2] == f"{told['price_of_1000_steps']:,.2f},"
 
 
+def test_a_cluster_of_two_kinds_says_which_device_each_rank_is(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight H100 of 2.5 an hour, sixteen A100 of 1.5: 44 for an hour of all."""
+    place = ("--cluster", str(RENTED.with_name("two_kinds.yaml")), "--lengths", "64:128", "--plan", "colocated")
+    code, out, _ = run(capsys, "simulate", recipe, *place, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert [row["device"] for row in told["memory"]] == ["H100"] * 8 + ["A100-80G"] * 16
+    assert {row["limit_bytes"] for row in told["memory"]} == {80 << 30}
+    assert told["price_of_1000_steps"] == pytest.approx(44 * told["seconds_per_step"] * 1000 / 3600)
+    _, out, _ = run(capsys, "simulate", recipe, *place)
+    assert "at 44 for an hour of all" in out
+    assert "(H100)" in out
+    assert "(A100-80G)" in out
+
+
 def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", recipe, "--cluster", "4xH200", "--seconds", 0.3)
     assert code == 0
