@@ -16,6 +16,7 @@ from plait.cost.hardware import DEVICES, GIB, Device, Link
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import bandwidths, move_cost, offload_cost
 from plait.cost.passes import Micro, Passes, total
+from plait.cost.shape_parameters import parameters_of_shape
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from tests.cost.test_model_costs import DEVICE, SHAPE, SOFTWARE, WORK, a_cluster, costs_of
@@ -132,7 +133,7 @@ def test_copies_to_the_host_and_moves_take_the_slowest_link() -> None:
     cluster, layout = mixed(), Layout.on(range(4), pp=2, tp=2)
     assert offload_cost(cluster, layout, (100, 10)).seconds == max(100 / 5e6, 1e-3 + 10 / 2.5e6)
     source, target = Layout.on(range(2), tp=2), Layout.on(range(2, 4), tp=2)
-    parameters = BOTH._parameters("actor")
+    parameters = parameters_of_shape(SHAPE)
     every = cluster.among(range(4))
     assert BOTH.move("actor", source, target) == move_cost(parameters, source, target, "bfloat16", every)
     assert bandwidths(every).far == 5e6 * 0.5

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
-from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.layout.shards import balanced_stages
-from plait.planner.stage_layers import cut_layers
+from plait.planner.stage_layers import StageDevices, cut_layers
 
 
 def all_cuts(layers: int, stages: int):
@@ -18,7 +17,7 @@ def all_cuts(layers: int, stages: int):
         yield tuple(b - a for a, b in pairwise(bounds))
 
 
-def slowest(cut, seconds, first, last, speeds=None) -> float:
+def slowest(cut, seconds, first, last, speeds=()) -> float:
     found, at = [], 0
     for number, layers in enumerate(cut):
         work = sum(seconds[at : at + layers]) + first * (number == 0) + last * (number == len(cut) - 1)
@@ -45,15 +44,14 @@ def held(cut, sizes) -> list[float]:
 def test_none_is_faster_of_those_that_fit(seconds, stages, first, last, data) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=len(seconds), max_size=len(seconds)))
     rooms = data.draw(st.lists(st.integers(3, 30), min_size=stages, max_size=stages))
-    speeds = data.draw(st.just([]) | st.lists(st.integers(1, 5), min_size=stages, max_size=stages))
+    speeds = data.draw(st.lists(st.integers(1, 5), min_size=stages, max_size=stages))
+    devices = [StageDevices(room, speed) for room, speed in zip(rooms, speeds, strict=True)]
     fitting = [
         cut
         for cut in all_cuts(len(seconds), stages)
         if all(one <= room for one, room in zip(held(cut, sizes), rooms, strict=True))
     ]
-    found = cut_layers(
-        seconds, stages, first_s=first, last_s=last, layer_bytes=sizes, room_bytes=rooms, stage_speeds=speeds
-    )
+    found = cut_layers(seconds, stages, first_s=first, last_s=last, layer_bytes=sizes, devices=devices)
     if found is None:
         assert not fitting
     else:
@@ -78,14 +76,14 @@ def test_equal_layers_are_cut_as_well_as_by_the_rule_of_a_run(layers, stages, he
 def test_by_hand() -> None:
     assert cut_layers([1, 1, 1, 1, 8], 2) == (4, 1)
     assert cut_layers([1.0] * 30, 2, last_s=8.0) == (19, 11)
-    assert cut_layers([1, 1, 1, 1], 2, layer_bytes=[4, 4, 4, 4], room_bytes=[inf, 4]) == (3, 1)
-    assert cut_layers([1, 1], 2, layer_bytes=[5, 5], room_bytes=[4, 9]) is None
+    assert cut_layers([1, 1, 1, 1], 2, layer_bytes=[4, 4, 4, 4], devices=[StageDevices(), StageDevices(4)]) == (3, 1)
+    assert cut_layers([1, 1], 2, layer_bytes=[5, 5], devices=[StageDevices(4), StageDevices(9)]) is None
 
 
 def test_by_hand_on_devices_of_several_kinds() -> None:
     """Eight layers on a stage that is three times as fast: 6 and 2, as 6 / 3 = 2; with a head of four layers on the
     fast one, 3 and 5 + 4; where the fast device has room for five, the slow one takes the rest."""
-    assert cut_layers([1.0] * 8, 2, stage_speeds=[3, 1]) == (6, 2)
-    assert cut_layers([1.0] * 8, 2, stage_speeds=[1, 3]) == (2, 6)
-    assert cut_layers([1.0] * 8, 2, last_s=4.0, stage_speeds=[1, 3]) == (3, 5)
-    assert cut_layers([1.0] * 8, 2, layer_bytes=[1.0] * 8, room_bytes=[5, 9], stage_speeds=[3, 1]) == (5, 3)
+    assert cut_layers([1.0] * 8, 2, devices=[StageDevices(speed=3), StageDevices(speed=1)]) == (6, 2)
+    assert cut_layers([1.0] * 8, 2, devices=[StageDevices(speed=1), StageDevices(speed=3)]) == (2, 6)
+    assert cut_layers([1.0] * 8, 2, last_s=4.0, devices=[StageDevices(speed=1), StageDevices(speed=3)]) == (3, 5)
+    assert cut_layers([1.0] * 8, 2, layer_bytes=[1.0] * 8, devices=[StageDevices(5, 3), StageDevices(9, 1)]) == (5, 3)

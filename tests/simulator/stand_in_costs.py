@@ -116,9 +116,6 @@ class StandIn:
         found = self.call(call, "decode", layout)
         return replace(found, seconds=found.seconds + self.crowded_s * held_bytes, working_bytes=(held_bytes // 10,))
 
-    def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
-        return ()
-
     def move(self, role: str, source: Layout, target: Layout) -> Cost:
         return Cost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])
 

@@ -183,7 +183,7 @@ class ClusterSpec:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all devices; None: not stated of each."""
+        """What all devices cost; None: it is not stated of each."""
         if not self.kinds:
             return None if self.price_per_device_hour is None else self.price_per_device_hour * self.num_devices
         prices = [kind.price_per_device_hour for kind in self.kinds]

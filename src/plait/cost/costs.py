@@ -156,11 +156,6 @@ class Costs(Protocol):
         """
         ...
 
-    def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
-        """Of the devices of each pipeline stage, as a layer of this call takes on them, in any unit; empty where all
-        stages are on devices alike."""
-        ...
-
     def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         """A role's weights from one layout to another."""
         ...

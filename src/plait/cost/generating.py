@@ -103,7 +103,7 @@ class Generating:
         return dealt(self._workload.lengths.responses.of(samples.count), samples.per_prompt, count)
 
     def _kinds(self, layout: Layout, count: int) -> list[tuple[Layout, Sequence[int]]]:
-        """Of the first so many instances, one of each kind of devices, and the numbers of those that are as it is."""
+        """An instance on each kind of devices, of the first so many, and the numbers of those that are as it is."""
         copies = self._cluster.copies_of(layout)
         if not copies:
             return [(_instance(layout), range(count))]

@@ -144,7 +144,7 @@ class ModelCosts:
         return seconds
 
     def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
-        """See `simulator.costs.Costs.stage_speeds`: by a layer's seconds."""
+        """See `planner.plan_problem.StageSpeeds`: by a layer's seconds."""
         node = self._nodes[call]
         role, samples, sizes = str(node.role), self.workload.samples_of(self.flow, node), layout.parallelism
         if mode in ("decode", "prefill"):

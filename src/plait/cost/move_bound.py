@@ -32,7 +32,6 @@ class BoundedMoves:
         self.process_terms, self.slack = costs.process_terms, costs.slack
         self.engine_bytes, self.engine_is_whole = costs.engine_bytes, costs.engine_is_whole
         self.keeps_freed = costs.keeps_freed
-        self.stage_speeds = costs.stage_speeds
         self.move = cache(self._move)
 
     def call(

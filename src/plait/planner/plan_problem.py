@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from plait.layout.mesh import Layout
+from plait.schedule.plan import Mode
 from plait.simulator.costs import CostSource
 from plait.simulator.step_graph import StepGraph
 
@@ -33,12 +35,18 @@ class RoleFacts:
     may_drop: bool = True
 
 
+StageSpeeds = Callable[[str, Mode, Layout], tuple[float, ...]]
+"""Call, mode and layout → how fast a layer of this call is on the devices of each pipeline stage, in any unit; empty
+where all stages are on devices alike."""
+
+
 @dataclass(frozen=True)
 class PlanProblem:
     """
     roles: of every role of the graph
     micro_batch_tokens: to choose from, beside the recipe's (None)
     pairs: of roles that may train together
+    stage_speeds: asked for meshes over nodes of several kinds
     """
 
     graph: StepGraph
@@ -47,6 +55,7 @@ class PlanProblem:
     micro_batch_tokens: tuple[int, ...] = ()
     smallest_mesh: int = 1
     pairs: tuple[tuple[str, str], ...] = ()
+    stage_speeds: StageSpeeds = lambda call, mode, layout: ()
 
     @property
     def num_devices(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.planner.plan_problem import MOST_STAGES, PlanProblem
-from plait.planner.stage_layers import cut_layers
+from plait.planner.stage_layers import StageDevices, cut_layers
 from plait.schedule.plan import Placement
 from plait.simulator.places import PlacementCosts, Places
 
@@ -116,22 +116,28 @@ class SlotForms:
             return ()
         if (role, pp, speeds) not in self._stages:
             facts = self._problem.roles[role]
-            cut = cut_layers(facts.layer_work, pp, first_s=facts.first, last_s=facts.last, stage_speeds=speeds)
+            cut = cut_layers(
+                facts.layer_work,
+                pp,
+                first_s=facts.first,
+                last_s=facts.last,
+                devices=[StageDevices(speed=speed) for speed in speeds],
+            )
             assert cut is not None, f"{role}: {pp} stages of {len(facts.layer_work)} layers"
             self._stages[role, pp, speeds] = cut
         return self._stages[role, pp, speeds]
 
     def _speeds_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[tuple[float, ...], ...]:
-        """Of the stages of a parallelism, in each call of the slot's role, its own first; one that is empty where all
-        stages are on devices alike."""
+        """Speeds of the stages of a parallelism, in each call of the slot's role, its own first; one that is empty where
+        all stages are on devices alike."""
         if sizes.pp == 1 or len(set(self._problem.costs.cluster.kinds_of(ranks))) < 2:
             return ((),)
-        costs, graph, layout = self._problem.costs, self._graph, Layout(Mesh(ranks), sizes)
+        graph, layout = self._graph, Layout(Mesh(ranks), sizes)
         others = graph.slots_of(graph.slots[slot].role).values()
         speeds = []
         for one in dict.fromkeys((slot, *others)):
             call = graph.calls[graph.calls_of[one][0]].call
-            speeds.append(costs.stage_speeds(call, graph.slots[one].mode, layout))
+            speeds.append(self._problem.stage_speeds(call, graph.slots[one].mode, layout))
         return tuple(dict.fromkeys(speeds))
 
     def _tried(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
@@ -216,15 +222,14 @@ class SlotForms:
                 self._rooms(ranks, sizes), held_bytes, sizes.stages, working, strict=True
             )
         ]
-        layers = [layer] * len(facts.layer_work)
+        layers, speeds = [layer] * len(facts.layer_work), self._speeds_of(slot, ranks, sizes)[0] or (1.0,) * sizes.pp
         return cut_layers(
             facts.layer_work,
             sizes.pp,
             first_s=facts.first,
             last_s=facts.last,
             layer_bytes=layers,
-            room_bytes=rooms,
-            stage_speeds=self._speeds_of(slot, ranks, sizes)[0],
+            devices=[StageDevices(room, speed) for room, speed in zip(rooms, speeds, strict=True)],
         )
 
 

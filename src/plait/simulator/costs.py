@@ -166,11 +166,6 @@ class CostSource(Protocol):
         """
         ...
 
-    def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
-        """Of the devices of each pipeline stage, as a layer of this call takes on them, in any unit; empty where all
-        stages are on devices alike."""
-        ...
-
     def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
         """What a move of a role's weights takes."""
         ...

@@ -135,7 +135,7 @@ class Planning:
         large = self.cluster.num_devices > LARGE
         costs = BoundedMoves(self.costs, self.costs.shapes) if large else self.costs
         facts = {model.role: self._facts(model) for model in self.models}
-        return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs)
+        return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs, stage_speeds=self.costs.stage_speeds)
 
     @property
     def _pairs(self) -> tuple[tuple[str, str], ...]:
