@@ -128,8 +128,8 @@ class SlotForms:
         return self._stages[role, pp, speeds]
 
     def _speeds_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[tuple[float, ...], ...]:
-        """Speeds of the stages of a parallelism, in each call of the slot's role, its own first; one that is empty where
-        all stages are on devices alike."""
+        """Speeds of the stages of a parallelism, in each call of the slot's role, its own first; an empty one where all
+        stages are on devices alike."""
         if sizes.pp == 1 or len(set(self._problem.costs.cluster.kinds_of(ranks))) < 2:
             return ((),)
         graph, layout = self._graph, Layout(Mesh(ranks), sizes)
