@@ -3,6 +3,7 @@
     python benchmarks/sample_reallocation.py                        # simulated and on two workers, on two idle cores
     python benchmarks/sample_reallocation.py --parts simulated      # a minute
     python benchmarks/sample_reallocation.py --lengths RUN_DIR/samples/step-*.jsonl --parts simulated
+    python benchmarks/sample_reallocation.py --parts real --skew 4 --prompts 8 --group 16    # long ones on one
     python benchmarks/sample_reallocation.py --tiny --repeats 1     # does the benchmark itself work?
 
 Simulated: 4 to 32 instances, to which groups of samples are dealt as the leader deals them. Lengths are those of the
@@ -13,6 +14,8 @@ take what the curve says, and a move holds up both sides for `--move-steps`.
     off      samples end where they begin
     on       `rebalance: auto`, with the curve fitted and the lengths seen in a rollout before
     even     at every step samples are spread evenly over the instances, and moves are free
+    paid     samples are spread evenly at some moments, with moves as of `on`: every 1/4, 1/8 or 1/16 of the rollout,
+             where an instance has 1, 3 or 5 more than its share, whichever of these nine was best for all rollouts
 
 Real: SmolLM2-135M-Instruct (`--tiny`: a random model of two layers) on two workers of one thread, as in
 `stage_fusion.py`, without scoring: each step is done `off` and `auto` (`on`), with the same responses, token for token.
@@ -27,9 +30,11 @@ import json
 import random
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
+from dataclasses import replace
+from functools import cache, partial
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -93,7 +98,7 @@ class Instances:
             self._moves.setdefault(source, []).extend((target, key) for key in keys)
         return sum(map(len, pairs.values()))
 
-    def run(self, balance: Balance | None) -> float:
+    def run(self, balance: Balance | Levelling | None) -> float:
         """Seconds until the last sample ends."""
         for place in range(self.traits.num_instances):
             self._begin(place)
@@ -129,6 +134,56 @@ class Instances:
                 self._begin(target)
         if not self._moves and self.moved_s is None:
             self.moved_s = max(pause_s, self.now - self._asked_at)
+
+
+class Levelling:
+    """In place of a `Balance`: counts are levelled at times that are given; lengths do not matter.
+
+    Args:
+        times_s: when.
+        most: samples that an instance may have more than its share.
+    """
+
+    def __init__(self, instances: Instances, times_s: Sequence[float], most: int) -> None:
+        self._instances, self._times_s, self._most = instances, deque(times_s), most
+
+    def look(self, *, frees: bool) -> None:
+        if self._instances.is_moving or not self._times_s or self._instances.now < self._times_s[0]:
+            return
+        self._times_s.popleft()
+        unfinished = self._instances.unfinished
+        share, others = divmod(sum(map(len, unfinished)), len(unfinished))
+        fullest = sorted(range(len(unfinished)), key=lambda place: -len(unfinished[place]))
+        wanted = {place: share + (number < others) for number, place in enumerate(fullest)}
+        if len(unfinished[fullest[0]]) - max(wanted.values()) < self._most:
+            return
+        takers = [place for place in fullest for _ in range(wanted[place] - len(unfinished[place]))]
+        pairs: dict[tuple[int, int], list[Key]] = {}
+        for place in fullest:
+            for key in unfinished[place][: max(0, len(unfinished[place]) - wanted[place])]:
+                pairs.setdefault((place, takers.pop()), []).append(key)
+        if pairs:
+            self._instances.move(pairs)
+
+    def end(self) -> None:
+        pass
+
+
+def paid_s(rollouts: Sequence[Lengths], even: Sequence[float], of: Callable[[Lengths], Instances]) -> list[float]:
+    """Seconds of each rollout where counts are levelled by the schedule that is best for all of them.
+
+    Args:
+        even: seconds of each, about.
+        of: instances that begin with these samples.
+    """
+    found = []
+    for parts, most in product((4, 8, 16), (1, 3, 5)):
+        seconds = []
+        for lengths, about_s in zip(rollouts, even, strict=True):
+            engine = of(lengths)
+            seconds.append(engine.run(Levelling(engine, [about_s * (k + 1) / parts for k in range(parts)], most)))
+        found.append(seconds)
+    return min(found, key=sum)
 
 
 def even_s(lengths: Lengths, count: int, step_s: Callable[[int], float], slots: int) -> float:
@@ -190,18 +245,31 @@ def simulated(
 
 
 def simulate(options: argparse.Namespace) -> None:
-    print(row("simulated", ["off", "on", "even", "speed", "of gain", "moved"], "medians of rollouts"))
+    names = ["off", "on", "even", "paid", "speed", "of even", "of paid", "moved"]
+    print(row("simulated", names, "medians of rollouts, shares of gains of their sums"))
     for step_of in options.curve:
         for count in options.instances:
-            rows = []
-            for first, second in _rollouts(count, options):
-                rows.append(simulated(first, second, count, step_of, options.slots, options.move_steps))
-            off, on, even, moved = (median(column) for column in zip(*rows, strict=True))
-            speeds = [numbers[0] / numbers[1] for numbers in rows]
-            # Of each rollout, as medians of three columns may be of three rollouts.
-            part = median((o - n) / (o - e) if o > e else 1.0 for o, n, e, _ in rows)
-            values = [f"{off:.2f}", f"{on:.2f}", f"{even:.2f}", f"{off / on:.3f}", f"{part:.0%}", f"{moved:.0f}"]
-            print(row(f"{step_of.name}, {count}", values, f"slowest {min(speeds):.3f}"), flush=True)
+            rollouts = _rollouts(count, options)
+            rows = [
+                simulated(first, second, count, step_of, options.slots, options.move_steps)
+                for first, second in rollouts
+            ]
+            offs, ons, evens, moved = zip(*rows, strict=True)
+            step_s = cache(lambda running, of=step_of: float(of(running)))
+            move_s = options.move_steps * step_s(1)
+            begun = partial(Instances, count=count, step_s=step_s, slots=options.slots, move_s=move_s)
+            paid = paid_s([second for _, second in rollouts], evens, begun)
+            values = [f"{median(column):.2f}" for column in (offs, ons, evens, paid)]
+            values += [f"{median(offs) / median(ons):.3f}", _share(offs, ons, evens), _share(offs, ons, paid)]
+            slowest = min(off / on for off, on in zip(offs, ons, strict=True))
+            name = f"{step_of.name}, {count}"
+            print(row(name, [*values, f"{median(moved):.0f}"], f"slowest {slowest:.3f}"), flush=True)
+
+
+def _share(off: Sequence[float], on: Sequence[float], best: Sequence[float]) -> str:
+    """Of the gain of what is best."""
+    most = sum(off) - sum(best)
+    return f"{(sum(off) - sum(on)) / most:.0%}" if most > 0 else ""
 
 
 def _rollouts(count: int, options: argparse.Namespace) -> list[tuple[Lengths, Lengths]]:
@@ -219,7 +287,8 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     names = ["off", "on", "speed", "even", "of gain", "moved"]
     print(row("two workers", names, "seconds of generation, medians of steps"))
     for number, lengths in enumerate(distributions(options)):
-        steps = turns_of(recipe, folder / f"{number}", ("off", "auto"), lengths, steps=options.steps)
+        skewed = replace(lengths, odd=options.skew)
+        steps = turns_of(recipe, folder / f"{number}", ("off", "auto"), skewed, steps=options.steps)
         rows = []
         for step in steps:
             off, on = (step[way].seconds("generate") for way in ("off", "auto"))
@@ -312,6 +381,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=positive, default=8, help="of a real step")
     parser.add_argument("--tokens", type=positive, default=256, help="limit of a real response")
     parser.add_argument("--distributions", type=positive, default=4, help="of real lengths")
+    help_ = "real responses of every second prompt are so many times as long: one worker has them all"
+    parser.add_argument("--skew", type=float, default=1.0, help=help_)
     return parser
 
 

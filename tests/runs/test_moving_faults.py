@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,35 @@ def test_a_fault_while_keys_and_values_go_ahead_is_named_and_the_run_goes_on(
     broken = recipe_of(place, tiny_folder, f"{fault}-ahead-{rank}", **keys)
     broken_off(broken, fault, "ahead", rank, undisturbed, named="actor.generate", waits=False)
     assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
+
+
+@pytest.fixture(scope="module")
+def guesses(tiny_folder: Path) -> dict[str, Any]:
+    """Three tokens are guessed in every step: samples that move leave in the middle of guesses, and what those have
+    come to goes along."""
+    return KEYS | {"sampling.speculation": 3, "sampling.draft_model": str(tiny_folder)}
+
+
+@pytest.fixture(scope="module")
+def guessed(place: Path, tiny_folder: Path, guesses: dict[str, Any]) -> Path:
+    return whole(recipe_of(place, tiny_folder, "guessed", **guesses, **patience("no")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "stage", "rank"),
+    [*CASES, *itertools.product(("kill", "stop", "raise"), ("ahead",), (0, 1))],
+)
+def test_a_fault_while_samples_with_guesses_move_is_named_and_the_run_goes_on(
+    fault: str, stage: str, rank: int, place: Path, tiny_folder: Path, guesses: dict[str, Any], guessed: Path
+) -> None:
+    """In each stage, and in the thread of what goes ahead, on either side, while both guess."""
+    keys = guesses | {"rebalance": "auto", "fusion": "off"} | patience(fault)
+    broken = recipe_of(place, tiny_folder, f"guessing-{fault}-{stage}-{rank}", **keys)
+    broken_off(broken, fault, stage, rank, guessed, named="actor.generate", waits=stage == "rest")
+    rows = read_rows(broken.run_dir / "metrics.jsonl")
+    assert samples_moved(broken)[0] > 0, "in the step before, by the same hand"
+    assert all(row["perf/spec/draft_tokens"] > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -54,6 +54,10 @@ class Seen:
     """Samples that have left this rank's instance by drawn moves."""
     owned: list[frozenset[Key]] = field(default_factory=list)
     """Samples that have started or ended in this rank's instance, after each of those."""
+    learned: list[Any] = field(default_factory=list)
+    """Trials and hits of guesses: in the source before samples leave, in the target when they are there."""
+    drafted: list[int] = field(default_factory=list)
+    """Guesses that this rank's engine has computed."""
 
 
 def layout_of(ranks: Sequence[int], tp: int = 1, pp: int = 1, stages: tuple[int, ...] = ()) -> Layout:
@@ -181,6 +185,41 @@ def one_to_one(worker: Any, family: str, dtype: str, exact: bool) -> Seen:
         entering.step()
         assert entering.last_step is not None
         seen.num_prefilled = entering.last_step.num_prefill_tokens
+    return ended(seen, leaving, entering)
+
+
+LONGER = (request(0, 19, [44, 40, 42]), request(1, 7, [46]), request(2, 40, [41, 45]))
+"""The prompts of ASKED, whose samples do not end while they move."""
+
+
+def guessing(worker: Any, dtype: str, stages: int) -> Seen:
+    """From rank 0 to rank 1, while both guess what they were told before: every guess of LONGER comes true."""
+    seen, settings = Seen({}), SamplingSettings(exact=True, speculation=3)
+    source, target = layout_of([0]), layout_of([1])
+    leaving, entering = (make_engine(worker, one, "llama", dtype, settings) for one in (source, target))
+    mover = mover_of(worker, source, target, leaving, entering)
+    known = alone("llama", dtype, exact=True, asked=LONGER)
+    for engine, others in ((leaving, STAY), (entering, OTHER)):
+        if engine is not None:
+            engine.add(others)
+            for one in LONGER:
+                for index in range(one.num_samples):
+                    engine.speculates.recall(one.prompt.token_ids, *known[one.prompt.uid, index])
+            steps(seen, engine, 1)
+    if leaving is not None:
+        for one in LONGER:
+            leaving.add(one)
+        steps(seen, leaving, 4)
+    if stages == 2:
+        ahead(seen, mover, (source, target), KEYS, leaving)
+    if leaving is not None:
+        leaving.land()
+        seen.learned.append(leaving.speculates.learned())
+    moved(seen, mover, KEYS)
+    if entering is not None:
+        seen.learned.append(entering.speculates.learned())
+        steps(seen, entering, 2)
+    seen.drafted = [int(engine.speculates.counts.drafted) for engine in (leaving, entering) if engine is not None]
     return ended(seen, leaving, entering)
 
 

@@ -26,7 +26,7 @@ from tests.generation.test_engine import by_uid
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
 from tests.workers.said import Said
-from tests.workers.sample_moves import Seen, alone
+from tests.workers.sample_moves import LONGER, OTHER, STAY, Seen, alone
 
 LIMIT_S = 120.0
 HERE = Layout.on((0,))
@@ -66,6 +66,24 @@ def test_samples_go_on_in_another_process(two: Group, dtype: str, exact: bool) -
         assert report.received == {0: token_bytes * sum(lack.length for lack in lacks)}
     # Prompts have 1, 0 and 2 full blocks, which their 2, 1 and 2 samples share; each has one block of its own.
     assert target.num_held == [1, 1 + (1 + 2) + 1 + (2 + 2)]
+
+
+@pytest.mark.parametrize(("dtype", "stages"), [("float32", 1), ("float32", 2), ("bfloat16", 2)])
+def test_samples_that_leave_in_the_middle_of_guesses_say_the_same(two: Group, dtype: str, stages: int) -> None:
+    """Tokens and log-probs to the same bits, at once and ahead, from what was guessed on both sides; and the target
+    knows of every kind of guess what the source knew, or more."""
+    source, target = ask(two, "guessing", dtype, stages)
+    assert source.wrong == target.wrong == []
+    assert source.said.keys() == {(9, 0)}
+    assert all_said([source, target]) == alone("llama", dtype, True, asked=(*LONGER, STAY, OTHER))
+    assert source.drafted[0] > 0
+    assert target.drafted[0] > 0
+    [(trials, hits)], [(trials_there, hits_there)] = source.learned, target.learned
+    assert hits.sum() > 0, "guesses came true in the source"
+    taken = trials_there == trials
+    assert (trials_there >= trials).all()
+    assert (hits_there[taken] == hits[taken]).all()
+    assert (taken & (trials > 0)).any()
 
 
 @pytest.mark.parametrize(
