@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from types import ModuleType
 
 import pytest
