@@ -61,6 +61,11 @@ class Paired(Engine):
             self.unheard[slot] = 0
         self.speculation.grow_old()
 
+    def whole_against_best(self, since: int) -> float:
+        """Of all steps from one on: tokens per second against those of the best length."""
+        fixed, own = np.array(self.fixed[since:]).sum(0), np.array(self.own[since:]).sum(0)
+        return float(own[0] / own[1] / (fixed[:, 0] / fixed[:, 1]).max())
+
     def against_best(self, since: int, until: int | None = None) -> FloatArray:
         """Of every 32 steps: tokens per second against those of the length that is best over all of these steps."""
         fixed, own = np.array(self.fixed[since:until]), np.array(self.own[since:until])
@@ -72,34 +77,35 @@ class Paired(Engine):
         return per_second[0] / per_second[1]
 
 
-def taught(num_samples: int, chance: float, curve: str) -> Paired:
-    engine = Paired(num_samples, chance, curve)
+def taught(num_samples: int, chance: float, curve: str, seed: int) -> tuple[float, float]:
+    """Against the best length, in a second rollout: all steps together, and the slowest 32."""
+    engine = Paired(num_samples, chance, curve, seed)
     engine.run(LEARNING)
     engine.new_rollout()
     engine.run(TAUGHT)
-    return engine
+    return engine.whole_against_best(LEARNING), float(engine.against_best(LEARNING).min())
 
 
-BOTH: dict[str, dict[tuple[int, float], float]] = {
-    "CPU": dict.fromkeys(
-        [(4, 0.0), (8, 0.0), (8, 0.25), (8, 0.5), (2, 0.7), (2, 0.8), (4, 0.5), (4, 0.7), (4, 0.8)], 0.98
-    )
-    | {(2, 0.5): 0.75},
-    "CPU with a matrix unit": dict.fromkeys(itertools.product((4, 8), (0.0, 0.5, 0.7, 0.8)), 0.98)
-    | {(2, 0.5): 0.98, (2, 0.7): 0.98, (2, 0.8): 0.97, (4, 0.8): 0.975},
-    "GPU": dict.fromkeys([*itertools.product((4, 8), (0.5, 0.7, 0.8)), (2, 0.7), (2, 0.8), (1, 0.7), (1, 0.8)], 0.98),
-    "stairs": {(4, 0.0): 0.98, (8, 0.0): 0.98, (8, 0.5): 0.94, (8, 0.7): 0.98},
-}
-"""Samples, and the chance that a guess comes true, where the best length stakes less than half a step; and what is held
-of it. Who is wrong several times in a row has spent what may be lost, and waits: 0.75 and 0.94."""
-QUICK = [("CPU", (4, 0.7)), ("CPU with a matrix unit", (8, 0.5)), ("GPU", (4, 0.7)), ("stairs", (8, 0.7))]
+CASES: list[tuple[str, int, float]] = [
+    *[("CPU", num, chance) for num, chance in ((4, 0.0), (8, 0.0), (8, 0.25), (8, 0.5), (4, 0.5), (4, 0.7), (4, 0.8))],
+    *itertools.product(["CPU with a matrix unit"], [4, 8], [0.0, 0.5, 0.7, 0.8]),
+    *itertools.product(["GPU"], [4, 8], [0.5, 0.7, 0.8]),
+    *[("stairs", num, chance) for num, chance in ((4, 0.0), (8, 0.0), (8, 0.5), (8, 0.7))],
+]
+"""Samples, and the chance that a guess comes true, where the best length stakes less than half a step."""
+QUICK = [("CPU", 4, 0.7), ("CPU with a matrix unit", 8, 0.5), ("GPU", 4, 0.7), ("stairs", 8, 0.7)]
 
 
-@pytest.mark.parametrize(("curve", "case"), slow_but(QUICK, [(curve, case) for curve in BOTH for case in BOTH[curve]]))
-def test_once_taught_no_32_steps_are_slower_than_the_best_fixed_length(curve: str, case: tuple[int, float]) -> None:
-    """From the first step of the second rollout on, whose samples and weights are others. That a step without guesses
-    is needed now and then, and that not every step may be staked on, is what is missing to the whole."""
-    assert taught(*case, curve).against_best(LEARNING).min() >= BOTH[curve][case]
+@pytest.mark.parametrize(("curve", "num_samples", "chance"), slow_but(QUICK, CASES))
+def test_once_taught_it_is_as_fast_as_the_best_fixed_length(curve: str, num_samples: int, chance: float) -> None:
+    """From the first step of the second rollout on, whose samples and weights are others; of three draws. That a step
+    without guesses is needed now and then, and that not every step may be staked on, is what is missing to the whole;
+    who is wrong several times in a row has spent what may be lost, and waits, so the slowest 32 steps are held in the
+    middle draw alone."""
+    wholes, slowest = zip(*(taught(num_samples, chance, curve, seed) for seed in range(3)), strict=True)
+    assert min(wholes) >= 0.96
+    assert np.median(wholes) >= 0.98
+    assert np.median(slowest) >= 0.95
 
 
 @pytest.mark.parametrize("curve", ["CPU", "CPU with a matrix unit", "GPU", "stairs"])

@@ -121,7 +121,7 @@ def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
     """Two tokens at a step and more, less what guesses and rows take; fixed lengths, which stake more than may be lost,
     are 2.6 and 1.4 times as fast."""
     simulated = with_model("adaptive", num_samples, 0.9, 0.002)
-    assert simulated.run(400) > least
+    assert simulated.run(800) > least
     figures = simulated.speculation.counts.figures()
     assert figures["acceptance_of_model"] == pytest.approx(0.9, abs=0.03)
     assert figures["saved_s"] == pytest.approx(simulated.plain - simulated.seconds, rel=0.15)

@@ -26,8 +26,9 @@ class Probes:
         self._trials: dict[tuple[int, int], int] = {}
 
     def is_known(self, num_samples: int) -> bool:
-        """Whether steps of so many samples were computed with as many rows as are tried at all."""
-        return self._num(num_samples, len(PROBED) - 1) >= PROBES
+        """Whether steps of so many samples were computed with half as many rows more or, where that is covered, with
+        twice as many: where rows are dear the most never is."""
+        return any(self._num(num_samples, number) >= PROBES for number in (len(PROBED) - 2, len(PROBED) - 1))
 
     def more(self, num_samples: int, allowed_M1: NDArray[np.bool_]) -> int:
         """Rows more that the next step is to have; 0: what they take is known, or is not covered, or there is nothing

@@ -50,7 +50,7 @@ EAGER, MOST_STEPS = 2, 4
 """Looks without a guess, one after another, after which a further one is a step later each time; and at most so many
 steps. Who says something new mostly goes on with it."""
 LITTLE = 0.75
-"""Of what guesses gain otherwise, so that a step without them, which shows what it takes, had better be this one."""
+"""Share of what guesses gain otherwise, below which a step without them, which shows what it takes, is done now."""
 _PER_SOURCE = CELLS[2] * CELLS[3] * CELLS[4]
 
 

@@ -113,7 +113,7 @@ class ShardedGradients:
         size = min(RUN_ELEMENTS, trained.flat.num_elements)
         self._rooms = [torch.empty(size, dtype=dtype, device=device) for _ in range(ROOMS)]
         self._sums: list[list[tuple[Transfer, Tensor | None]]] = [[] for _ in range(ROOMS)]
-        """Of each room: a sum on its way, and what of the own share it is to be added to."""
+        """By room: a sum on its way, and what of the own share it is to be added to."""
         self._num_reduced = 0
 
     def zero(self) -> None:
