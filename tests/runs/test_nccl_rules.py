@@ -54,7 +54,7 @@ def test_a_placed_run_keeps_them(
 ) -> None:
     monkeypatch.setattr(supervisor, "Worker", RecordedWorker)
     (flow, keys), plan = ALL_PLANS[name]
-    recipe = placed(flow, f"nccl-{name}", **keys, **where(place, name, plan) | {"steps": 2})
+    recipe = placed(flow, f"nccl-{name}", **keys | where(place, name, plan) | {"steps": 2})
     assert run(recipe).finished
     found = sorted(recipe.run_dir.parent.glob(f"{recipe.run_dir.name}.nccl*"))
     assert len(found) > 1, "every rank has left its log"
