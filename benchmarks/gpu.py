@@ -8,8 +8,9 @@ Each part is a process of its own for each shape, with a time of its own (`--lim
 takes longer is said and left, and the next one begins. Models have random weights: nothing is fetched. `--folder` keeps
 them, so that parts may be run by several commands.
 
-In the folder of `--report` (by default that of `--folder`) stand `results.jsonl`, one line for each measurement,
-written when it is made, and for how each part ended; and what each part printed, whole, as `PART.log`.
+In the folder of `--report` (by default that of `--folder`, and without either `gpu-report` where the command is given)
+stand `results.jsonl`, one line for each measurement, written when it is made, and for how each part ended; and what
+each part printed, whole, as `PART.log`.
 
     tests       plait's own tests that need a GPU
     tokens      greedy tokens and log-probs against Transformers
@@ -61,7 +62,11 @@ DUMP_S = 5.0
 _AS_THEIR_PACKAGE = "torch transformers accelerate safetensors numpy numba pydantic cyclopts rich gguf jinja2"
 NEEDED: Mapping[str, str] = {"yaml": "pyyaml", **{name: name for name in _AS_THEIR_PACKAGE.split()}}
 """Module → package: what plait needs, which is not installed itself."""
+TESTED_BY: Mapping[str, str] = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "hypothesis": "hypothesis"}
+"""Module → package: what plait's tests need beside."""
 HERE = Path(__file__).resolve().parent
+REPORT = Path("gpu-report")
+"""Where what was found stays, if no folder is named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="plait-gpu-") as temporary:
         folder = (options.folder or Path(temporary)).resolve()
-        report = (options.report or folder).resolve()
+        report = (options.report or options.folder or REPORT).resolve()
         for one in (folder, report):
             one.mkdir(parents=True, exist_ok=True)
         device, dtype = ("cpu", "float32") if options.tiny else ("cuda", "bfloat16")
@@ -196,8 +201,8 @@ def lacks(part: str, options: argparse.Namespace) -> str | None:
     """What a part needs and is not there."""
     if part == "tests" and options.tiny:
         return "they are of a GPU"
-    if part == "tests" and find_spec("pytest") is None:
-        return "pytest is not installed"
+    if part == "tests" and (missing := [package for module, package in TESTED_BY.items() if find_spec(module) is None]):
+        return f"{', '.join(missing)}: not installed"
     if part == "vllm" and not (options.vllm_python and options.vllm_python.is_file()):
         return "no vLLM: name the Python that it is installed for by --vllm-python"
     if part == "grpo" and find_spec("trl") is None:
@@ -252,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limits", action="store_true", help="print the seconds of each part")
     parser.add_argument("--within-s", type=int, default=0, help="of the whole command; parts are shortened to it")
     parser.add_argument("--folder", type=Path, help="for models and measurements, which are kept there")
-    parser.add_argument("--report", type=Path, help="for results.jsonl and logs, in place of --folder")
+    parser.add_argument("--report", type=Path, help="for results.jsonl and logs; --folder, or gpu-report")
     parser.add_argument("--vllm-python", type=Path, help="the Python that vLLM is installed for")
     parser.add_argument("--ppo-python", type=Path, default=peer_python(), help="has TRL 1.10")
     return parser

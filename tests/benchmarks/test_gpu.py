@@ -97,12 +97,38 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def test_what_is_not_there_is_left_out(gpu: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_left_out(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     nowhere = str(tmp_path / "python")
     assert gpu.main(["--tiny", "--parts", "vllm,ppo", "--ppo-python", nowhere, "--vllm-python", nowhere]) == 0
     out = capfd.readouterr().out
     assert "left out: no vLLM" in out
     assert "left out: no TRL 1.10" in out
+
+
+@pytest.mark.parametrize(
+    ("asked", "place"),
+    [([], "gpu-report"), (["--folder", "models"], "models"), (["--folder", "models", "--report", "found"], "found")],
+    ids=str,
+)
+def test_what_was_found_stays(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: list[str], place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "command_of", lambda part, *of: [sys.executable, "-c", "print('trained')"])
+    assert gpu.main(["--tiny", "--parts", "training", *asked]) == 0
+    assert [one["part"] for one in results(tmp_path / place)] == ["machine", "training"]
+    assert (tmp_path / place / "training.log").read_text() == "trained\n"
+
+
+def test_what_tests_need_is_named(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"pytest", "pytest_timeout", "hypothesis"}
+    monkeypatch.setattr(gpu, "find_spec", lambda name: object() if name in there else None)
+    assert gpu.lacks("tests", options_of(gpu)) is None
+    there -= {"pytest_timeout", "hypothesis"}
+    assert gpu.lacks("tests", options_of(gpu)) == "pytest-timeout, hypothesis: not installed"
 
 
 def test_peers_are_given_the_device(gpu: ModuleType, tmp_path: Path) -> None:
