@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,10 @@ from plait.data.packed import pack
 from plait.errors import ModelError
 from plait.layout.params import ALIGNMENT_BYTES
 from plait.models.files.saving import save_pretrained
-from plait.models.language_loading import from_module, load_model
+from plait.models import scalar_loading
+from plait.models.language_loading import from_module, load_model, prepare
+from plait.models.parallel import part_loading
+from plait.models.scalar_loading import ScalarHead, over_decoder
 from tests.cases import slow_but
 from tests.models.oracle import RAGGED, eager_logprobs, gradients
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
@@ -239,9 +243,28 @@ def test_a_checkpoint_loads_onto_a_cuda_device(dtype: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(("device", "changes"), [("cpu", True), ("cuda", False)])
 def test_layers_are_changed_on_a_cpu_alone(device: str, changes: bool) -> None:
     """Torch's compiler, which fuses layers on a GPU, cannot trace them otherwise."""
-    from plait.models.language_loading import prepare
-    from tests.models.tiny import tiny
-
     module = tiny("llama")
     prepare(module, torch.bfloat16, device)
     assert any("forward" in vars(part) for part in module.modules()) == changes
+    decoder = tiny("llama").base_model.to("meta")
+    scalar = over_decoder(decoder, None, None, ScalarHead(torch.ones(1, 64), is_stored=False), torch.bfloat16, device)
+    assert any("forward" in vars(part) for part in scalar.module.modules()) == changes
+    assert scalar.weights.is_meta
+
+
+@pytest.mark.parametrize(("device", "changes"), [("cpu", True), ("cuda", False)])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_layers_of_parts_are_changed_on_a_cpu_alone(
+    device: str, changes: bool, scalar: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a loader cuts parts from, and gives the weights of its device."""
+    save_pretrained(tiny_llama(torch.float32), tmp_path / "it")
+    made: list[Any] = []
+    for owner, name in ((part_loading, "without_weights"), (scalar_loading, "over_decoder")):
+        makes = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *of, makes=makes: made.append(makes(*of)) or made[-1])
+    loader = part_loading.PartLoader(dtype="float32", device=device, seed=0, head_std=None)
+    loader.parameters(str(tmp_path / "it"), scalar=scalar)
+    (model,) = made
+    assert any("forward" in vars(part) for part in model.module.modules()) == changes
+    assert model.weights.is_meta

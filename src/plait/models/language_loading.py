@@ -122,9 +122,13 @@ def _reading(name: str) -> Iterator[None]:
             raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error
 
 
-def prepare(module: Any, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+def prepare(module: Any, dtype: torch.dtype, device: torch.device | str) -> None:
     """Set a module of Transformers up for our forward: our attention, on a CPU our ways to compute its parts, too, eval
-    mode. On other devices layers stay as they are: torch's compiler cannot trace what a CPU computes otherwise."""
+    mode. On other devices layers stay as they are: torch's compiler cannot trace what a CPU computes otherwise.
+
+    Args:
+        device: that it is to compute on, wherever its parameters are.
+    """
     attention.register()
     if torch.device(device).type == "cpu":
         for part in (cpu_linear, rms_norm, gated_mlp, rope):
@@ -156,10 +160,14 @@ def _model(module: Any, tokenizer: Any, layout: FlatLayout, weights: Tensor) -> 
     )
 
 
-def without_weights(module: Any, tokenizer: Any, dtype: torch.dtype) -> LanguageModel:
+def without_weights(module: Any, tokenizer: Any, dtype: torch.dtype, device: torch.device | str) -> LanguageModel:
     """A model over a module whose parameters are on the meta device, which is taken over: `partial.take_weights` gives
-    it some."""
-    prepare(module, dtype)
+    it some.
+
+    Args:
+        device: that it is to compute on.
+    """
+    prepare(module, dtype, device)
     layout = layout_of(module)
     return _model(module, tokenizer, layout, torch.empty(layout.num_elements, dtype=dtype, device="meta"))
 

@@ -139,17 +139,19 @@ def over_decoder(
 
     Args:
         folder: of its generation configuration, if it has one.
-        device: "meta" for a decoder without weights, whose parameters are there: `partial.take_weights` gives it some.
+        device: that it is to compute on. A decoder whose parameters are on the meta device gets no weights yet:
+            `partial.take_weights` gives it some.
     """
-    prepare(decoder, dtype)
+    prepare(decoder, dtype, device)
+    has_weights = not next(decoder.parameters()).is_meta
     module = ScalarModule(decoder, nn.Parameter(head.weight_1H))
     layout = layout_of(module)
     config = decoder.config.get_text_config()
     eos = eos_token_ids(_generation_config(folder), config, tokenizer)
-    if torch.device(device).type == "meta":
-        weights = torch.empty(layout.num_elements, dtype=dtype, device=device)
-    else:
+    if has_weights:
         weights = move_into_flat(module, layout, dtype, device)
+    else:
+        weights = torch.empty(layout.num_elements, dtype=dtype, device="meta")
     return ScalarModel(
         module=module,
         tokenizer=tokenizer,

@@ -94,10 +94,10 @@ class PartLoader:
         with torch.random.fork_rng(devices=[]), parameters_on_meta():
             module = new_module(copy.deepcopy(config), self._dtype, decoder_only=scalar)
         if scalar:
-            return scalar_loading.over_decoder(module, tokenizer, folder, self._head(name), self._dtype, "meta")
+            return scalar_loading.over_decoder(module, tokenizer, folder, self._head(name), self._dtype, self._device)
         if (folder / "generation_config.json").exists():
             module.generation_config = GenerationConfig.from_pretrained(folder)
-        return without_weights(module, tokenizer, self._dtype)
+        return without_weights(module, tokenizer, self._dtype, self._device)
 
     def _head(self, name: str) -> ScalarHead:
         folder, config, _ = self._read[name]
