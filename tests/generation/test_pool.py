@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from plait.cost.generation_memory import kv_bytes_per_token, pool_tokens
 from plait.errors import ConfigError
+from plait.generation import pool as pool_module
 from plait.generation.engine import Engine, drain
 from plait.generation.pool import KVPool
 from plait.generation.settings import GPU_SHARE, Sampling, SamplingSettings
@@ -88,6 +89,20 @@ def test_addresses_stay_until_all_is_given_back(device: str) -> None:
     assert first.key.shape == (21, 2, 16, 8)
     pool.clear()
     assert pool.spare is None
+
+
+def test_a_pool_that_stays_holds_zeros_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lay there need not be finite, and a masked place enters a product with weight 0."""
+    monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)
+    pool, one = KVPool(), torch.full((2, 3, 8), float("nan"))
+    pool.reserve(1, 20)
+    pool.write(0, torch.arange(3), one, one)
+    kept, at = pool.layers[0], pool.addresses()
+    assert kept.key.isnan().any()
+    pool.clear(keep_memory=True)
+    assert (pool.num_blocks, pool.addresses(), pool.layers[0]) == (0, at, kept)
+    assert not kept.key.any()
+    assert not kept.value.any()
 
 
 def test_memory_is_taken_at_once_where_there_are_no_pages() -> None:

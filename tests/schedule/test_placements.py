@@ -11,7 +11,7 @@ from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import NAMES, Cut, PlannedModel, named_plan, shares
-from plait.schedule.placements import RolePlacement, layouts_of, placements_of
+from plait.schedule.placements import RolePlacement, layouts_of, only_generates, placements_of
 from plait.schedule.plan import Placement, Plan, PolicyChoice
 from plait.schedule.training_order import RuleOrder
 from tests.schedule.workloads import never
@@ -153,6 +153,19 @@ def test_what_a_role_needs_of_a_plan() -> None:
     assert placements_of(done, "critic").layouts == (everywhere,)
     actors = (train, Layout.on((0, 1), tp=2), Layout.on((2,)), Layout.on((3,)))
     assert layouts_of(done) == (*actors, everywhere)  # that of the reference is there already
+
+
+def test_a_rank_may_generate_alone() -> None:
+    """Two roles generate on ranks 1 to 3, of which rank 2 scores as well; rank 3 is both's."""
+    one, two, three, zero = (Layout.on((rank,)) for rank in (1, 2, 3, 0))
+    roles = {
+        "actor": RolePlacement("actor", train=zero, generate=(zero, one, two, three)),
+        "other": RolePlacement("other", train=one, generate=(three,)),
+        "ref": RolePlacement("ref", score=two),
+    }
+    assert [only_generates(rank, roles, ("actor",)) for rank in range(4)] == [False, True, False, False]
+    assert not only_generates(1, roles, ("actor", "other"))
+    assert not only_generates(4, roles, ()), "it does nothing"
 
 
 def test_a_call_that_is_not_named_runs_as_the_others_of_its_role() -> None:

@@ -119,9 +119,13 @@ class KVPool:
         """Hold nothing, and give the memory back.
 
         Args:
-            keep_memory: that of a GPU stays for the next time, at its addresses; what is taken page by page goes.
+            keep_memory: that of a GPU stays for the next time, at its addresses and zeros again; what is taken page by
+                page goes.
         """
         if keep_memory and not self._by_page:
+            for kv in self.layers.values():
+                kv.key.zero_()
+                kv.value.zero_()
             self.num_blocks = 0
             return
         self.layers.clear()

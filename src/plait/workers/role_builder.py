@@ -23,7 +23,7 @@ from plait.models.working_weights import dtype_of
 from plait.reallocation.offload import HostMemory
 from plait.recipes.engine_checks import abilities, of_engines
 from plait.recipes.role_models import RoleModel
-from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, part_key, parts_of
+from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, only_generates, part_key, parts_of
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
@@ -143,7 +143,8 @@ class RoleBuilder:
             if (team := self.teams[instance]) is not None:
                 model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"
-                only = not self._trains_or_scores
+                trained = [role_model.role for role_model in self.setting.models if role_model.trained]
+                only = only_generates(rank, self.places, trained)
                 role_state.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=only)
                 role_state.instance = team
                 role_state.mover = self._mover(role_model.role, role_state.engine)
@@ -178,16 +179,6 @@ class RoleBuilder:
         if mine.own and len(mine.lengths) == 1:
             return FlatWeights(blocks, buffers[self.aliasing.name(role_model.role, key)])
         return FlatWeights.nested(blocks, mine.held, buffers)
-
-    @property
-    def _trains_or_scores(self) -> bool:
-        """Whether this rank has something else to do than to generate."""
-        places = [self.places[role_model.role] for role_model in self.setting.models]
-        layouts = [
-            *(place.score for place in places),
-            *(place.train for role_model, place in zip(self.setting.models, places, strict=True) if role_model.trained),
-        ]
-        return any(layout is not None and self.rank in layout.mesh.ranks for layout in layouts)
 
     def _trainer(self, part: RoleState, layout: Layout, team: Team | None, *, trained: bool) -> Trainer:
         role_model, flow, recipe = part.role_model, self.setting.flow, self.recipe
