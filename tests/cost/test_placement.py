@@ -273,7 +273,7 @@ def test_optimizer_state_is_divided_and_frozen_roles_share(make_recipe) -> None:
     )
     rows = dict(parameter_rows(1, Placed(divided, models, shapes, parameters, plan)))
     start, stop = zero_range(whole, 1, 2)
-    assert rows["actor: masters, moments and gradients"] == (stop - start) * (4 + 8 + 4)
+    assert rows["actor: masters, moments and gradients"] == (stop - start) * (4 + 8 + 4) + 2 * 4 * whole
     twice = (*models, RoleModel("other", models[1].name, False, False, "model"))
     more = Plan("more", 2, (*plan.placements, Placement("other.logprobs", "score", (0, 1), dp=2)))
     rows = dict(parameter_rows(0, Placed(recipe, twice, shapes, parameters_of(twice), more)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
 from plait.layout.shards import held_elements, zero_range
-from plait.training.memory import parameter_bytes
+from plait.training.memory import parameter_bytes, room_bytes
 
 
 def optimizer_bytes(
@@ -16,14 +16,17 @@ def optimizer_bytes(
 
     Args:
         followed: whether a reference follows the weights, by an average of the masters.
-        sharded: gradients are held for the range, too.
+        sharded: gradients are held for the range, too, and beside them the runs that are being summed.
     """
     per = parameter_bytes(dtype, trained=True, followed=followed)
     sizes, at = layout.parallelism, layout.coordinates(rank)
     once = held_elements(parameters, sizes, at.tp, at.pp, once=True)
     start, stop = zero_range(once, at.dp, sizes.dp)
-    summed = stop - start if sharded and sizes.dp > 1 else held_elements(parameters, sizes, at.tp, at.pp)
-    return (stop - start) * (per.masters + per.moments + per.average) + summed * per.gradients
+    elements = held_elements(parameters, sizes, at.tp, at.pp)
+    is_divided = sharded and sizes.dp > 1
+    summed = (stop - start if is_divided else elements) * per.gradients
+    rooms = room_bytes(elements, dtype) if is_divided else 0
+    return (stop - start) * (per.masters + per.moments + per.average) + summed + rooms
 
 
 def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool, sharded: bool) -> int:
@@ -36,5 +39,7 @@ def state_bytes(elements: int, once: int, dp: int, dtype: str, *, followed: bool
     per = parameter_bytes(dtype, trained=True, followed=followed)
     ranges = (zero_range(once, index, dp) for index in (0, dp - 1))
     most = max(stop - start for start, stop in ranges)
-    summed = most if sharded and dp > 1 else elements
-    return most * (per.masters + per.moments + per.average) + summed * per.gradients
+    is_divided = sharded and dp > 1
+    summed = (most if is_divided else elements) * per.gradients
+    rooms = room_bytes(elements, dtype) if is_divided else 0
+    return most * (per.masters + per.moments + per.average) + summed + rooms

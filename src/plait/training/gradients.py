@@ -27,13 +27,8 @@ from plait.models.backbone_model import TrainedWeights
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.reduce_scatter import reduce_scatter
 from plait.models.parallel.transfer import Transfer
+from plait.training.memory import ROOMS, RUN_ELEMENTS
 from plait.training.shares import Share
-
-RUN_ELEMENTS = 1 << 23
-"""Elements that are reduced at once: small parameters wait for their neighbours, large ones are cut."""
-
-ROOMS = 2
-"""Runs that are summed at a time: one is filled while another is on its way."""
 
 CACHE_CHUNK = 1 << 15
 """Elements whose widened copy stays in a CPU's cache."""
@@ -46,6 +41,9 @@ class Gradients(Protocol):
     """[E], gradients of all of the rank's working weights, or of its share. No call leaves its numbers to the next."""
     own: Tensor
     """[E of the share], that of this rank, a view of `flat`."""
+    rooms: Sequence[Tensor]
+    """Each [elements of a run at most]: where runs are summed before they come to `flat`. Their numbers are of one
+    micro-batch."""
 
     def zero(self) -> None:
         """A mini-batch begins."""
@@ -81,6 +79,7 @@ class WholeGradients:
         self._trained, self._share, self._dp = trained, share, dp
         self.flat = torch.zeros(trained.flat.num_elements, dtype=dtype, device=trained.flat.device)
         self.own = self.flat[share.start : share.stop]
+        self.rooms: Sequence[Tensor] = ()
 
     def zero(self) -> None:
         self.flat.zero_()
@@ -111,7 +110,7 @@ class ShardedGradients:
         device = trained.flat.device
         self.flat = self.own = torch.zeros(share.stop - share.start, dtype=dtype, device=device)
         size = min(RUN_ELEMENTS, trained.flat.num_elements)
-        self._rooms = [torch.empty(size, dtype=dtype, device=device) for _ in range(ROOMS)]
+        self.rooms: Sequence[Tensor] = [torch.empty(size, dtype=dtype, device=device) for _ in range(ROOMS)]
         self._sums: list[list[tuple[Transfer, Tensor | None]]] = [[] for _ in range(ROOMS)]
         """By room: a sum on its way, and what of the own share it is to be added to."""
         self._num_reduced = 0
@@ -172,7 +171,7 @@ class ShardedGradients:
             if own is not None:
                 own += total
         self._sums[number % ROOMS].clear()
-        return self._rooms[number % ROOMS]
+        return self.rooms[number % ROOMS]
 
 
 def _runs(sizes: Sequence[int]) -> tuple[range, ...]:

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
+RUN_ELEMENTS = 1 << 23
+"""Elements of divided gradients that are reduced at once: small parameters wait for their neighbours, large ones are
+cut."""
+
+ROOMS = 2
+"""Runs that are summed at a time: one is filled while another is on its way."""
+
 
 @dataclass(frozen=True)
 class ParameterBytes:
@@ -39,3 +46,8 @@ def parameter_bytes(dtype: str, *, trained: bool, followed: bool = False) -> Par
     master = max(compute, BYTES["float32"])
     masters = 0 if compute == master else master
     return ParameterBytes(compute, masters, 2 * master, master, master if followed else 0)
+
+
+def room_bytes(elements: int, dtype: str) -> int:
+    """Bytes of the runs of divided gradients that are summed at a time, on a rank with so many elements of weights."""
+    return ROOMS * min(RUN_ELEMENTS, elements) * parameter_bytes(dtype, trained=True).gradients

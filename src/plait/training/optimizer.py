@@ -218,8 +218,9 @@ class MasterOptimizer:
         return buffers if self.averaged is None else {**buffers, AVERAGED: self.averaged}
 
     def scratch(self) -> dict[str, Tensor]:
-        """Flat tensors [E], as of `Gradients.flat`, whose values no call leaves to the next."""
-        return {"gradients": self.gradients}
+        """Flat tensors, `Gradients.flat` and `Gradients.rooms`, whose values no call leaves to the next."""
+        rooms = {f"gradients on their way ({number})": room for number, room in enumerate(self.collected.rooms)}
+        return {"gradients": self.gradients, **rooms}
 
     def holdings(self) -> dict[str, Holdings]:
         """For each of `buffers` what it holds on every rank of the team, its own name as the name of the buffer: for
