@@ -11,8 +11,9 @@ from plait.speculation.step_cost import StepCost, Typical
 
 SELDOM = 32
 """Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
-those take is known: one in which they would gain little, as far as there is any within LATEST."""
+those take is known: the first in which they would gain little, which is not asked where a draft model guesses in a step."""
 LATEST = 48
+"""Steps with guesses, a draft model's among them, after which the next is without, whatever they would gain."""
 PAID = 0.98
 """Tokens per second of WINDOW steps with guesses, against what they would have been without, below which guesses
 rest. Who gains a twentieth has fewer than without in many such windows, by chance."""

@@ -308,7 +308,9 @@ class Speculation:
         return False
 
     def _least(self, num_samples: int, num_context: int) -> float:
-        """Survival below which guesses are not worth looking up: half of what the next row costs in tokens."""
+        """Survival below which guesses are not worth looking up: half of what a row costs in tokens, the lesser of the
+        next one and the mean of as many as there are samples. `LEAST_SURVIVAL` at least, and until it is known what
+        rows take."""
         if self._how != "adaptive":
             return 0.0
         if not self._probes.is_known(num_samples):
