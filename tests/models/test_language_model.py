@@ -16,8 +16,8 @@ from plait import output
 from plait.data.packed import pack
 from plait.errors import ModelError
 from plait.layout.params import ALIGNMENT_BYTES
-from plait.models.files.saving import save_pretrained
 from plait.models import scalar_loading
+from plait.models.files.saving import save_pretrained
 from plait.models.language_loading import from_module, load_model, prepare
 from plait.models.parallel import part_loading
 from plait.models.scalar_loading import ScalarHead, over_decoder

@@ -11,7 +11,7 @@ from plait.speculation.step_cost import StepCost, Typical
 
 SELDOM = 32
 """Steps after which guesses are looked up in any case; and steps with guesses after which one is without, so that what
-those take is known: the first in which they would gain little, which is not asked where a draft model guesses in a step."""
+those take is known: the first in which they would gain little. Where a draft model guesses that is not asked."""
 LATEST = 48
 """Steps with guesses, a draft model's among them, after which the next is without, whatever they would gain."""
 PAID = 0.98
