@@ -207,13 +207,17 @@ class Worker:
         if team is None:
             return None
         given = dict(options)
-        with mock.patch.object(gradients, "RUN_ELEMENTS", given.pop("run_elements", gradients.RUN_ELEMENTS)):
+        run_elements = given.pop("run_elements", gradients.RUN_ELEMENTS)
+        with mock.patch.object(gradients, "RUN_ELEMENTS", run_elements):
             trainer = trainer_of(case, self.part(case, model, dtype, team), team, **given)
             with ExactFloat64():
                 metrics, scored = run(case, trainer)
         check_copies(trainer, team)
         held, updated = trainer.optimizer.gradients, trainer.optimizer.masters
         assert held.numel() == (updated if given.get("shard_gradients") else trainer.model.trained.weights).numel()
+        room = min(run_elements, trainer.model.trained.weights.numel())
+        num_rooms = 2 if given.get("shard_gradients") and team.dp.size > 1 else 0
+        assert [one.numel() for one in trainer.optimizer.scratch().values()] == [held.numel(), *[room] * num_rooms]
         expected = torch.load(path, weights_only=True)
         off = max(float((torch.tensor(a) - b).abs().max()) for a, b in zip(scored, expected["scored"], strict=True))
         return metrics, off, weights_off(trainer.model, expected["weights"])
