@@ -8,10 +8,13 @@ import pytest
 
 from plait.cost.cluster import ClusterSpec, NodeKind
 from plait.cost.model_costs import ModelCosts
+from plait.layout.mesh import Parallelism
 from plait.planner.plan_objective import Judged, Objective
 from plait.planner.plan_problem import PlanProblem, RoleFacts
 from plait.planner.plan_search import Budget, Candidate, SearchResult, search
 from plait.planner.plan_space import PlanSpace
+from plait.planner.slot_forms import undominated
+from plait.schedule.fused import FUSED
 from plait.simulator.step_graph import Rollouts, StepGraph
 from plait.simulator.steps import predict
 from tests.cost.test_kinds_of_devices import FAST_NODE as TWICE_AS_FAST
@@ -65,6 +68,55 @@ def test_meshes_of_other_kinds_are_other_forms() -> None:
     assert slow[0].seconds > 1.5 * fast[0].seconds
     alike = PlanSpace(problem(FAST_NODE, replace(FAST_NODE, nodes=1))).forms
     assert alike.of(slot, (0, 1)) is alike.of(slot, (2, 3))
+
+
+def test_the_second_of_a_pair_has_its_layers_by_the_devices_that_its_stages_are_on() -> None:
+    """Its first stage is where the other has its last: with the slow node first the one that goes with the ranks has
+    layers 2 and 2, and the one that goes against them 3 and 1, as on a cluster with the fast node first."""
+    of = replace(problem(SLOW_NODE, FAST_NODE), pairs=(("actor", "ref"),))
+    space, slot = PlanSpace(of), slot_of(of, "train")
+    [sizes] = [one for one in space.forms.parallelisms(slot, WHOLE) if (one.dp, one.tp, one.pp) == (1, 2, 2)]
+    assert sizes.stages == (2, 2)
+    pair = space.together(space.place(slot, WHOLE, space.forms.form_of(slot, WHOLE, sizes)), slot, 2)
+    assert pair is not None
+    one, other = (place.placements[0] for place in pair)
+    assert (one.ranks, one.stages, one.schedule) == (WHOLE, (2, 2), FUSED)
+    assert (other.ranks, other.stages, other.schedule) == ((2, 3, 0, 1), (3, 1), FUSED)
+    places = [space.place(n, WHOLE, space.forms.form_of(n, WHOLE, sizes)) for n in range(len(of.graph.slots))]
+    places[slot] = pair[1]
+    again = space.apart(places)[slot].placements[0]
+    assert (again.ranks, again.stages, again.schedule) == (WHOLE, (2, 2), ""), "each stage is on other devices"
+
+
+def test_of_one_kind_stages_stay_whichever_way_they_go() -> None:
+    of = problem(replace(FAST_NODE, nodes=2))
+    space, slot = PlanSpace(of), slot_of(of, "train")
+    [sizes] = [one for one in space.forms.parallelisms(slot, WHOLE) if (one.dp, one.tp, one.pp) == (1, 2, 2)]
+    places = [space.place(n, WHOLE, space.forms.form_of(n, WHOLE, sizes)) for n in range(len(of.graph.slots))]
+    stated = replace(sizes, stages=(1, 3))
+    places[slot] = space.place(slot, (2, 3, 0, 1), space.forms.form_of(slot, (2, 3, 0, 1), stated, FUSED))
+    again = space.apart(places)[slot].placements[0]
+    assert (again.ranks, again.stages, again.schedule) == (WHOLE, (1, 3), "")
+
+
+def test_on_mixed_meshes_a_form_beats_another_by_shares_of_room() -> None:
+    """Three layers on the fast stage and one on the slow one leave less room than two and two: two layers are half of
+    all on a device of half the memory. Fewer bytes of the fullest stage leave it no more room."""
+    of = problem(FAST_NODE, SLOW_NODE)
+    space, slot = PlanSpace(of), slot_of(of, "train")
+    process = sum(of.costs.process_terms.values())
+    forms = [space.forms.form_of(slot, WHOLE, Parallelism(1, 2, 2, cut)) for cut in ((3, 1), (2, 2))]
+    for form in forms:
+        rooms = [(4 << 30) - process, (2 << 30) - process]
+        held = [weights + state for weights, state in zip(form.asked.held, form.asked.state, strict=True)]
+        assert form.static_bytes == max(held)
+        assert form.fullest[0] == max(needed / room for needed, room in zip(held, rooms, strict=True))
+    assert forms[0].static_bytes > forms[1].static_bytes
+    assert forms[0].fullest[0] < forms[1].fullest[0]
+    wider = replace(forms[1], seconds=forms[0].seconds)
+    assert undominated([wider, forms[0]]) == [forms[0]]
+    fast = PlanSpace(problem(replace(FAST_NODE, nodes=2))).forms.of(slot, WHOLE)
+    assert all(form.fullest == (form.static_bytes, form.active_bytes) for form in fast)
 
 
 def test_each_rank_has_the_memory_of_its_own_device() -> None:

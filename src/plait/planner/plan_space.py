@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 from plait.errors import DataError
+from plait.layout.mesh import Parallelism
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.slot_forms import Form, SlotForms
 from plait.schedule.fused import FUSED, shared_rows
@@ -83,11 +84,20 @@ class PlanSpace:
 
     def apart(self, places: Sequence[Place]) -> tuple[Place, ...]:
         """The same plan, where roles that train together train one after the other."""
-        changed = list(places)
+        changed, cluster = list(places), self.problem.costs.cluster
         for slot in fused_slots(places):
             p = places[slot].placements[0]
-            changed[slot] = self.places.place(slot, [replace(p, ranks=tuple(sorted(p.ranks)), schedule="")])
+            ranks, stages = tuple(sorted(p.ranks)), p.stages
+            if cluster.kinds_of(ranks) != cluster.kinds_of(p.ranks):  # its stages are on other devices than before
+                sizes = self._sizes_of(slot, ranks, p.dp, p.tp, p.pp)
+                stages = stages if sizes is None else sizes.stages
+            changed[slot] = self.places.place(slot, [replace(p, ranks=ranks, stages=stages, schedule="")])
         return tuple(changed)
+
+    def _sizes_of(self, slot: int, ranks: tuple[int, ...], dp: int, tp: int, pp: int) -> Parallelism | None:
+        """The first parallelism of these sizes that a run can follow, its stages cut for the ranks in their order."""
+        allowed = self.forms.parallelisms(slot, ranks)
+        return next((sizes for sizes in allowed if (sizes.dp, sizes.tp, sizes.pp) == (dp, tp, pp)), None)
 
     def together(self, one: Place, slot: int, pp: int) -> tuple[Place, Place] | None:
         """A training that is cut into stages, and that of another role on the same devices, its stages the other way.
@@ -96,21 +106,14 @@ class PlanSpace:
             slot: of the other; pp: its stages, which divide those of the first.
         """
         p = one.placements[0]
-        sizes = next(
-            (
-                sizes
-                for sizes in self.forms.parallelisms(slot, p.ranks)
-                if (sizes.dp, sizes.tp, sizes.pp) == (p.dp * p.pp // pp, p.tp, pp)
-            ),
-            None,
-        )
-        if sizes is None:
-            return None
         layout = p.layout
         ranks = tuple(
             layout.rank_at(dp, tp, pp * copy + pp - 1 - stage)
             for dp, copy, stage, tp in product(range(p.dp), range(p.pp // pp), range(pp), range(p.tp))
         )
+        sizes = self._sizes_of(slot, ranks, p.dp * p.pp // pp, p.tp, pp)
+        if sizes is None:
+            return None
         form = self.forms.form_of(slot, ranks, sizes, FUSED)
         first = self.places.place(one.slot, [replace(p, schedule=FUSED)])
         return first, self.place(slot, ranks, form)

@@ -3,6 +3,7 @@ schedules that have room, and that no other beats in seconds and memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,8 @@ class Form:
     seconds:      of its calls
     static_bytes: weights and state of the fullest stage
     active_bytes: what its calls take beside
+    fullest:      both, of the stage that they leave least room; where the mesh has devices of several kinds, as shares
+                  of each stage's room
     """
 
     parallelism: Parallelism
@@ -34,6 +37,7 @@ class Form:
     seconds: float
     static_bytes: float
     active_bytes: float
+    fullest: tuple[float, float]
 
     @property
     def key(self) -> tuple[float, float, float]:
@@ -62,8 +66,8 @@ class SlotForms:
         if key not in self._forms:
             role = self._graph.slots[slot].role
             mine = self._graph.slots_of(role).values()
-            wanted = {form.parallelism for other in mine for form in _undominated(self._every(other, ranks))}
-            kept = dict.fromkeys(_undominated(self._every(slot, ranks)))
+            wanted = {form.parallelism for other in mine for form in undominated(self._every(other, ranks))}
+            kept = dict.fromkeys(undominated(self._every(slot, ranks)))
             for form in self._every(slot, ranks):
                 if form.parallelism in wanted and not any(
                     other_form.parallelism == form.parallelism for other_form in kept
@@ -130,7 +134,7 @@ class SlotForms:
     def _speeds_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[tuple[float, ...], ...]:
         """Speeds of the stages of a parallelism, in each call of the slot's role, its own first; an empty one where all
         stages are on devices alike."""
-        if sizes.pp == 1 or len(set(self._problem.costs.cluster.kinds_of(ranks))) < 2:
+        if sizes.pp == 1 or not self._is_mixed(ranks):
             return ((),)
         graph, layout = self._graph, Layout(Mesh(ranks), sizes)
         others = graph.slots_of(graph.slots[slot].role).values()
@@ -149,7 +153,7 @@ class SlotForms:
             cut = self._cut_for_room(slot, ranks, sizes)
             if cut is not None and cut != sizes.stages:
                 forms = self._fitting(slot, ranks, replace(sizes, stages=cut))
-        return _undominated(forms)
+        return undominated(forms)
 
     def _fitting(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
         mode = self._graph.slots[slot].mode
@@ -182,16 +186,23 @@ class SlotForms:
             for k in range(sizes.pp)
         ]
         needed = (still + active for still, active in zip(held_bytes, working, strict=True))
-        fits = all(most <= room for most, room in zip(needed, self._rooms(ranks, sizes), strict=True))
-        seconds = sum(cost.seconds for cost in asked.calls)
-        form = Form(sizes, tokens, schedule, asked, seconds, float(max(held_bytes)), float(max(working)))
-        return form, fits
+        rooms = self._rooms(ranks, sizes)
+        fits = all(most <= room for most, room in zip(needed, rooms, strict=True))
+        seconds, static, active = sum(cost.seconds for cost in asked.calls), max(held_bytes), max(working)
+        fullest = float(static), float(active)
+        if self._is_mixed(ranks):
+            fullest = _largest_share(held_bytes, rooms), _largest_share(working, rooms)
+        return Form(sizes, tokens, schedule, asked, seconds, float(static), float(active), fullest), fits
+
+    def _is_mixed(self, ranks: tuple[int, ...]) -> bool:
+        """Whether a mesh has devices of several kinds."""
+        return len(set(self._problem.costs.cluster.kinds_of(ranks))) > 1
 
     def _rooms(self, ranks: tuple[int, ...], sizes: Parallelism) -> list[int]:
         """Bytes beside the process itself, of the smallest device of each stage."""
         costs = self._problem.costs
         cluster, process = costs.cluster, sum(costs.process_terms.values())
-        if len(set(cluster.kinds_of(ranks))) < 2:
+        if not self._is_mixed(ranks):
             return [cluster.memory_of(ranks[0]) - process] * sizes.pp
         stages = np.arange(len(ranks)) // sizes.tp % sizes.pp
         memory = np.array([cluster.memory_of(rank) for rank in ranks])
@@ -204,7 +215,7 @@ class SlotForms:
     def smallest(self, slot: int, ranks: tuple[int, ...]) -> Form:
         """That which takes least of its fullest device, whether it has room or not."""
         forms = [self.form_of(slot, ranks, sizes) for sizes in self.parallelisms(slot, ranks)]
-        return min(forms, key=lambda form: (form.static_bytes + form.active_bytes, form.key))
+        return min(forms, key=lambda form: (sum(form.fullest), form.key))
 
     def _cut_for_room(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[int, ...] | None:
         """Layers of each stage by what its devices have room for: as much a layer as in the cut for equal work."""
@@ -237,12 +248,16 @@ def _by_stage(values: Sequence[int], sizes: Parallelism) -> list[int]:
     return [values[min(stage, len(values) - 1)] for stage in range(sizes.pp)]
 
 
-def _undominated(forms: Sequence[Form]) -> list[Form]:
+def _largest_share(needed_bytes: Sequence[float], rooms: Sequence[int]) -> float:
+    """What is needed on a stage, of its room; of the stage where that is most. Infinite where one has no room."""
+    return max(needed / room if room > 0 else math.inf for needed, room in zip(needed_bytes, rooms, strict=True))
+
+
+def undominated(forms: Sequence[Form]) -> list[Form]:
     """Without those that another equals or beats in everything; the fastest first."""
     kept: list[Form] = []
-    for form in sorted(forms, key=lambda candidate: candidate.key):
-        if not any(
-            better.static_bytes <= form.static_bytes and better.active_bytes <= form.active_bytes for better in kept
-        ):
+    for form in sorted(forms, key=lambda candidate: (candidate.seconds, *candidate.fullest)):
+        static, active = form.fullest
+        if not any(better.fullest[0] <= static and better.fullest[1] <= active for better in kept):
             kept.append(form)
     return kept

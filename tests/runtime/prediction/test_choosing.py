@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from plait.cost.cluster import read_cluster
 from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError
-from plait.layout.mesh import Layout
-from plait.planner.plan_objective import LEAST_FUSED_GAIN
-from plait.planner.plan_search import Budget
+from plait.layout.mesh import Layout, Parallelism
+from plait.planner.plan_objective import LEAST_FUSED_GAIN, Judged
+from plait.planner.plan_search import Budget, Candidate, SearchResult
 from plait.recipes.recipe_file import load_recipe
-from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose
+from plait.runtime.prediction.choosing import MOST_ALTERNATIVES, Choice, beside_others, choose, misfit
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline
 from plait.schedule.fused import FUSED
@@ -105,6 +106,21 @@ def test_where_no_plan_fits_the_largest_part_is_named() -> None:
     (held,) = re.findall(r"\(train\), however it is cut: ([\d.]+) GiB of weights and optimizer state", str(four.value))
     assert 54.5 <= float(held) < 57
     assert str(four.value).endswith("take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`")
+
+
+def test_what_comes_nearest_is_said_of_the_rank_that_lacks_room(tmp_path: Path) -> None:
+    """Models whole on devices of 80 and of 40 GiB: each holds about as much, in half the room on the latter."""
+    link = {"gb_per_s": 200, "latency_us": 5}
+    devices = [{"devices": 1, "device": name, "intra": link, "inter": link} for name in ("A100-80G", "A100-40G")]
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"nodes": devices, "host": link}))
+    here, both = planning(str(tmp_path / "two.yaml")), (0, 1)
+    sizes = Parallelism(2, 1, 1)
+    forms = [here.space.forms.form_of(slot, both, sizes) for slot in range(len(here.graph.slots))]
+    places = tuple(here.space.place(slot, both, form) for slot, form in enumerate(forms))
+    nearest = Candidate(places, Judged(0.0, 0.0, 0.0, 0))
+    first, second = here.predict(here.plan_of(places, "nearest")).memory
+    assert first.peak_bytes >= second.peak_bytes
+    assert " GiB on rank 1, of which " in misfit(here, SearchResult(None, nearest, (), (), 0, 0.0, (), "asked"))
 
 
 def test_layers_are_divided_beside_what_embedding_and_head_take() -> None:

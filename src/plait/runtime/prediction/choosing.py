@@ -192,7 +192,7 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     if result.nearest is None:
         return f"no plan on {where} was found"
     memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
-    worst = max(memory, key=lambda rank: rank.peak_bytes)
+    worst = max(memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
     what, count = max(worst.terms.items(), key=lambda item: item[1])
     return (
         f"no plan on {where} was found that fits: what comes nearest needs "
