@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from plait.cli.plan_text import busy_alike
 from plait.cost.cluster import SHIPPED
 from plait.cost.kept_profiles import keep_profile
 from plait.cost.machine import machine_name
@@ -15,7 +16,7 @@ from plait.cost.profile import KindRecord, RunRecord
 from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
 from plait.schedule.plan import Plan
-from plait.schedule.timeline import Timeline
+from plait.schedule.timeline import Span, Timeline
 from tests.cli.printed import run
 from tests.cli.recipes import write_with_reward
 from tests.cost.test_profile import PROFILE
@@ -151,12 +152,39 @@ def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) 
     told = " ".join(out.split())
     assert "responses of 256 (256), as long as they may be: `--lengths` states others" in told
     assert "shares of them; how far off they are is not known; nothing of this was run" in told
-    assert told.endswith(f"to follow it `--out FILE` keeps it, and `plait train {recipe} --plan FILE` runs it")
+    beside = "keep the plan with `--out FILE`; with weights in place of the shape llama-2-7b"
+    assert told.endswith(f"to follow it {beside} plait train {recipe} --plan FILE")
     place = ("--cluster", "4xH200", "--evaluations", 5, "--lengths", "64:128", "--out", "kept.json")
     _, out, _ = run(capsys, "plan", recipe, "--prompts_per_step", "32", *place)
-    told = " ".join(out.split())
-    assert told.endswith(f"to follow it `plait train {recipe} --prompts_per_step 32 --plan kept.json`")
-    assert "as long as they may be" not in told
+    assert out.endswith(f"\nplait train {recipe} --prompts_per_step 32 --plan kept.json\n")
+    assert "as long as they may be" not in out
+    _, out, _ = run(capsys, "simulate", recipe, "--cluster", "4xH200", "--plan", "split", "--lengths", "64:256")
+    assert "as long as they may be" not in out
+
+
+def test_calls_that_differ_share_no_row() -> None:
+    """Two roles that take the same time at once, each on a rank of its own, and a third rank as the first."""
+    spans = [
+        Span(f"{role}.values/b0", "SCORE", rank, 0.0, 1.0, role=role, step=1)
+        for rank, role in enumerate(("critic", "reward", "critic"))
+    ]
+    assert busy_alike(spans) == [[0, 2], [1]]
+
+
+def test_the_rank_that_lacks_room_is_that_of_the_smaller_device(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole models of 7B on devices of 80 and of 40 GiB: each holds as much, in half the room on the latter."""
+    link = {"gb_per_s": 200, "latency_us": 5}
+    devices = [{"devices": 1, "device": name, "intra": link, "inter": link} for name in ("A100-80G", "A100-40G")]
+    Path("two.yaml").write_text(yaml.safe_dump({"nodes": devices, "host": link}))
+    code, out, err = run(
+        capsys, "simulate", recipe, "--cluster", "two.yaml", "--plan", "colocated", "--tp", 1, "--lengths", "64:128"
+    )
+    assert code == 0, err
+    [line] = [line for line in out.splitlines() if line.startswith("does not fit")]
+    assert "rank 1 would hold" in line
+    assert line.endswith("of 40.00 GiB")
 
 
 def test_ranks_that_do_the_same_share_a_row(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +217,9 @@ def test_it_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = run(capsys, "plan", recipe, "--cluster", "8xA100-80G", "--seconds", 0.2)
     assert code == 0
-    assert max(map(len, out.splitlines())) <= columns
+    *lines, command = out.splitlines()
+    assert command.startswith("plait train ")
+    assert max(map(len, lines)) <= columns
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.forecast import STEP, predicted_seconds
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.network import Machines
+from plait.runtime.prediction.plan_files import ranks_of
 from plait.runtime.prediction.run_planning import planning_for_run
 from plait.runtime.prepare import is_searched, outline, prepare, settled
 from plait.runtime.steps.reward_pools import open_pools
@@ -49,7 +50,7 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
     Raises:
         UserError: the run would be refused: the folder, a tracker, the data, the flow, a reward or the model.
     """
-    if nodes > 1 and recipe.devices == 0:
+    if nodes > 1 and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
         recipe = recipe.model_copy(update={"devices": nodes * num_devices(recipe)})
     with claim(recipe, resume=resume):
         if (shape := shape_of(recipe)) is not None:

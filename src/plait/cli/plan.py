@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +108,7 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     seconds, evaluations = how.limits()
     check_files(where.overwrite, out=how.out)
     planning = where.planning(recipe, keys)
+    from plait.cli.plan_following import following
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text
     from plait.cli.plan_variants import SHARE, variants
@@ -121,28 +120,15 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
         choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted), how.seed)
         shorter = Budget(-(-evaluations // SHARE), seconds / SHARE, time.monotonic, interrupted)
         others = variants(planning, lambda other: choose_best(other, shorter, how.seed))
-    report = Report(planning, choice, others)
+    report = Report(planning, choice, others, where.lengths is not None)
     if how.out is not None:
         replace(choice.best.plan, predicted=choice.best.prediction.timeline).save(how.out)
     if where.as_json:
         say(json.dumps(report.record()))
     else:
-        say(plan_text(report, following=following(recipe, keys, how.out, where.stage)), end="")
+        how_to = following(planning, report.plan, recipe, keys, how.out, where.stage)
+        say(plan_text(report, following=how_to), end="")
     return 0
-
-
-def following(recipe: Path, keys: Sequence[str], out: Path | None, stage: str | None) -> str:
-    """How a run follows the plan that was found.
-
-    Args:
-        out: the file that has it; None: it is not kept.
-        stage: of the recipe, that the plan is for; None: it has none.
-    """
-    option = "--plan" if stage is None else f"--{stage}.plan"
-    words = ["plait", "train", str(recipe), *keys]
-    if out is not None:
-        return f"`{shlex.join([*words, option, str(out)])}`"
-    return f"`--out FILE` keeps it, and `{shlex.join(words)} {option} FILE` runs it"
 
 
 def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: Given = OWN) -> int:
@@ -174,7 +160,7 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     else:
         choice = beside_others(planning, planning.given(name, cut))
         others = variants(planning, lambda other: foretold(other, other.given(name, cut)))
-    report, prediction = Report(planning, choice, others), choice.best.prediction
+    report, prediction = Report(planning, choice, others, where.lengths is not None), choice.best.prediction
     if which.timeline is not None:
         prediction.timeline.save(which.timeline)
     if which.picture is not None:

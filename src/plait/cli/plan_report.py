@@ -22,11 +22,12 @@ FUNCTIONS = "FUNCTIONS"
 
 @dataclass(frozen=True)
 class Report:
-    """variants: of the recipe, by the keys in which they differ from it"""
+    """variants: of the recipe, by the keys in which they differ from it; states_lengths: the user does"""
 
     planning: Planning
     choice: Choice
     variants: Sequence[Foretold] = ()
+    states_lengths: bool = False
 
     @property
     def plan(self) -> Plan:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.cli.placement_text import cut_text
+from plait.cli.plan_following import Following
 from plait.cli.plan_report import Report, carried_in, guesses_of
 from plait.cli.ranks_text import few_ranks_text
 from plait.cost.corrections import with_carried
@@ -26,11 +27,11 @@ LABEL = 14
 """Characters of the words that the first lines begin with."""
 
 
-def plan_text(report: Report, columns: int | None = None, following: str = "") -> str:
+def plan_text(report: Report, columns: int | None = None, following: Following | None = None) -> str:
     """
     Args:
         columns:   of the terminal; None: as many as it has.
-        following: how a run follows the plan; empty: nothing is said of it.
+        following: how a run follows the plan; None: nothing is said of it.
     """
     available = shutil.get_terminal_size().columns if columns is None else columns
     width = max(LEAST_COLUMNS, min(MOST_COLUMNS, available))
@@ -43,7 +44,7 @@ def plan_text(report: Report, columns: int | None = None, following: str = "") -
         "",
         *_gantt(report, width),
         *_others(report, width),
-        *(["", *_line("to follow it", following, width)] if following else []),
+        *(["", *_line("to follow it", following.beside, width), following.command] if following else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -66,7 +67,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         f"{sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
     )
     generates = bool(planning.flow.of_kind(CallKind.GENERATE))
-    if generates and sizes.responses.mean >= planning.recipe.sampling.max_response_tokens:
+    if generates and not report.states_lengths and sizes.responses.mean >= planning.recipe.sampling.max_response_tokens:
         lengths += ", as long as they may be: `--lengths` states others"
     yield from _line("lengths", lengths, width)
     yield from _line("numbers", f"{_numbers(report)}; nothing of this was run", width)
@@ -87,7 +88,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         how = "all of them" if choice.stopped_by == "exhaustive" else f"in {choice.seconds:.1f} s"
         yield from _line("tried", f"{choice.evaluations:,} plans, {how}", width)
     if not prediction.feasible:
-        worst = max(prediction.memory, key=lambda rank: rank.peak_bytes)
+        worst = max(prediction.memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
         text = f"rank {worst.rank} would hold {human_bytes(worst.peak_bytes)} of {human_bytes(worst.limit_bytes)}"
         yield from _line("does not fit", text, width)
 
@@ -155,7 +156,7 @@ def _memory(report: Report, width: int) -> Iterator[str]:
 def _gantt(report: Report, width: int) -> Iterator[str]:
     timeline = report.prediction.timeline
     spans = [span for span in timeline.spans if span.step == 1]
-    groups = _busy_alike(spans)
+    groups = busy_alike(spans)
     groups = groups[:: -(-len(groups) // GANTT_RANKS)]
     shown = {ranks[0]: f"rank {few_ranks_text(ranks)}" for ranks in groups}
     wide = max(map(len, shown.values())) + len(" link")
@@ -172,11 +173,11 @@ def _gantt(report: Report, width: int) -> Iterator[str]:
     yield from _hung("", ", ".join(words), width)
 
 
-def _busy_alike(spans: Sequence[Span]) -> list[list[int]]:
-    """Ranks that do the same at the same time, together."""
+def busy_alike(spans: Sequence[Span]) -> list[list[int]]:
+    """Ranks that do the same of the same calls at the same time, together."""
     does: dict[int, list[tuple[object, ...]]] = {}
     for span in spans:
-        does.setdefault(span.rank, []).append((span.lane, span.kind, span.start_s, span.end_s))
+        does.setdefault(span.rank, []).append((span.lane, span.whole, span.kind, span.start_s, span.end_s))
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in sorted(does):
         groups.setdefault(tuple(sorted(does[rank], key=repr)), []).append(rank)
