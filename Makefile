@@ -33,7 +33,7 @@ demo: setup
 	$(BIN)/plait train recipes/demo.yaml --run_dir runs/demo --overwrite true $(if $(STEPS),--steps $(STEPS) --evaluation.items $(if $(filter 2,$(STEPS)),16,200))
 
 lint: setup-test
-	@$(MAKE) --no-print-directory -j2 --output-sync=target types style
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) types style
 
 types: setup-test
 	$(BIN)/pyright

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,23 @@ def refused_processes(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def _refuse_processes(event: str, _: tuple[Any, ...]) -> None:
-    if event in STARTS and _running:
+    if event in STARTS:
+        _refuse(event)
+
+
+def _refuse(event: str) -> None:
+    if _running:
         raise AssertionError(f"{_running[-1]} starts a process ({event}): mark it `process`, `make quick` has none")
 
 
 def install() -> None:
-    """For the life of this process: a hook of this kind stays."""
+    """For the life of this process: a hook of this kind stays. What `multiprocessing` spawns tells no hook."""
     sys.addaudithook(_refuse_processes)
+    spawn = util.spawnv_passfds
+
+    @wraps(spawn)
+    def spawn_or_refuse(path: Any, args: Any, passfds: Any) -> Any:
+        _refuse("multiprocessing")
+        return spawn(path, args, passfds)
+
+    util.spawnv_passfds = spawn_or_refuse

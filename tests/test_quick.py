@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,8 +25,9 @@ WARM = [sys.executable, "-m", "plait", "--help"]
         lambda: os.system("true"),
         lambda: os.posix_spawn("/bin/true", ["true"], {}),
         lambda: os._exit(0) if os.fork() == 0 else None,
+        lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
     ],
-    ids=["cold", "warm", "shell", "spawned", "forked"],
+    ids=["cold", "warm", "shell", "spawned", "forked", "multiprocessing"],
 )
 def test_a_quick_test_starts_no_process(start: Callable[[], object]) -> None:
     with pytest.raises(AssertionError, match=r"^tests/test_quick.py::test_a.*starts a process .*: mark it `process`"):
