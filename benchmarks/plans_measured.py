@@ -41,7 +41,7 @@ from typing import Any
 
 from placed.plans import planning_of, write_plans
 from placed.recipes import grpo, write_reward_model
-from placed.runs import Finished, RunFailed, finish, start
+from placed.runs import Finished, RunFailed, end, finish, start
 from placed.settings import CORRECTING, SETTINGS, recipe_of_setting
 from placed.step_by_step import in_turns
 from sides import positive, row
@@ -113,20 +113,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not set(words) <= set(known):
             print(f"--{option}: expected some of {','.join(known)}, found {','.join(words)}", file=sys.stderr)
             return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
-        folder = Path(name)
-        os.environ["PLAIT_CACHE"] = str(own_cache(folder / "cache", empty=options.tiny))
-        try:
-            if "plans" in parts:
-                for algorithm in algorithms:
-                    measure_plans(algorithm, folder / algorithm, options)
-            if "settings" in parts:
-                report_settings(settings(folder / "settings", options))
-        except RunFailed as error:
-            print(error, file=sys.stderr)
-            return 2
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
+            measure(parts, algorithms, Path(name), options)
+    except RunFailed as error:
+        print(error, file=sys.stderr)
+        return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def measure(parts: Sequence[str], algorithms: Sequence[str], folder: Path, options: argparse.Namespace) -> None:
+    """Raises RunFailed."""
+    os.environ["PLAIT_CACHE"] = str(own_cache(folder / "cache", empty=options.tiny))
+    if "plans" in parts:
+        for algorithm in algorithms:
+            measure_plans(algorithm, folder / algorithm, options)
+    if "settings" in parts:
+        report_settings(settings(folder / "settings", options))
 
 
 def own_cache(folder: Path, *, empty: bool) -> Path:
@@ -245,7 +251,12 @@ def have_profile(recipe: Mapping[str, Any], *, quick: bool) -> None:
 
 
 def one_run(recipe: Mapping[str, Any], place: Path, *, launched: bool = True) -> Finished:
-    return finish(start({"recipe": dict(recipe), "launched": launched}, place, threads=1), place, WARM_UP)
+    """Whatever breaks it off, no process of it is left. Raises RunFailed."""
+    process = start({"recipe": dict(recipe), "launched": launched}, place, threads=1)
+    try:
+        return finish(process, place, WARM_UP)
+    finally:
+        end(process)
 
 
 def kendall(pairs: Iterable[tuple[Beside, Beside]]) -> float:
@@ -286,17 +297,20 @@ def report_plans(algorithm: str, turns: Turns, *, left_out: int) -> None:
 
 
 def report_settings(settings: Iterable[tuple[str, Beside, Beside]]) -> None:
-    """Each as soon as it is measured."""
+    """Each as soon as it is measured; whatever ends them, the means of those that were."""
     errors: list[tuple[float, float]] = []
-    for name, seconds, memory in settings:
-        if not errors:
-            print(row("settings", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
-        cells = [f"{seconds.predicted:.3f}", f"{seconds.measured:.3f}", f"{seconds.error:+.0%}"]
-        cells += [f"{memory.predicted / 2**20:.0f}", f"{memory.measured / 2**20:.0f}", f"{memory.error:+.0%}"]
-        print(row(name, cells, ""), flush=True)
-        errors.append((abs(seconds.error), abs(memory.error)))
-    for what, sizes in zip(("step seconds", "peak memory"), zip(*errors, strict=True), strict=True):
-        print(f"{what}: mean of the errors' sizes {sum(sizes) / len(sizes):.1%}")
+    try:
+        for name, seconds, memory in settings:
+            if not errors:
+                print(row("settings", ["predicted", "measured", "error", "MiB", "peak", "error"], ""))
+            cells = [f"{seconds.predicted:.3f}", f"{seconds.measured:.3f}", f"{seconds.error:+.0%}"]
+            cells += [f"{memory.predicted / 2**20:.0f}", f"{memory.measured / 2**20:.0f}", f"{memory.error:+.0%}"]
+            print(row(name, cells, ""), flush=True)
+            errors.append((abs(seconds.error), abs(memory.error)))
+    finally:
+        for number, what in enumerate(("step seconds", "peak memory") if errors else ()):
+            mean = sum(sizes[number] for sizes in errors) / len(errors)
+            print(f"{what}: mean of the errors' sizes {mean:.1%}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

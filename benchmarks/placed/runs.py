@@ -26,6 +26,7 @@ from plait.observe.run_log import read_rows
 from plait.schedule.timeline import Span, load_any
 
 DEADLINE_S = 3600.0
+PATIENCE_S = 60.0
 
 
 class RunFailed(Exception):
@@ -142,6 +143,19 @@ def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Fini
     for weights in ("final", "checkpoints"):
         shutil.rmtree(folder / "run" / weights, ignore_errors=True)
     return Finished(folder / "run", warm_up, json.loads((folder / "cpu.json").read_text()))
+
+
+def end(*processes: subprocess.Popen[bytes]) -> None:
+    """Have runs end that have not, and wait until none is left; one that does not in a minute is killed."""
+    going = [process for process in processes if process.poll() is None]
+    for process in going:
+        process.terminate()
+    for process in going:
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def main(file: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from placed.runs import DEADLINE_S, Finished, RunFailed, finish, said_in, start
+from placed.runs import DEADLINE_S, Finished, RunFailed, end, finish, said_in, start
 from plait.runtime import controller
 from plait.runtime.controller import Outcome
 from plait.runtime.processes import worker
@@ -84,6 +84,5 @@ def in_turns(recipes: Sequence[Mapping[str, Any]], places: Sequence[Path], warm_
         return [finish(run.process, run.folder, warm_up) for run in runs]
     finally:
         for run in runs:
-            if run.process.poll() is None:
-                (run.folder / OVER).touch()
-                run.process.terminate()
+            (run.folder / OVER).touch()
+        end(*(run.process for run in runs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,76 @@ def test_a_benchmark_that_is_broken_off_reports_what_it_has(
     assert "Kendall tau 1.00; picked `a`, 0.0% from the best" in told
     assert "`plan: auto` finds `found`, 50.0% from the best" in told
     assert "broken off: 1 plans" in told
+
+
+def test_settings_that_are_broken_off_have_their_means(
+    measured: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors of 10 % and -30 % of seconds, of 0 and 50 % of memory."""
+
+    def settings(*rows):
+        yield from rows
+        raise measured.RunFailed("the next one failed")
+
+    beside = measured.Beside
+    rows = [("a", beside(1.1, 1.0), beside(2.0, 2.0)), ("b", beside(0.7, 1.0), beside(3.0, 2.0))]
+    for some in ((), rows):
+        with pytest.raises(measured.RunFailed):
+            measured.report_settings(settings(*some))
+        told = capsys.readouterr().out
+        means = "step seconds: mean of the errors' sizes 20.0%\npeak memory: mean of the errors' sizes 25.0%\n"
+        assert told.endswith(means) is bool(some)
+        assert bool(told) is bool(some)
+
+
+@pytest.mark.process
+def test_of_a_run_that_is_broken_off_no_process_is_left(
+    measured: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def broken_off(*_: object) -> None:
+        sys.exit(143)
+
+    monkeypatch.setattr(measured, "start", lambda *_, **__: process)
+    monkeypatch.setattr(measured, "finish", broken_off)
+    with pytest.raises(SystemExit):
+        measured.one_run({}, tmp_path)
+    assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.process
+def test_of_runs_in_turns_that_are_broken_off_no_process_is_left(
+    imported: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second ends with 3 before its first step, and the first with it."""
+    in_turns = imported("placed.step_by_step")
+    processes = []
+
+    def start(job: object, place: Path, threads: int) -> subprocess.Popen[bytes]:
+        place.mkdir()
+        program = "raise SystemExit(3)" if processes else "import time; time.sleep(600)"
+        (place / ("log" if processes else "ready-1")).touch()
+        processes.append(subprocess.Popen([sys.executable, "-c", program]))
+        return processes[-1]
+
+    monkeypatch.setattr(in_turns, "start", start)
+    with pytest.raises(in_turns.RunFailed, match="ended with 3"):
+        in_turns.in_turns([{"steps": 1}] * 2, [tmp_path / "a", tmp_path / "b"], 0)
+    assert [process.returncode for process in processes] == [-signal.SIGTERM, 3]
+
+
+def test_a_signal_is_handled_as_before_once_it_is_over(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(measured, "measure", ended)
+    with pytest.raises(SystemExit, match="143"):
+        measured.main([])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_settings_are_the_shipped_recipes(imported: Callable[[str], ModuleType]) -> None:
