@@ -79,16 +79,16 @@ def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
 def test_each_shape_is_a_process_that_shares_the_time_of_the_part(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of 8 s the first may take a third; what it leaves the others share."""
+    """Of 4 s the first may take a third; what it leaves the others share."""
     seconds = {"135M": 0, "1.5B": 5, "tiny": 60}
     shape_of = "import json, sys, time; (shape,) = json.load(open(sys.argv[1]))['shapes']; "
     command = [sys.executable, "-c", f"{shape_of} time.sleep({seconds}[shape])"]
     monkeypatch.setattr(gpu, "command_of", lambda part, job, options: [*command, str(job)])
-    monkeypatch.setattr(gpu, "LIMITS", {"decode": 8})
+    monkeypatch.setattr(gpu, "LIMITS", {"decode": 4})
     job = gpu.Job("cpu", "float32", ("135M", "1.5B", "tiny"), True, str(tmp_path), str(tmp_path))
     options = options_of(gpu, "--tiny")
     assert not gpu.run_part("decode", job, options, float("inf"))
-    assert [one["ended"] for one in results(tmp_path)] == ["done", "stopped after 4 s", "stopped after 4 s"]
+    assert [one["ended"] for one in results(tmp_path)] == ["done", "stopped after 2 s", "stopped after 2 s"]
     assert not gpu.run_part("decode", job, options, time.monotonic())
     assert {one["ended"] for one in results(tmp_path)[3:]} == {"not begun: there is no time left"}
 
