@@ -196,7 +196,8 @@ def kept_logits(
             kept[key] = logits_V.clone()
         return draw(logits_BV, draw_keys_B, rows)
 
-    engine = Engine(model, SamplingSettings(exact=True, **changes), joint=Alone(choose))  # type: ignore[arg-type]
+    settings = SamplingSettings(exact=True, speculation="off", **changes)  # type: ignore[arg-type]
+    engine = Engine(model, settings, joint=Alone(choose))
     for uid, ids in prompts.items():
         engine.add(Request(Prompt(uid, "", ids), 2, Sampling(temperature=0.9), NoiseKey(3), lengths=(6, 4)))
     samples, num_preempted = [], 0

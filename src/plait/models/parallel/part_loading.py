@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from plait.kept_memory import give_back_freed
 from plait.layout.params import Parameters
 from plait.layout.shards import check
 from plait.models import scalar_loading
@@ -79,6 +80,7 @@ class PartLoader:
         key = (name, scalar, team.layout)
         if key not in self._proven:
             self._proven[key] = self._prove(name, model, team, scalar)
+            give_back_freed()
         values = self._values(name, model, scalar)
         cut_layers(model, team, returns_tuple=self._proven[key].returns_tuple)
         take_weights(model, team, values, self._device, memory)
