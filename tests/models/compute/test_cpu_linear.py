@@ -82,11 +82,72 @@ def test_a_transposed_gradient_and_a_frozen_weight() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_are_left_to_torch(dtype: torch.dtype) -> None:
+def test_other_dtypes_are_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_linear, "WIDENS", False)
     x, weight_OI, bias_O = operands(dtype)
     assert not cpu_linear.pays(1 << 20, weight_OI)
     assert torch.equal(linear(x, weight_OI, bias_O), F.linear(x, weight_OI, bias_O))
     assert torch.equal(cpu_linear.input_gradient(x @ weight_OI.t(), weight_OI), x @ weight_OI.t() @ weight_OI)
+
+
+@pytest.fixture
+def widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU without instructions for bfloat16, weights in pieces of ragged length."""
+    monkeypatch.setattr(cpu_linear, "WIDENS", True)
+    monkeypatch.setattr(cpu_linear, "WIDENED_WEIGHTS", 37 * FROM)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("shape", [(N, FROM), (2, N // 2, FROM), (1, FROM)])
+@pytest.mark.usefixtures("widened")
+def test_products_of_bfloat16_are_summed_in_float32_and_rounded_once(shape: tuple[int, ...], with_bias: bool) -> None:
+    x, weight_OI, bias_O = operands(torch.bfloat16)
+    x = x[: torch.Size(shape[:-1]).numel()].view(shape)
+    leaves = [x, weight_OI, bias_O] if with_bias else [x, weight_OI]
+    direction = torch.randn(*shape[:-1], TO, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    def run(function: object, dtype: torch.dtype) -> list[torch.Tensor]:
+        inputs = [leaf.to(dtype).requires_grad_() for leaf in leaves]
+        out = function(*inputs)  # type: ignore[operator]
+        grads = torch.autograd.grad(out, inputs, direction.to(dtype))
+        return [out.detach(), *grads[:2]]  # that of the bias is torch's own sum
+
+    ours = run(linear, torch.bfloat16)
+    for mine, true in zip(ours, run(F.linear, torch.float64), strict=True):
+        assert mine.dtype == torch.bfloat16
+        half_a_step = 2.0**-8 * true.abs() + 1e-5
+        assert ((mine.double() - true).abs() <= 1.01 * half_a_step).all()
+    with torch.no_grad():
+        assert torch.equal(linear(*leaves), ours[0])
+
+
+@pytest.mark.usefixtures("widened")
+def test_batched_products_of_bfloat16_are_summed_in_float32_and_rounded_once() -> None:
+    left_BNK, right_BKM = (
+        torch.randn(3, *size, generator=torch.Generator().manual_seed(0)) for size in ((5, 70), (70, 9))
+    )
+    left_BNK, right_BKM = left_BNK.bfloat16(), right_BKM.bfloat16()
+    true_BNM = left_BNK.double() @ right_BKM.double()
+    for mine_BNM, scale in (
+        (cpu_linear.batched_product(left_BNK, right_BKM), 1.0),
+        (cpu_linear.scaled_batched_product(left_BNK, right_BKM, 0.3), 0.3),
+    ):
+        assert mine_BNM.dtype == torch.bfloat16
+        error_BNM = (mine_BNM.double() - scale * true_BNM).abs()
+        assert (error_BNM <= 1.01 * (2.0**-8 * scale * true_BNM.abs() + 1e-5)).all()
+
+
+@pytest.mark.parametrize("rows", [7, 96])
+@pytest.mark.usefixtures("widened")
+def test_packed_weights_of_bfloat16_are_widened_once(rows: int) -> None:
+    x, weight_OI, bias_O = operands(torch.bfloat16, rows)
+    layer = nn.Linear(FROM, TO, dtype=torch.bfloat16)
+    layer.weight.data, layer.bias.data = weight_OI, bias_O
+    install(layer)
+    packed = PackedLinears(layer)
+    packed.pack()
+    with torch.no_grad(), packed.applied():
+        assert torch.equal(layer(x), linear(x, weight_OI, bias_O))
 
 
 def test_small_products_are_left_to_torch() -> None:

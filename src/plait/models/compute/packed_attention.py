@@ -25,6 +25,7 @@ from torch import Tensor
 from plait.data.packed import Group, PackedBatch, Span
 from plait.kernels import fused_rows
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.compute.cpu_linear import batched_product, scaled_batched_product
 from plait.models.compute.pieces import Piece, cut
 from plait.models.compute.visibility import places, sees
 from plait.models.shape import KEPT_SCORES
@@ -117,7 +118,7 @@ class _PackedAttention(torch.autograd.Function):
             rows, keys = _rows(query, block, key.shape[0]), _keys(key, block)
             column = _sink_column(sinks, block, key.shape[0])
             probs, sink_probs, _ = _probs(rows, keys, block.bias, column, way.scale, way.softcap)
-            _put_rows(out.transpose(0, 1), torch.bmm(probs, _keys(value, block)), block)
+            _put_rows(out.transpose(0, 1), batched_product(probs, _keys(value, block)), block)
             if way.keep:
                 kept += [probs, sink_probs]
         ctx.way = way
@@ -144,8 +145,8 @@ class _PackedAttention(torch.autograd.Function):
             else:
                 probs, sink_probs, tanh = _probs(rows, keys, block.bias, column, scale, softcap)
             grad_rows = _rows(grad_out, block, key.shape[0])
-            _add_keys(grad_value, torch.bmm(probs.transpose(1, 2), grad_rows), block)
-            grad_probs = torch.bmm(grad_rows, _keys(value, block).transpose(1, 2))
+            _add_keys(grad_value, batched_product(probs.transpose(1, 2), grad_rows), block)
+            grad_probs = batched_product(grad_rows, _keys(value, block).transpose(1, 2))
             if grad_sinks is not None:
                 weighted = sink_probs * (probs * grad_probs).sum(-1, dtype=wide)
                 by_head = weighted.view(key.shape[0], block.count, -1, block.piece.rows.length)
@@ -153,8 +154,8 @@ class _PackedAttention(torch.autograd.Function):
             grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
             if tanh is not None:
                 grad_scores = (grad_scores * (1 - tanh * tanh)).to(probs.dtype)
-            _put_rows(grad_query, _scaled_bmm(grad_scores, keys, scale), block)
-            _add_keys(grad_key, _scaled_bmm(grad_scores.transpose(1, 2), rows, scale), block)
+            _put_rows(grad_query, scaled_batched_product(grad_scores, keys, scale), block)
+            _add_keys(grad_key, scaled_batched_product(grad_scores.transpose(1, 2), rows, scale), block)
         if grad_sinks is not None:
             grad_sinks = grad_sinks.to(sinks.dtype)
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), grad_sinks, None
@@ -167,7 +168,7 @@ def _probs(
 
     Also those of the sinks [B, M] and the tanh of a softcap, both in float32 or wider.
     """
-    scores, tanh = _scaled_bmm(rows, keys.transpose(1, 2), scale), None
+    scores, tanh = scaled_batched_product(rows, keys.transpose(1, 2), scale), None
     if softcap is None and sinks is None and fused_rows.takes(scores, bias):
         return fused_rows.probabilities_(scores, bias), None, None
     wide = torch.promote_types(scores.dtype, torch.float32)
@@ -180,11 +181,6 @@ def _probs(
         return scores.softmax(-1, dtype=wide).to(rows.dtype), None, tanh
     probs = torch.cat([scores.to(wide), sinks.to(wide)], dim=-1).softmax(-1)
     return probs[..., :-1].to(rows.dtype, memory_format=torch.contiguous_format), probs[..., -1].clone(), tanh
-
-
-def _scaled_bmm(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    out = left.new_empty(left.shape[0], left.shape[1], right.shape[2])
-    return torch.baddbmm(out, left, right, beta=0, alpha=scale)
 
 
 def _at(tensor: Tensor, span: Span, block: Block) -> Tensor:
