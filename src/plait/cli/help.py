@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cyclopts import App
 
-EVERYWHERE = ("--help", "--help-all", "--version")
-"""What every command, or `plait` itself, understands besides."""
-
 USUAL: dict[str, tuple[str, ...]] = {
     "train": (
         "--dry-run",
