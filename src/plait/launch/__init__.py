@@ -4,7 +4,7 @@
         training = group.submit([0, 1], "train", batch_ids)     # returns at once; a list: one answer per rank
         print(training.result(deadline_s=600.0))
 
-* `interface`: what a launcher, a group, a handle and a worker are; a worker's context (rank, rendezvous).
+* `interface`: what a group, a handle and a worker are; a worker's context (rank, rendezvous).
 * `local`: one process per rank on this machine; `process` is one of them, `worker` its other side, `wire` between them.
 * `keys`: the rendezvous of `torch.distributed`, which the controller keeps; `store` is how a worker asks for it.
 * `failures`: the one error that a rank's death, freeze, exception or lateness becomes.

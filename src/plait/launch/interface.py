@@ -1,18 +1,15 @@
-"""The seam: what each launcher offers, and what a worker is given."""
+"""What a group of workers offers, and what a worker is given."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
-
-START_DEADLINE_S = 180.0
-"""For all workers of a group to import what they need and be constructed."""
 
 
 @dataclass(frozen=True)
@@ -164,28 +161,3 @@ class Group(Protocol):
 
     def __exit__(self, *error: object) -> None:
         """`close()`; if an exception leaves the block, workers in other processes are killed at once."""
-
-
-class Launcher(Protocol):
-    def start(
-        self,
-        worker: Callable[..., Any],
-        num_ranks: int,
-        *,
-        arguments: Sequence[Any] = (),
-        options: Mapping[str, Any] | None = None,
-        deadline_s: float = START_DEADLINE_S,
-    ) -> Group:
-        """Construct `worker(context, *arguments, **options)` on each rank, and return when all are constructed.
-
-        Args:
-            worker: a class at the top level of a module (or of the script that runs).
-            num_ranks: how many.
-            arguments, options: the same for each rank; small.
-            deadline_s: seconds for all to be constructed.
-
-        Raises:
-            WorkerError: a constructor raised, died, or was not done in time. Nothing is left running.
-            LayoutError: this launcher cannot have so many ranks.
-        """
-        ...

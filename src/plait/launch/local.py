@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import LayoutError
-from plait.launch.interface import START_DEADLINE_S, Place
+from plait.launch.interface import Place
 from plait.launch.local_group import LocalGroup
 from plait.launch.machine import visible_devices
 from plait.launch.node import Began, Node, Order
@@ -24,6 +24,8 @@ from plait.launch.watched_rank import Rank
 from plait.launch.wire import KEY_BYTES, Channel, Start, pickled_arguments
 from plait.launch.worker import SCRIPT_MODULE
 
+START_DEADLINE_S = 180.0
+"""For all workers of a group to import what they need and be constructed."""
 _BEATS_PER_FREEZE = 6
 _LONGEST_BEAT_S = 1.0
 _LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
@@ -136,9 +138,16 @@ class LocalProcesses:
         options: Mapping[str, Any] | None = None,
         deadline_s: float = START_DEADLINE_S,
     ) -> LocalGroup:
-        """See `Launcher.start`.
+        """Construct `worker(context, *arguments, **options)` on each rank, and return when all are constructed.
+
+        Args:
+            worker: a class at the top level of a module (or of the script that runs).
+            num_ranks: how many; each node gets as many.
+            arguments, options: the same for each rank; small.
+            deadline_s: seconds for all to be constructed.
 
         Raises:
+            WorkerError: a constructor raised, died, or was not done in time. Nothing is left running.
             LayoutError: the ranks cannot be divided over the nodes.
         """
         assert num_ranks >= 1, f"a group has at least one rank, asked for {num_ranks}"
