@@ -205,26 +205,21 @@ def evolve(
     scores:     [2] makespan and peak of `best`; both and `best` change when a candidate is better in this order
     Stops when the makespan is at `bound` and the peak at `memory_unit`.
     """
-    n = t.rank.shape[0]
-    num_groups = (pool.shape[2] - 2) // 5
-    bias = np.zeros(n)
-    order = np.zeros(n, np.int64)
-    end = np.zeros(n)
+    num_genes = pool.shape[2]
+    bias = np.zeros(t.rank.shape[0])
+    order = np.zeros(t.rank.shape[0], np.int64)
+    end = np.zeros(t.rank.shape[0])
     peak = np.zeros(cap.shape[0])
     room = np.zeros(cap.shape[0])
-    weights = np.zeros((num_groups, 5))
-    genes = np.zeros(pool.shape[2])
+    genes = np.zeros(num_genes)
+    weights = genes[: num_genes - 2].reshape((num_genes - 2) // 5, 5)  # a view: what `_vary` writes
     for tried in range(candidates):
         if scores[0] <= bound * (1 + TOLERANCE) and scores[1] <= memory_unit * (1 + TOLERANCE):
             return tried
-        family = int(uniform(state) * pool.shape[0])
-        _vary(t, pool, pool_score, family, bound, state, genes)
-        for g in range(num_groups):
-            for k in range(5):
-                weights[g, k] = genes[5 * g + k]
+        _vary(t, pool, pool_score, int(uniform(state) * pool.shape[0]), bound, state, genes)
         for rank in range(cap.shape[0]):
-            room[rank] = min(cap[rank], genes[5 * num_groups] * memory_unit)
-        makespan = dispatch(t, weights, bias, genes[5 * num_groups + 1], room, 1.2 * scores[0], order, end)
+            room[rank] = min(cap[rank], genes[num_genes - 2] * memory_unit)
+        makespan = dispatch(t, weights, bias, genes[num_genes - 1], room, 1.2 * scores[0], order, end)
         if makespan == np.inf:
             continue
         worst = peaks(t, order, peak)
@@ -233,19 +228,28 @@ def evolve(
             scores[0] = makespan
             scores[1] = worst
             best[:] = order
-        for f in range(pool.shape[0]):
-            value = makespan / bound + LEANNESS[f] * worst / memory_unit
-            last = 0
-            for e in range(pool.shape[1]):
-                if pool_score[f, e] == value:
-                    last = -1
-                    break
-                if pool_score[f, e] > pool_score[f, last]:
-                    last = e
-            if last >= 0 and value < pool_score[f, last]:
-                pool_score[f, last] = value
-                pool[f, last] = genes
+        _admit(pool, pool_score, genes, makespan / bound, worst, memory_unit)
     return candidates
+
+
+@njit()
+def _admit(pool: Floats, pool_score: Floats, genes: Floats, relative: float, worst: float, memory_unit: float) -> None:
+    """Let `genes` take the place of the worst member of each family whose score they beat, unless one scores the same.
+
+    relative: their makespan / bound; worst: their peak
+    """
+    for family in range(pool.shape[0]):
+        value = relative + LEANNESS[family] * worst / memory_unit
+        last = 0
+        for member in range(pool.shape[1]):
+            if pool_score[family, member] == value:
+                last = -1
+                break
+            if pool_score[family, member] > pool_score[family, last]:
+                last = member
+        if last >= 0 and value < pool_score[family, last]:
+            pool_score[family, last] = value
+            pool[family, last] = genes
 
 
 @njit()
