@@ -14,8 +14,8 @@ from plait.schedule.plan import Mode
 Floats = NDArray[np.float64]
 
 
-class Tail(Protocol):
-    """One way in which a generation may end."""
+class ForetoldTail(Protocol):
+    """One way in which a generation may end (`cost.costs.Tail`)."""
 
     @property
     def end_s(self) -> float: ...
@@ -31,8 +31,8 @@ class Tail(Protocol):
         ...
 
 
-class CallCost(Protocol):
-    """What one call of a step takes."""
+class ForetoldCall(Protocol):
+    """What one call of a step is foretold to take (`cost.costs.CallCost`)."""
 
     @property
     def seconds(self) -> float: ...
@@ -74,13 +74,14 @@ class CallCost(Protocol):
         ...
 
     @property
-    def tails(self) -> Sequence[Tail]:
+    def tails(self) -> Sequence[ForetoldTail]:
         """The ways in which a generation by several instances may end; `seconds` is of the first."""
         ...
 
 
-class MoveCost(Protocol):
-    """What weights or optimizer state take on their way: between layouts, or to or from host memory."""
+class ForetoldMove(Protocol):
+    """What weights or optimizer state are foretold to take on their way: between layouts, or to or from host memory
+    (`cost.costs.MoveCost`)."""
 
     @property
     def seconds(self) -> float: ...
@@ -145,7 +146,7 @@ class CostSource(Protocol):
 
     def call(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
-    ) -> CallCost:
+    ) -> ForetoldCall:
         """
         Args:
             micro_batch_tokens: None: the recipe's.
@@ -158,7 +159,7 @@ class CostSource(Protocol):
         """Whether the keys and values of a generation have what nothing else on a device takes."""
         ...
 
-    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
+    def generation(self, call: str, layout: Layout, held_bytes: int) -> ForetoldCall:
         """As `call` in `decode`, where the pool takes what is left.
 
         Args:
@@ -166,11 +167,11 @@ class CostSource(Protocol):
         """
         ...
 
-    def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
+    def move(self, role: str, source: Layout, target: Layout) -> ForetoldMove:
         """What a move of a role's weights takes."""
         ...
 
-    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
+    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> ForetoldMove:
         """To host memory; the way back takes as long."""
         ...
 

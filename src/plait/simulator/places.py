@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from plait.layout.mesh import Layout
 from plait.schedule.plan import After, Placement
 from plait.schedule.training_order import is_by_rule
-from plait.simulator.costs import CallCost, CostSource, Floats, Tail
+from plait.simulator.costs import CostSource, Floats, ForetoldCall, ForetoldTail
 from plait.simulator.step_graph import StepGraph
 
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ class PlacementCosts:
     load_s, state_s: in which weights and state go to host memory, or come back
     """
 
-    calls: tuple[CallCost, ...]
+    calls: tuple[ForetoldCall, ...]
     held: tuple[int, ...]
     state: tuple[int, ...]
     load_s: float
@@ -46,7 +46,7 @@ class PlacementCosts:
 
 @dataclass(frozen=True)
 class AsItIs:
-    """A `Tail` of a generation whose samples end where they begin."""
+    """A `ForetoldTail` of a generation whose samples end where they begin."""
 
     end_s: float
     idle_s: float
@@ -120,7 +120,7 @@ class Place:
             self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
             self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
 
-    def tails(self, number: int) -> Sequence[Tail]:
+    def tails(self, number: int) -> Sequence[ForetoldTail]:
         """The ways in which a generation may end, the first of them as it is.
 
         Instances of different size have as many samples as each is fast, so that those of every size end together in
@@ -137,7 +137,7 @@ class Place:
         idle_s = sum(seconds / cost.seconds * cost.tails[0].idle_s for cost in costs if cost.tails)
         return (AsItIs(seconds, idle_s),)
 
-    def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
+    def with_calls(self, calls: Sequence[tuple[ForetoldCall, ...]]) -> Place:
         """The same place, whose calls take something else.
 
         Args:

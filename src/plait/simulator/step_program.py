@@ -9,7 +9,7 @@ from plait.schedule.dispatch import Key, Task
 from plait.schedule.work import Done, Work, nothing
 from plait.simulator.atoms import atoms_of
 from plait.simulator.clock import SimulatedClock
-from plait.simulator.costs import CallCost
+from plait.simulator.costs import ForetoldCall
 from plait.simulator.places import Place
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_order import StepOrder
@@ -189,7 +189,7 @@ class StepProgram:
             Action(call.call, kind, slot.role, place.mask, end - seconds, end, step, number, num_bytes)
         )
 
-    def _cost(self, number: int) -> CallCost:
+    def _cost(self, number: int) -> ForetoldCall:
         slot = self.graph.calls[number].slot
         return self.places[slot].costs[self.graph.calls_of[slot].index(number)]
 
