@@ -19,7 +19,7 @@ from plait.cost.optimizer_step import optimizer_step
 from plait.cost.passes import Micro, Passes, added, scaled, total
 from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
-from plait.cost.role_passes import RolePasses
+from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.working_memory import Amount, keeps_freed, process_terms, slack_terms
@@ -68,8 +68,8 @@ class ModelCosts:
         self.offload = cache(self._offload)
         self._parameters = cache(self._parameters_of)
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
-        self._role_passes = RolePasses(workload, self.shapes, flow, cluster, profile)
-        self._passes, self._copies = self._role_passes.of, self._role_passes.copies
+        role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
+        self._passes, self._copies = role_passes.of, role_passes.copies
         self._generating = Generating(
             workload,
             cluster,

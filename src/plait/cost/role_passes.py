@@ -17,24 +17,30 @@ from plait.models.shape import ModelShape
 from plait.recipes.role_models import SCALAR_ROLES
 
 
+def work_of_roles(workload: Workload, shapes: Mapping[str, ModelShape], flow: Dataflow) -> dict[str, ModelWork]:
+    """Role → the work of its model, with an adapter where that is trained; arguments as of `ModelCosts`."""
+    trained = {str(node.role) for node in flow.of_kind(CallKind.TRAIN)}
+    return {
+        role: ModelWork(
+            shape,
+            workload.dtype,
+            1 if role in SCALAR_ROLES else shape.vocabulary,
+            workload.lora if role in trained else NO_LORA,
+        )
+        for role, shape in shapes.items()
+    }
+
+
 class RolePasses:
     """Kept by instance: a search asks for the same again and again.
 
     Args:
-        shapes: role → the shape of its model.
+        works: as of `work_of_roles`.
         profile: as of `ModelCosts`.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        shapes: Mapping[str, ModelShape],
-        flow: Dataflow,
-        cluster: ClusterSpec,
-        profile: Profile | None,
-    ) -> None:
-        self._workload, self._shapes, self._flow = workload, shapes, flow
-        self._cluster, self._profile = cluster, profile
+    def __init__(self, works: Mapping[str, ModelWork], cluster: ClusterSpec, profile: Profile | None) -> None:
+        self._works, self._cluster, self._profile = works, cluster, profile
         self.of = cache(self._of)
         self.copies = cache(self._copies)
 
@@ -45,12 +51,9 @@ class RolePasses:
             devices: as of `Passes`.
             copy: of the layout, by whose devices; None: by the slowest of all copies, stage by stage.
         """
-        shape, mine = self._shapes[role], copy or layout
-        outputs = 1 if role in SCALAR_ROLES else shape.vocabulary
-        lora = self._workload.lora if self._is_trained(role) else NO_LORA
-        work = ModelWork(shape, self._workload.dtype, outputs, lora)
+        mine = copy or layout
         cluster, stages = self._cluster.among(mine.mesh.ranks), self._cluster.stages_of(mine)
-        return Passes(cluster, work, layout, self._profile, devices, stages)
+        return Passes(cluster, self._works[role], layout, self._profile, devices, stages)
 
     def _copies(self, role: str, layout: Layout) -> tuple[Passes, ...]:
         """Those of the copies of a layout that are unlike each other in their devices. All copies have as many samples,
@@ -59,6 +62,3 @@ class RolePasses:
         if not copies:
             return (self.of(role, layout),)
         return tuple(self.of(role, layout, None, copy) for copy, _ in copies)
-
-    def _is_trained(self, role: str) -> bool:
-        return any(node.kind is CallKind.TRAIN for node in self._flow.calls(role))
