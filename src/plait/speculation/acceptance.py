@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.kernels.draft_lookup import CELLS, MODEL, NUM_CONFIDENCES, NUM_SOURCES
+from plait.kernels.draft_lookup import CELLS, MODEL, NUM_CONFIDENCES
 from plait.speculation.pool import FloatArray, IntArray
 
 Learned = tuple[FloatArray, FloatArray]
@@ -28,7 +28,6 @@ REFRESH = 256
 FORGET = 0.5
 """What counts are multiplied by when the policy changes."""
 _DEPTH_AXIS, _MATCH_AXIS, _SOURCE_AXIS = 3, 2, 1
-_BUT_SOURCE = tuple(axis for axis in range(len(CELLS)) if axis != _SOURCE_AXIS)
 
 
 class Acceptance:
@@ -70,12 +69,6 @@ class Acceptance:
         self.trials_C *= FORGET
         self.hits_C *= FORGET
         self._num_trials *= FORGET
-
-    def of_source(self) -> FloatArray:
-        """Share of the trials of each source that came true; nan without trials."""
-        trials = self.trials_C.sum(_BUT_SOURCE)
-        assert len(trials) == NUM_SOURCES
-        return np.divide(self.hits_C.sum(_BUT_SOURCE), trials, out=np.full(NUM_SOURCES, np.nan), where=trials > 0)
 
     def _refresh(self) -> None:
         self.table_C, self._fresh = self._table(), 0
