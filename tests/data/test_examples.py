@@ -103,7 +103,6 @@ def test_a_completion_may_begin_with_the_result_of_a_tool(tmp_path):
     assert prompt == f"<|im_start|>user\n1+2?{END}\n<|im_start|>assistant\nsum(1, 2){END}\n"
     opening = f"<|im_start|>tool\n3{END}\n<|im_start|>assistant\n"
     assert (response, learnt) == (f"{opening}it is 3{END}", f"{'.' * len(opening)}it is 3{END}")
-    assert made.num_merged == 0
 
 
 def test_a_text_prompt_can_be_sent_as_a_message(tmp_path):
@@ -147,7 +146,6 @@ def test_a_pair_of_conversations_shares_what_it_begins_with(tmp_path):
 
 def test_a_token_over_the_boundary_belongs_to_the_response(tmp_path):
     made = prepare(tmp_path, {"prompt": "the answe", "completion": "r is 7"}, {"prompt": "the", "completion": " 7"})
-    assert made.num_merged == 1
     (one,) = made.given(0, 0)
     whole = tiny_tokenizer()("the answer is 7" + END)["input_ids"]
     assert [*one.sample.prompt.token_ids, *one.sample.token_ids] == whole
@@ -224,7 +222,10 @@ def as_labels(one: Given) -> tuple[list[int], list[int]]:
 def test_texts_are_those_of_trl(tmp_path):
     made = prepare(tmp_path, *TEXT_ROWS)
     assert [as_labels(made.given(i, i)[0]) for i in range(len(made))] == trl_examples(TEXT_ROWS)
-    assert made.num_merged >= 1
+    prompts = [made.given(i, i)[0].sample.prompt for i in range(len(made))]
+    assert any(list(prompt.token_ids) != tiny_tokenizer()(prompt.text)["input_ids"] for prompt in prompts), (
+        "over the boundary"
+    )
 
 
 def test_language_modelling_is_that_of_trl(tmp_path):
@@ -305,7 +306,6 @@ def test_templates_of_many_families(tmp_path, family, first, last):
     (one,) = made.given(0, 0)
     assert learnt_turns(tokenizer, one.sample.token_ids, one.trained) == [first, last]
     assert one.sample.text.endswith("fox")
-    assert made.num_unended == (family == "glm4moe")
     (alone,) = prepare(tmp_path, {"prompt": messages[:3], "completion": messages[3:]}, tokenizer=tokenizer).given(0, 0)
     assert learnt_turns(tokenizer, alone.sample.token_ids, alone.trained) == [last]
 
@@ -478,7 +478,6 @@ def test_over_long_examples_fail_or_are_dropped_and_never_cut(tmp_path):
         assert words in str(caught.value)
     kept = prepare(tmp_path, *rows, limit=limit, overlong_prompts="drop")
     assert (kept.kept, kept.num_dropped, kept.longest_tokens, len(kept)) == ((0, 2), 1, limit, 2)
-    assert kept.num_trained_tokens == sum(sum(kept.given(i, 0)[0].trained) for i in range(2))
     short = len(free.given(2, 0)[0].sample.prompt.token_ids)
     assert prepare(tmp_path, *rows, overlong_prompts="drop", max_prompt_tokens=short).kept == (1, 2)
     assert prepare(tmp_path, *rows, overlong_prompts="drop", max_example_tokens=limit).kept == (0, 2)
@@ -489,7 +488,7 @@ def test_over_long_examples_fail_or_are_dropped_and_never_cut(tmp_path):
 def test_equal_pairs_are_dropped_and_counted(tmp_path):
     same = {"prompt": "a", "chosen": "b", "rejected": f"b{END}"}
     made = pairs(tmp_path, PAIR_ROWS[0], same, overlong_prompts="drop")
-    assert (made.kept, made.num_dropped, made.samples_per_row) == ((0,), 1, 2)
+    assert (made.kept, made.num_dropped, len(made.given(0, 0))) == ((0,), 1, 2)
     with pytest.raises(DataError, match="the same in every pair"):
         pairs(tmp_path, same, overlong_prompts="drop")
 

@@ -203,7 +203,7 @@ class SpokenFinder:
             spans.append((begin, end))
         return Spoken(whole, tuple(spans), turns[0]["role"] == "assistant")
 
-    def is_marker(self, token: int) -> bool:
+    def _is_marker(self, token: int) -> bool:
         """Whether it is a special or an added token."""
         return token in self._markers
 
@@ -231,14 +231,14 @@ class SpokenFinder:
         no marker closes the turn the one that opens the next does: the model stops there.
         """
         last = self._before_blank(whole, begin, end)
-        if last == begin or not self.is_marker(whole[last - 1]):
-            return end + 1 if end < len(whole) and self.is_marker(whole[end]) else end
+        if last == begin or not self._is_marker(whole[last - 1]):
+            return end + 1 if end < len(whole) and self._is_marker(whole[end]) else end
         # Some templates end a conversation with one marker more, after the line break.
         earlier = self._before_blank(whole, begin, last - 1)
-        return earlier if begin < earlier < last - 1 and self.is_marker(whole[earlier - 1]) else last
+        return earlier if begin < earlier < last - 1 and self._is_marker(whole[earlier - 1]) else last
 
     def _before_blank(self, whole: Sequence[int], begin: int, end: int) -> int:
         """`end`, less the white space before it."""
-        while end > begin and not self.is_marker(whole[end - 1]) and self._says_nothing(whole[end - 1]):
+        while end > begin and not self._is_marker(whole[end - 1]) and self._says_nothing(whole[end - 1]):
             end -= 1
         return end

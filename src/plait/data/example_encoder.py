@@ -19,14 +19,13 @@ class Response(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A row in tokens. Prompt and responses put together are what the whole text tokenises to."""
+    """A row in tokens. Prompt and responses put together are what the whole text tokenises to: where the end of the
+    prompt is tokenised differently before a response (a token over the boundary, a template that opens an answer in
+    another way than it writes one), the response begins where they part."""
 
     prompt_text: str
     prompt_ids: tuple[int, ...]
     responses: tuple[Response, ...]
-    merged: bool
-    """The end of the prompt is tokenised differently before a response (a token over the boundary, a template that
-    opens an answer in another way than it writes one): the response begins where they part."""
 
     @property
     def longest(self) -> int:
@@ -84,10 +83,6 @@ class ExampleEncoder:
             assert any(response.trained), f"{row.place}: nothing is learnt"
         return encoded
 
-    def ends(self, encoded: Encoded) -> bool:
-        """Whether every response ends with a token that a model can stop at."""
-        return all(self._spoken.is_marker(response.token_ids[-1]) for response in encoded.responses)
-
     def _ended(self, text: str, row: Row) -> str:
         eos = self._tokenizer.eos_token
         assert eos is not None, "checked above"
@@ -100,7 +95,7 @@ class ExampleEncoder:
         ids = self._ids(self._ended(text, row), chat=False)
         if len(ids) < 2:
             raise DataError(f"{row.place}: `text` is a single token, so there is nothing to learn; remove the row")
-        return Encoded("", ids[:1], (Response(ids[1:], (1.0,) * (len(ids) - 1), text),), merged=False)
+        return Encoded("", ids[:1], (Response(ids[1:], (1.0,) * (len(ids) - 1), text),))
 
     def _text(self, parts: Parts, row: Row) -> Encoded:
         assert isinstance(parts.prompt, str), "messages are never sent raw"
@@ -112,7 +107,7 @@ class ExampleEncoder:
             Response(whole[cut:], (1.0,) * (len(whole) - cut), str(text))
             for whole, text in zip(wholes, parts.completions, strict=True)
         )
-        return Encoded(prompt, alone[:cut], responses, merged=cut < len(alone))
+        return Encoded(prompt, alone[:cut], responses)
 
     def _conversation(self, messages: Messages, parts: Parts, row: Row) -> Encoded:
         if not messages:
@@ -129,7 +124,7 @@ class ExampleEncoder:
         for answer in spoken:
             ids, trained = answer.after(cut)
             responses.append(Response(ids, trained, self._tokenizer.decode(ids, skip_special_tokens=True)))
-        return Encoded(opened, alone[:cut], tuple(responses), merged=cut < len(alone))
+        return Encoded(opened, alone[:cut], tuple(responses))
 
     def _find(self, messages: Messages, turns: str | Messages, row: Row) -> Spoken:
         answer: Messages = [{"role": "assistant", "content": turns}] if isinstance(turns, str) else turns

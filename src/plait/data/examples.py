@@ -46,19 +46,10 @@ class ExampleSet:
     encoder: ExampleEncoder
     kept: tuple[int, ...]
     """Indices of rows of the source."""
-    samples_per_row: int
-    """1, or 2 for pairs."""
     longest_tokens: int
     """Prompt and response, of the kept rows."""
     num_dropped: int
     """Rows that were too long, or pairs of equal completions, with `data.overlong_prompts: drop`."""
-    num_merged: int
-    """Kept rows whose prompt does not end on a token boundary (see `Encoded`)."""
-    num_unended: int
-    """Kept rows with a completion whose last token is no marker, so that a model does not learn there to stop: the
-    source cut it, or the chat template closes no last turn."""
-    num_trained_tokens: int
-    """Trained tokens of the kept rows together."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -101,17 +92,8 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
         raise DataError(_too_long(source, encoded, sorted(over), max_tokens, settings, none_left=not kept))
     if not kept:
         raise DataError(f"`{source.name}`: `chosen` and `rejected` are the same in every pair; give another source")
-    return ExampleSet(
-        source,
-        encoder,
-        kept,
-        len(encoded[kept[0]].responses),
-        max(encoded[index].longest for index in kept),
-        len(encoded) - len(kept),
-        sum(encoded[index].merged for index in kept),
-        sum(not encoder.ends(encoded[index]) for index in kept),
-        sum(int(sum(response.trained)) for index in kept for response in encoded[index].responses),
-    )
+    longest_tokens = max(encoded[index].longest for index in kept)
+    return ExampleSet(source, encoder, kept, longest_tokens, num_dropped=len(encoded) - len(kept))
 
 
 def _is_equal_pair(encoded: Encoded) -> bool:
