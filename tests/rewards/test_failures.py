@@ -47,7 +47,7 @@ def test_the_culprit_is_found_and_dropped_alone(word, kind, said, trace):
     assert math.isnan(bad.scores["faulty"][1])
     assert bad.scores["length"] == (1.0, float(len(word)), 2.0)
     assert math.isnan(bad.rewards[1]), "a failed sample has no reward though another function scored it"
-    assert (bad.rewards[0], bad.rewards[2], bad.num_dropped) == (2.0, 4.0, 1)
+    assert (bad.rewards[0], bad.rewards[2]) == (2.0, 4.0)
     assert good.rewards == (2.0,)
 
 
@@ -75,7 +75,7 @@ def test_a_miscount_that_no_sample_shows_alone_is_everyones():
     (one,) = score(samples.one_for_all, group(0, "a", "b", "c"), on_error="drop")
     assert {failure.kind for failure in one.failures} == {FailureKind.MISCOUNTED}
     assert [failure.uid for failure in one.failures] == ["0.0", "0.1", "0.2"]
-    assert one.num_dropped == 3
+    assert all(map(math.isnan, one.rewards))
     with pytest.raises(RunError, match="1 scores for 3 samples, though not for one alone"):
         score(samples.one_for_all, group(0, "a", "b", "c"))
 

@@ -32,10 +32,6 @@ class Evaluation:
         return len(self.scored)
 
     @property
-    def num_dropped(self) -> int:
-        return len(self.verdicts) - self.num_items
-
-    @property
     def exact(self) -> Estimate | None:
         """Share of items whose answer got the scorer's full score; None when no item has a verdict."""
         return self._share(sum(verdict is Verdict.EXACT for verdict in self.scored), self.num_items)

@@ -78,11 +78,6 @@ class GroupScores:
     worked: tuple[Worked, ...] = field(default=(), compare=False)
     """What the calls took, retries of samples alone included."""
 
-    @property
-    def num_dropped(self) -> int:
-        """Samples without a reward."""
-        return sum(math.isnan(reward) for reward in self.rewards)
-
 
 def weighted_reward(scores: Sequence[float | None], weights: Sequence[float], failed: bool = False) -> float:
     """Σ weight · score over the functions that apply (a score of None does not); NaN if none does, or one failed."""
