@@ -62,14 +62,11 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class Migration:
     """keep, free: instances; moves: every unfinished sample of a freed instance, in the order in which they are sent.
-
-    skipped: empty, or why nothing is moved although the threshold is reached
-    """
+    None is freed where all instances are needed, or fewer of them lack the KV memory."""
 
     keep: tuple[int, ...]
     free: tuple[int, ...] = ()
     moves: tuple[Move, ...] = ()
-    skipped: str = ""
 
 
 def decide(
@@ -98,8 +95,7 @@ def decide(
             keep = tuple(sorted(load.instance for load in ranked[:num_kept]))
             free = tuple(sorted(load.instance for load in ranked[num_kept:]))
             return Migration(keep, free, moves)
-    reason = "all instances are needed" if least >= len(loads) else "the KV memory of fewer instances is too small"
-    return Migration(tuple(sorted(load.instance for load in loads)), skipped=reason)
+    return Migration(tuple(sorted(load.instance for load in loads)))
 
 
 def cheaper_transfer(
