@@ -17,9 +17,16 @@ from plait.runtime.folder.directory import RunDirectory
 RECIPE = "model: m\nsteps: 3\n"
 
 
+def begun(path: Path, recipe: str, *, overwrite: bool = False) -> RunDirectory:
+    """A folder with a run in it, held."""
+    directory = RunDirectory.claim(path, overwrite=overwrite)
+    directory.begin(recipe)
+    return directory
+
+
 def test_paths_and_recipe(tmp_path: Path):
     run = tmp_path / "runs" / "a"
-    with RunDirectory.create(run, RECIPE) as directory:
+    with begun(run, RECIPE) as directory:
         assert directory.files.recipe == run / "recipe.yaml"
         assert directory.files.recipe.read_text() == RECIPE
         assert directory.files.metrics == run / "metrics.jsonl"
@@ -30,9 +37,9 @@ def test_paths_and_recipe(tmp_path: Path):
 
 
 def test_an_existing_run_is_refused_and_the_three_remedies_named(tmp_path: Path):
-    RunDirectory.create(tmp_path, RECIPE).close()
+    begun(tmp_path, RECIPE).close()
     with pytest.raises(ConfigError, match=r"key `run_dir`.*holds a run already.*--resume.*--overwrite.*`run_dir`"):
-        RunDirectory.create(tmp_path, RECIPE)
+        begun(tmp_path, RECIPE)
     RunDirectory.resume(tmp_path).close()
 
 
@@ -41,13 +48,13 @@ def test_overwrite_clears_what_a_run_wrote_and_nothing_else(tmp_path: Path):
     keep.mkdir()
     (keep / "weights").write_text("precious")
     run = tmp_path / "run"
-    with RunDirectory.create(run, RECIPE) as directory:
+    with begun(run, RECIPE) as directory:
         write_rows(directory.files.samples(1), [{"text": "x"}])
         RunLog(directory.files.metrics).close()
         (run / "checkpoints" / "step-1").mkdir(parents=True)
         (run / "final").symlink_to(keep)
         (run / "notes.txt").write_text("mine")
-    with RunDirectory.create(run, "model: other\n", overwrite=True) as directory:
+    with begun(run, "model: other\n", overwrite=True) as directory:
         assert directory.files.recipe.read_text() == "model: other\n"
     assert sorted(path.name for path in run.iterdir()) == ["notes.txt", "recipe.yaml", "run.lock"]
     assert (keep / "weights").read_text() == "precious", "a link is removed, not what it points to"
@@ -57,7 +64,7 @@ def test_overwrite_clears_what_a_run_wrote_and_nothing_else(tmp_path: Path):
 def test_a_folder_of_someone_else_is_never_used_or_cleared(tmp_path: Path, overwrite: bool):
     (tmp_path / "recipe.yaml").write_text("eggs: 3")
     with pytest.raises(ConfigError, match=r"key `run_dir`.*no run directory of plait.*neither used nor cleared"):
-        RunDirectory.create(tmp_path, RECIPE, overwrite=overwrite)
+        begun(tmp_path, RECIPE, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
     assert (tmp_path / "recipe.yaml").read_text() == "eggs: 3"
 
@@ -66,7 +73,7 @@ def test_a_file_in_the_way_and_a_run_that_is_not_there(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"key `run_dir`.*cannot be written"):
-            RunDirectory.create(path, RECIPE)
+            begun(path, RECIPE)
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="no run to resume"):
             RunDirectory.resume(path)
@@ -74,20 +81,20 @@ def test_a_file_in_the_way_and_a_run_that_is_not_there(tmp_path: Path):
 
 
 def test_a_run_that_died_before_its_recipe_was_written_is_no_run(tmp_path: Path):
-    RunDirectory.create(tmp_path, RECIPE).close()
+    begun(tmp_path, RECIPE).close()
     (tmp_path / "recipe.yaml").unlink()
     with pytest.raises(ConfigError, match="no run to resume"):
         RunDirectory.resume(tmp_path)
-    RunDirectory.create(tmp_path, RECIPE).close()
+    begun(tmp_path, RECIPE).close()
 
 
 def test_a_second_holder_is_told_who_holds_it(tmp_path: Path):
-    with RunDirectory.create(tmp_path, RECIPE):
+    with begun(tmp_path, RECIPE):
         message = f"key `run_dir`: .* is in use by process {os.getpid()} on .*"
         for second in (
             lambda: RunDirectory.resume(tmp_path),
-            lambda: RunDirectory.create(tmp_path, RECIPE),
-            lambda: RunDirectory.create(tmp_path, "model: other\n", overwrite=True),
+            lambda: begun(tmp_path, RECIPE),
+            lambda: begun(tmp_path, "model: other\n", overwrite=True),
         ):
             with pytest.raises(ConfigError, match=message):
                 second()
@@ -109,7 +116,7 @@ time.sleep(30)
 
 
 def test_a_dead_holder_holds_nothing_even_while_its_forked_worker_lives(tmp_path: Path):
-    RunDirectory.create(tmp_path, RECIPE).close()
+    begun(tmp_path, RECIPE).close()
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     worker = int(holder.stdout.readline())
@@ -126,7 +133,7 @@ def test_a_dead_holder_holds_nothing_even_while_its_forked_worker_lives(tmp_path
 
 
 def test_closing_in_the_holder_frees_it_though_a_forked_worker_lives(tmp_path: Path):
-    with RunDirectory.create(tmp_path, RECIPE):
+    with begun(tmp_path, RECIPE):
         worker = os.fork()
         if worker == 0:
             time.sleep(30)
@@ -145,7 +152,7 @@ def run_step(directory: RunDirectory, step: int, life: str, trace: TraceWriter, 
 
 
 def test_after_a_rollback_each_step_stands_once_in_every_log(tmp_path: Path):
-    with RunDirectory.create(tmp_path, RECIPE) as directory:
+    with begun(tmp_path, RECIPE) as directory:
         assert directory.offsets() == {}
         with RunLog(directory.files.metrics) as log, TraceWriter(directory.files.trace) as trace:
             for step in (1, 2):
@@ -177,7 +184,7 @@ def test_after_a_rollback_each_step_stands_once_in_every_log(tmp_path: Path):
 @pytest.mark.parametrize("further", ["nothing", "a later step", "a torn line"])
 def test_a_run_that_is_over_keeps_the_actions_of_its_last_evaluation(tmp_path: Path, further: str):
     """Behind the last checkpoint stand its own writing, of step 2, and the evaluation, of none."""
-    with RunDirectory.create(tmp_path, RECIPE) as directory, TraceWriter(directory.files.trace) as trace:
+    with begun(tmp_path, RECIPE) as directory, TraceWriter(directory.files.trace) as trace:
         trace.append([TraceEvent("train", 1.0, 2.0, args=(("step", 2),))])
         offsets, saved = directory.offsets(), directory.files.trace.read_bytes()
         trace.append([TraceEvent("save", 2.0, 3.0, lane="disk", args=(("step", 2),)), TraceEvent("evaluate", 3.0, 4.0)])
@@ -195,7 +202,7 @@ def test_a_run_that_is_over_keeps_the_actions_of_its_last_evaluation(tmp_path: P
 
 
 def test_a_rollback_to_the_start_leaves_empty_logs(tmp_path: Path):
-    with RunDirectory.create(tmp_path, RECIPE) as directory:
+    with begun(tmp_path, RECIPE) as directory:
         with RunLog(directory.files.metrics) as log, TraceWriter(directory.files.trace) as trace:
             run_step(directory, 1, "first", trace, log)
         directory.rollback_to({}, 0)
@@ -204,7 +211,7 @@ def test_a_rollback_to_the_start_leaves_empty_logs(tmp_path: Path):
 
 
 def test_a_log_that_lost_rows_stops_the_resume(tmp_path: Path):
-    with RunDirectory.create(tmp_path, RECIPE) as directory:
+    with begun(tmp_path, RECIPE) as directory:
         RunLog(directory.files.metrics).close()
         with pytest.raises(RunError, match=r"metrics\.jsonl should hold at least 5 bytes.*holds 0"):
             directory.rollback_to({"metrics.jsonl": 5}, 1)
@@ -212,7 +219,7 @@ def test_a_log_that_lost_rows_stops_the_resume(tmp_path: Path):
 
 def test_evaluations_are_cut_back_by_their_step(tmp_path: Path):
     """That of the step itself stays, though it may be younger than the checkpoint: it is of the same weights."""
-    with RunDirectory.create(tmp_path, RECIPE) as directory:
+    with begun(tmp_path, RECIPE) as directory:
         with RunLog(directory.files.evaluations) as log:
             for step in (0, 2, 4):
                 log.append({"step": step, "eval/reward": 0.5})
@@ -241,7 +248,7 @@ def test_a_claim_that_is_not_begun_leaves_no_trace(tmp_path: Path):
     RunDirectory.claim(run).close()
     assert list(run.iterdir()) == [], "a folder that was there stays"
 
-    RunDirectory.create(run, RECIPE).close()
+    begun(run, RECIPE).close()
     (run / "rewards.log").write_text("old\n")
     with RunDirectory.claim(run, overwrite=True) as directory, open(directory.files.reward_output, "a") as output:
         output.write("new\n")

@@ -76,7 +76,8 @@ def test_without_a_node_there_is_no_restart() -> None:
 def test_a_loss_begins_the_same_plan_again_as_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = SimpleNamespace(num_ranks=2, nodes=1, name="split")
     prepared: Any = SimpleNamespace(recipe=SimpleNamespace(restarts=1, device="cpu"), plan=plan)
-    directory = RunDirectory.create(tmp_path / "run", "steps: 3\n")
+    directory = RunDirectory.claim(tmp_path / "run")
+    directory.begin("steps: 3\n")
     stays: list[tuple[bool, Origin]] = []
 
     def supervise(prepared: Any, *, resume: bool, origin: Origin) -> Any:

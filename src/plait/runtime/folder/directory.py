@@ -84,21 +84,6 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def create(cls, path: str | Path, recipe: str, *, overwrite: bool = False) -> RunDirectory:
-        """`claim` and `begin` in one.
-
-        Raises:
-            ConfigError: as they do.
-        """
-        directory = cls.claim(path, overwrite=overwrite)
-        try:
-            directory.begin(recipe)
-        except BaseException:
-            directory.close()
-            raise
-        return directory
-
-    @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
         """Take up the run in `path`.
 
