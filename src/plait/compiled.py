@@ -89,8 +89,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """All of a body, those inside others too. (`ast.walk` goes through expressions as well, ten times as long.)"""
     for node in body:
         yield node
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            yield from _statements(getattr(node, part, []))
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _statements(getattr(node, field, []))
 
 
 def _imported(module: ast.Module, root: Path) -> Iterator[Path]:

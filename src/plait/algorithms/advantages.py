@@ -86,5 +86,5 @@ def _flat(parts: Sequence[FloatArray]) -> FloatArray:
 
 def _parts(values_R: FloatArray, like: Sequence[FloatArray]) -> list[FloatArray]:
     """One array per sample again."""
-    ends = np.cumsum([len(part) for part in like], dtype=np.int64)
-    return [values_R[end - len(part) : end] for part, end in zip(like, ends, strict=True)]
+    ends = np.cumsum([len(values) for values in like], dtype=np.int64)
+    return [values_R[end - len(values) : end] for values, end in zip(like, ends, strict=True)]

@@ -125,36 +125,38 @@ class CheckpointStore:
             TensorEntry(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()
         ]
         state_bytes = _encode_state(state)
-        final, part = self._path(step), self._path(step, ".tmp")
+        final, unfinished = self._path(step), self._path(step, ".tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
-            part.mkdir()
+            unfinished.mkdir()
             digests: dict[str, FileDigest] = {}
             if write_parts is not None:
-                digests, added = write_parts(part)
+                digests, added = write_parts(unfinished)
                 state_bytes = _encode_state({**state, **added})
             digests |= {
-                _TENSORS: write_tensor_file(part / _TENSORS, entries, lambda entry: _bytes_of(tensors[entry.name])),
-                _STATE: write_durably(part / _STATE, state_bytes),
+                _TENSORS: write_tensor_file(
+                    unfinished / _TENSORS, entries, lambda entry: _bytes_of(tensors[entry.name])
+                ),
+                _STATE: write_durably(unfinished / _STATE, state_bytes),
             }
             files = {name: asdict(digest) for name, digest in digests.items()}
             manifest = {"format": _FORMAT, "step": step, "files": files}
-            write_durably(part / _MANIFEST, json.dumps(manifest, indent=1).encode())
-            sync_folder(part)
+            write_durably(unfinished / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            sync_folder(unfinished)
             if final.exists():  # a damaged one, or the same step saved twice
                 shutil.rmtree(self._path(step, ".replaced"), ignore_errors=True)
                 os.rename(final, self._path(step, ".replaced"))
-            os.rename(part, final)
+            os.rename(unfinished, final)
             sync_folder(self.folder)
         except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             raise RunError(self._refusal(step, error, file_bytes(entries) + len(state_bytes))) from error
         except RunError as error:  # of a part
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             raise RunError(f"the checkpoint of step {step}: {error}; {self._good()}") from error
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             raise
         with contextlib.suppress(OSError):  # the checkpoint stands; what is wrong with the disk the next save says
             self._remove_leftovers()

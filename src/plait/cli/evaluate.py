@@ -77,9 +77,9 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
     if metrics.get("eval/dropped"):
         say(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
-    for source, part in result.by_source().items():
-        value = part.task.exact if part.task is not None else _figure(metrics.get(f"eval/{source}/reward"))
-        say(f"{f'{source}, {part.num_items} items':30}  {value}")
+    for source, of_source in result.by_source().items():
+        value = of_source.task.exact if of_source.task is not None else _figure(metrics.get(f"eval/{source}/reward"))
+        say(f"{f'{source}, {of_source.num_items} items':30}  {value}")
     return 0
 
 

@@ -41,7 +41,7 @@ def _text(places: Sequence[Placement], shown: Sequence[Placement]) -> str:
     if short != _short(shown):
         return short
     if (stages := [p.stages for p in places]) != [p.stages for p in shown]:
-        return f"{short} of {' and '.join('+'.join(map(str, one)) for one in stages)} layers"
+        return f"{short} of {' and '.join('+'.join(map(str, layers)) for layers in stages)} layers"
     if [p.micro_batch_tokens for p in places] != [p.micro_batch_tokens for p in shown]:
         tokens = " and ".join(str(p.micro_batch_tokens or "the recipe's") for p in places)
         return f"{short} with {tokens} tokens a forward"

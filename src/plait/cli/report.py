@@ -159,8 +159,8 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
     if any(evaluation is not None and evaluation.metrics().get("eval/dropped") for evaluation in (before, after)):
         yield _numbers("items without a score, left out", "eval/dropped", before, after, ".0f")
     earlier = before.by_source() if before else {}
-    for source, part in after.by_source().items():
-        for what, *values in _rows(earlier.get(source), part):
+    for source, of_source in after.by_source().items():
+        for what, *values in _rows(earlier.get(source), of_source):
             yield f"{source}: {what}", *values
 
 

@@ -220,7 +220,8 @@ def _messages(messages: list[Any], column: str, place: str) -> Messages:
     if not messages:
         raise DataError(f"{place}: `{column}` is an empty list of messages")
     return [
-        {name: part for name, part in message.items() if part is not None or name == "content"} for message in messages
+        {name: value for name, value in message.items() if value is not None or name == "content"}
+        for message in messages
     ]
 
 

@@ -254,8 +254,8 @@ def _spread(
     if not hasattr(result, "__len__") or len(result) != len(members):
         length = len(result) if hasattr(result, "__len__") else repr(result)
         raise RunError(f"{where}: expected a list with one array per sample ({len(members)}), found {length}")
-    for position, part in zip(members, result, strict=True):
-        put(position, _checked(part, *_expected(rows, output, position), f"{where}, {rows.samples[position].uid}"))
+    for position, values in zip(members, result, strict=True):
+        put(position, _checked(values, *_expected(rows, output, position), f"{where}, {rows.samples[position].uid}"))
 
 
 def _checked(result: Any, shape: tuple[int, ...] | None, expected: str, where: str) -> FloatArray:

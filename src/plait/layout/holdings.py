@@ -62,8 +62,8 @@ class Holdings:
     @cached_property
     def _of(self) -> dict[tuple[int, int], list[Holding]]:
         index: dict[tuple[int, int], list[Holding]] = {}
-        for rank, held in self.ranks.items():
-            for holding in held:
+        for rank, holdings in self.ranks.items():
+            for holding in holdings:
                 index.setdefault((rank, holding.param), []).append(holding)
         return index
 
@@ -79,8 +79,8 @@ def merged(parts: Sequence[Holdings]) -> Holdings:
     for part in parts:
         assert part.params == parts[0].params, "holdings of different parameters do not merge"
         assert part.dtype == parts[0].dtype, "holdings of different dtypes do not merge"
-        for rank, held in part.ranks.items():
-            ranks[rank] = ranks.get(rank, ()) + held
+        for rank, holdings in part.ranks.items():
+            ranks[rank] = ranks.get(rank, ()) + holdings
         for rank, sizes in part.buffers.items():
             mine = buffers.setdefault(rank, {})
             for name, size in sizes.items():
@@ -129,9 +129,9 @@ def zero_shards(parameters: Parameters, layout: Layout, dtype: str, buffer: str 
             if start < high and low < stop:
                 whole = block_box(block)
                 strides = dense_strides(whole)
-                held = Holding(index[block.param.name], whole, buffer, start - low, strides)
+                holding = Holding(index[block.param.name], whole, buffer, start - low, strides)
                 for box in boxes_of_range(whole, max(low, start) - start, min(high, stop) - start):
-                    shards.append(held._replace(box=box, offset=held.first(box)))
+                    shards.append(holding._replace(box=box, offset=holding.first(box)))
         ranks[rank] = tuple(shards)
         buffers[rank] = {buffer: high - low}
     return Holdings(parameters.params, dtype, ranks, buffers)
@@ -142,9 +142,9 @@ def packed(
 ) -> Holdings:
     """(parameter number, box) of each rank, one after another in one buffer."""
     ranks, buffers = {}, {}
-    for rank, held in boxes.items():
+    for rank, boxes_of_rank in boxes.items():
         pieces, end = [], 0
-        for number, box in held:
+        for number, box in boxes_of_rank:
             pieces.append(Holding(number, box, buffer, end, dense_strides(box)))
             end += aligned(box.num_elements)
         ranks[rank] = tuple(pieces)

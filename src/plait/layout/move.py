@@ -84,7 +84,7 @@ def _local(source: Holdings, target: Holdings, rank: int, pieces: list[TensorBox
     for number, box in pieces:
         origin = source.find(rank, number, box)
         for goal in _apart(target.find(rank, number, box), box):
-            if any(held.at(box) == goal.at(box) for held in origin):
+            if any(holding.at(box) == goal.at(box) for holding in origin):
                 views.append((goal.at(box), goal.at(box)))
             else:
                 for low in range(0, box.num_elements, limit):
@@ -102,11 +102,11 @@ def _local(source: Holdings, target: Holdings, rank: int, pieces: list[TensorBox
     return actions + ([_pairs(MoveKind.COPY, 0, 0, -1, batch)] if batch else [])
 
 
-def _apart(held: list[Holding], box: Box) -> list[Holding]:
+def _apart(holdings: list[Holding], box: Box) -> list[Holding]:
     """The first of each set of holdings that have this box in the same place."""
-    if len(held) == 1:
-        return held
-    return list({holding.at(box): holding for holding in reversed(held)}.values())[::-1]
+    if len(holdings) == 1:
+        return holdings
+    return list({holding.at(box): holding for holding in reversed(holdings)}.values())[::-1]
 
 
 def _pairs(kind: MoveKind, seq: int, round: int, peer: int, pairs: Iterable[tuple[Slice, Slice]]) -> MoveAction:
@@ -137,10 +137,10 @@ def _message(
         else:
             rows[sender].append(_pairs(MoveKind.WRITE, seq, at, receiver, pairs))
     else:
-        sent = tuple(held.at(box) for held, box in outgoing)
-        got = tuple(held.at(box) for held, box in incoming)
+        sent = tuple(holding.at(box) for holding, box in outgoing)
+        received = tuple(holding.at(box) for holding, box in incoming)
         rows[sender].append(MoveAction(MoveKind.SEND, seq, at, receiver, sent, ()))
-        rows[receiver].append(MoveAction(MoveKind.RECV, seq, at, sender, (), got))
+        rows[receiver].append(MoveAction(MoveKind.RECV, seq, at, sender, (), received))
     if extra:
         assert not cluster.is_store(receiver), "a store holds each element in one place"
         rows[receiver].append(_pairs(MoveKind.COPY, seq, at, -1, extra))

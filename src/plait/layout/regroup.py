@@ -57,28 +57,28 @@ def _pool(rank: int, place: tuple[int, int], cluster: Cluster, across_nodes: boo
 def _kept(layout: Layout, parameters: Parameters, source: Holdings) -> dict[int, dict[tuple[int, int], int]]:
     """rank → (tp, pp) → elements of that shard that the rank holds."""
     index = {param.name: number for number, param in enumerate(parameters.params)}
-    held: dict[int, dict[int, list[Box]]] = {rank: {} for rank in layout.mesh.ranks}
+    boxes_of_ranks: dict[int, dict[int, list[Box]]] = {rank: {} for rank in layout.mesh.ranks}
     for rank in layout.mesh.ranks:
         for holding in source.ranks.get(rank, ()):
-            held[rank].setdefault(holding.param, []).append(holding.box)
-    kept: dict[int, dict[tuple[int, int], int]] = {rank: {} for rank in layout.mesh.ranks}
+            boxes_of_ranks[rank].setdefault(holding.param, []).append(holding.box)
+    counts: dict[int, dict[tuple[int, int], int]] = {rank: {} for rank in layout.mesh.ranks}
     for pp in range(layout.parallelism.pp):
         for tp in range(layout.parallelism.tp):
             wanted = [
                 (index[block.param.name], block_box(block))
                 for block in shard(parameters, layout.parallelism, tp, pp).blocks
             ]
-            for rank, mine in held.items():
-                kept[rank][tp, pp] = sum(
+            for rank, mine in boxes_of_ranks.items():
+                counts[rank][tp, pp] = sum(
                     _overlap(box, other) for number, box in wanted for other in mine.get(number, ())
                 )
-    return kept
+    return counts
 
 
-def _overlap(one: Box, other: Box) -> int:
+def _overlap(box: Box, other: Box) -> int:
     number = 1
     for low in (0, 2, 4):
-        number *= max(0, min(one[low + 1], other[low + 1]) - max(one[low], other[low]))
+        number *= max(0, min(box[low + 1], other[low + 1]) - max(box[low], other[low]))
     return number
 
 

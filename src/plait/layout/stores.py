@@ -22,15 +22,15 @@ from plait.layout.params import Param
 FORM = FileForm("layout")
 
 
-def divided(held: Holdings) -> dict[int, list[TensorBox]]:
+def divided(holdings: Holdings) -> dict[int, list[TensorBox]]:
     """Every element that anyone holds, given to one of its holders; equal loads as far as that can be.
 
     What a rank counts of a norm over all ranks, or writes of a checkpoint.
     """
-    pieces: dict[int, list[TensorBox]] = {rank: [] for rank in sorted(held.ranks)}
+    pieces: dict[int, list[TensorBox]] = {rank: [] for rank in sorted(holdings.ranks)}
     loads = dict.fromkeys(pieces, 0)
     holders: dict[TensorBox, list[int]] = defaultdict(list)
-    for rank, mine in sorted(demand(held, held).kept.items()):
+    for rank, mine in sorted(demand(holdings, holdings).kept.items()):
         for piece in mine:
             holders[piece].append(rank)
     for piece, ranks in sorted(holders.items(), key=lambda item: (len(item[1]), item[0])):
@@ -40,40 +40,48 @@ def divided(held: Holdings) -> dict[int, list[TensorBox]]:
     return {rank: sorted(mine) for rank, mine in pieces.items()}
 
 
-def stored_once(held: Holdings, cluster: Cluster, buffer: str = "file") -> Holdings:
+def stored_once(holdings: Holdings, cluster: Cluster, buffer: str = "file") -> Holdings:
     """One store for each rank, in the order of ranks, with what `divided` gives the rank. A save is the move from
     `writers(held)` to it."""
-    boxes = {cluster.store(index): mine for index, mine in enumerate(divided(held).values())}
-    return packed(held.params, held.dtype, boxes, buffer)
+    boxes = {cluster.store(index): mine for index, mine in enumerate(divided(holdings).values())}
+    return packed(holdings.params, holdings.dtype, boxes, buffer)
 
 
-def writers(held: Holdings) -> Holdings:
+def writers(holdings: Holdings) -> Holdings:
     """The same holdings with every element on one rank only: the one whose store `stored_once` gives it to.
 
     The source of a save: from it each rank writes its own store and no other.
     """
     ranks = {}
-    for rank, pieces in divided(held).items():
+    for rank, pieces in divided(holdings).items():
         written = []
         for number, box in pieces:
-            whole = held.find(rank, number, box)[0]
+            whole = holdings.find(rank, number, box)[0]
             written.append(whole._replace(box=box, offset=whole.first(box)))
         ranks[rank] = tuple(written)
-    return Holdings(held.params, held.dtype, ranks, held.buffers)
+    return Holdings(holdings.params, holdings.dtype, ranks, holdings.buffers)
 
 
-def to_manifest(held: Holdings, cluster: Cluster) -> str:
+def to_manifest(holdings: Holdings, cluster: Cluster) -> str:
     """The holdings of stores as JSON, parameters by name."""
-    params = {param.name: [list(param.shape), param.cut, param.sections] for param in held.params}
+    params = {param.name: [list(param.shape), param.cut, param.sections] for param in holdings.params}
     stores = [
         {
-            "buffers": dict(held.buffers[rank]),
-            "holdings": [[held.params[h.param].name, list(h.box), h.buffer, h.offset, list(h.strides)] for h in mine],
+            "buffers": dict(holdings.buffers[rank]),
+            "holdings": [
+                [holdings.params[h.param].name, list(h.box), h.buffer, h.offset, list(h.strides)] for h in mine
+            ],
         }
-        for rank, mine in sorted(held.ranks.items())
+        for rank, mine in sorted(holdings.ranks.items())
     ]
-    assert all(cluster.is_store(rank) for rank in held.ranks), "a manifest describes stores"
-    record = {"format": FORM.format, "version": FORM.version, "dtype": held.dtype, "params": params, "stores": stores}
+    assert all(cluster.is_store(rank) for rank in holdings.ranks), "a manifest describes stores"
+    record = {
+        "format": FORM.format,
+        "version": FORM.version,
+        "dtype": holdings.dtype,
+        "params": params,
+        "stores": stores,
+    }
     return json.dumps(record)
 
 

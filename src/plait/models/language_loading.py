@@ -131,8 +131,8 @@ def prepare(module: Any, dtype: torch.dtype, device: torch.device | str) -> None
     """
     attention.register()
     if torch.device(device).type == "cpu":
-        for part in (cpu_linear, rms_norm, gated_mlp, rope):
-            part.install(module)
+        for replacement in (cpu_linear, rms_norm, gated_mlp, rope):
+            replacement.install(module)
     module.eval()
     module.set_attn_implementation(attention.ATTENTION)
     if dtype is torch.float64:

@@ -73,8 +73,8 @@ def _least_gain(
         best = max((believed, *parted), key=lambda early: early.gain_s)
         if best.pays and best.gain_s - believed.gain_s >= LEAST_SHARE * believed.of_s:
             believed = best
-    held = replace(size, parted=believed.parted)
-    if believed.pays and any(_gain(doubted, draws, held).gain_s < 0 for doubted in _doubted(times)):
+    chosen_size = replace(size, parted=believed.parted)
+    if believed.pays and any(_gain(doubted, draws, chosen_size).gain_s < 0 for doubted in _doubted(times)):
         return EarlyScores(0.0, believed.of_s)
     return believed
 

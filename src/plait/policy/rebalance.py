@@ -181,31 +181,33 @@ def _levels(counts: Sequence[int]) -> list[int]:
 
 def _levelled(works: Mapping[int, InstanceWork], most: int, slots: int) -> list[Shift]:
     """What moves so that no instance has more than so many samples, as far as others have room."""
-    given = {
+    growing_by_giver = {
         place: sorted(
             (sample for sample in work.growing if sample.moves), key=lambda sample: (sample.context, sample.key)
         )[: len(work.growing) - most]
         for place, work in works.items()
         if len(work.growing) > most
     }
-    takers = [(len(work.growing), place) for place, work in works.items() if work.takes and place not in given]
+    takers = [
+        (len(work.growing), place) for place, work in works.items() if work.takes and place not in growing_by_giver
+    ]
     heapq.heapify(takers)
-    held = {place: _expected_tokens(works[place], works[place].growing) for _, place in takers}
+    expected_tokens = {place: _expected_tokens(works[place], works[place].growing) for _, place in takers}
     shifts: list[Shift] = []
-    givers = [(-len(works[place].growing), place) for place, samples in given.items() if samples]
+    givers = [(-len(works[place].growing), place) for place, samples in growing_by_giver.items() if samples]
     heapq.heapify(givers)
     while givers and takers and takers[0][0] < min(most, slots):
         count, source = heapq.heappop(givers)
         num, target = heapq.heappop(takers)
-        sample = given[source][0]
+        sample = growing_by_giver[source][0]
         tokens = _expected_tokens(works[source], [sample])
-        if held[target] + tokens > works[target].kv_tokens:  # it takes no more
+        if expected_tokens[target] + tokens > works[target].kv_tokens:  # it takes no more
             heapq.heappush(givers, (count, source))
             continue
-        held[target] += tokens
-        shifts.append(Shift(given[source].pop(0), source, target))
+        expected_tokens[target] += tokens
+        shifts.append(Shift(growing_by_giver[source].pop(0), source, target))
         heapq.heappush(takers, (num + 1, target))
-        if given[source]:
+        if growing_by_giver[source]:
             heapq.heappush(givers, (count + 1, source))
     return shifts
 

@@ -22,10 +22,10 @@ DTYPES = {
 """By their names in `layout.holdings.ITEM_BYTES`."""
 
 
-def allocate(held: Holdings, rank: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def allocate(holdings: Holdings, rank: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The buffers of a rank, [elements] each, filled with zeros (which the gaps between blocks keep)."""
-    sizes = held.buffers.get(rank, {})
-    return {name: torch.zeros(size, dtype=DTYPES[held.dtype], device=device) for name, size in sizes.items()}
+    sizes = holdings.buffers.get(rank, {})
+    return {name: torch.zeros(size, dtype=DTYPES[holdings.dtype], device=device) for name, size in sizes.items()}
 
 
 def part(buffer: Tensor, piece: Slice) -> Tensor:

@@ -44,7 +44,7 @@ class SavedFiles:
 
 
 def saving(
-    held: Holdings,
+    holdings: Holdings,
     cluster: Cluster,
     rank: int,
     buffers: Mapping[str, Tensor],
@@ -52,18 +52,18 @@ def saving(
     *,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Work[MoveReport]:
-    """Save what all ranks hold, an action per `next()`; every rank of `held` does its part, in no order.
+    """Save what all ranks hold, an action per `next()`; every rank of `holdings` does its part, in no order.
 
     Args:
-        held: such as `weights`, or `zero_shards` of masters or moments, under the layout that they have now.
-        buffers: by name, flat [elements that this rank holds of it], in the dtype that `held` says.
+        holdings: such as `weights`, or `zero_shards` of masters or moments, under the layout that they have now.
+        buffers: by name, flat [elements that this rank holds of it], in the dtype that `holdings` says.
 
     Raises:
         RunError: a file could not be written.
     """
-    stores = stored_once(held, cluster)
-    plan = plan_move(writers(held), stores, cluster, bucket_bytes=bucket_bytes)
-    if rank == min(held.ranks):
+    stores = stored_once(holdings, cluster)
+    plan = plan_move(writers(holdings), stores, cluster, bucket_bytes=bucket_bytes)
+    if rank == min(holdings.ranks):
         _write_whole(saved.manifest, to_manifest(stores, cluster))
     files = store_files(stores, cluster, saved.folder, saved.name)
     return (yield from moving(plan, rank, buffers, files=files, name=f"{saved.name}.save"))

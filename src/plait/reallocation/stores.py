@@ -44,11 +44,13 @@ class StoreFile:
     lengths: Mapping[str, int]
 
 
-def store_files(held: Holdings, cluster: Cluster, folder: str | Path, name: str) -> dict[int, StoreFile]:
-    """Where the stores of `held` lie in a folder: `{name}-{number of the store}.safetensors`."""
+def store_files(holdings: Holdings, cluster: Cluster, folder: str | Path, name: str) -> dict[int, StoreFile]:
+    """Where the stores of `holdings` lie in a folder: `{name}-{number of the store}.safetensors`."""
     return {
-        store: StoreFile(Path(folder) / f"{name}-{store - cluster.num_devices:05d}.safetensors", held.buffers[store])
-        for store in sorted(held.ranks)
+        store: StoreFile(
+            Path(folder) / f"{name}-{store - cluster.num_devices:05d}.safetensors", holdings.buffers[store]
+        )
+        for store in sorted(holdings.ranks)
         if cluster.is_store(store)
     }
 

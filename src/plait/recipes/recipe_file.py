@@ -112,10 +112,10 @@ def read_tree(path: Path, what: str = "recipe") -> dict[str, Any]:
 
 
 def _set(tree: dict[str, Any], path: list[str], value: Any, key: str) -> None:
-    for part in path[:-1]:
-        child = tree.setdefault(part, {})
+    for section in path[:-1]:
+        child = tree.setdefault(section, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"`{key}` cannot be set: `{part}` is not a section but {child!r}")
+            raise ConfigError(f"`{key}` cannot be set: `{section}` is not a section but {child!r}")
         tree = child
     tree[path[-1]] = value
 

@@ -161,8 +161,8 @@ def _named(span: Span) -> str:
 
 def _number(span: Span) -> str:
     """What is written on a box: its micro-batch, or of a call in parts its part."""
-    if (part := _PART.search(span.action)) is not None:
-        return part[1] if part[2] in (None, "0") else f"{part[1]}.{part[2]}"
+    if (numbers := _PART.search(span.action)) is not None:
+        return numbers[1] if numbers[2] in (None, "0") else f"{numbers[1]}.{numbers[2]}"
     index = None if span.kind == "SAMPLES" else _INDEX.search(span.action)
     return "" if index is None else index[1]
 
@@ -184,7 +184,7 @@ def _legend(
 ) -> tuple[list[str], float]:
     """What the colours mean, in as many lines as that takes, and where the last of them is."""
     parts, left = [], x
-    kinds = {name: {span.kind for span in of} for name, of in groupby(sorted(spans, key=_named), key=_named)}
+    kinds = {name: {span.kind for span in of_name} for name, of_name in groupby(sorted(spans, key=_named), key=_named)}
     entries: list[tuple[str, str]] = []
     for place, name in enumerate(named):
         dark, light = _COLOURS[place % len(_COLOURS)]

@@ -189,11 +189,11 @@ class Places:
             for number in self.graph.calls_of[slot]
         )
         trained = mode == "train"
-        held = self.costs.held_bytes(role, layout, trained=False)
-        whole = self.costs.held_bytes(role, layout, trained=True) if trained else held
+        weight_bytes = self.costs.held_bytes(role, layout, trained=False)
+        trained_bytes = self.costs.held_bytes(role, layout, trained=True) if trained else weight_bytes
         state_s = self.costs.offload(role, layout, "state").seconds if trained else 0.0
-        state = tuple(num_bytes - other for num_bytes, other in zip(whole, held, strict=True))
-        return PlacementCosts(calls, held, state, self.costs.offload(role, layout, "weights").seconds, state_s)
+        state = tuple(num_bytes - other for num_bytes, other in zip(trained_bytes, weight_bytes, strict=True))
+        return PlacementCosts(calls, weight_bytes, state, self.costs.offload(role, layout, "weights").seconds, state_s)
 
 
 def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[int, ...]]:
@@ -227,7 +227,9 @@ def _together(seconds: list[float]) -> float:
 
 def _most(of_calls: Sequence[tuple[int, ...]], stages: int) -> Floats:
     """[stages] bytes of the call with most; one number stands for all stages."""
-    return np.array([max(of[min(stage, len(of) - 1)] for of in of_calls) for stage in range(stages)], float)
+    return np.array(
+        [max(of_stages[min(stage, len(of_stages) - 1)] for of_stages in of_calls) for stage in range(stages)], float
+    )
 
 
 @lru_cache(maxsize=4096)

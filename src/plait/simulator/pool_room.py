@@ -44,8 +44,8 @@ class PoolRoom:
             names = [self._graph.calls[number].call for number in self._graph.calls_of[place.slot]]
             self._made[place, held_bytes] = place.with_calls(
                 [
-                    tuple(self._costs.generation(name, layout, held) for name in names)
-                    for layout, held in zip(place.layouts, held_bytes, strict=True)
+                    tuple(self._costs.generation(name, layout, num_bytes) for name in names)
+                    for layout, num_bytes in zip(place.layouts, held_bytes, strict=True)
                 ]
             )
         return self._made[place, held_bytes]

@@ -57,7 +57,7 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     kept = kept_bytes(weights) + standing
     read = sum((of_family.read for of_family in weights), np.maximum.reduce([of_family.state for of_family in weights]))
     read = most = read + standing
-    present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
+    present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     activations = _activations(graph, places, [place.activations for place in places])
     for slot, place in enumerate(places):
         beside = activations if costs.keeps_freed and graph.slots[slot].mode == "decode" else 0
@@ -164,15 +164,18 @@ def _terms(
     extra: list[dict[str, float]] = [{"reading models: what leaves later": away + state}]
     for family, of_family in zip(graph.families, weights, strict=True):
         for slot in family:
-            what = graph.slots[slot]
-            stays = float(left[rank]) if what.mode == "decode" and places[slot].parts[rank] >= 0 else 0.0
+            call_slot = graph.slots[slot]
+            stays = float(left[rank]) if call_slot.mode == "decode" and places[slot].parts[rank] >= 0 else 0.0
             extra.append(
-                {f"{what}: brought back": of_family.present[slot][rank], f"{what}": places[slot].working[rank]}
+                {
+                    f"{call_slot}: brought back": of_family.present[slot][rank],
+                    f"{call_slot}": places[slot].working[rank],
+                }
                 | {KEPT: stays}
             )
         if of_family.moving is not None:
             extra.append({f"{graph.slots[family[0]].role}: copies that move": of_family.moving[rank]})
-    present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
+    present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     for group in trained_together(graph, places):
         names = {slot: str(graph.slots[slot]) for slot in group}
         extra.append(

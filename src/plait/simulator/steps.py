@@ -156,14 +156,14 @@ def _points(
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
     kept = kept_bytes(weights) + standing_bytes(graph, places, costs)
-    present = {slot: held for of_family in weights for slot, held in of_family.present.items()}
+    present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     for rank in range(len(kept)):
         yield MemoryPoint(rank, 0.0, float(kept[rank]))
     for action in played.actions:
         if action.kind not in ("DECODE", "SCORE", "TRAIN"):
             continue
         slot = graph.calls[action.call].slot
-        there = kept + present[slot]
+        with_weights = kept + present[slot]
         for rank in ranks[action.mask]:
-            yield MemoryPoint(rank, action.start_s, float(there[rank] + places[slot].working[rank]))
-            yield MemoryPoint(rank, action.end_s, float(there[rank]))
+            yield MemoryPoint(rank, action.start_s, float(with_weights[rank] + places[slot].working[rank]))
+            yield MemoryPoint(rank, action.end_s, float(with_weights[rank]))

@@ -61,9 +61,9 @@ class Tally:
         self._tokens += micro.num_tokens
         self._num_nonfinite += outputs.num_nonfinite
         if self._seen is not None and outputs.logprobs_R is not None and outputs.entropies_R is not None:
-            both = torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])
+            computed = torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])
             places = self.batch.rows.token_places(micro.samples)
-            self._seen[::2, places] = both.double().cpu().numpy()
+            self._seen[::2, places] = computed.double().cpu().numpy()
             self._seen[1, places] = self.batch.rows.sampling_logprobs[places]
 
     def over(self, team: Team, device: torch.device) -> Totals:
@@ -95,8 +95,8 @@ def gathered(peers: Peers, record: Mapping[str, Any], device: torch.device) -> l
         return [dict(record)]
     text = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8).to(device)
     sizes = peers.all_gather(torch.tensor([len(text)], device=device))
-    parts = peers.all_gather(text, [int(size) for size in sizes])
-    return [json.loads(part.cpu().numpy().tobytes()) for part in parts]
+    texts = peers.all_gather(text, [int(size) for size in sizes])
+    return [json.loads(of_rank.cpu().numpy().tobytes()) for of_rank in texts]
 
 
 def summed(team: Team, values: FloatArray, device: torch.device) -> FloatArray:

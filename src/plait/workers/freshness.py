@@ -50,12 +50,12 @@ class Freshness:
 
     def behind(self, role: str, mode: Mode | None) -> list[int]:
         """Numbers of the copies that are to be brought weights for a mode; None: those that stay on their devices."""
-        held = () if mode is None else self._held[role]
+        passed_over = () if mode is None else self._held[role]
         return [
             number
             for number, copies in enumerate(self._copies[role])
             if (role, number) in self.stale
-            and number not in held
+            and number not in passed_over
             and (copies.after == "keep" if mode is None else mode in copies.modes)
         ]
 

@@ -46,8 +46,8 @@ COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
 def saving_state(trainer: Trained, cluster: Cluster, rank: int, folder: Path) -> Work[dict[str, int]]:
     """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
     state = trainer.optimizer.state()
-    for name, held in trainer.optimizer.holdings().items():
-        yield from saving(held, cluster, rank, {name: state[name]}, SavedFiles(folder, f"{trainer.role}.{name}"))
+    for name, holdings in trainer.optimizer.holdings().items():
+        yield from saving(holdings, cluster, rank, {name: state[name]}, SavedFiles(folder, f"{trainer.role}.{name}"))
     return {name: int(state[name]) for name in COUNTS}
 
 
@@ -55,11 +55,11 @@ def broken_state(trainer: Trained, rank: int) -> list[Broken]:
     """Which parameters' masters or moments are not finite, of what this rank has of a trained role."""
     pieces_of_all: list[Broken] = []
     buffers = trainer.optimizer.buffers()
-    for name, held in trainer.optimizer.holdings().items():
+    for name, holdings in trainer.optimizer.holdings().items():
         if not is_finite(buffers[name]):
             pieces = (
-                (f"{trainer.role}.{name} of {held.params[holding.param].name}", _viewed(buffers[name], holding))
-                for holding in held.ranks.get(rank, ())
+                (f"{trainer.role}.{name} of {holdings.params[holding.param].name}", _viewed(buffers[name], holding))
+                for holding in holdings.ranks.get(rank, ())
             )
             pieces_of_all += broken(pieces)
     return pieces_of_all
@@ -71,8 +71,8 @@ def refuse_broken(pieces: list[Broken]) -> None:
         raise RunError(f"{describe(pieces)}, so it is not saved (a lower `optimizer.learning_rate` may help)")
 
 
-def _viewed(buffer: torch.Tensor, held: Holding) -> torch.Tensor:
-    return buffer.as_strided(held.box.shape, held.strides, buffer.storage_offset() + held.offset)
+def _viewed(buffer: torch.Tensor, holding: Holding) -> torch.Tensor:
+    return buffer.as_strided(holding.box.shape, holding.strides, buffer.storage_offset() + holding.offset)
 
 
 def loading_state(
@@ -93,14 +93,14 @@ def loading_state(
         DataError, LayoutError: a file is missing or damaged, or of another model.
     """
     state, channel = dict(trainer.optimizer.state()), Channel(deadline_s=WAIT_S)
-    for name, held in trainer.optimizer.holdings().items():
+    for name, holdings in trainer.optimizer.holdings().items():
         buffers = {name: state[name]}
         if counts is not None:
-            yield from loading(held, cluster, rank, buffers, SavedFiles(folder, f"{trainer.role}.{name}"), channel)
+            yield from loading(holdings, cluster, rank, buffers, SavedFiles(folder, f"{trainer.role}.{name}"), channel)
             continue
         stored = Checkpoint(0, folder, {}).tensors_path
-        source, files = _one_file(held, parameters, cluster, stored, f"{trainer.role}/{name}")
-        plan = plan_move(source, held, cluster)
+        source, files = _one_file(holdings, parameters, cluster, stored, f"{trainer.role}/{name}")
+        plan = plan_move(source, holdings, cluster)
         name = f"{trainer.role}.{name}.load"
         yield from moving(plan, rank, buffers, channel, files=files, name=name)
     if counts is None:
@@ -118,12 +118,12 @@ def read_masters(model: Any, role: str, folder: Path) -> None:
 
 
 def _one_file(
-    held: Holdings, parameters: Parameters, cluster: Cluster, path: Path, buffer: str
+    holdings: Holdings, parameters: Parameters, cluster: Cluster, path: Path, buffer: str
 ) -> tuple[Holdings, dict[int, StoreFile]]:
     """A whole flat buffer in a file, as holdings of one store."""
     flat = shard(parameters, Parallelism(), 0, 0)
-    index = {param.name: number for number, param in enumerate(held.params)}
+    index = {param.name: number for number, param in enumerate(holdings.params)}
     store = cluster.store(0)
     lengths = {buffer: flat.num_elements}
-    source = Holdings(held.params, held.dtype, {store: flat_holdings(flat, index, buffer)}, {store: lengths})
+    source = Holdings(holdings.params, holdings.dtype, {store: flat_holdings(flat, index, buffer)}, {store: lengths})
     return source, {store: StoreFile(path, lengths)}

@@ -227,35 +227,35 @@ class RankState:
 
     def _offloads(self) -> OffloadManager:
         needs: dict[Need, list[OffloadUnit]] = {}
-        for role, part in self.roles.items():
-            place = part.place
-            asked: tuple[tuple[Literal["train", "score", "decode", "home"], Sequence[Layout | None]], ...] = (
+        for role, role_state in self.roles.items():
+            place = role_state.place
+            layouts_of_uses: tuple[tuple[Literal["train", "score", "decode", "home"], Sequence[Layout | None]], ...] = (
                 ("train", (place.train,)),
                 ("score", (place.scoring,)),
                 ("decode", place.generate),
                 ("home", (place.home,)),
             )
-            for what, layouts in asked:
+            for use, layouts in layouts_of_uses:
                 for layout in layouts:
                     if layout is not None and self.rank in layout.mesh.ranks:
-                        needs[role, what] = self._units_of(part, part_key(layout, self.rank))
-            if part.state is not None:
-                needs[role, "train"].append(part.state)
+                        needs[role, use] = self._units_of(role_state, part_key(layout, self.rank))
+            if role_state.state is not None:
+                needs[role, "train"].append(role_state.state)
         return OffloadManager(needs)
 
-    def _units_of(self, part: RoleState, key: PartKey) -> list[OffloadUnit]:
+    def _units_of(self, role_state: RoleState, key: PartKey) -> list[OffloadUnit]:
         """What does not stay on the device of a part of a model: its weights, and those that are the role's alone."""
-        role, model = part.role_model.role, part.parts[key]
-        changes = part.role_model.changes and model.own is None
-        what = "weights" if (self.rank, key) in parts_of(part.place.home) else "copy"
+        role, model = role_state.role_model.role, role_state.parts[key]
+        changes = role_state.role_model.changes and model.own is None
+        kind = "weights" if (self.rank, key) in parts_of(role_state.place.home) else "copy"
         units = [
             self._unit(
-                model.weights, self._offload_policy.of_weights(role, self.rank, key), role, what, keep=not changes
+                model.weights, self._offload_policy.of_weights(role, self.rank, key), role, kind, keep=not changes
             )
         ]
         if model.own is not None:
             after = self._offload_policy.of_adapter(role, self.rank, key)
-            units.append(self._unit(model.own.weights, after, role, "adapter", keep=not part.role_model.trained))
+            units.append(self._unit(model.own.weights, after, role, "adapter", keep=not role_state.role_model.trained))
         return [unit for unit in units if unit is not None]
 
     def _unit(self, buffer: Tensor, after: After, role: str, what: str, *, keep: bool) -> OffloadUnit | None:

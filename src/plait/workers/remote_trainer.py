@@ -37,9 +37,11 @@ class RemoteTrainer:
             case _:
                 layouts = place.generate
         ranks = frozenset(rank for layout in layouts if layout is not None for rank in layout.mesh.ranks)
-        held = rank_state.held_copies[self.role]
+        older = rank_state.held_copies[self.role]
         copies = [
-            copy for n, copy in enumerate(rank_state.copies[self.role]) if MODE_OF[kind] in copy.modes and n not in held
+            copy
+            for n, copy in enumerate(rank_state.copies[self.role])
+            if MODE_OF[kind] in copy.modes and n not in older
         ]
         away = copies and (begins or any(copy.after == "drop" for copy in copies))
         return ranks | frozenset(rank_state.places[self.role].movers if away else ())

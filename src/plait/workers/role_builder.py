@@ -180,40 +180,40 @@ class RoleBuilder:
             return FlatWeights(blocks, buffers[self.aliasing.name(role_model.role, key)])
         return FlatWeights.nested(blocks, mine.held, buffers)
 
-    def _trainer(self, part: RoleState, layout: Layout, team: Team | None, *, trained: bool) -> Trainer:
-        role_model, flow, recipe = part.role_model, self.setting.flow, self.recipe
-        tokens = part.place.micro_batch_tokens.get("train" if trained else "score")
+    def _trainer(self, role_state: RoleState, layout: Layout, team: Team | None, *, trained: bool) -> Trainer:
+        role_model, flow, recipe = role_state.role_model, self.setting.flow, self.recipe
+        tokens = role_state.place.micro_batch_tokens.get("train" if trained else "score")
         execution = ExecutionSettings(
             micro_batch_tokens=tokens or recipe.micro_batch_tokens,
             checkpoint_activations=recipe.checkpoint_activations,
-            micro_batches=part.place.order.num_micro_batches if trained else None,
+            micro_batches=role_state.place.order.num_micro_batches if trained else None,
             pair_tokens=self.setting.plan.pair_tokens(role_model.role),
-            pipeline=part.place.order,
+            pipeline=role_state.place.order,
         )
         updates = update_settings(role_model.role, flow, recipe) if trained and role_model.trained else None
-        model = part.parts[part_key(layout, self.rank)]
+        model = role_state.parts[part_key(layout, self.rank)]
         return Trainer(model, execution, sample_settings(flow, recipe), updates, role=role_model.role, team=team)
 
-    def _moves(self, part: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
+    def _moves(self, role_state: RoleState) -> tuple[tuple[MovePlan, ...], dict[str, Tensor]]:
         """From the home to the copies, and the buffers of this rank."""
-        place, role, parameters = part.place, part.role_model.role, part.parameters
+        place, role, parameters = role_state.place, role_state.role_model.role, role_state.parameters
         source = self.aliasing.holdings(role, place.home, place.home.mesh.ranks, parameters)
         plans = []
-        for copies in self.setting.copies[part.role_model.role]:
+        for copies in self.setting.copies[role_state.role_model.role]:
             targets: list[Holdings] = []
-            left = set(copies.parts)
+            missing = set(copies.parts)
             for layout in place.layouts[1:]:
-                new = [rank for rank in layout.mesh.ranks if (rank, part_key(layout, rank)) in left]
-                left -= parts_of(layout)
+                new = [rank for rank in layout.mesh.ranks if (rank, part_key(layout, rank)) in missing]
+                missing -= parts_of(layout)
                 if new:
                     targets.append(self.aliasing.holdings(role, layout, new, parameters))
             plans.append(plan_move(source, merged(targets), self.setting.cluster))
         alone = {
             self.aliasing.name(role, key): model.trained.weights
-            for key, model in part.parts.items()
+            for key, model in role_state.parts.items()
             if model.nested is None
         }
-        return tuple(plans), {**self._memory.get(self._owner(part.role_model), {}), **alone}
+        return tuple(plans), {**self._memory.get(self._owner(role_state.role_model), {}), **alone}
 
     def follow_moves(self, roles: Mapping[str, RoleState]) -> dict[str, MovePlan]:
         """Role that follows another → the move from the average that the other's trainers keep to the role's home; of
@@ -236,9 +236,9 @@ class RoleBuilder:
             plans[role_model.role] = plan_move(source, target, self.setting.cluster)
         return plans
 
-    def _state(self, part: RoleState, trainer: Trainer) -> OffloadUnit | None:
+    def _state(self, role_state: RoleState, trainer: Trainer) -> OffloadUnit | None:
         """The optimizer's buffers, in host memory at once: those of the next role are about to be made."""
-        role = part.role_model.role
+        role = role_state.role_model.role
         if not trainer.is_trained or self.offload_policy.of_state(role, self.rank) == "keep":
             return None
         whole = trainer.model.trained.flat.whole

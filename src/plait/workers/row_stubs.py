@@ -59,18 +59,18 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     mask.
     """
     share, packed, *rest = arrays
-    part = unpack_rows(rest, columns)
+    shared_rows = unpack_rows(rest, columns)
     present = tuple(share.tolist())
     inside = set(present)
     stubs, bits = _unpacked(packed) if len(packed) else (np.zeros((len(share), _NUMBERS), np.int64), None)
     absent = [i for i in range(len(stubs)) if i not in inside]
-    whole = dict(zip(present, part.samples, strict=True))
+    whole = dict(zip(present, shared_rows.samples, strict=True))
     rows = Rows(tuple(whole[i] if i in whole else _hollow(*stub) for i, stub in enumerate(stubs.tolist())))
     places = {Level.TOKEN: rows.token_places(present), Level.SAMPLE: share}
     filled = {}
     for column in columns:
         filled[column] = np.full(rows.shape_of(column.level), np.nan)
-        filled[column][places[column.level]] = part.columns[column]
+        filled[column][places[column.level]] = shared_rows.columns[column]
     away = rows.token_places(absent)
     kept = np.ones(len(away), np.bool_)
     if mask is not None and bits is not None:

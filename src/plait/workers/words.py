@@ -115,7 +115,7 @@ class Delivered:
     def as_asked(self, prompts: Mapping[int, Prompt]) -> Delivered:
         """The same with these prompts, by uid: those of samples that came from another instance have neither text nor
         columns."""
-        return replace(self, samples=[replace(one, prompt=prompts[one.prompt.uid]) for one in self.samples])
+        return replace(self, samples=[replace(sample, prompt=prompts[sample.prompt.uid]) for sample in self.samples])
 
     def to_message(self) -> Message:
         counts = None if self.speculation is None else self.speculation.numbers()

@@ -73,8 +73,8 @@ def check_files(folder: Path, files: Iterable[str], config: Mapping[str, Any], n
     small = {file: read_object(folder / file) for file in SMALL_FILES if (folder / file).is_file()}
     text = _parts(config)[-1]
     vocabulary = text.get("vocab_size")
-    for file, held in (("config.json", text), ("generation_config.json", small.get("generation_config.json", {}))):
-        _check_end(folder / file, held.get("eos_token_id"), vocabulary)
+    for file, settings in (("config.json", text), ("generation_config.json", small.get("generation_config.json", {}))):
+        _check_end(folder / file, settings.get("eos_token_id"), vocabulary)
     shapes = {key: entry["shape"] for file in files for key, entry in read_header(folder / file).items()}
     _check_layers(text, shapes, name)
     _check_embedding(text, shapes, name)
@@ -120,12 +120,12 @@ def _check_layers(text: Mapping[str, Any], shapes: Mapping[str, Any], name: str)
     # With several stacks of layers (an encoder of images) the names do not say which the configuration means.
     if stated is None or len({match[1] for match in layers}) != 1:
         return
-    there = 1 + max(int(match[2]) for match in layers)
+    num_layers = 1 + max(int(match[2]) for match in layers)
     further = text.get("num_nextn_predict_layers") or 0  # which only guess tokens ahead
-    if there > stated + (further if type(further) is int else 0):
+    if num_layers > stated + (further if type(further) is int else 0):
         raise ModelError(
-            f"model: the config.json of {name!r} states {stated} layers, but its weights are of {there}: the model "
-            "would be cut. Mend `num_hidden_layers`, or set `model` to another."
+            f"model: the config.json of {name!r} states {stated} layers, but its weights are of {num_layers}: the "
+            "model would be cut. Mend `num_hidden_layers`, or set `model` to another."
         )
 
 

@@ -104,8 +104,8 @@ def _field(reader: gguf.GGUFReader, key: str) -> Any:
 def _parameter_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("blk."):
-        _, layer, part = stem.split(".")
-        return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
+        _, layer, module = stem.split(".")
+        return f"model.layers.{layer}.{_LAYER_NAMES[module]}.{kind}"
     return f"{_ROOT_NAMES[stem]}.{kind}"
 
 

@@ -52,7 +52,7 @@ def install(
     module: nn.Module,
     plan: Mapping[str, str],
     parameters: Parameters,
-    held: set[str],
+    own_names: set[str],
     split: TokenSplit,
     config: Any,
 ) -> tuple[Partials, ...]:
@@ -62,7 +62,7 @@ def install(
         module: with its head, which stays as it is (`models.head.Vocabulary`).
         plan: style of modules and parameters, by names with `*` for numbers.
         parameters: of the whole model.
-        held: names of the parameters that this rank has a block of.
+        own_names: names of the parameters that this rank has a block of.
         split: of the ranks that hold it together; whether they part tokens between layers.
         config: of the text model.
 
@@ -75,14 +75,14 @@ def install(
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     installer = _Installer(type(module).__name__, plan, parameters, split, config)
     for name, layer in module.named_modules():
-        own = [f"{name}.{leaf}" for leaf, _ in layer.named_parameters() if f"{name}.{leaf}" in held]
+        own = [f"{name}.{leaf}" for leaf, _ in layer.named_parameters() if f"{name}.{leaf}" in own_names]
         if layer is not head and own and not is_idle(layer):
             installer.install(layer, name, own)
     decoder: Any = module.base_model
     decoder.register_forward_hook(installer.copies.clear)
     if split.splits:
-        installer.summed += partial_parameters(module, plan, parameters, held)
-        split_tokens(module, split, parameters, held)
+        installer.summed += partial_parameters(module, plan, parameters, own_names)
+        split_tokens(module, split, parameters, own_names)
     return installer.partials()
 
 

@@ -75,18 +75,18 @@ class TokenSplit:
         return left(part, self.tp, self.bounds) if self.is_on else reduced(part, self.tp)
 
 
-def split_tokens(module: Any, split: TokenSplit, parameters: Parameters, held: set[str]) -> None:
+def split_tokens(module: Any, split: TokenSplit, parameters: Parameters, own_names: set[str]) -> None:
     """Have the decoder of a model, whose cut layers have their collectives, keep its own tokens between them.
 
     Args:
-        held: names of the parameters that this rank has a block of.
+        own_names: names of the parameters that this rank has a block of.
     """
     embedding: Any = module.base_model.get_input_embeddings()
     if not is_idle(embedding):
         embedding.register_forward_pre_hook(_Count(split))
         if not _is_cut(embedding.weight, module, parameters):  # else the sum over ranks parts the tokens
             embedding.register_forward_hook(_TakeOwn(split))
-    for name in _divided_modules(parameters, held):
+    for name in _divided_modules(parameters, own_names):
         module.get_submodule(name).register_forward_pre_hook(_Enter(split), with_kwargs=True)
     decoder, takes_out = module.base_model, False
     decoder.token_split = split
@@ -106,26 +106,28 @@ def token_split(decoder: nn.Module) -> TokenSplit | None:
     return vars(decoder).get("token_split")
 
 
-def partial_parameters(module: Any, plan: Mapping[str, str], parameters: Parameters, held: set[str]) -> tuple[str, ...]:
+def partial_parameters(
+    module: Any, plan: Mapping[str, str], parameters: Parameters, own_names: set[str]
+) -> tuple[str, ...]:
     """Names of the parameters that are used on own tokens, so that each rank has a part of their gradient.
 
     Args:
         plan: style of modules and parameters, by names with `*` for numbers.
-        held: as of `split_tokens`.
+        own_names: as of `split_tokens`.
 
     Raises:
         ModelError: something between the products of a layer is computed in another way than by columns and rows.
     """
     prefix, embedding = f"{module.base_model_prefix}.", module.base_model.get_input_embeddings().weight
     whole = {name for name, param in module.named_parameters(remove_duplicate=False) if param is embedding}
-    divided, names = _divided_modules(parameters, held), []
+    divided, names = _divided_modules(parameters, own_names), []
     if not divided:
         raise ModelError(
             f"sequence_parallel: ranks hold the layers of {type(module).__name__} whole, and divide nothing in them; "
             "set `sequence_parallel` to false"
         )
     for param in parameters.params:
-        if param.name not in held or not param.name.startswith(prefix) or param.name in whole:
+        if param.name not in own_names or not param.name.startswith(prefix) or param.name in whole:
             continue
         owner, _, leaf = param.name.rpartition(".")
         if _module_of(param) not in divided:
@@ -147,13 +149,13 @@ def _is_cut(weight: Tensor, module: nn.Module, parameters: Parameters) -> bool:
     return any(param.cut is not None for param in parameters.params if param.name in names)
 
 
-def _divided_modules(parameters: Parameters, held: set[str]) -> tuple[str, ...]:
+def _divided_modules(parameters: Parameters, own_names: set[str]) -> tuple[str, ...]:
     """Names of the attentions and MLPs: what a layer consists of, where its parameters are cut."""
     return tuple(
         dict.fromkeys(
             _module_of(param)
             for param in parameters.params
-            if param.layer is not None and param.cut is not None and param.name in held
+            if param.layer is not None and param.cut is not None and param.name in own_names
         )
     )
 

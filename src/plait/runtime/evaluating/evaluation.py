@@ -73,8 +73,8 @@ class Evaluation:
         if not self.samples:
             return metrics
         metrics |= {f"eval/{name}": value for name, value in self._measured().items()}
-        for source, part in self.by_source().items():
-            metrics |= {f"eval/{source}/{name}": value for name, value in part._measured().items()}
+        for source, of_source in self.by_source().items():
+            metrics |= {f"eval/{source}/{name}": value for name, value in of_source._measured().items()}
         return metrics
 
     def by_source(self) -> dict[str, Evaluation]:
@@ -88,16 +88,16 @@ class Evaluation:
     def _part(self, places: Sequence[int]) -> Evaluation:
         """These items alone, without means that were logged of all."""
 
-        def of(values: Sequence[Any]) -> tuple[Any, ...]:
+        def chosen(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(values[place] for place in places) if values else ()
 
-        task = None if self.task is None else verdicts.Evaluation(of(self.task.verdicts), self.per_item)
+        task = None if self.task is None else verdicts.Evaluation(chosen(self.task.verdicts), self.per_item)
         return Evaluation(
-            of(self.samples),
-            of(self.rewards),
+            chosen(self.samples),
+            chosen(self.rewards),
             task if task is not None and task.scored else None,
-            of(self.extras),
-            judged={name: of(scores) for name, scores in self.judged.items()},
+            chosen(self.extras),
+            judged={name: chosen(scores) for name, scores in self.judged.items()},
             per_item=self.per_item,
             pass_at=self.pass_at,
         )

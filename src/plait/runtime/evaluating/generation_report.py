@@ -54,12 +54,12 @@ class Meter:
     def now(self, occupancy: Occupancy) -> str:
         """A line for the progress display."""
         tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
-        held, room = occupancy.kv_tokens
-        use = f" ({held / room:.0%})" if self.is_kv_limited else ""
+        held_tokens, most_tokens = occupancy.kv_tokens
+        use = f" ({held_tokens / most_tokens:.0%})" if self.is_kv_limited else ""
         return (
             f"{_rate(tokens, seconds):,.0f} tokens/s  "
             f"{occupancy.num_running} running, {occupancy.num_waiting} waiting  "
-            f"cache {held:,} tokens{use} in {occupancy.kv_bytes / 2**20:,.1f} MiB"
+            f"cache {held_tokens:,} tokens{use} in {occupancy.kv_bytes / 2**20:,.1f} MiB"
         )
 
 

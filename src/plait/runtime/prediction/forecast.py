@@ -74,13 +74,13 @@ class Forecast:
     def load(cls, path: Path) -> Forecast:
         """What `to_json` has written."""
         record = json.loads(path.read_text(encoding="utf-8"))
-        read = lambda part, what, unit: [  # noqa: E731
-            Beside(str(row[what]), row[f"predicted_{unit}"], row[f"measured_{unit}"]) for row in record[part]
+        read = lambda key, what, unit: [  # noqa: E731
+            Beside(str(row[what]), row[f"predicted_{unit}"], row[f"measured_{unit}"]) for row in record[key]
         ]
         parts = read("calls", "call", "s"), read("kinds", "kind", "s"), read("memory", "rank", "bytes")
         carried = {
-            kind: Correction(one["factor"], one["of"], one["steps"], carried=True)
-            for kind, one in record.get("carried", {}).items()
+            kind: Correction(correction["factor"], correction["of"], correction["steps"], carried=True)
+            for kind, correction in record.get("carried", {}).items()
         }
         return cls(record["plan"], record["source"], *parts, carried)
 
@@ -165,12 +165,13 @@ def read_forecast(folder: Path) -> Forecast | None:
 
 def _held_bytes(prepared: Prepared) -> dict[int, int]:
     """Rank → what a dry run says that it holds; of a GPU what tensors take, which is measured there."""
-    of = prepared
-    devices = memory_of_plan(of.recipe, of.flow, of.models, of.shapes, of.plan, of.longest_tokens)
-    process = process_terms("cuda", of.plan.num_ranks) if of.recipe.device == "cuda" else {}
+    devices = memory_of_plan(
+        prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.longest_tokens
+    )
+    process = process_terms("cuda", prepared.plan.num_ranks) if prepared.recipe.device == "cuda" else {}
     elsewhere = sum(process.values())
-    held = {rank: device.expected_bytes - elsewhere for device in devices for rank in device.ranks}
-    return dict(sorted(held.items()))
+    held_bytes = {rank: device.expected_bytes - elsewhere for device in devices for rank in device.ranks}
+    return dict(sorted(held_bytes.items()))
 
 
 def _measured(

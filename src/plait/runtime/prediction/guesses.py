@@ -145,7 +145,9 @@ def drafts_of(rows: Sequence[Mapping[str, float]]) -> DraftRecord | None:
     )
     if not length or not share or not sum(accepted):
         return None
-    gained, part = median(length) - 1.0, median(share)
+    gained, typical_share = median(length) - 1.0, median(share)
     guessed = gained * sum(drafted) / sum(accepted)
     passes = [row["perf/spec/draft_model_passes"] for row in rows if "perf/spec/draft_model_passes" in row]
-    return DraftRecord(tokens=1 + part * gained, rows=1 + part * guessed, passes=median(passes) if passes else 0.0)
+    return DraftRecord(
+        tokens=1 + typical_share * gained, rows=1 + typical_share * guessed, passes=median(passes) if passes else 0.0
+    )
