@@ -186,8 +186,9 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
     """One column for each device, or for several that hold as much of everything."""
     from rich.table import Table
 
-    of = prepared
-    columns = memory_of_plan(of.recipe, of.flow, of.models, of.shapes, plan, of.longest_tokens)
+    columns = memory_of_plan(
+        prepared.recipe, prepared.flow, prepared.models, prepared.shapes, plan, prepared.longest_tokens
+    )
     names = [f"device {ranks_text(device.ranks)}" for device in columns] if plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
     _add_rows(table, "", [dict(device.rows) for device in columns])
@@ -202,8 +203,8 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
 
 
 def _add_rows(table: Any, label: str, cells: Sequence[Mapping[str, int]]) -> None:
-    for what in dict.fromkeys(what for column in cells for what in column):
-        table.add_row(f"{label}{what}", *(human_bytes(column[what]) if what in column else "-" for column in cells))
+    for name in dict.fromkeys(name for column in cells for name in column):
+        table.add_row(f"{label}{name}", *(human_bytes(column[name]) if name in column else "-" for column in cells))
 
 
 def _batch_table(prepared: Outline | Prepared):

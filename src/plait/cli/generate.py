@@ -192,7 +192,7 @@ def _job(
 def _of_speculation(counts: dict[str, float]) -> str:
     if not counts["draft_tokens"]:
         return "speculation: no guess was worth computing"
-    at, of = (
+    by_place, by_source = (
         ", ".join(
             f"{name.removeprefix(prefix)} {share:.0%}" for name, share in counts.items() if name.startswith(prefix)
         )
@@ -202,7 +202,7 @@ def _of_speculation(counts: dict[str, float]) -> str:
         f"speculation: {counts['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
         f"({counts['drafted_steps']:.0%} of steps)\n"
         f"  {counts['draft_tokens']:,.0f} rows verified guesses, {counts['draft_acceptance_rate']:.0%} of which came "
-        f"true; where all before had, by place in the guess: {at}; by source: {of}\n"
+        f"true; where all before had, by place in the guess: {by_place}; by source: {by_source}\n"
         f"  {counts['saved_s']:.1f} s saved by the fitted cost of a step, {counts['drafting_s']:.1f} s spent"
         " on guessing"
     )

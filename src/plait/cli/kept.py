@@ -44,14 +44,14 @@ class Kept:
         self._asked = dict(asked)
         self.rows: list[dict[str, Any]] = []
         """Counts of the finished responses, those of earlier runs included."""
-        there = self.path.exists()
-        if resume and not there:
+        exists = self.path.exists()
+        if resume and not exists:
             raise ConfigError(f"--resume: there is no `{self.path}` to go on from; leave --resume out to begin")
         if resume:
             self.rows = self._read()
-        elif there and overwrite:
+        elif exists and overwrite:
             self.drop()
-        elif there:
+        elif exists:
             raise ConfigError(
                 f"--out: `{self.path}` holds the responses of a run that was broken off; go on with --resume, begin "
                 "again with --overwrite, or give another file"

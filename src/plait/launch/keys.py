@@ -101,8 +101,8 @@ class Keys:
         return [(rank, number, answer), *self._ready()]
 
     def _ready(self) -> list[tuple[int, int, Answer]]:
-        there = [asked for asked, get in self._waiting.items() if all(key in self._values for key in get.keys)]
-        return [(*asked, tuple(self._values[key] for key in self._waiting.pop(asked).keys)) for asked in there]
+        ready = [asked for asked, get in self._waiting.items() if all(key in self._values for key in get.keys)]
+        return [(*asked, tuple(self._values[key] for key in self._waiting.pop(asked).keys)) for asked in ready]
 
     def _changed(self, question: Check | Set | Append | Add | CompareSet | Delete | Count) -> Answer:
         values = self._values

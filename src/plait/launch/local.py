@@ -179,18 +179,25 @@ class LocalProcesses:
         """The processes of all nodes, and where each is."""
         ranks: list[Rank] = []
         places: list[Place] = []
-        share, group, here = num_ranks // len(self._nodes), next(_GROUPS), Counter[int]()
+        share, group, begun_on_node = num_ranks // len(self._nodes), next(_GROUPS), Counter[int]()
         status, line_bytes = self._status or (None, 0)
         several = len(self._nodes) > 1
         try:
             for node in self._nodes:
-                own = range(len(ranks), len(ranks) + share)
+                ranks_of_node = range(len(ranks), len(ranks) + share)
                 order = Order(
-                    group, own, here[node.node], num_ranks, self._environment, self._output_dir, status, line_bytes
+                    group,
+                    ranks_of_node,
+                    begun_on_node[node.node],
+                    num_ranks,
+                    self._environment,
+                    self._output_dir,
+                    status,
+                    line_bytes,
                 )
-                here[node.node] += share
+                begun_on_node[node.node] += share
                 began = node.begin(order)
-                for rank, process in zip(own, began.processes, strict=True):
+                for rank, process in zip(ranks_of_node, began.processes, strict=True):
                     channel = Channel(process.link, began.key, controller=True)
                     ranks.append(Rank(rank, process, channel, node.name if several else ""))
                 places += [replace(place, node=node.node) for place in began.places]

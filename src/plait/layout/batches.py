@@ -49,11 +49,11 @@ class Spread:
         slots = {}
         for rank in layout.mesh.ranks:
             place = layout.coordinates(rank)
-            here = {"dp": place.dp, "tp": place.tp, "pp": place.pp}
-            if all(at is None or here[axis] == at % sizes[axis] for axis, at in pinned.items()):
+            own_coordinates = {"dp": place.dp, "tp": place.tp, "pp": place.pp}
+            if all(at is None or own_coordinates[axis] == at % sizes[axis] for axis, at in pinned.items()):
                 slot = 0
                 for axis in self.split:
-                    slot = slot * sizes[axis] + here[axis]
+                    slot = slot * sizes[axis] + own_coordinates[axis]
                 slots[rank] = slot
         return slots
 

@@ -188,15 +188,15 @@ def rounds(chunks: Sequence[Chunk], routes: Sequence[Sequence[tuple[int, int]]],
     receiving: dict[int, int] = defaultdict(int)
     placed: list[tuple[int, int, int, int, int]] = []
     for index, (chunk, edges) in enumerate(zip(chunks, routes, strict=True)):
-        there = dict.fromkeys(chunk.holders, 0)
+        rounds_of_ranks = dict.fromkeys(chunk.holders, 0)
         for hop, (sender, receiver) in enumerate(edges):
-            busy = (sending[sender] | receiving[receiver]) >> there[sender]
-            at = there[sender] + (~busy & (busy + 1)).bit_length() - 1
+            busy = (sending[sender] | receiving[receiver]) >> rounds_of_ranks[sender]
+            at = rounds_of_ranks[sender] + (~busy & (busy + 1)).bit_length() - 1
             if not cluster.is_store(sender):
                 sending[sender] |= 1 << at
             if not cluster.is_store(receiver):
                 receiving[receiver] |= 1 << at
-            there[receiver] = at + 1
+            rounds_of_ranks[receiver] = at + 1
             placed.append((at, index, hop, sender, receiver))
     return [
         Transfer(seq, at, sender, receiver, chunks[index])

@@ -168,7 +168,10 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
         return 0.0
     rollout = seen.rollout(size)
     sizes = Counter(sample.part for row in rows for sample in row)
-    works = {part: (here if count <= size.parted else size.together) * seen.score_s for part, here in sizes.items()}
+    works = {
+        part: (size_of_part if count <= size.parted else size.together) * seen.score_s
+        for part, size_of_part in sizes.items()
+    }
 
     def end_s(loads: Sequence[Sequence[Left]], stand_still_s: float, free_s: float) -> float:
         ends = [finish_times([sample.steps for sample in load], seen.decode_s, stand_still_s) for load in loads]

@@ -29,12 +29,12 @@ def nothing_to_hide(plan: Plan, flow: Dataflow, models: Collection[str], copied:
             reasons.append("one instance generates")
             continue
         scores = [call for call in flow.of_kind(CallKind.SCORE) if call.rows == node.id and call.role in models]
-        here = [call for call in scores if may_stream(call, flow) and ranks & _ranks(plan, call)]
-        if any(call.role not in copied for call in here):
+        streaming = [call for call in scores if may_stream(call, flow) and ranks & _ranks(plan, call)]
+        if any(call.role not in copied for call in streaming):
             return ""
-        roles = " and ".join(dict.fromkeys(str(call.role) for call in here))
+        roles = " and ".join(dict.fromkeys(str(call.role) for call in streaming))
         brought = f"weights of {roles} are brought from where they train before samples are scored"
-        reasons.append(brought if here else "no model scores samples where they are generated")
+        reasons.append(brought if streaming else "no model scores samples where they are generated")
     return reasons[0]
 
 

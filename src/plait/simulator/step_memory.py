@@ -128,11 +128,11 @@ def memory_of(
 
 
 def _of_rank(slack: Mapping[str, Floats | int], rank: int) -> dict[str, float]:
-    return {what: count if isinstance(count, int) else float(count[rank]) for what, count in slack.items()}
+    return {name: count if isinstance(count, int) else float(count[rank]) for name, count in slack.items()}
 
 
 def _counted(terms: Mapping[str, float]) -> dict[str, int]:
-    return {what: int(count) for what, count in terms.items() if count}
+    return {name: int(count) for name, count in terms.items() if count}
 
 
 def _terms(

@@ -239,8 +239,8 @@ class StepProgram:
                     self._there[unit] |= away
             elif unit in written:
                 self._there[unit] |= unit.mask & mask
-            elif there := self._there[unit] & mask:
-                leaves.append((unit, there, unit.leave_s))
+            elif present := self._there[unit] & mask:
+                leaves.append((unit, present, unit.leave_s))
                 self._there[unit] &= ~mask
                 if unit.copies is not None:
                     self._stale.add(unit.copies)

@@ -37,13 +37,13 @@ def split_over(
         Every sample in exactly one micro-batch of one rank; ranks without samples have none. A pure function of its
         arguments.
     """
-    how = {"share_prompts": share_prompts, "whole_groups": whole_groups}
+    grouping = {"share_prompts": share_prompts, "whole_groups": whole_groups}
     of_ranks = []
-    for share in shares_over(samples, ways, pair_tokens=pair_tokens, **how):
+    for share in shares_over(samples, ways, pair_tokens=pair_tokens, **grouping):
         members = [samples[i] for i in share]
-        micros = split_micro_batches(members, budget_tokens, **how)
+        micros = split_micro_batches(members, budget_tokens, **grouping)
         if len(micros) < least and len(members) > len(micros):
-            micros = _at_least(members, least, budget_tokens, pair_tokens, **how)
+            micros = _at_least(members, least, budget_tokens, pair_tokens, **grouping)
         of_ranks.append(tuple(_renumbered(micro, share) for micro in micros))
     return tuple(of_ranks)
 
@@ -64,7 +64,7 @@ def shares_over(
 
 
 def _balanced(
-    samples: Sequence[SampleSize], ways: int, pair_tokens: float, *, in_turn: bool = False, **how: bool
+    samples: Sequence[SampleSize], ways: int, pair_tokens: float, *, in_turn: bool = False, **grouping: bool
 ) -> list[tuple[int, ...]]:
     """Samples of each of at most `ways` parts, by the cheapest of some ways to cut groups.
 
@@ -72,13 +72,13 @@ def _balanced(
         in_turn: parts pass a pipeline one after the other, which takes the sum of all and, to fill and drain it, the
             largest once more; else they are computed at the same time, which takes the largest.
     """
-    total = sum(micro.num_tokens for micro in _pieces(samples, None, **how))
-    caps = [None] if how["whole_groups"] else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
+    total = sum(micro.num_tokens for micro in _pieces(samples, None, **grouping))
+    caps = [None] if grouping["whole_groups"] else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
     best: tuple[float, list[tuple[int, ...]]] | None = None
     for cap in caps:
-        pieces = _pieces(samples, cap, **how)
+        pieces = _pieces(samples, cap, **grouping)
         parts = _spread(pieces, [_load(samples, piece, pair_tokens) for piece in pieces], ways)
-        loads = [_load(samples, _micro_batch(samples, part, how["share_prompts"]), pair_tokens) for part in parts]
+        loads = [_load(samples, _micro_batch(samples, part, grouping["share_prompts"]), pair_tokens) for part in parts]
         cost = max(loads, default=0) + (sum(loads) if in_turn else 0)
         if best is None or cost < best[0]:
             best = cost, parts
@@ -87,21 +87,21 @@ def _balanced(
 
 
 def _at_least(
-    samples: Sequence[SampleSize], least: int, budget_tokens: int, pair_tokens: float, **how: bool
+    samples: Sequence[SampleSize], least: int, budget_tokens: int, pair_tokens: float, **grouping: bool
 ) -> tuple[MicroBatch, ...]:
     """About equal micro-batches, `least` of them as far as groups allow it; more where one exceeds the budget."""
-    parts = _balanced(samples, least, pair_tokens, in_turn=True, **how)
-    micros = [_micro_batch(samples, part, how["share_prompts"]) for part in parts]
+    parts = _balanced(samples, least, pair_tokens, in_turn=True, **grouping)
+    micros = [_micro_batch(samples, part, grouping["share_prompts"]) for part in parts]
     if any(micro.num_tokens > budget_tokens for micro in micros):
         micros = [
             _renumbered(micro, part)
             for part in parts
-            for micro in split_micro_batches([samples[i] for i in part], budget_tokens, **how)
+            for micro in split_micro_batches([samples[i] for i in part], budget_tokens, **grouping)
         ]
     return tuple(sorted(micros, key=lambda micro: (-micro.num_tokens, micro.samples)))
 
 
-def _pieces(samples: Sequence[SampleSize], cap: int | None, **how: bool) -> list[MicroBatch]:
+def _pieces(samples: Sequence[SampleSize], cap: int | None, **grouping: bool) -> list[MicroBatch]:
     """Groups, in pieces of at most `cap` tokens where there is a cap."""
     groups: dict[Hashable, list[int]] = {}
     for i, sample in enumerate(samples):
@@ -110,7 +110,7 @@ def _pieces(samples: Sequence[SampleSize], cap: int | None, **how: bool) -> list
     for members in groups.values():
         sizes = [samples[i] for i in members]
         most = sum(size.prompt_tokens + size.response_tokens for size in sizes)
-        cut = split_micro_batches(sizes, max(1, most if cap is None else cap), **how)
+        cut = split_micro_batches(sizes, max(1, most if cap is None else cap), **grouping)
         pieces.extend(_renumbered(piece, members) for piece in cut)
     return pieces
 
@@ -120,9 +120,9 @@ def _spread(pieces: Sequence[MicroBatch], weights: Sequence[float], ways: int) -
     loads: list[float] = [0] * ways
     parts: list[list[int]] = [[] for _ in range(ways)]
     for weight, piece in sorted(zip(weights, pieces, strict=True), key=lambda pair: (-pair[0], pair[1].samples)):
-        part = min(range(ways), key=lambda k: (loads[k], k))
-        loads[part] += weight
-        parts[part].extend(piece.samples)
+        lightest = min(range(ways), key=lambda k: (loads[k], k))
+        loads[lightest] += weight
+        parts[lightest].extend(piece.samples)
     return [tuple(sorted(part)) for part in parts if part]
 
 

@@ -60,8 +60,8 @@ class VllmEnvironment:
 
 def vllm_python() -> Path:
     """The Python that vLLM is expected to be installed for."""
-    if said := os.environ.get(VARIABLE):
-        return Path(os.path.expanduser(said))
+    if path := os.environ.get(VARIABLE):
+        return Path(os.path.expanduser(path))
     return default_folder() / "bin" / "python"
 
 

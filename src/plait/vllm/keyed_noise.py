@@ -56,15 +56,17 @@ class KeyedNoise(LogitsProcessor):
         rows, self._parameters = self._rows, None
         for index in batch_update.removed:
             rows.pop(index, None)
-        for index, params, _, said in batch_update.added:
-            asked = params.extra_args
-            rows[index] = Draws(asked["noise_key"], asked["temperature"], asked["top_k"], asked["top_p"], said)
+        for index, params, _, token_ids in batch_update.added:
+            settings = params.extra_args
+            rows[index] = Draws(
+                settings["noise_key"], settings["temperature"], settings["top_k"], settings["top_p"], token_ids
+            )
         for source, target, direction in batch_update.moved:
-            one, other = rows.pop(source, None), rows.pop(target, None)
-            if one is not None:
-                rows[target] = one
-            if other is not None and direction == MoveDirectionality.SWAP:
-                rows[source] = other
+            from_source, from_target = rows.pop(source, None), rows.pop(target, None)
+            if from_source is not None:
+                rows[target] = from_source
+            if from_target is not None and direction == MoveDirectionality.SWAP:
+                rows[source] = from_target
 
     def apply(self, logits: Tensor) -> Tensor:
         """See LogitsProcessor.

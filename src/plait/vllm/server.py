@@ -146,9 +146,9 @@ class VllmServer:
         """The sample, where it has ended."""
         from plait.generation.stopping import completes_stop
 
-        (said,) = output.outputs
-        token_ids = tuple(said.token_ids)
-        stopped = said.finish_reason == "stop"
+        (completion,) = output.outputs
+        token_ids = tuple(completion.token_ids)
+        stopped = completion.finish_reason == "stop"
         if not stopped and wanted.stop and completes_stop(self._texts(), token_ids, wanted.stop):
             stopped = True
             if not output.finished:
@@ -156,7 +156,7 @@ class VllmServer:
         if not (stopped or output.finished):
             return []
         del self._open[name]
-        return [Ended(wanted.key, token_ids, tuple(said.logprobs.logprobs), stopped)]
+        return [Ended(wanted.key, token_ids, tuple(completion.logprobs.logprobs), stopped)]
 
     def _texts(self) -> Any:
         """The model's tokenizer, read when it is first needed."""

@@ -33,10 +33,10 @@ class LeaderWeights:
     def holding(self) -> Iterator[bool]:
         """Within it the leader's models can be computed with, one after another; whether all of them can."""
         copies = [self._state.copies[role][number] for role, number in self._announcer.fresh.stale]
-        gone = [rank for each in copies if each.after != "keep" for rank, _ in each.parts]
+        gone = [rank for copy in copies if copy.after != "keep" for rank, _ in copy.parts]
         if LEADER in gone:
             yield False
             return
         needs: list[Need] = [(role, what) for role in self._state.roles for what in ("home", "score", "decode")]
-        with self._state.offloads.holding(*needs) as there:
-            yield there
+        with self._state.offloads.holding(*needs) as all_fit:
+            yield all_fit

@@ -90,18 +90,18 @@ class RemoteMoves:
     def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
         """See InstanceMoves."""
         out = self._outstanding
-        here = {pair: [key for key in keys if out.where.get(key) == pair[0]] for pair, keys in pairs.items()}
-        here = {pair: keys for pair, keys in here.items() if keys}
-        if self.is_moving or out.pending or not here:
+        moving = {pair: [key for key in keys if out.where.get(key) == pair[0]] for pair, keys in pairs.items()}
+        moving = {pair: keys for pair, keys in moving.items() if keys}
+        if self.is_moving or out.pending or not moving:
             return 0
         self.moved_s = None
         self._count += 1
-        numbers = {uid: out.numbers[uid] for keys in here.values() for uid, _ in keys}
+        numbers = {uid: out.numbers[uid] for keys in moving.values() for uid, _ in keys}
         prompts = [out.prompts[uid] for uid in numbers] if how.ahead else ()
-        gathering = Gathering(here, numbers, how.recompute, move=self._count, prompts=prompts)
+        gathering = Gathering(moving, numbers, how.recompute, move=self._count, prompts=prompts)
         self._under_way = StagedMove(gathering, ahead=how.ahead)
         self.go_on()
-        return sum(map(len, here.values()))
+        return sum(map(len, moving.values()))
 
     def go_on(self) -> None:
         """Have the next stage of the move done, if nothing has to be heard before."""

@@ -81,9 +81,11 @@ class RoleBuilder:
         Raises:
             ModelError: a model cannot be read, or is refused.
         """
-        here = [role_model for role_model in self.setting.models if self.rank in self.places[role_model.role].ranks]
-        shared = self._whole_models(here)
-        return {role_model.role: self._role(role_model, shared) for role_model in here}
+        own_models = [
+            role_model for role_model in self.setting.models if self.rank in self.places[role_model.role].ranks
+        ]
+        shared = self._whole_models(own_models)
+        return {role_model.role: self._role(role_model, shared) for role_model in own_models}
 
     def joint_teams(self) -> dict[Layout, Team]:
         """Layouts on which several roles train together → their teams, of those that this rank is a member of."""
@@ -91,9 +93,9 @@ class RoleBuilder:
         teams = {order.layout: self.teams[order.layout] for order in orders if order is not None}
         return {layout: team for layout, team in teams.items() if team is not None}
 
-    def _whole_models(self, here: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
+    def _whole_models(self, own_models: Sequence[RoleModel]) -> dict[tuple[Owner, PartKey], Any]:
         """Those that this rank computes with whole, of which roles may share some."""
-        whole = [role_model for role_model in here if (self.rank, WHOLE) in self.places[role_model.role].uses]
+        whole = [role_model for role_model in own_models if (self.rank, WHOLE) in self.places[role_model.role].uses]
         models = build_models(whole, self.recipe)
         return {(self._owner(role_model), WHOLE): models[role_model.role] for role_model in whole}
 

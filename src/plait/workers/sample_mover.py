@@ -233,9 +233,9 @@ class SampleMover:
     # -- what is told
 
     def _offer(self, moves: SampleMoves, keys: Sequence[Key], recompute: Collection[Key] = ()) -> Offer:
-        here = [key for key in keys if key in moves.started]
-        states = tuple(moves.export_sample(*key, until=0, final=False) for key in here)
-        return Offer(states, tuple(key for key in here if key in recompute))
+        started = [key for key in keys if key in moves.started]
+        states = tuple(moves.export_sample(*key, until=0, final=False) for key in started)
+        return Offer(states, tuple(key for key in started if key in recompute))
 
     def _offered(self, keys: Sequence[Key], recompute: Collection[Key]) -> Offer:
         others = [rank for rank in self._target.mesh.ranks if rank not in self._source.mesh.ranks]

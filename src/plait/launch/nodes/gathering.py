@@ -41,10 +41,10 @@ class Gathered:
         """Where ranks are started, in the order of their ranks: machine by machine. Where some were lost, the most of
         the others that are equally many on each machine, as plans have them."""
         machines = self._machines()
-        counts = {len(there) for there in machines}
-        sizes = {count: count * sum(len(there) >= count for there in machines) for count in counts}
+        counts = {len(places) for places in machines}
+        sizes = {count: count * sum(len(places) >= count for places in machines) for count in counts}
         best = max(sizes, key=lambda count: (sizes[count], count), default=0)
-        return [node for there in machines if len(there) >= best for node in there[:best]]
+        return [node for places in machines if len(places) >= best for node in places[:best]]
 
     @property
     def links(self) -> list[NodeLink]:
@@ -59,10 +59,10 @@ class Gathered:
     def check_equal(self) -> None:
         """Raises ConfigError where machines have different numbers of commands: a plan is for equal ones."""
         machines = self._machines()
-        if len({len(there) for there in machines}) > 1:
+        if len({len(places) for places in machines}) > 1:
             raise ConfigError(
                 "expected the same number of commands on each node, found "
-                + ", ".join(f"{len(there)} on node {there[0].node}" for there in machines)
+                + ", ".join(f"{len(places)} on node {places[0].node}" for places in machines)
             )
 
     def _machines(self) -> list[list[Node]]:

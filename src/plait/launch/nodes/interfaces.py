@@ -54,11 +54,11 @@ def interface_of(address: str) -> str:
     """
     if address.startswith("127."):
         return LOOPBACK_INTERFACE
-    there = list(addresses())
-    for name, own in there:
-        if own == address:
+    interfaces = list(addresses())
+    for name, own_address in interfaces:
+        if own_address == address:
             return name
-    choices = ", ".join(f"{own} ({name})" for name, own in there)
+    choices = ", ".join(f"{own_address} ({name})" for name, own_address in interfaces)
     raise ConfigError(f"the address {address} is none of this machine's, which are {choices}; give one of these")
 
 

@@ -112,9 +112,10 @@ class NodeLink:
             self._relay.attach(rank, theirs)
         folder = None if order.output_dir is None else str(order.output_dir)
         environment = tuple(order.environment.items())
-        ranks, here = tuple(order.ranks), os.getcwd()
+        ranks, working_folder = tuple(order.ranks), os.getcwd()
         launched = self.ask(
-            messages.Launch(order.group, ranks, order.num_ranks, environment, folder, here, order.line_bytes), _START_S
+            messages.Launch(order.group, ranks, order.num_ranks, environment, folder, working_folder, order.line_bytes),
+            _START_S,
         )
         if not isinstance(launched, messages.Launched):
             for end in ends:

@@ -62,25 +62,26 @@ class Rooms:
         `ray.available_resources()`. What placement groups have is known by node; of all other tasks and actors only
         what they use together, which is theirs where there is but one node."""
         live = {node["NodeID"]: node for node in nodes if node["Alive"]}
-        held: dict[str, Counter[str]] = {node: Counter() for node in live}
+        used_by_node: dict[str, Counter[str]] = {node: Counter() for node in live}
         for group in groups.values():
             for index, bundle in group["bundles"].items():
                 where = group["bundles_to_node_id"].get(index)  # of one that waits: no node
-                if where in held and group["state"] != "REMOVED":
-                    held[where].update(bundle)
+                if where in used_by_node and group["state"] != "REMOVED":
+                    used_by_node[where].update(bundle)
         used = {name: total - free.get(name, 0.0) for name, total in whole.items()}
         elsewhere = {
-            name: amount - sum(used_there[name] for used_there in held.values()) for name, amount in used.items()
+            name: amount - sum(used_there[name] for used_there in used_by_node.values())
+            for name, amount in used.items()
         }
         elsewhere = {name: amount for name, amount in elsewhere.items() if amount > _NOTHING}
         if len(live) == 1:
-            held[next(iter(live))].update(elsewhere)
+            used_by_node[next(iter(live))].update(elsewhere)
             elsewhere = {}
         rooms = [
             Room(
                 f"{node['NodeManagerHostname']} ({number[:8]})",
                 node["Resources"],
-                {name: max(0.0, total - held[number][name]) for name, total in node["Resources"].items()},
+                {name: max(0.0, total - used_by_node[number][name]) for name, total in node["Resources"].items()},
             )
             for number, node in live.items()
         ]
@@ -102,8 +103,12 @@ def node_counts(need: Need, rooms: Rooms) -> tuple[list[int], list[int]]:
         raise ConfigError(f"{need.num_ranks} ranks (key `devices`) cannot be divided among --nodes {need.nodes}")
     counts = [need.nodes] if need.nodes else [n for n in range(1, need.num_ranks + 1) if need.num_ranks % n == 0]
 
-    def held(there: Sequence[Mapping[str, float]]) -> list[int]:
-        return [count for count in counts if sum(_holds(resources, need.share(count)) for resources in there) >= count]
+    def held(resources_of_nodes: Sequence[Mapping[str, float]]) -> list[int]:
+        return [
+            count
+            for count in counts
+            if sum(_holds(resources, need.share(count)) for resources in resources_of_nodes) >= count
+        ]
 
     ever = held([room.total for room in rooms.nodes])
     if not ever:
@@ -136,8 +141,8 @@ def passed(environ: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
-def _holds(there: Mapping[str, float], share: Mapping[str, float]) -> bool:
-    return all(there.get(name, 0.0) >= amount for name, amount in share.items())
+def _holds(resources: Mapping[str, float], share: Mapping[str, float]) -> bool:
+    return all(resources.get(name, 0.0) >= amount for name, amount in share.items())
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

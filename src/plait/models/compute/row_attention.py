@@ -119,10 +119,10 @@ def error_of(kind: Attention, kernel: Kernel | None = None) -> float:
     return max(float((a.to(wide) - e).norm() / e.norm()) for a, e in zip(actual, expected, strict=True))
 
 
-def _passes(of: RowPlan, inputs: list[Tensor], grad: Tensor, form: AttentionForm) -> list[Tensor]:
+def _passes(row_plan: RowPlan, inputs: list[Tensor], grad: Tensor, form: AttentionForm) -> list[Tensor]:
     """The output, and the gradients of the inputs."""
     with torch.enable_grad():
         leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
         query, key, value, *sinks = leaves
-        out = of.attend(query, key, value, replace(form, sinks=sinks[0] if sinks else None))
+        out = row_plan.attend(query, key, value, replace(form, sinks=sinks[0] if sinks else None))
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]

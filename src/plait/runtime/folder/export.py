@@ -81,9 +81,9 @@ def export_whole(run_dir: Path, folder: Path) -> None:
 
 def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
     store = CheckpointStore(run_dir / CHECKPOINTS, keep_last=1)
-    there = store.steps()
-    if step is not None and step not in there:
-        listed = ", ".join(map(str, there)) or "none"
+    steps = store.steps()
+    if step is not None and step not in steps:
+        listed = ", ".join(map(str, steps)) or "none"
         raise ConfigError(f"--step: `{run_dir}` has no checkpoint of step {step}; there are: {listed}")
     checkpoint = store.latest() if step is None else store.at(step)
     if checkpoint is None:

@@ -93,7 +93,10 @@ class Moments:
 
     def _write(self, version: int, moment: Moment) -> None:
         self._moments[version] = moment
-        stood = [[uid, [list(item) for item in of.items()]] for uid, of in moment.standing.items()]
+        stood = [
+            [uid, [list(item) for item in tokens_of_samples.items()]]
+            for uid, tokens_of_samples in moment.standing.items()
+        ]
         row = {"version": version, "kv": moment.kv, "open": stood}
         with writing(self._path), open(self._path, "a") as file:
             file.write(json.dumps(row) + "\n")

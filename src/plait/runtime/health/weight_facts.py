@@ -65,13 +65,13 @@ class WeightFacts:
 
     def _weights(self) -> dict[str, Tensor | FlatWeights]:
         """Role → what training changes of it, or all that it has where it is not trained; those that are here."""
-        here: dict[str, Tensor | FlatWeights] = {}
+        weights_of_roles: dict[str, Tensor | FlatWeights] = {}
         for name, model in self._patient.models.items():
             weights = model.weights if self._is_frozen(name) or model.nested else model.trained.weights
             now = self._patient.workers.leader_weights.now(name, weights)
             if now is not None:
-                here[name] = model.nested or now
-        return here
+                weights_of_roles[name] = model.nested or now
+        return weights_of_roles
 
     def _fingerprints(self) -> dict[str, str]:
         return {name: fingerprint(weights) for name, weights in self._weights().items()}

@@ -143,7 +143,7 @@ def _pipeline(
 def _left(facts: Facts, rank: int) -> float:
     """Bytes of a device that nothing but activations is expected to take while it trains."""
     memory = next(device for device in memory_by_device(facts) if rank in device.ranks)
-    counted = sum(count for what, count in memory.rows if what == ACTIVATIONS)
+    activation_bytes = sum(count for what, count in memory.rows if what == ACTIVATIONS)
     training = {p.call for p in facts.plan.placements if p.mode == "train"}
-    there = max(count for what, count in memory.during if what in training) - counted
-    return device_bytes(facts.recipe, facts.plan.num_ranks) - there - sum(count for _, count in memory.slack)
+    other_bytes = max(count for what, count in memory.during if what in training) - activation_bytes
+    return device_bytes(facts.recipe, facts.plan.num_ranks) - other_bytes - sum(count for _, count in memory.slack)

@@ -27,7 +27,9 @@ class Alone:
         return Progress(self._prepared.recipe.steps, watched=watched(self._prepared))
 
     def workers(self, recorder: Recorder) -> WorkerGroup:
-        of = self._prepared
-        setting = Setting(of.recipe, of.flow, of.models, of.plan, LEADER, lambda what: nullcontext())
+        prepared = self._prepared
+        setting = Setting(
+            prepared.recipe, prepared.flow, prepared.models, prepared.plan, LEADER, lambda what: nullcontext()
+        )
         rank_state = make_rank_state(setting)
         return WorkerGroup(Announcer(rank_state, Transport(None, LEADER, ()), recorder, StatusFile(None, LEADER)), 1)

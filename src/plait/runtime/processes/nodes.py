@@ -78,10 +78,10 @@ def devices_of(recipe: Recipe, nodes: Sequence[Node]) -> int:
     for node in nodes:
         by_node.setdefault(node.node, []).append(node)
     return sum(
-        sum(node_there.devices for node_there in there)
-        if there[0].own_devices
-        else max(node_there.devices for node_there in there)
-        for there in by_node.values()
+        sum(node_there.devices for node_there in places)
+        if places[0].own_devices
+        else max(node_there.devices for node_there in places)
+        for places in by_node.values()
     )
 
 
@@ -91,8 +91,8 @@ def threads_of(recipe: Recipe, num_ranks: int, nodes: Sequence[Node]) -> int:
     if recipe.threads:
         return recipe.threads
     share = num_ranks // len(nodes)
-    there = [sum(other.node == node.node for other in nodes) for node in nodes]
-    return max(1, min(node.cores // (share * count) for node, count in zip(nodes, there, strict=True)))
+    places_beside = [sum(other.node == node.node for other in nodes) for node in nodes]
+    return max(1, min(node.cores // (share * count) for node, count in zip(nodes, places_beside, strict=True)))
 
 
 def _attached(attached: Attached, key: bytes, silent_after_s: float, say: Callable[[str], None]) -> Gathered:

@@ -224,8 +224,8 @@ class Calls:
     def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
         """What training on the samples would log, without training on them."""
         self._progress.phase(node.call, 0, "actions")
-        of = {"temperature": self._temperature(node), "batch_values": state.batch}
-        return self._model(node).trainer.evaluate(node, self._rows_of(node, state), **of)
+        loss_inputs = {"temperature": self._temperature(node), "batch_values": state.batch}
+        return self._model(node).trainer.evaluate(node, self._rows_of(node, state), **loss_inputs)
 
     def _rows_of(self, node: Node, state: StepState) -> Rows:
         """What a TRAIN call trains on, with the columns that its loss reads."""

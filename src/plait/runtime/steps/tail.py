@@ -70,10 +70,10 @@ class FusionGate:
         ranks = {span.rank for span in timeline.spans if span.kind == "DECODE"}
         if not steps or not lengths:
             return
-        here = [span for span in timeline.spans if span.rank in ranks]
-        scores = [span for span in here if span.kind == "SCORE" and span.lane == COMPUTE]
+        spans = [span for span in timeline.spans if span.rank in ranks]
+        scores = [span for span in spans if span.kind == "SCORE" and span.lane == COMPUTE]
         roles = {span.role for span in scores}
-        loaded_s = sum(span.duration_s for span in here if span.kind == "ONLOAD" and span.role in roles)
+        loaded_s = sum(span.duration_s for span in spans if span.kind == "ONLOAD" and span.role in roles)
         fixed_s, each_s = decode_line(steps)
         wide = max(1, len(ranks) // max(1, instances))
         move_s = self.experience.move_s(fixed_s + each_s)
