@@ -12,6 +12,7 @@ from plait.data.records import FinishReason, Sample
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels import noise
+from tests.kernels.plain_noise import draw_key_of, gumbel_of, uniform_of
 
 
 def log_softmax(logits: Sequence[float], temperature: float) -> list[float]:
@@ -43,12 +44,12 @@ def draw(logits: Sequence[float], draw_key: int, sampling: Sampling, num_candida
         return token_id, logprobs[token_id]
     candidates = sorted(range(len(logits)), key=lambda i: -logits[i])[:num_candidates]
     kept = kept_tokens(logprobs, sampling.top_k, sampling.top_p)
-    scores = {i: logprobs[i] + noise.gumbel_of(draw_key, i) for i in kept if i in candidates}
+    scores = {i: logprobs[i] + gumbel_of(draw_key, i) for i in kept if i in candidates}
     token_id = max(scores, key=scores.__getitem__)
     tail = sorted(i for i in kept if i not in candidates)
     mass = math.fsum(math.exp(logprobs[i]) for i in tail)
-    if tail and math.log(mass) + noise.gumbel_of(draw_key, noise.TAIL_GUMBEL) > scores[token_id]:
-        point, token_id = noise.uniform_of(draw_key, noise.TAIL_UNIFORM) * mass, tail[-1]
+    if tail and math.log(mass) + gumbel_of(draw_key, noise.TAIL_GUMBEL) > scores[token_id]:
+        point, token_id = uniform_of(draw_key, noise.TAIL_UNIFORM) * mass, tail[-1]
         for i in tail:
             point -= math.exp(logprobs[i])
             if point < 0:
@@ -73,7 +74,7 @@ def generate(module: Any, tokenizer: Any, request: Request, *, max_positions: in
         reason = FinishReason.LENGTH
         while len(token_ids) < limit:
             logits = module(input_ids=torch.tensor([prompt_ids + token_ids]), use_cache=False).logits[0, -1]
-            draw_key = noise.draw_key_of(key, len(token_ids))
+            draw_key = draw_key_of(key, len(token_ids))
             token_id, logprob = draw(logits.double().tolist(), draw_key, sampling, num_candidates)
             token_ids.append(token_id)
             logprobs.append(logprob)

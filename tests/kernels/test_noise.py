@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plait.kernels import noise
 from plait.kernels.noise import NoiseKey
+from tests.kernels.plain_noise import draw_key_of, gumbel_of, uniform_of
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -24,12 +25,12 @@ def test_mix_is_the_finaliser_of_splitmix64() -> None:
 
 @given(key=int64, position=st.integers(0, 10**6), token_id=st.integers(-2, 10**6))
 def test_tensors_compute_the_bits_of_the_plain_functions(key: int, position: int, token_id: int) -> None:
-    draw_key = noise.draw_key_of(key, position)
+    draw_key = draw_key_of(key, position)
     keys = noise.draw_keys(torch.tensor([key]), torch.tensor([position]))
     assert keys.tolist() == [noise.signed(draw_key)]
-    assert noise.uniform(keys, token_id).tolist() == [noise.uniform_of(draw_key, token_id)]
+    assert noise.uniform(keys, token_id).tolist() == [uniform_of(draw_key, token_id)]
     assert noise.gumbel(keys, torch.tensor([token_id])).item() == pytest.approx(
-        noise.gumbel_of(draw_key, token_id), rel=1e-12, abs=1e-12
+        gumbel_of(draw_key, token_id), rel=1e-12, abs=1e-12
     )
 
 
@@ -65,7 +66,7 @@ def kolmogorov_smirnov(values: torch.Tensor) -> float:
 def test_uniform_over_each_part_of_the_key() -> None:
     many = torch.arange(20_000)
     key = NoiseKey(0).sample_key(0, 0)
-    over_tokens = noise.uniform(torch.tensor(noise.signed(noise.draw_key_of(key, 0))), many)
+    over_tokens = noise.uniform(torch.tensor(noise.signed(draw_key_of(key, 0))), many)
     over_positions = noise.uniform(noise.draw_keys(torch.tensor(noise.signed(key)), many), 7)
     indices = torch.tensor([noise.signed(NoiseKey(0).sample_key(0, i)) for i in range(20_000)])
     over_samples = noise.uniform(noise.draw_keys(indices, torch.tensor(0)), 7)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.kernels.draft_lookup import CELLS
-from plait.kernels.noise import draw_key_of, gumbel_of
 from plait.speculation import pool as pool_module
 from plait.speculation.drafter import Asked, Guesses, PoolDrafter
 from plait.speculation.pool import least_bytes, most_entries
+from tests.kernels.plain_noise import draw_key_of, gumbel_of
 
 SURE = np.ones(int(np.prod(CELLS)))
 PROMPT = (40, 41, 42, 43, 44)

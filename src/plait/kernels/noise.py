@@ -3,15 +3,13 @@
 A sample's key folds (run seed, rollout index, prompt uid, sample index, attempt, turn); with the position in the
 response it gives the key of one draw; with a token id that gives the 64 bits behind one Gumbel variable. The mixer is
 the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, in the
-constants of Stafford's variant 13). The tensor functions and the plain ones (`*_of`) compute the same bits; the plain
-ones are the oracle, and cheap for single keys.
+constants of Stafford's variant 13).
 
 Shapes: any; tensors are int64 and wrap modulo 2**64.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -59,22 +57,6 @@ def fold(*values: int) -> int:
     return key
 
 
-def draw_key_of(sample_key: int, position: int) -> int:
-    """Key of the draw at a position (0 = first response token)."""
-    return mix(sample_key + (position + 1) * GOLDEN)
-
-
-def uniform_of(draw_key: int, token_id: int) -> float:
-    """The uniform variable in (0, 1) of a token (or tail stream) in a draw."""
-    bits = mix(draw_key + mix(token_id + GOLDEN))
-    return ((bits >> (64 - UNIFORM_BITS)) + 0.5) * 2.0**-UNIFORM_BITS
-
-
-def gumbel_of(draw_key: int, token_id: int) -> float:
-    """The standard Gumbel variable of a token (or tail stream) in a draw."""
-    return -math.log(-math.log(uniform_of(draw_key, token_id)))
-
-
 def signed(bits: int) -> int:
     """The int64 with the same 64 bits, as a tensor can hold it."""
     bits &= MASK
@@ -82,19 +64,20 @@ def signed(bits: int) -> int:
 
 
 def draw_keys(sample_keys: Tensor, positions: Tensor) -> Tensor:
-    """`draw_key_of`, elementwise: int64 of one shape, to that shape."""
+    """Keys of the draws at positions (0 = first response token): int64 of one shape, to that shape."""
     return _mix(sample_keys + (positions + 1) * signed(GOLDEN))
 
 
 def uniform(keys: Tensor, token_ids: Tensor | int) -> Tensor:
-    """`uniform_of`, elementwise: int64 of shapes that broadcast, to float64 of their common shape."""
+    """Uniform variables in (0, 1) of tokens (or tail streams) in draws: int64 of shapes that broadcast, to float64 of
+    their common shape."""
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=keys.device)
     bits = _mix(keys + _mix(ids + signed(GOLDEN)))
     return _shift(bits, 64 - UNIFORM_BITS).double().add_(0.5).mul_(2.0**-UNIFORM_BITS)
 
 
 def gumbel(keys: Tensor, token_ids: Tensor | int) -> Tensor:
-    """`gumbel_of`, elementwise: int64 of shapes that broadcast, to float64 of their common shape."""
+    """Standard Gumbel variables of the same: int64 of shapes that broadcast, to float64 of their common shape."""
     return uniform(keys, token_ids).log_().neg_().log_().neg_()
 
 

@@ -26,7 +26,7 @@ _SCALE = 2.0**-UNIFORM_BITS
 
 @njit(nogil=True, error_model="numpy")
 def mix(bits):
-    """`noise.mix`."""
+    """As `noise.mix`."""
     bits = (bits ^ (bits >> _S30)) * _MIX_1
     bits = (bits ^ (bits >> _S27)) * _MIX_2
     return bits ^ (bits >> _S31)
@@ -34,18 +34,18 @@ def mix(bits):
 
 @njit(nogil=True, error_model="numpy")
 def draw_key(sample_key, place):
-    """`noise.draw_key_of`."""
+    """As `noise.draw_keys`."""
     return mix(sample_key + (place + np.uint64(1)) * _GOLDEN)
 
 
 @njit(nogil=True, error_model="numpy")
 def uniform(key, token_id):
-    """`noise.uniform_of`."""
+    """As `noise.uniform`."""
     bits = mix(key + mix(token_id + _GOLDEN)) >> _S12
     return (np.float64(bits) + 0.5) * _SCALE
 
 
 @njit(nogil=True, error_model="numpy")
 def gumbel(key, token_id):
-    """`noise.gumbel_of`."""
+    """As `noise.gumbel`."""
     return -math.log(-math.log(uniform(key, token_id)))
