@@ -62,11 +62,11 @@ class PolicyLogprobs:
         """`fn(score, logprobs, ref_logprobs, kl_coef=…, estimator=…)` of each sample."""
         assert self.start is not None, "the KL in the reward is one of the policy that the batch begins with"
         assert self.ref is not None, "there is no KL without a reference"
-        given = {"estimator": self.options.kl_estimator, **constants}
+        keywords = {"estimator": self.options.kl_estimator, **constants}
         if self.kl_coef is not None:
-            return per_sample(fn, scores, self.start, self.ref, self.kl_coef, name=name, level=level, **given)
-        given["kl_coef"] = self.options.kl_coef
-        return per_sample(fn, scores, self.start, self.ref, name=name, level=level, **given)
+            return per_sample(fn, scores, self.start, self.ref, self.kl_coef, name=name, level=level, **keywords)
+        keywords["kl_coef"] = self.options.kl_coef
+        return per_sample(fn, scores, self.start, self.ref, name=name, level=level, **keywords)
 
 
 def policy_logprobs(

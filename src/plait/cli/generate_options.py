@@ -81,9 +81,9 @@ def asked_of(options: Options) -> dict[str, Any]:
     How many run at a time, and on how many threads, decides nothing but the last bits of a log-prob.
     """
     names = ("model", "n", "temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "system_prompt")
-    asked = {name.replace("_", "-"): getattr(options, name) for name in (*names, "seed", "dtype")}
+    values = {name.replace("_", "-"): getattr(options, name) for name in (*names, "seed", "dtype")}
     files = {name: path for name in ("prompts", "lengths") if (path := getattr(options, name)) is not None}
-    return asked | {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    return values | {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
 
 _OPTIONS = {

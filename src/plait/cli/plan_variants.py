@@ -45,9 +45,9 @@ def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
     if known_guesses(recipe.sampling, profile, planning.drafts, planning.acceptance) is None:
         return
     if recipe.sampling.speculation == "off":
-        asked = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"speculation": "auto"})})
-        how = "auto" if guesses(asked) else "adaptive"
-        yield f"with sampling.speculation {how}", {"sampling": sampling | {"speculation": how}}
+        with_auto = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"speculation": "auto"})})
+        length = "auto" if guesses(with_auto) else "adaptive"
+        yield f"with sampling.speculation {length}", {"sampling": sampling | {"speculation": length}}
     elif not guesses(recipe):
         yield "with sampling.speculation adaptive", {"sampling": sampling | {"speculation": "adaptive"}}
     else:

@@ -124,13 +124,13 @@ def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
         if split is not None:
             raise DataError(f"`{key}`: `{path}` holds one data set without splits; leave out `:{split}`")
         return _records(loaded, str(path), 0)
-    wanted = split or "train"
-    if wanted not in loaded:
+    chosen = split or "train"
+    if chosen not in loaded:
         raise DataError(
-            f"`{key}`: `{path}` has no split `{wanted}`{nearest(wanted, list(loaded))}, but {', '.join(loaded)}; give "
+            f"`{key}`: `{path}` has no split `{chosen}`{nearest(chosen, list(loaded))}, but {', '.join(loaded)}; give "
             f"one of them as {HUB_PREFIX}{path}:SPLIT"
         )
-    return _records(loaded[wanted], f"{path}:{wanted}", 0)
+    return _records(loaded[chosen], f"{path}:{chosen}", 0)
 
 
 def _hub_records(name: str, key: str) -> Iterable[Record]:

@@ -140,9 +140,14 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
         parts = Parts(None, (columns["text"],))
         names = ("text",)
     else:
-        wanted = {RowKind.EXAMPLES: ("prompt", "completion", "messages", "text"), RowKind.PAIRS: ("chosen", "rejected")}
-        missing = [name for name in wanted[kind] if name not in present]
-        near = next((hint for name in missing if (hint := nearest(name, sorted(present - set(wanted[kind]))))), "")
+        needed_columns = {
+            RowKind.EXAMPLES: ("prompt", "completion", "messages", "text"),
+            RowKind.PAIRS: ("chosen", "rejected"),
+        }
+        missing = [name for name in needed_columns[kind] if name not in present]
+        near = next(
+            (hint for name in missing if (hint := nearest(name, sorted(present - set(needed_columns[kind]))))), ""
+        )
         raise DataError(
             f"{place}: {kind} need the columns {_WANTED[kind]}; found "
             f"{', '.join(f'`{name}`' for name in columns if name in present) or 'no column'}{near}; "

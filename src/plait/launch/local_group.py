@@ -145,9 +145,9 @@ class LocalGroup:
             raise WorkerError(Failure(Ended.CLOSED, rank, handle.method, 0.0, "was closed before it was done"))
         if self._untold:
             raise self._raised(*self._untold[0])
-        if (left := end - time.monotonic()) <= 0:
+        if (left_s := end - time.monotonic()) <= 0:
             raise self._late(handle, deadline_s)
-        self._monitor.changed.wait(left)
+        self._monitor.changed.wait(left_s)
 
     def _raised(self, handle: LocalHandle, place: int) -> WorkerError:
         self._untold = [entry for entry in self._untold if entry != (handle, place)]

@@ -106,8 +106,8 @@ class Monitor:
         others = [rank for rank in self._ranks if rank.rank != of]
         self.ask(others)
         end = time.monotonic() + LOOK_S
-        while not all(rank.answered for rank in others) and (left := end - time.monotonic()) > 0:
-            self.changed.wait(left)
+        while not all(rank.answered for rank in others) and (left_s := end - time.monotonic()) > 0:
+            self.changed.wait(left_s)
         return self._states(others)
 
     def _states(self, ranks: list[Rank]) -> tuple[PeerState, ...]:
@@ -159,9 +159,9 @@ class Monitor:
     def _flush(self, rank: Rank) -> None:
         if rank.dead:
             return
-        wanted = selectors.EVENT_READ if rank.channel.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
-        if self._selector.get_key(rank.channel.link).events != wanted:
-            self._selector.modify(rank.channel.link, wanted, rank)
+        events = selectors.EVENT_READ if rank.channel.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
+        if self._selector.get_key(rank.channel.link).events != events:
+            self._selector.modify(rank.channel.link, events, rank)
 
     def _receive(self, rank: Rank) -> None:
         before = rank.channel.bytes_received

@@ -120,11 +120,11 @@ class _Service:
         poll.register(self._channel.link, select.POLLIN)
         next_beat = time.monotonic()
         while True:
-            if (left := next_beat - time.monotonic()) <= 0:
+            if (left_s := next_beat - time.monotonic()) <= 0:
                 self.send(Beat())
                 next_beat = time.monotonic() + self._beat_s
                 continue
-            if poll.poll(left * 1e3):
+            if poll.poll(left_s * 1e3):
                 for message in self._channel.receive():
                     self._take(message)
                 if self._channel.ended:  # the controller is gone

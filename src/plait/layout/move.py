@@ -51,14 +51,14 @@ def plan_move(
     assert bucket_bytes >= max(source.item_bytes, target.item_bytes), "a bucket has room for one element at least"
     _check_shared_buffers(source, target)
     wire = source.dtype if source.item_bytes < target.item_bytes else target.dtype
-    wanted = demand(source, target)
-    classes = [split(wanted_class, ITEM_BYTES[wire], bucket_bytes, chunk_bytes) for wanted_class in wanted.classes]
+    needed = demand(source, target)
+    classes = [split(move_class, ITEM_BYTES[wire], bucket_bytes, chunk_bytes) for move_class in needed.classes]
     chunks = interleaved(classes)
     transfers = rounds(chunks, routes(chunks, cluster), cluster)
     rows: dict[int, list[MoveAction]] = defaultdict(list)
     limit = max(1, bucket_bytes // target.item_bytes)
-    for rank in sorted(wanted.kept):
-        rows[rank] += _local(source, target, rank, wanted.kept[rank], limit)
+    for rank in sorted(needed.kept):
+        rows[rank] += _local(source, target, rank, needed.kept[rank], limit)
     for transfer in transfers:
         _message(rows, source, target, cluster, transfer)
     ordered = {rank: tuple(rows[rank]) for rank in sorted(rows)}

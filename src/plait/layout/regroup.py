@@ -64,13 +64,13 @@ def _kept(layout: Layout, parameters: Parameters, source: Holdings) -> dict[int,
     counts: dict[int, dict[tuple[int, int], int]] = {rank: {} for rank in layout.mesh.ranks}
     for pp in range(layout.parallelism.pp):
         for tp in range(layout.parallelism.tp):
-            wanted = [
+            boxes_of_shard = [
                 (index[block.param.name], block_box(block))
                 for block in shard(parameters, layout.parallelism, tp, pp).blocks
             ]
-            for rank, mine in boxes_of_ranks.items():
+            for rank, own_boxes in boxes_of_ranks.items():
                 counts[rank][tp, pp] = sum(
-                    _overlap(box, other) for number, box in wanted for other in mine.get(number, ())
+                    _overlap(box, other) for number, box in boxes_of_shard for other in own_boxes.get(number, ())
                 )
     return counts
 

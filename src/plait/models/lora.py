@@ -124,14 +124,14 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     )
     in_mixtures = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} if mixtures else set()
     names = {at.rpartition(".")[2] for at in layers} - in_mixtures
-    wanted = names if settings.target_modules == "all-linear" else set(settings.target_modules)
-    if unknown := sorted(wanted - names):
+    targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
+    if unknown := sorted(targets - names):
         raise ModelError(
             f"lora.target_modules: expected names among {', '.join(sorted(names))}, found {', '.join(unknown)}"
         )
-    if not wanted:
+    if not targets:
         raise ModelError("lora.target_modules: expected at least one name, found none")
-    return {at: layer for at, layer in layers.items() if at.rpartition(".")[2] in wanted}
+    return {at: layer for at, layer in layers.items() if at.rpartition(".")[2] in targets}
 
 
 def _linear_layers(decoder: Any) -> dict[str, nn.Module]:

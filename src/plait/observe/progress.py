@@ -222,9 +222,9 @@ class Progress:
         rows: list[tuple[Text, ProgressBar, Text]] = []
         if self._total_steps:
             elapsed = clock_text(self._clock() - self._started_s)
-            told = f"{self._steps_done}/{self._total_steps} steps  {elapsed}, left {self._left_text()}"
+            steps = f"{self._steps_done}/{self._total_steps} steps  {elapsed}, left {self._left_text()}"
             bar = ProgressBar(total=self._total_steps, completed=self._steps_done)
-            rows.append((Text("run", style="bold"), bar, Text(told)))
+            rows.append((Text("run", style="bold"), bar, Text(steps)))
         if self._phase:
             is_counted = self._phase_total > 0
             counts = f"{self._phase_done}/{self._phase_total}" if is_counted else f"{self._phase_done}"
@@ -232,9 +232,9 @@ class Progress:
             bar = ProgressBar(total, self._phase_done, pulse=not is_counted, animation_time=self._clock())
             running = clock_text(self._clock() - self._step_started_s)
             rows.append((Text(self._phase, style="cyan"), bar, Text(f"{counts} {self._phase_unit}  {running}")))
-        named = max((10, *(len(name) for name, _, _ in rows)))
-        told = max((22, *(len(text) for _, _, text in rows)))
-        room = min(_BAR_COLUMNS, columns - named - told - 6)
+        name_columns = max((10, *(len(name) for name, _, _ in rows)))
+        text_columns = max((22, *(len(text) for _, _, text in rows)))
+        room = min(_BAR_COLUMNS, columns - name_columns - text_columns - 6)
         if room < _LEAST_BAR_COLUMNS:
             for name, _, text in rows:
                 yield Text.assemble(name, "  ", text)

@@ -35,21 +35,21 @@ def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
         ConfigError: prompt and response together do not fit the model, or the pool of keys and values.
     """
     pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
-    asked = recipe.data.max_prompt_tokens
-    if pool < shape.max_positions and pool - recipe.sampling.max_response_tokens < (asked or 1):
+    most_prompt = recipe.data.max_prompt_tokens
+    if pool < shape.max_positions and pool - recipe.sampling.max_response_tokens < (most_prompt or 1):
         raise ConfigError(
-            f"`data.max_prompt_tokens` ({asked or 1}) + `sampling.max_response_tokens` "
+            f"`data.max_prompt_tokens` ({most_prompt or 1}) + `sampling.max_response_tokens` "
             f"({recipe.sampling.max_response_tokens}) exceed the {pool} tokens of the KV pool (`sampling.kv_tokens` in "
             f"blocks of {BLOCK_TOKENS}); raise it, or lower one of them"
         )
     room = min(pool, shape.max_positions) - recipe.sampling.max_response_tokens
-    if room < 1 or (asked is not None and asked > room):
+    if room < 1 or (most_prompt is not None and most_prompt > room):
         raise ConfigError(
-            f"`data.max_prompt_tokens` ({asked or 1}) + `sampling.max_response_tokens` "
+            f"`data.max_prompt_tokens` ({most_prompt or 1}) + `sampling.max_response_tokens` "
             f"({recipe.sampling.max_response_tokens}) exceed the {shape.max_positions} positions of `{recipe.model}`; "
             "lower one of them"
         )
-    return asked or room
+    return most_prompt or room
 
 
 def check_sampling(recipe: Recipe) -> None:

@@ -137,7 +137,7 @@ def check_engine(recipe: Recipe) -> None:
     engine, sampling = recipe.sampling.engine, recipe.sampling
     can, drafts = abilities(recipe), sampling.draft_model
     guessing, grouped = sampling.speculation not in ("auto", "off"), sampling.stated_groups is not None
-    asked = (
+    demands = (
         ("sampling.exact", sampling.exact, can.exact, "promises no equal bits", "false"),
         ("sampling.speculation", guessing, can.drafts, "takes no drafts", "auto"),
         ("sampling.draft_model", drafts is not None, can.drafts, "takes no drafts", "null"),
@@ -146,8 +146,8 @@ def check_engine(recipe: Recipe) -> None:
         ("max_staleness", recipe.max_staleness, can.moves, "draws with the newest weights alone", "0"),
         ("rebalance", recipe.rebalance != "off", can.moves, "lets no sample go on elsewhere", "off"),
     )
-    for key, is_set, holds, why, remedy in asked:
-        if is_set and not holds:
+    for key, is_set, is_met, why, remedy in demands:
+        if is_set and not is_met:
             section, _, name = key.rpartition(".")
             value = getattr(sampling if section else recipe, name)
             raise ConfigError(

@@ -11,10 +11,10 @@ from plait.rewards.settings import RewardSettings
 def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
     """Raises ConfigError where a reward that the flow scores by is made of nothing."""
     for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)):
-        asked = flow.call_kinds(role)
-        if asked:
-            _check_used(role, settings, scores="score" in asked, flow=flow.name)
-        if "score" not in asked or settings.model is not None or settings.functions:
+        kinds = flow.call_kinds(role)
+        if kinds:
+            _check_used(role, settings, scores="score" in kinds, flow=flow.name)
+        if "score" not in kinds or settings.model is not None or settings.functions:
             continue
         if role == "cost" or not has_task:
             raise ConfigError(

@@ -189,8 +189,8 @@ class RewardPool:
     def news(self) -> tuple[list[Connection], float]:
         """What to wait on before the next `poll`, and how many seconds at most; empty where nothing is under way."""
         busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
-        left = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
-        return [worker.process.connection for worker in busy], max(0.0, left) if busy else 0.0
+        left_s = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
+        return [worker.process.connection for worker in busy], max(0.0, left_s) if busy else 0.0
 
     def wait(self, deadline_s: float | None = None) -> list[GroupScores]:
         """Scores of every outstanding group, in the order of their tickets.
@@ -205,10 +205,10 @@ class RewardPool:
         end = time.monotonic() + limit
         finished = self.poll()
         while self._groups:
-            if (left := end - time.monotonic()) <= 0:
+            if (left_s := end - time.monotonic()) <= 0:
                 waiting = ", ".join(str(group.samples[0].prompt.uid) for group in self._groups.values())
                 raise RunError(f"rewards of prompts {waiting} are not there after {limit:.0f} s")
-            self._pump(min(left, _TICK_S))
+            self._pump(min(left_s, _TICK_S))
             finished += self.poll()
         return sorted(finished, key=lambda scores: scores.ticket)
 
@@ -243,8 +243,8 @@ class RewardPool:
         busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
         if not busy:
             return
-        left = min(worker.deadline for worker in busy) - time.monotonic()
-        waited = connection.wait([worker.process.connection for worker in busy], max(0.0, min(timeout_s, left)))
+        left_s = min(worker.deadline for worker in busy) - time.monotonic()
+        waited = connection.wait([worker.process.connection for worker in busy], max(0.0, min(timeout_s, left_s)))
         now = time.monotonic()
         for worker in busy:
             if worker.process.connection in waited:

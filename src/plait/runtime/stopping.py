@@ -29,9 +29,9 @@ def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Cal
         progress.message(f"left at once; {good()}")
         raise
     except RunError as error:
-        told = RunError("; ".join(filter(None, (str(error), rescue()))))
-        told.frames = error.frames
-        raise told from error
+        with_rescue = RunError("; ".join(filter(None, (str(error), rescue()))))
+        with_rescue.frames = error.frames
+        raise with_rescue from error
     except Exception:  # torch out of memory, a fault of ours: it goes on up as it is
         progress.message(rescue())
         raise

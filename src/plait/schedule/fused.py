@@ -203,15 +203,15 @@ def _check_ranks(
         ranks: (copy of the layout, row, place among tensor-parallel ranks) → the rank that it is for the role `first`.
     """
     blocks = p.dp // copies
-    wanted = tuple(
+    expected = tuple(
         ranks[block, row, t]
         for block, copy in product(range(blocks), range(copies))
         for row in places[role, copy]
         for t in range(p.tp)
     )
-    if wanted != p.ranks:
+    if expected != p.ranks:
         raise DataError(
-            f"expected `ranks` {list(wanted)} of {role}, so that its stages are in the rows of the schedule, beside "
+            f"expected `ranks` {list(expected)} of {role}, so that its stages are in the rows of the schedule, beside "
             f"those of {first}, found {list(p.ranks)}"
         )
 

@@ -64,11 +64,11 @@ def _depth(workload: Workload, p: Pipeline, stage: int) -> int:
     return min(rooms[: stage + 1])
 
 
-def _room(p: Pipeline, stage: int, cap: float, wanted: int) -> int:
+def _room(p: Pipeline, stage: int, cap: float, most: int) -> int:
     largest = max(p.activation[stage], default=0.0)
     if largest <= 0 or cap == float("inf"):
-        return wanted
-    return max(0, min(wanted, int(cap / largest * (1 + 1e-12)) - 1))
+        return most
+    return max(0, min(most, int(cap / largest * (1 + 1e-12)) - 1))
 
 
 def _flush(num_microbatches: int, depth: int) -> list[Word]:

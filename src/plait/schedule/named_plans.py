@@ -153,13 +153,13 @@ def shares(devices: int, work: Sequence[float]) -> list[int]:
     down go where the most work waits for each device, ties to the first."""
     assert len(work) <= devices, "fewer devices than parts"
     total = sum(work)
-    given = [max(1, int(devices * work_of_part / total)) for work_of_part in work]
-    while sum(given) > devices:  # ones for little work were taken from the others
-        place = max(range(len(work)), key=lambda i: (given[i] > 1, -work[i] / given[i]))
-        given[place] -= 1
-    while sum(given) < devices:
-        given[max(range(len(work)), key=lambda i: (work[i] / given[i], -i))] += 1
-    return given
+    counts = [max(1, int(devices * work_of_part / total)) for work_of_part in work]
+    while sum(counts) > devices:  # ones for little work were taken from the others
+        place = max(range(len(work)), key=lambda i: (counts[i] > 1, -work[i] / counts[i]))
+        counts[place] -= 1
+    while sum(counts) < devices:
+        counts[max(range(len(work)), key=lambda i: (work[i] / counts[i], -i))] += 1
+    return counts
 
 
 def _halves(flow: Dataflow, models: Mapping[str, PlannedModel]) -> list[tuple[Node, ...]]:

@@ -155,9 +155,9 @@ class StepProgram:
     def _work(self, step: int, number: int, task: Task) -> Work[None]:
         call = self.graph.calls[number]
         slot, place = self.graph.slots[call.slot], self.places[call.slot]
-        for wanted in (call.slot, call.judge):
-            if wanted is not None:
-                yield from self._bringing(step, number, wanted)
+        for needed_slot in (call.slot, call.judge):
+            if needed_slot is not None:
+                yield from self._bringing(step, number, needed_slot)
         task.mesh = self._atoms[self._meshes[number]]
         if self.units:
             yield from self._room(step, number, place.mask, {call.slot, call.judge})

@@ -58,8 +58,8 @@ class RunClock:
         """Raises RunError: nothing has come for WAIT_S."""
         news_of_pools = [news for pool in self._pools if (news := pool.news())[0]]
         links = [link for of_pool, _ in news_of_pools for link in of_pool]
-        left = self._last_s + WAIT_S - time.monotonic()
-        seconds = min([LOOK_S, *(seconds for _, seconds in news_of_pools)]) if news_of_pools else left
+        left_s = self._last_s + WAIT_S - time.monotonic()
+        seconds = min([LOOK_S, *(seconds for _, seconds in news_of_pools)]) if news_of_pools else left_s
         others = [task for task in tasks if (task.mesh | task.shares) - {LEADER}]
         ranks = sorted({rank for task in others for rank in (task.mesh | task.shares) - {LEADER}})
         assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"

@@ -20,6 +20,6 @@ class KnownTexts:
         """See KnownTexts.recall. Of every instance the rank is told that delivers its samples: it drafts."""
         rank_state = self._announcer.rank_state
         instances = [layout.mesh.ranks for layout in rank_state.places[role].generate]
-        told = [ranks[0] for ranks in instances if LEADER not in ranks]
-        told += [LEADER] if any(LEADER in ranks for ranks in instances) else []
-        self._announcer.do(self._announcer.tell(told, Recall(role, samples), None))
+        receivers = [ranks[0] for ranks in instances if LEADER not in ranks]
+        receivers += [LEADER] if any(LEADER in ranks for ranks in instances) else []
+        self._announcer.do(self._announcer.tell(receivers, Recall(role, samples), None))

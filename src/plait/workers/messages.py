@@ -53,8 +53,8 @@ class Message:
     def to_bytes(self) -> bytearray:
         """The length of the head, the head as JSON, the arrays one after another."""
         table = [(array.dtype.str, array.shape) for array in self.arrays]
-        told = {"kind": self.kind, "number": self.number, "step": self.step}
-        head = json.dumps({"header": self.header, "arrays": table, **told}).encode()
+        labels = {"kind": self.kind, "number": self.number, "step": self.step}
+        head = json.dumps({"header": self.header, "arrays": table, **labels}).encode()
         head += b" " * (-(len(head) + _LENGTH.size) % _ALIGNMENT)
         out = bytearray(_LENGTH.pack(len(head)) + head)
         for array in self.arrays:

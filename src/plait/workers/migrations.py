@@ -67,8 +67,8 @@ class SampleMoverOfRank:
                     self._take(gathering, pair)
                 return None
             case Stage.REST:
-                left = self._rest(gathering)
-                return Left(left) if self.place in gathering.sources else None
+                given_away = self._rest(gathering)
+                return Left(given_away) if self.place in gathering.sources else None
 
     def _pairs(self, gathering: Gathering, side: int) -> list[Pair]:
         """On whose source side (0) or target side (1) this rank is."""
@@ -80,8 +80,8 @@ class SampleMoverOfRank:
         return {pair: do(gathering, pair) for pair in self._pairs(gathering, side)}
 
     def _here(self, gathering: Gathering, pair: Pair) -> Message:
-        asked = {uid for uid, _ in gathering.pairs[pair]}
-        return self._mover(pair).here([prompt for prompt in gathering.prompts if prompt.uid in asked]).to_message()
+        uids = {uid for uid, _ in gathering.pairs[pair]}
+        return self._mover(pair).here([prompt for prompt in gathering.prompts if prompt.uid in uids]).to_message()
 
     def _give(self, gathering: Gathering, pair: Pair) -> Message:
         keys = [key for key in gathering.pairs[pair] if key not in gathering.recompute]
@@ -97,16 +97,16 @@ class SampleMoverOfRank:
 
     def _rest(self, gathering: Gathering) -> list[Key]:
         """The samples that this rank's instance has given away. Those that had ended, or had not begun, stay."""
-        left: list[Key] = []
+        given_away: list[Key] = []
         self.received_bytes = 0
         for pair, keys in sorted(gathering.pairs.items()):
             if self.place in pair:
                 moved = to_the_end(self._mover(pair).moving(keys, recompute=gathering.recompute))
-                left += moved.keys if self.place == pair[0] else ()
+                given_away += moved.keys if self.place == pair[0] else ()
                 reports = (moved.report, *([] if moved.ahead is None else [moved.ahead]))
                 self.received_bytes += sum(sum(report.received.values()) for report in reports)
         self._ahead.clear()
-        return left
+        return given_away
 
     def _mover(self, pair: Pair) -> SampleMover:
         if pair not in self._ahead:

@@ -207,8 +207,8 @@ def _accept(
 def _first_word(channel: Channel) -> Joined:
     end = time.monotonic() + GREETING_S
     try:
-        while (left := end - time.monotonic()) > 0 and not channel.ended:
-            if select.select([channel.link], [], [], left)[0]:
+        while (left_s := end - time.monotonic()) > 0 and not channel.ended:
+            if select.select([channel.link], [], [], left_s)[0]:
                 for message in channel.receive():
                     if isinstance(message, Joined):
                         return message

@@ -192,8 +192,8 @@ class NodeLink:
         """Until the condition gives something, the node is lost, or time is up."""
         end = time.monotonic() + seconds
         with self.changed:
-            while condition() is None and not self.gone and (left := end - time.monotonic()) > 0:
-                self.changed.wait(left)
+            while condition() is None and not self.gone and (left_s := end - time.monotonic()) > 0:
+                self.changed.wait(left_s)
 
     def _run(self) -> None:
         why, beat = "", time.monotonic()
@@ -283,10 +283,10 @@ class RemoteProcess:
 
     def wait(self, deadline: float) -> bool:
         while not self.exited:
-            if (left := deadline - time.monotonic()) <= 0:
+            if (left_s := deadline - time.monotonic()) <= 0:
                 return False
             with self._node.changed:
-                self._node.changed.wait(min(left, TICK_S))
+                self._node.changed.wait(min(left_s, TICK_S))
         return True
 
     def state(self) -> str:

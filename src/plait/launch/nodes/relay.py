@@ -125,22 +125,22 @@ class Relay:
             stream.end.close()
         self._leaving.clear()
         clear = self._channel.flush()
-        wanted = selectors.EVENT_READ | (0 if clear else selectors.EVENT_WRITE)
-        if wanted != self._channel_events:
-            self._selector.modify(self._channel.link, wanted)
-            self._channel_events = wanted
+        events = selectors.EVENT_READ | (0 if clear else selectors.EVENT_WRITE)
+        if events != self._channel_events:
+            self._selector.modify(self._channel.link, events)
+            self._channel_events = events
         for rank, stream in self._streams.items():
             # What the connection cannot take now is left in the ranks' sockets, so that they wait.
-            wanted = (selectors.EVENT_READ if clear else 0) | (selectors.EVENT_WRITE if stream.waiting else 0)
-            if wanted == stream.events:
+            events = (selectors.EVENT_READ if clear else 0) | (selectors.EVENT_WRITE if stream.waiting else 0)
+            if events == stream.events:
                 continue
             if not stream.events:
-                self._selector.register(stream.end, wanted, rank)
-            elif not wanted:
+                self._selector.register(stream.end, events, rank)
+            elif not events:
                 self._selector.unregister(stream.end)
             else:
-                self._selector.modify(stream.end, wanted, rank)
-            stream.events = wanted
+                self._selector.modify(stream.end, events, rank)
+            stream.events = events
 
     def _received(self) -> list[object]:
         before, messages = self._channel.bytes_received, []

@@ -67,7 +67,7 @@ class Scorers:
 
 def answer(
     actor: ModelRole,
-    asked: HeldOut,
+    held_out: HeldOut,
     scorers: Scorers,
     aside: Aside,
     *,
@@ -85,14 +85,16 @@ def answer(
         EvaluationStopped: `stop` said so.
     """
     assert actor.engine is not None, "who answers generates"
-    sampling = asked.sampling.sampling(temperature=asked.temperature)
-    for prompt in asked.prompts:
-        actor.engine.add(Request(prompt, asked.per_item, sampling, NoiseKey(asked.seed)))
-    aside.progress.phase(CALL, len(asked.prompts) * asked.per_item, "items" if asked.per_item == 1 else "answers")
+    sampling = held_out.sampling.sampling(temperature=held_out.temperature)
+    for prompt in held_out.prompts:
+        actor.engine.add(Request(prompt, held_out.per_item, sampling, NoiseKey(held_out.seed)))
+    aside.progress.phase(
+        CALL, len(held_out.prompts) * held_out.per_item, "items" if held_out.per_item == 1 else "answers"
+    )
     scored = _FunctionScores(scorers.pools(), aside)
     ranks = actor.trainer.mesh(CallKind.GENERATE, begins=True)
     samples = aside.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
-    answers = tuple(samples[prompt.uid, index] for prompt in asked.prompts for index in range(asked.per_item))
+    answers = tuple(samples[prompt.uid, index] for prompt in held_out.prompts for index in range(held_out.per_item))
     groups = scored.of(answers)
     totals = {
         name: _totals(answers, role, groups.get(name), aside)
@@ -104,12 +106,12 @@ def answer(
     return Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),
-        task=task_of([logged.get("verdict") for logged in extras], asked.per_item),
+        task=task_of([logged.get("verdict") for logged in extras], held_out.per_item),
         extras=extras,
         logged={name: mean for scores_of_all in groups.values() for name, mean in logged_means(scores_of_all).items()},
         judged=_judged(totals.get("cost"), groups.get("judges", ())),
-        per_item=asked.per_item,
-        pass_at=asked.pass_at,
+        per_item=held_out.per_item,
+        pass_at=held_out.pass_at,
     )
 
 

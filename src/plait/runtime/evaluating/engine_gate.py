@@ -79,9 +79,9 @@ def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, prog
 def _drawn(prepared: Prepared, engine: GenerationEngine) -> Work[list[Sample]]:
     """Samples of the run's first prompts, drawn as its own are, but short."""
     recipe = prepared.recipe
-    asked = recipe.sampling.sampling(max_tokens=min(MAX_TOKENS, recipe.sampling.max_response_tokens))
+    sampling = recipe.sampling.sampling(max_tokens=min(MAX_TOKENS, recipe.sampling.max_response_tokens))
     for prompt in prepared.feed().draw(NUM_PROMPTS):
-        engine.add(Request(prompt, SAMPLES_PER_PROMPT, asked, NoiseKey(recipe.seed, GATE_ROLLOUT)))
+        engine.add(Request(prompt, SAMPLES_PER_PROMPT, sampling, NoiseKey(recipe.seed, GATE_ROLLOUT)))
     samples: list[Sample] = []
 
     def take(finished: Sequence[Sample]) -> bool:

@@ -39,12 +39,12 @@ def measure(
     if not prepared.held_out:
         losses_of = partial(evaluate_given, prepared.flow, calls, aside)
         logged = dict(losses_of(StepState(0, given=prepared.held_out_given)))
-        for source, given in _by_source(prepared.held_out_given).items():
-            measured = losses_of(StepState(0, given=given))
+        for source, held_out_given in _by_source(prepared.held_out_given).items():
+            measured = losses_of(StepState(0, given=held_out_given))
             logged |= {f"{source}/{name}": value for name, value in measured.items()}
         return Evaluation((), (), None, logged=logged, num_given=prepared.num_held_out)
     actor, rewards = models_of(roles)["actor"], rewards_of(roles)
-    asked = HeldOut(
+    held_out = HeldOut(
         prepared.held_out,
         recipe.sampling,
         temperature=recipe.evaluation.temperature,
@@ -53,7 +53,7 @@ def measure(
         pass_at=recipe.evaluation.pass_at,
     )
     scorers = Scorers(rewards.get("reward"), rewards.get("cost"), judges)
-    return answer(actor, asked, scorers, aside, stop=stop)
+    return answer(actor, held_out, scorers, aside, stop=stop)
 
 
 def _by_source(held_out: Mapping[str, Sequence[Given]]) -> dict[str, dict[str, list[Given]]]:

@@ -91,11 +91,11 @@ def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
     return checkpoint
 
 
-def _role(checkpoint: Checkpoint, asked: str | None) -> str:
+def _role(checkpoint: Checkpoint, stated: str | None) -> str:
     trained = trained_roles(checkpoint)
-    if asked is not None and asked not in trained:
-        raise ConfigError(f"--role: the run has not trained `{asked}`; it has trained: {', '.join(trained)}")
-    return asked or trained[0]
+    if stated is not None and stated not in trained:
+        raise ConfigError(f"--role: the run has not trained `{stated}`; it has trained: {', '.join(trained)}")
+    return stated or trained[0]
 
 
 def trained_roles(checkpoint: Checkpoint) -> list[str]:

@@ -98,10 +98,10 @@ class StepFacts:
         return facts
 
     def _stop_ids(self) -> frozenset[int]:
-        asked = self._patient.recipe.sampling.stop_token_ids
+        stated_ids = self._patient.recipe.sampling.stop_token_ids
         actor = self._patient.models.get("actor")
         own_ids = () if actor is None else actor.eos_token_ids
-        return frozenset(own_ids if asked is None else asked)
+        return frozenset(own_ids if stated_ids is None else stated_ids)
 
     def _end_ids(self) -> frozenset[int]:
         """Tokens that end a turn: those that end a response here, and those that do so in the families of models."""

@@ -68,8 +68,8 @@ def _prompts(
         sets.append(prompt_set(splits.train, tokenizer, settings, limit))
         columns = splits.train.columns
         if splits.evaluation is not None:
-            asked = prompt_set(splits.evaluation, tokenizer, settings, limit)
-            held_out += evaluation_prompts(asked, EVALUATION_UID + len(held_out))
+            items = prompt_set(splits.evaluation, tokenizer, settings, limit)
+            held_out += evaluation_prompts(items, EVALUATION_UID + len(held_out))
     return _mixed(recipe.data, sets), tuple(held_out), columns
 
 

@@ -142,10 +142,10 @@ class Balance:
             return True
         return any(2 * now < then for now, then in zip(running, self._judged_with, strict=True))
 
-    def _repeat(self, asked: deque[dict[str, Any]], left: int) -> None:
+    def _repeat(self, recorded: deque[dict[str, Any]], num_unfinished: int) -> None:
         """As many samples are left as were then: the same move, as far as they are where they were."""
-        while asked and left <= asked[0]["left"]:
-            move = asked.popleft()
+        while recorded and num_unfinished <= recorded[0]["left"]:
+            move = recorded.popleft()
             pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in move["pairs"]}
             recompute = frozenset((uid, index) for uid, index in move.get("recompute", ()))
             self._move(pairs, move, HowToMove(recompute, move.get("ahead", False)))

@@ -147,7 +147,7 @@ class Rollout:
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, resample: Resample
     ) -> Work[tuple[list[list[Sample]], list[list[Sample]]]]:
         """(groups that stay, all groups drawn)."""
-        wanted = len(state.prompts)
+        num_wanted = len(state.prompts)
         prompts = state.prompts
         kept: list[list[Sample]] = []
         drawn: list[list[Sample]] = []
@@ -159,9 +159,9 @@ class Rollout:
             drawn += groups
             rewards = yield from self._rewarding.rewards_of(node, resample.reward, groups, state)
             kept += [group for group, scores in zip(groups, rewards, strict=True) if _stays(resample, scores)]
-            if len(kept) >= wanted or number == resample.max_rounds:
+            if len(kept) >= num_wanted or number == resample.max_rounds:
                 break
-            prompts = draw(wanted)
+            prompts = draw(num_wanted)
         state.count("dynamic/rounds", number)
         state.count("dynamic/groups_drawn", len(drawn))
         state.count("dynamic/groups_refused", len(drawn) - len(kept))
@@ -171,11 +171,11 @@ class Rollout:
                 "rewards of each group are all alike: take easier or harder prompts, more `samples_per_prompt`, or "
                 "raise the number of rounds (`options.max_sampling_rounds`)"
             )
-        if len(kept) < wanted:
+        if len(kept) < num_wanted:
             self._progress.message(
-                f"step {state.step + 1}: {len(kept)} of {wanted} groups are worth training on after {number} rounds"
+                f"step {state.step + 1}: {len(kept)} of {num_wanted} groups are worth training on after {number} rounds"
             )
-        return kept[:wanted], drawn
+        return kept[:num_wanted], drawn
 
     def _own(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Work[PartialRollout]:
         """The samples of the batch's own prompts, as far as they come in this step. Those that have begun in another,

@@ -115,8 +115,8 @@ class Translator:
     def _ids(self, sample: Sample) -> tuple[int, ...]:
         tokenizer = self._tokenizer
         if tokenizer.chat_template is not None:
-            asked = sample.prompt.columns.get("prompt", sample.prompt.text)
-            turns = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+            prompt = sample.prompt.columns.get("prompt", sample.prompt.text)
+            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             turns.append({"role": "assistant", "content": sample.text})
             text = tokenizer.apply_chat_template(turns, tokenize=False)
             return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
