@@ -78,8 +78,8 @@ class KernelKills:
 
 
 def _kills() -> int | None:
-    own = [folder / name for folder in group_folders()[:1] for name in ("memory.events", "memory.oom_control")]
-    for file in (*own, Path("/proc/vmstat")):
+    files = [folder / name for folder in group_folders()[:1] for name in ("memory.events", "memory.oom_control")]
+    for file in (*files, Path("/proc/vmstat")):
         with contextlib.suppress(OSError):
             if match := re.search(r"^oom_kill (\d+)", file.read_text(), re.MULTILINE):
                 return int(match[1])
@@ -99,8 +99,8 @@ def group_folders() -> tuple[Path, ...]:
     for mount, path in mounts:
         if path is None or not mount.is_dir():
             continue
-        own = mount / path.lstrip("/")
+        group_folder = mount / path.lstrip("/")
         # In a container the path may be that of its machine, and the mount the group itself.
-        inside = own if own.is_dir() and ".." not in own.parts else mount
+        inside = group_folder if group_folder.is_dir() and ".." not in group_folder.parts else mount
         return (inside, *(folder for folder in inside.parents if folder.is_relative_to(mount)))
     return ()

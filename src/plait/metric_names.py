@@ -44,6 +44,6 @@ def problem_of(name: Any, *, is_metric: bool = True) -> str | None:
         return f"a sample has a column `{name}` already; take another name" if name in RESERVED_COLUMNS else None
     group = name.split("/", 1)[0]
     if name in RESERVED or (group in RESERVED_GROUPS and "/" in name):
-        own = "a column of every log" if name in RESERVED else f"one of plait's own, as all of `{group}/…`"
-        return f"the name `{name}` is {own}; take another, such as `my/{name.rpartition('/')[2]}`"
+        use = "a column of every log" if name in RESERVED else f"one of plait's own, as all of `{group}/…`"
+        return f"the name `{name}` is {use}; take another, such as `my/{name.rpartition('/')[2]}`"
     return None

@@ -158,16 +158,16 @@ def _gantt(report: Report, width: int) -> Iterator[str]:
     spans = [span for span in timeline.spans if span.step == 1]
     groups = busy_alike(spans)
     groups = groups[:: -(-len(groups) // GANTT_RANKS)]
-    shown = {ranks[0]: f"rank {few_ranks_text(ranks)}" for ranks in groups}
-    wide = max(map(len, shown.values())) + len(" link")
+    titles = {ranks[0]: f"rank {few_ranks_text(ranks)}" for ranks in groups}
+    wide = max(map(len, titles.values())) + len(" link")
     slices = min(80, width - wide - len(" ||"))
-    picture = ascii_gantt(Timeline(tuple(span for span in spans if span.rank in shown)), slices)
+    picture = ascii_gantt(Timeline(tuple(span for span in spans if span.rank in titles)), slices)
     *rows, scale = picture.rstrip().splitlines()
     for row in rows:
         name, cells = row.split("|", 1)
         _, rank, *lane = name.split()
         if not lane or cells.strip("|."):
-            yield f"{' '.join([shown[int(rank)], *lane]):>{wide}} |{cells}"
+            yield f"{' '.join([titles[int(rank)], *lane]):>{wide}} |{cells}"
     yield f"{'':>{wide}}  {scale.lstrip().rjust(slices)}"
     words = [f"{kind[0]} {kind.lower()}" for kind in dict.fromkeys(span.kind for span in spans)]
     yield from _hung("", ", ".join(words), width)

@@ -33,13 +33,13 @@ _ANSWERS_COLUMNS = 72
 def print_outcome(recipe: Recipe, outcome: Outcome) -> None:
     """The result of a finished run, or how to go on with a stopped one; `summary.txt` of its folder gets it too."""
     forecast = read_forecast(recipe.run_dir)
-    kept = StringIO()
-    for console in (SafeConsole(), SafeConsole(file=kept, width=_KEPT_COLUMNS, force_terminal=False)):
+    recorded = StringIO()
+    for console in (SafeConsole(), SafeConsole(file=recorded, width=_KEPT_COLUMNS, force_terminal=False)):
         _print_outcome(console, recipe, outcome)
         if forecast is not None:
             _print_forecast(console, forecast)
     with contextlib.suppress(OSError):  # it was said
-        write_file(recipe.run_dir / SUMMARY, kept.getvalue().lstrip("\n"))
+        write_file(recipe.run_dir / SUMMARY, recorded.getvalue().lstrip("\n"))
 
 
 def _print_outcome(console: SafeConsole, recipe: Recipe, outcome: Outcome) -> None:

@@ -46,8 +46,8 @@ class PackageFile:
 
 def cache_folder() -> Path:
     """Return plait's cache: `$PLAIT_CACHE`, else `$XDG_CACHE_HOME/plait`, else `~/.cache/plait`."""
-    if own := os.environ.get("PLAIT_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("PLAIT_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "plait"
 
 

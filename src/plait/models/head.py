@@ -195,5 +195,7 @@ def _is_linear(module: Any, params: tuple[nn.Parameter, ...]) -> bool:
     output = module.get_output_embeddings()
     if type(output) is not nn.Linear:
         return False
-    own = [output.weight] if output.bias is None else [output.weight, output.bias]
-    return len(own) == len(params) and all(mine is theirs for mine, theirs in zip(own, params, strict=True))
+    parameters = [output.weight] if output.bias is None else [output.weight, output.bias]
+    return len(parameters) == len(params) and all(
+        mine is theirs for mine, theirs in zip(parameters, params, strict=True)
+    )

@@ -60,7 +60,7 @@ def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -
         params[param_a] = _draw(param_a, name, seed)
         params[param_b] = None
     params |= {Param(at, tuple(weight.shape)): weight for at, weight in base.parameters_of_views().items()}
-    own = OwnPart.allocate(
+    adapter = OwnPart.allocate(
         params,
         base.weights,
         base=base,
@@ -69,9 +69,9 @@ def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -
         settings=settings,
     )
     for at, layer in layers.items():
-        layer.lora_A[name].weight = own.parameters[f"{prefix}.{at}.lora_A.weight"]
-        layer.lora_B[name].weight = own.parameters[f"{prefix}.{at}.lora_B.weight"]
-    return base.with_own(own)
+        layer.lora_A[name].weight = adapter.parameters[f"{prefix}.{at}.lora_A.weight"]
+        layer.lora_B[name].weight = adapter.parameters[f"{prefix}.{at}.lora_B.weight"]
+    return base.with_own(adapter)
 
 
 def without_lora(model: AnyModel) -> AnyModel:
@@ -173,10 +173,10 @@ def _parameter_of(model: Model, name: str) -> nn.Parameter:
 
 
 def own_adapter(model: Model) -> OwnPart:
-    own = model.own
-    assert own is not None, "the model has no adapter"
-    assert own.adapter is not None, "the model has a head of its own and no adapter"
-    return own
+    own_part = model.own
+    assert own_part is not None, "the model has no adapter"
+    assert own_part.adapter is not None, "the model has a head of its own and no adapter"
+    return own_part
 
 
 def peft_library() -> Any:

@@ -56,21 +56,21 @@ def scalar_view(model: LanguageModel, *, seed: int, head_std: float | None = Non
     require_whole(base.part)
     decoder = base.module.base_model
     head_1H = _draw_head(decoder.config, seed, head_std)
-    own = OwnPart.allocate(
+    own_part = OwnPart.allocate(
         {Param(HEAD, tuple(head_1H.shape)): head_1H},
         base.weights,
         base=base,
         view_of=lambda other: scalar_view(other, seed=seed, head_std=head_std),
     )
     return ScalarModel(
-        module=ScalarModule(decoder, own.parameters[HEAD]),
+        module=ScalarModule(decoder, own_part.parameters[HEAD]),
         tokenizer=base.tokenizer,
         layout=base.layout,
         weights=base.weights,
         max_positions=base.max_positions,
         eos_token_ids=base.eos_token_ids,
         backbone=base.backbone,
-        own=own,
+        own=own_part,
         part=base.part,
     )
 

@@ -160,8 +160,8 @@ def _layout(
     first, *others = placements
     copies = {role: sum(of_copy == role for of_copy, _ in places) for role in placements}
     mine = placements[first]
-    blocks, left = divmod(mine.dp, copies[first])
-    if left:
+    blocks, rest = divmod(mine.dp, copies[first])
+    if rest:
         raise DataError(
             f"it has {copies[first]} copies of {first}, which do not divide the {mine.dp} (`dp`) of its placement"
         )

@@ -42,9 +42,9 @@ def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
 
 def _all_before(node: int, before: Mapping[int, frozenset[int]]) -> set[int]:
     earlier: set[int] = set()
-    left = [node]
-    while left:
-        new = before[left.pop()] - earlier
+    waiting = [node]
+    while waiting:
+        new = before[waiting.pop()] - earlier
         earlier |= new
-        left += new
+        waiting += new
     return earlier

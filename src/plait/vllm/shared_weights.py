@@ -80,10 +80,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _write(fd: int, tensor: Tensor, start: int) -> None:
-    left = _bytes_of(tensor)
-    while len(left):
-        written = os.pwrite(fd, left, start)
-        left, start = left[written:], start + written
+    unwritten = _bytes_of(tensor)
+    while len(unwritten):
+        written = os.pwrite(fd, unwritten, start)
+        unwritten, start = unwritten[written:], start + written
 
 
 def _add(digest: hashlib._Hash, stored: StoredTensor, tensor: Tensor) -> None:

@@ -58,11 +58,11 @@ def welcomed(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
         ours = os.urandom(_NUMBER_BYTES)
         link.sendall(_WORD + ours)
         theirs, proof = _received(link, _NUMBER_BYTES), _received(link, KEY_BYTES)
-        own = _connection_key(key, ours, theirs)
-        if not hmac.compare_digest(proof, _proof(own, b"node")):
+        connection_key = _connection_key(key, ours, theirs)
+        if not hmac.compare_digest(proof, _proof(connection_key, b"node")):
             raise Stranger("it has another key")
-        link.sendall(_proof(own, b"leader"))
-        return _channel(link, own, controller=True), own
+        link.sendall(_proof(connection_key, b"leader"))
+        return _channel(link, connection_key, controller=True), connection_key
     except OSError as error:
         link.close()
         raise Stranger(str(error)) from error
@@ -82,11 +82,11 @@ def introduced(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
         if _received(link, len(_WORD)) != _WORD:
             raise Stranger("it is no leader of a run of plait of this version")
         theirs, ours = _received(link, _NUMBER_BYTES), os.urandom(_NUMBER_BYTES)
-        own = _connection_key(key, theirs, ours)
-        link.sendall(ours + _proof(own, b"node"))
-        if not hmac.compare_digest(_received(link, KEY_BYTES), _proof(own, b"leader")):
+        connection_key = _connection_key(key, theirs, ours)
+        link.sendall(ours + _proof(connection_key, b"node"))
+        if not hmac.compare_digest(_received(link, KEY_BYTES), _proof(connection_key, b"leader")):
             raise Stranger("it has another key")
-        return _channel(link, own, controller=False), own
+        return _channel(link, connection_key, controller=False), connection_key
     except OSError as error:
         link.close()
         raise Stranger(str(error)) from error

@@ -34,8 +34,8 @@ def join(attached: Attached, folder: Path, say: Callable[[str], None], *, deadli
     address = (resolved(attached.leader[0]), attached.leader[1])
     say(f"node {attached.node} waits for the leader at {attached.leader[0]}:{attached.leader[1]}")
     channel, key = _met(address, folder, time.monotonic() + deadline_s)
-    own = resolved(attached.address) if attached.address is not None else channel.link.getsockname()[0]
-    return serve(channel, key, who(attached.task, attached.node, own, own_devices=attached.own_devices), say)
+    own_address = resolved(attached.address) if attached.address is not None else channel.link.getsockname()[0]
+    return serve(channel, key, who(attached.task, attached.node, own_address, own_devices=attached.own_devices), say)
 
 
 def serve(

@@ -138,10 +138,10 @@ def _by_slurm(options: NodeOptions, environ: Mapping[str, str]) -> Attached:
         leader = (first_host(names), _LEAST_PORT + _number(environ, "SLURM_JOB_ID") % _PORTS)
     else:
         leader = ("", 0)
-    own = "SLURM_GPUS_PER_TASK" in environ
+    own_devices = "SLURM_GPUS_PER_TASK" in environ
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_JOB_NUM_NODES", 0))
     return Attached(
-        task, tasks, _number(environ, "SLURM_NODEID"), leader, options.address, "Slurm's variables", own, nodes
+        task, tasks, _number(environ, "SLURM_NODEID"), leader, options.address, "Slurm's variables", own_devices, nodes
     )
 
 

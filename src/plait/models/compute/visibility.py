@@ -38,8 +38,15 @@ def places(batch: PackedBatch) -> Places:
     for number, group in enumerate(batch.groups):
         for index, span in enumerate((group.prompt, *group.responses)):
             first = 0 if index == 0 else group.prompt.length
-            own = np.arange(first, first + span.length, dtype=np.int32)
-            columns.append((np.full_like(own, number), np.full_like(own, segment), own, np.full_like(own, index == 0)))
+            positions = np.arange(first, first + span.length, dtype=np.int32)
+            columns.append(
+                (
+                    np.full_like(positions, number),
+                    np.full_like(positions, segment),
+                    positions,
+                    np.full_like(positions, index == 0),
+                )
+            )
             segment += 1
     return Places(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 

@@ -121,10 +121,10 @@ def without_progress_bars() -> Iterator[None]:
     """The bars of Transformers would tear the live display."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()

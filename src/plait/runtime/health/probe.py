@@ -106,8 +106,8 @@ def _engine_is_off(engine: FloatArray, plain: _Plain, suspects: Suspects) -> Dia
     base = _distance(engine, expected)
     stale = _Hypothesis(np.inf, "")
     for name, other in _models(suspects).items():
-        left = _distance(engine, _Plain(other, plain.rows).logprobs(suspects.temperature))
-        stale = min(stale, _Hypothesis(left, name))
+        distance = _distance(engine, _Plain(other, plain.rows).logprobs(suspects.temperature))
+        stale = min(stale, _Hypothesis(distance, name))
     fitted, warm = _best_temperature(engine, plain, suspects.temperature)
     shifted = plain.rolled_distance(engine, expected)
     if _other_weights(suspects.role) and stale.left < base and stale.name == _ENGINE:
@@ -214,7 +214,7 @@ def _best_temperature(logprobs: FloatArray, plain: _Plain, temperature: float) -
     best = min(tried, key=tried.__getitem__)
     for factor in np.linspace(0.92, 1.08, 17):
         tried[best * factor] = _distance(logprobs, plain.logprobs(best * factor))
-    tried = {t: left for t, left in tried.items() if abs(np.log(t / temperature)) > 0.01}
+    tried = {t: distance for t, distance in tried.items() if abs(np.log(t / temperature)) > 0.01}
     best = 1.0 if temperature != 1.0 and tried[1.0] <= 1.1 * min(tried.values()) else min(tried, key=tried.__getitem__)
     return best, tried[best]
 

@@ -141,10 +141,10 @@ def _kept_with(profile: Profile, record: RunRecord) -> Profile:
     path = profile_path(profile)
     with _alone(path):
         newest = kept_profiles(machine_name(profile.device), profile.device)
-        kept = next((candidate for candidate in newest if profile_path(candidate) == path), profile)
-        kept = kept.with_run(record)
-        keep_profile(kept)
-    return kept
+        kept_profile = next((candidate for candidate in newest if profile_path(candidate) == path), profile)
+        kept_profile = kept_profile.with_run(record)
+        keep_profile(kept_profile)
+    return kept_profile
 
 
 @contextlib.contextmanager

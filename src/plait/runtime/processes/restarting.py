@@ -147,16 +147,16 @@ def _on_what_is_left(
     """The run on the places that are left, by the plan that its recipe names if that fits there, else by one that is
     found. Raises RanksLost where none fits."""
     recipe, had = prepared.recipe, prepared.plan.num_ranks
-    left = had // places * _places(nodes)
+    num_left = had // places * _places(nodes)
     if nodes is None and recipe.device == "cuda" and 0 < visible_devices() < had:
-        left = visible_devices()
-    if left == had:
+        num_left = visible_devices()
+    if num_left == had:
         return prepared
     named = [] if ranks_of(recipe.plan) else [recipe.plan]
     why: UserError | None = None
     for plan in dict.fromkeys((*named, AUTO)):
         try:
-            return prepared_for(recipe.model_copy(update={"devices": left, "plan": plan}))
+            return prepared_for(recipe.model_copy(update={"devices": num_left, "plan": plan}))
         except UserError as error:
             why = error
     raise RanksLost(

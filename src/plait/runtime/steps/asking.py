@@ -182,11 +182,11 @@ class Asking:
     def _requests(self, asked: AskedRollout, step: int) -> Iterator[Request]:
         """What is asked for in a step: samples that have not ended, up to where they stood when it ended in an earlier
         stay of the run."""
-        left: dict[int, set[int]] = {}
+        unfinished: dict[int, set[int]] = {}
         for uid, index in asked.growing.unfinished:
-            left.setdefault(uid, set()).add(index)
+            unfinished.setdefault(uid, set()).add(index)
         for prompt in asked.growing.prompts:
-            going_on = self._going_on(prompt, left.get(prompt.uid, set()), asked, step)
+            going_on = self._going_on(prompt, unfinished.get(prompt.uid, set()), asked, step)
             request = Request(prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on)
             if request.indices:
                 yield request
