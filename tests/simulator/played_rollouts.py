@@ -40,7 +40,7 @@ class Scoring:
 class Fusion:
     """Migration: the policy's settings and what a move costs.
 
-    threshold, max_batch, transfer: of `policy.migration.decide`
+    threshold, max_batch: of `policy.migration.decide`; transfer: how a sample travels, decided with it
     kv_bytes:  of a context of so many tokens; kv_bytes_free: what an instance has beside its own samples
     move_s:    seconds on the link for a sample's move, given the sample and how it travels
     """
@@ -151,6 +151,8 @@ class _Rollout:
         self.left = len(self.tokens)
         self.generation_s = 0.0
         self.migration: Migration | None = None
+        self.transfers: dict[int, Transfer] = {}
+        """Number of a sample → how it travels, where it moves."""
         roles = scoring.roles if scoring is not None else ()
         self.unscored: dict[str, list[Key]] = {role: [] for role in roles}
 
@@ -229,9 +231,10 @@ class _Rollout:
             )
             for instance in self.instances
         ]
-        self.migration = decide(loads, fusion.threshold, fusion.max_batch, fusion.transfer)
+        self.migration = decide(loads, fusion.threshold, fusion.max_batch)
         if self.migration is None:
             return
+        self.transfers = {sample.sample: fusion.transfer(sample) for load in loads for sample in load.unfinished}
         for number in self.migration.free:
             self.instances[number].leaving = {}
             if self.instances[number].current is None:
@@ -262,14 +265,15 @@ class _Rollout:
             move = moves[sample.key]
             unfinished = self._unfinished(sample.key, sample.tokens, self.fusion)
             name = action_id(Kind.MOVE, self.model, instance.number, 0, move.sample)
-            moved = unfinished.kv_bytes if move.transfer is Transfer.KV else 0
+            transfer = self.transfers[move.sample]
+            moved = unfinished.kv_bytes if transfer is Transfer.KV else 0
             target = self.instances[move.target].engine
             end = self.clock.begin(
                 Done(name, Kind.MOVE.value, bytes=moved, lane=Kind.MOVE.lane),
                 instance.number,
                 self.model,
-                self.fusion.move_s(unfinished, move.transfer),
-                lambda sample=sample, target=target, move=move: target.import_(sample, move.transfer),
+                self.fusion.move_s(unfinished, transfer),
+                lambda sample=sample, target=target, transfer=transfer: target.import_(sample, transfer),
                 after_s=end,
             )
 

@@ -56,7 +56,6 @@ class Move:
     sample: int
     source: int
     target: int
-    transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,10 @@ class Migration:
     moves: tuple[Move, ...] = ()
 
 
-def decide(
-    loads: Sequence[InstanceLoad],
-    threshold: int,
-    max_batch: int,
-    transfer: Callable[[Unfinished], Transfer] = lambda _: Transfer.KV,
-) -> Migration | None:
+def decide(loads: Sequence[InstanceLoad], threshold: int, max_batch: int) -> Migration | None:
     """Whether and how to migrate now; None while more than `threshold` samples are unfinished or none is.
 
     max_batch: samples that an instance takes before a decode step gets slower (the knee of its step time)
-    transfer:  how to move a sample; see `cheaper_transfer`
 
     The number kept is the least that fits `max_batch` and the KV memory; kept are those with the most work left, so
     that the least is moved. The longest samples are placed first, each on the kept instance with the fewest samples
@@ -90,7 +83,7 @@ def decide(
     ranked = sorted(loads, key=lambda load: (-len(load.unfinished), -_kv_bytes(load), load.instance))
     least = max(1, ceil(count / max_batch))
     for num_kept in range(least, len(loads)):
-        moves = _place(ranked[:num_kept], ranked[num_kept:], max_batch, transfer)
+        moves = _place(ranked[:num_kept], ranked[num_kept:], max_batch)
         if moves is not None:
             keep = tuple(sorted(load.instance for load in ranked[:num_kept]))
             free = tuple(sorted(load.instance for load in ranked[num_kept:]))
@@ -160,21 +153,11 @@ class MoveTimes:
         return HowToMove(again, ahead)
 
 
-def kv_bytes(tokens: int, num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_element: int) -> int:
-    """Bytes of keys and values of a context: 2 · layers · KV heads · head size · bytes · tokens."""
-    return 2 * num_layers * num_kv_heads * head_dim * bytes_per_element * tokens
-
-
 def _kv_bytes(load: InstanceLoad) -> float:
     return sum(sample.kv_bytes for sample in load.unfinished)
 
 
-def _place(
-    kept: Sequence[InstanceLoad],
-    freed: Sequence[InstanceLoad],
-    max_batch: int,
-    transfer: Callable[[Unfinished], Transfer],
-) -> tuple[Move, ...] | None:
+def _place(kept: Sequence[InstanceLoad], freed: Sequence[InstanceLoad], max_batch: int) -> tuple[Move, ...] | None:
     """Where each sample of the freed instances goes, or None when they do not fit."""
     batch = {load.instance: len(load.unfinished) for load in kept}
     room = {load.instance: load.kv_bytes_free for load in kept}
@@ -189,5 +172,5 @@ def _place(
         target = min(open_to, key=lambda i: (batch[i], -room[i], i))
         batch[target] += 1
         room[target] -= sample.kv_bytes
-        moves.append(Move(sample.sample, source, target, transfer(sample)))
+        moves.append(Move(sample.sample, source, target))
     return tuple(moves)
