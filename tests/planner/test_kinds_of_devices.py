@@ -39,7 +39,7 @@ def problem(*kinds: NodeKind) -> PlanProblem:
     graph = StepGraph.of(SMALL, ROLES, [], rollouts=Rollouts(4, 24, 1000))
     costs = ModelCosts(WORK, dict.fromkeys(ROLES, SHAPE), SMALL, cluster)
     facts = RoleFacts((1.0,) * SHAPE.layers, last=SHAPE.head_in_layers(1000), max_tp=2)
-    return PlanProblem(graph, costs, dict.fromkeys(ROLES, facts), stage_speeds=costs.stage_speeds)
+    return PlanProblem(graph, costs, dict.fromkeys(ROLES, facts), stage_works=costs.stage_works)
 
 
 def slot_of(of: PlanProblem, mode: str) -> int:

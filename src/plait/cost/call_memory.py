@@ -7,22 +7,23 @@ from collections.abc import Mapping
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import packed_bytes, pool_tokens
+from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
-from plait.cost.shape_parameters import adapter_inputs
 from plait.cost.working_memory import (
-    activation_bytes,
+    activations_by_kind,
     head_gradient_bytes,
     is_fused,
     is_packed,
     logits_bytes,
+    stage_activations,
 )
 from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
-from plait.models.shape import ModelShape
+from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, part_key
@@ -78,10 +79,10 @@ def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) ->
     )
 
 
-def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> float:
-    """What the largest micro-batch keeps of a layer of this rank."""
+def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> list[float]:
+    """What the largest micro-batch keeps of a layer of this rank, by the kind of layers (`layer_kinds`)."""
     recipe, shape, sizes = facts.recipe, facts.shapes[model.name], layout.parallelism
-    of_all = activation_bytes(
+    kinds = activations_by_kind(
         shape,
         largest_batch(facts, model, mode, layout),
         BYTES[recipe.dtype],
@@ -89,18 +90,19 @@ def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout
         checkpointed=mode == "train" and recipe.checkpoint_activations,
         tp=sizes.tp,
         splits_tokens=mode == "train" and recipe.sequence_parallel,
-        low=adapter_inputs(shape, recipe.lora) if mode == "train" else 0,
+        lora=recipe.lora if mode == "train" else NO_LORA,
     )
-    return of_all / shape.layers
+    return [num_bytes / shape.layers for num_bytes in kinds]
 
 
 def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
     """What micro-batches of the largest size keep of this rank's layers at a time."""
-    of_layer = micro_batch_bytes(facts, model, mode, layout, fused=fused)
-    if mode != "train":  # nothing is kept for a backward: one layer's activations at a time
-        return int(of_layer)
-    num_in_flight = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
-    return int(num_in_flight * _stage_layers(layout, rank, facts.shapes[model.name]) * of_layer)
+    of_layers = micro_batch_bytes(facts, model, mode, layout, fused=fused)
+    counts = stage_counts(facts.shapes[model.name], layout.parallelism)[layout.coordinates(rank).pp]
+    num_in_flight = None
+    if mode == "train":
+        num_in_flight = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
+    return stage_activations(of_layers, counts, num_in_flight)
 
 
 def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
@@ -134,8 +136,8 @@ def _cache_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) ->
     first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
         instance.coordinates(rank).tp, instance.parallelism.tp
     )
-    layers = _stage_layers(instance, rank, shape)
-    per_token = 2 * layers * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
+    bounds, stage = stage_bounds(shape.layers, instance.parallelism), instance.coordinates(rank).pp
+    per_token = 2 * (bounds[stage + 1] - bounds[stage]) * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
     return _held_tokens(facts, model) * per_token
 
 
@@ -150,8 +152,3 @@ def _held_tokens(facts: Facts, model: RoleModel) -> int:
     context = facts.longest_tokens + recipe.sampling.max_response_tokens
     pool = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
     return pool_tokens(running, context, pool, recipe.device)
-
-
-def _stage_layers(layout: Layout, rank: int, shape: ModelShape) -> int:
-    bounds, stage = stage_bounds(shape.layers, layout.parallelism), layout.coordinates(rank).pp
-    return bounds[stage + 1] - bounds[stage]

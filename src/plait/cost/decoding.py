@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,8 @@ class Guessing:
         """In a step of so many samples, whose contexts have so many tokens together."""
         if self.model is None or not self.drafts.passes:
             return 0.0
-        layers = sum(self.model.stage_layers) * total(self.model.decode_layer(rows, context))
+        kinds = zip(self.model.decode_kinds(rows, context), self.model.stage_counts[0], strict=True)
+        layers = sum(count * total(layer) for layer, count in kinds)
         return self.drafts.passes * (layers + self.model.drawing(rows))
 
     def seconds_of(self, rows: Floats, context: Floats) -> Floats:
@@ -201,10 +202,7 @@ class Decoding:
         rows = running * self._drafts.rows / groups
         context = (running * self._prompt_tokens + said) / groups
         work = passes.work
-        layers = [stage.decode_layer(rows, context) for stage in passes.stages] or [
-            passes.decode_layer(rows, context)
-        ] * sizes.pp
-        stages = [scaled(layer, count) for layer, count in zip(layers, passes.stage_layers, strict=True)]
+        stages = passes.decode_stages(rows, context)
         stages[-1] = added(stages[-1], {"head": passes.of_stage(-1).drawing(rows)})
         if guessing := self._guessing.seconds(running / groups, context):
             stages[0] = added(stages[0], {DRAFT_MODEL: guessing})
@@ -232,7 +230,7 @@ def decode_steps(
         before: seconds of the first stage, before each step.
     """
     last, software = passes.of_stage(-1), passes.cluster.software
-    stages = [count * layer for count, layer in zip(passes.stage_layers, _layers_s(passes, rows, context), strict=True)]
+    stages = _stages_s(passes, rows, context)
     stages[-1] = stages[-1] + _head_s(last, rows)
     stages[0] = stages[0] + before
     if len(stages) == 1:
@@ -243,15 +241,20 @@ def decode_steps(
     return np.maximum(way, groups * np.maximum.reduce(stages))
 
 
-def _layers_s(passes: Passes, rows: Floats, context: Floats) -> list[Floats]:
-    """Seconds of a layer of each stage."""
-    if not passes.stages:
-        return [_layer_s(passes, rows, context)] * len(passes.stage_layers)
-    return [_layer_s(stage, rows, context) for stage in passes.stages]
+def _stages_s(passes: Passes, rows: Floats, context: Floats) -> list[Floats]:
+    """Seconds of the layers of each stage."""
+    of_kinds = lambda stage: [_layer_s(kind, rows, context) for kind in stage.kinds]  # noqa: E731
+    of_stages = [of_kinds(stage) for stage in passes.stages] or [of_kinds(passes)] * len(passes.stage_counts)
+    return [
+        reduce(np.add, (count * layer for layer, count in zip(layers, counts, strict=True)))
+        for layers, counts in zip(of_stages, passes.stage_counts, strict=True)
+    ]
 
 
 def _layer_s(passes: Passes, rows: Floats, context: Floats) -> Floats:
     work, tp, software = passes.work, passes.layout.parallelism.tp, passes.cluster.software
+    if work.window:
+        context = np.minimum(context, rows * work.window)
     computing = (work.products(1) * rows + work.attention(1) * context) * passes.share / passes.flops_per_s
     experts = np.minimum(work.shape.experts, rows * work.shape.experts_per_token)
     read = (work.dense + experts * work.expert) * work.width / tp + work.kept(1, tp) * context

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from plait.cost.draft_memory import draft_cache, draft_rows
 from plait.cost.engine_memory import POOL_TOKENS
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
+from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
-from plait.cost.shape_parameters import adapter_inputs, adapter_parameters
+from plait.cost.shape_parameters import adapter_parameters
 from plait.cost.working_memory import (
-    activation_bytes,
+    activations_by_kind,
     head_gradient_bytes,
     is_fused,
     is_packed,
@@ -22,6 +23,7 @@ from plait.cost.working_memory import (
 )
 from plait.dataflow import CallKind, Dataflow
 from plait.models.files.hub import read_config
+from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.recipes.engine_checks import abilities
@@ -165,7 +167,7 @@ def _largest_activations(
     fused: bool,
 ) -> tuple[int, int]:
     """Bytes, and the tokens that they are of: roles compute one after the other, and what one has freed the next takes.
-    A score keeps one layer's."""
+    A score keeps one layer's, of the widest kind."""
     width, sizes = BYTES[recipe.dtype], [(0, 0)]
     for model in models:
         shape, asked = shapes[model.name], {node.kind for node in flow.calls(model.role)}
@@ -173,9 +175,11 @@ def _largest_activations(
             trains = kind is CallKind.TRAIN
             batch = LargestBatch.of(recipe, flow, longest_tokens, model.role, trains=trains)
             again = recipe.checkpoint_activations and trains
-            low = adapter_inputs(shape, recipe.lora) if trains and model.trained else 0
-            of_all = activation_bytes(shape, batch, width, fused=fused, checkpointed=again, low=low)
-            sizes.append((of_all if trains else of_all // shape.layers, batch.tokens))
+            lora = recipe.lora if trains and model.trained else NO_LORA
+            kinds = activations_by_kind(shape, batch, width, fused=fused, checkpointed=again, lora=lora)
+            counts = [len(kind.layers) for kind in layer_kinds(shape)]
+            of_all = sum(count * num_bytes for count, num_bytes in zip(counts, kinds, strict=True)) // shape.layers
+            sizes.append((of_all if trains else max(kinds) // shape.layers, batch.tokens))
     return max(sizes)
 
 

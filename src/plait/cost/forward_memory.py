@@ -4,14 +4,13 @@ Torch-free."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
+from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
-from plait.cost.shape_parameters import adapter_inputs
-from plait.cost.working_memory import activation_bytes, head_gradient_bytes, logits_bytes
+from plait.cost.working_memory import activations_by_kind, head_gradient_bytes, logits_bytes, stage_activations
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
-from plait.layout.shards import stage_bounds
+from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
 from plait.schedule.training_order import rule_named
 from plait.training.memory import BYTES
@@ -43,15 +42,13 @@ def forward_memory(
         scalar: has no head of a language model.
     """
     train, width = schedule is not None, BYTES[workload.dtype]
-    kept = [1] * sizes.pp
+    in_flight: list[int | None] = [None] * sizes.pp
     if schedule is not None:
-        order, bounds = rule_named(schedule), stage_bounds(shape.layers, sizes)
-        kept = [
-            order.in_flight(stage, sizes.pp, batch.count) * (stop - start)
-            for stage, (start, stop) in enumerate(pairwise(bounds))
-        ]
-    of_layer = {
-        fused: activation_bytes(
+        order = rule_named(schedule)
+        in_flight = [order.in_flight(stage, sizes.pp, batch.count) for stage in range(sizes.pp)]
+
+    def by_stage(fused: bool) -> tuple[int, ...]:
+        kinds = activations_by_kind(
             shape,
             batch,
             width,
@@ -59,12 +56,12 @@ def forward_memory(
             checkpointed=train and workload.checkpoint_activations,
             tp=sizes.tp,
             splits_tokens=train and workload.sequence_parallel,
-            low=adapter_inputs(shape, workload.lora) if train else 0,
+            lora=workload.lora if train else NO_LORA,
         )
-        / shape.layers
-        for fused in (workload.fused, False)
-    }
-    activations, plain = (tuple(int(layers * of_layer[fused]) for layers in kept) for fused in (workload.fused, False))
+        of_layers, counts = [num_bytes / shape.layers for num_bytes in kinds], stage_counts(shape, sizes)
+        return tuple(stage_activations(of_layers, *stage) for stage in zip(counts, in_flight, strict=True))
+
+    activations, plain = by_stage(workload.fused), by_stage(False)
     head = 0
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp)

@@ -233,10 +233,11 @@ class Generating:
 
     def _prompts_s(self, passes: Passes, prompts: int, groups: int) -> float:
         """Prompts of one instance, each computed once for all of its samples."""
-        lengths, most = self._workload.lengths.prompts, self._workload.max_prefill_tokens
-        tokens = prompts * lengths.mean
+        lengths, most = self._workload.lengths, self._workload.max_prefill_tokens
+        tokens = prompts * lengths.prompts.mean
         chunks = max(ceil(tokens / most), min(groups, prompts))
-        micro = Micro(tokens, prompts * (lengths.mean_square + lengths.mean) / 2, prompts) / chunks
+        near = lengths.near_pairs(passes.work.shape.windows, prompts, 0)
+        micro = Micro(tokens, lengths.pairs(prompts, 0), prompts, near) / chunks
         return total(passes.prompts(micro, chunks, in_turn=groups == 1))
 
     def _running(self, role: str, layout: Layout, share: int, held_bytes: int | None = None) -> int:

@@ -45,9 +45,10 @@ def load_profile(path: Path) -> Profile:
 
 
 def profile_path(profile: Profile) -> Path:
-    """Where it is kept: by the machine, the model's name with a digest of its shape (one folder may have one model
-    after another), the dtype and the threads."""
-    digest = blake2b(repr(astuple(profile.shape)).encode(), digest_size=4).hexdigest()
+    """Where it is kept: by the machine, the model's name with a digest of its shape's numbers (one folder may have one
+    model after another), the dtype and the threads."""
+    numbers = tuple(number for number in astuple(profile.shape) if isinstance(number, int))
+    digest = blake2b(repr(numbers).encode(), digest_size=4).hexdigest()
     words = (profile.machine, profile.model, digest, profile.dtype, str(profile.threads))
     name = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
     return cache_folder() / "profiles" / f"{name}.json"

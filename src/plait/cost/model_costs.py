@@ -13,6 +13,7 @@ from plait.cost.corrections import Corrections
 from plait.cost.costs import CallCost, MoveCost
 from plait.cost.forward_memory import forward_memory
 from plait.cost.generating import Generating
+from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
@@ -143,20 +144,27 @@ class ModelCosts:
             seconds.append((total(forward), backward_s))
         return seconds
 
-    def stage_speeds(self, call: str, mode: Mode, layout: Layout) -> tuple[float, ...]:
-        """See `planner.plan_problem.StageSpeeds`: by a layer's seconds."""
+    def stage_works(self, call: str, mode: Mode, layout: Layout) -> tuple[tuple[float, tuple[float, ...]], ...]:
+        """See `planner.plan_problem.StageWorks`: by the seconds of layers."""
         node = self._nodes[call]
         role, samples, sizes = str(node.role), self.workload.samples_of(self.flow, node), layout.parallelism
         if mode in ("decode", "prefill"):
             running = ceil(samples.count / min(sizes.dp, samples.prompts))
             context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
-            seconds = lambda stage: total(stage.decode_layer(running, context))  # noqa: E731
+            seconds = lambda kind: total(kind.decode_layer(running, context))  # noqa: E731
         else:
             share = share_of(samples.count, node.training.mini_batches if mode == "train" else 1, sizes.dp)
             micro, _ = self._micro(node, samples, share, layout, self.workload.micro_batch_tokens)
-            read = lambda stage: stage.work.read(micro.tokens) / sizes.tp  # noqa: E731
-            seconds = lambda stage: total(stage.layer(micro.tokens, micro.pairs, read(stage)))  # noqa: E731
-        return tuple(1 / seconds(stage) for stage in self._passes(role, layout).stages)
+            seconds = lambda kind: total(kind.passed(micro))  # noqa: E731
+        passes, kinds = self._passes(role, layout), layer_kinds(self.shapes[role])
+        if len(kinds) == 1:
+            return tuple((1 / seconds(stage), ()) for stage in passes.stages)
+        works = []
+        for stage in passes.stages or [passes] * sizes.pp:
+            of_layer = {layer: seconds(of) for kind, of in zip(kinds, stage.kinds, strict=True) for layer in kind.layers}
+            mean = sum(of_layer.values()) / len(of_layer)
+            works.append((1 / mean, tuple(of_layer[layer] / mean for layer in range(len(of_layer)))))
+        return tuple(works)
 
     def decode_groups(self, call: str, layout: Layout, instances: int = 1) -> int:
         """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
@@ -234,9 +242,9 @@ class ModelCosts:
         p, r, per_prompt = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
         prompts, count = pieces(share, per_prompt, p.mean, r.mean, self._least(layout.parallelism))
         tokens = prompts * p.mean + share * r.mean
-        pairs = prompts * (p.mean_square + p.mean) / 2 + share * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
+        near = lengths.near_pairs(self.shapes[str(node.role)].windows, prompts, share)
         count = max(count, min(share, ceil(tokens / budget)))
-        return Micro(tokens, pairs, share * r.mean) / count, count
+        return Micro(tokens, lengths.pairs(prompts, share), share * r.mean, near) / count, count
 
     def _least(self, sizes: Parallelism) -> int:
         """Micro-batches that are wanted."""

@@ -1,6 +1,7 @@
 """What one token, or one step, asks of a device for a model of a shape: floating point operations and bytes, by layer.
 
-Layers are averages where a model mixes dense blocks with mixtures of experts. Torch-free.
+Layers are averages where a model mixes dense blocks with mixtures of experts: of each kind for itself `layer_kinds`
+makes a shape. Torch-free.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ class ModelWork:
         """Weights of one routed expert, in the average layer."""
         shape = self.shape
         return shape.expert_layers * 3 * shape.hidden * shape.expert_intermediate / shape.layers
+
+    @cached_property
+    def window(self) -> int:
+        """Tokens that a layer's attention sees at most; 0: all, or not all layers see as many."""
+        windows = set(self.shape.windows)
+        return windows.pop() if len(windows) == 1 else 0
 
     @property
     def head(self) -> int:

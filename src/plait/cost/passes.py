@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from plait.cost.layer_kinds import layer_kinds, stage_counts
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
 from plait.layout.mesh import Layout
-from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -23,14 +22,23 @@ Terms = dict[str, float]
 
 @dataclass(frozen=True)
 class Micro:
-    """The average micro-batch: tokens in its row, pairs of a query and a key, rows that pass the head."""
+    """The average micro-batch: tokens in its row, pairs of a query and a key, rows that pass the head.
+
+    near: (window, pairs that are within it), of windows that are shorter than some sample
+    """
 
     tokens: float
     pairs: float
     head_rows: float
+    near: tuple[tuple[int, float], ...] = ()
 
     def __truediv__(self, parts: float) -> Micro:
-        return Micro(self.tokens / parts, self.pairs / parts, self.head_rows / parts)
+        near = tuple((window, pairs / parts) for window, pairs in self.near)
+        return Micro(self.tokens / parts, self.pairs / parts, self.head_rows / parts, near)
+
+    def seen(self, window: int) -> float:
+        """Pairs that a layer of a window computes; 0: it has none."""
+        return dict(self.near).get(window, self.pairs)
 
 
 def total(terms: Mapping[str, float]) -> float:
@@ -47,6 +55,11 @@ def added(*parts: Mapping[str, float]) -> Terms:
         for name, seconds in part.items():
             result[name] = result.get(name, 0.0) + seconds
     return result
+
+
+def _of_layers(layers: Sequence[Terms], counts: Sequence[int]) -> Terms:
+    """Of so many layers of each kind."""
+    return added(*(scaled(layer, count) for layer, count in zip(layers, counts, strict=True) if count))
 
 
 class Passes:
@@ -69,14 +82,23 @@ class Passes:
     ) -> None:
         self.cluster, self.work, self.layout, self.profile = cluster, work, layout, profile
         self.stages = tuple(Passes(stage, work, layout, profile, devices) for stage in stages)
+        unlike = kinds if len(kinds := layer_kinds(work.shape)) > 1 else ()
+        self._unlike = tuple(
+            Passes(cluster, replace(work, shape=kind.shape), layout, profile, devices) for kind in unlike
+        )
+        self.stage_counts = stage_counts(work.shape, layout.parallelism)
+        """Of each stage, how many layers of each of `kinds` it has."""
         self.devices = devices or layout
         self.share = work.share(layout.parallelism.tp)
         self.traffic = Traffic(cluster, layout)
-        bounds = stage_bounds(work.shape.layers, layout.parallelism)
-        self.stage_layers = tuple(stop - start for start, stop in itertools.pairwise(bounds))
         software = cluster.software
         self.flops_per_s = cluster.device.flops_of(work.dtype) * software.products
         self.bytes_per_s = cluster.device.memory_bandwidth * software.memory
+
+    @property
+    def kinds(self) -> tuple[Passes, ...]:
+        """By the kind of the layers, what passes took if all layers were of that kind."""
+        return self._unlike or (self,)
 
     def of_stage(self, stage: int) -> Passes:
         """By the devices of a stage, whatever layers are asked about; -1: of the last."""
@@ -84,23 +106,29 @@ class Passes:
 
     def forward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage."""
-        mine = self.of_stage(stage)
-        return mine._stage(micro, stage, 1, mine._adapters(micro.tokens))
+        return self.of_stage(stage)._stage(micro, stage)
 
     def backward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage: twice a forward's, with sums over tp as a forward has; with adapters those of the
         adapters twice, and of the rest once, as the weights under them get no gradients."""
-        mine = self.of_stage(stage)
-        adapters = mine._adapters(micro.tokens, backward=True)
-        return mine._stage(micro, stage, 1 if self.work.lora.rank else 2, adapters)
+        return self.of_stage(stage)._stage(micro, stage, backward=True)
 
-    def _stage(self, micro: Micro, stage: int, passes: int, adapters: Terms) -> Terms:
-        tp, layers, work = self.layout.parallelism.tp, self.stage_layers[stage], self.work
-        of_weights = self.layer(micro.tokens, micro.pairs, passes * work.read(micro.tokens) / tp, passes=passes)
-        terms = scaled(added(of_weights, adapters), layers)
+    def _stage(self, micro: Micro, stage: int, *, backward: bool = False) -> Terms:
+        terms = _of_layers([kind.passed(micro, backward=backward) for kind in self.kinds], self.stage_counts[stage])
         if stage == self.layout.parallelism.pp - 1:
-            terms["head"] = self.head(micro.head_rows, passes=passes)
+            terms["head"] = self.head(micro.head_rows, passes=self._passes(backward))
         return terms
+
+    def passed(self, micro: Micro, *, backward: bool = False) -> Terms:
+        """Seconds of one layer with its adapters."""
+        work, passes = self.work, self._passes(backward)
+        read_bytes = passes * work.read(micro.tokens) / self.layout.parallelism.tp
+        of_weights = self.layer(micro.tokens, micro.seen(work.window), read_bytes, passes=passes)
+        return added(of_weights, self._adapters(micro.tokens, backward=backward))
+
+    def _passes(self, backward: bool) -> int:
+        """Forwards that a pass takes as long as, beside adapters."""
+        return 2 if backward and not self.work.lora.rank else 1
 
     def _adapters(self, tokens: float, *, backward: bool = False) -> Terms:
         """A layer's as the plain layers compute them; none where there are none."""
@@ -135,14 +163,26 @@ class Passes:
             )
         return terms
 
+    def decode_stages(self, rows: float, context: float) -> list[Terms]:
+        """`decode_layer`, of all layers of each stage."""
+        of_stages = [stage.decode_kinds(rows, context) for stage in self.stages] or [
+            self.decode_kinds(rows, context)
+        ] * len(self.stage_counts)
+        return [_of_layers(layers, counts) for layers, counts in zip(of_stages, self.stage_counts, strict=True)]
+
+    def decode_kinds(self, rows: float, context: float) -> list[Terms]:
+        """`decode_layer`, by the kind of the layer."""
+        return [kind.decode_layer(rows, context) for kind in self.kinds]
+
     def decode_layer(self, rows: float, context: float) -> Terms:
         """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together."""
         sizes, work = self.layout.parallelism, self.work
         if self.profile is not None:
             is_part = sizes.tp * sizes.pp > 1
             return self._generated(self.profile.decode_s(rows, context, is_part=is_part), rows)
-        read_bytes = work.read(rows) / sizes.tp + work.kept(context, sizes.tp)
-        return added(self.layer(rows, context, read_bytes), self._adapters(rows))
+        seen = min(context, rows * work.window) if work.window else context
+        read_bytes = work.read(rows) / sizes.tp + work.kept(seen, sizes.tp)
+        return added(self.layer(rows, seen, read_bytes), self._adapters(rows))
 
     def _generated(self, seconds: float, tokens: float) -> Terms:
         """`_measured` of a layer that generates: on a CPU a whole model's adapters are compiled with it, and take as

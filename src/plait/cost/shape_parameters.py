@@ -19,8 +19,9 @@ PANEL_COLUMNS = 32
 
 @lru_cache(maxsize=64)
 def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parameters:
-    """The parameters of a decoder of this shape, experts as dense layers' equals; `outputs` of a scalar model."""
+    """The parameters of a decoder of this shape, but for experts that all tokens pass; `outputs` of a scalar model."""
     mixture = shape.expert_layers > 0
+    mixtures = shape.mixtures or range(shape.layers)
     return decoder_parameters(
         layers=shape.layers,
         hidden=shape.hidden,
@@ -31,6 +32,7 @@ def parameters_of_shape(shape: ModelShape, outputs: int | None = None) -> Parame
         vocabulary=shape.vocabulary,
         tied=shape.tied,
         experts=shape.experts if mixture else 0,
+        dense={layer: shape.intermediate for layer in range(shape.layers) if layer not in mixtures},
         outputs=outputs,
     )
 

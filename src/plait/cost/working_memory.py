@@ -6,14 +6,17 @@ CPU, micro-batches of 229 to 3,664 tokens keep 0 to 20 MiB + 2 % more than `acti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
+from plait.cost.shape_parameters import adapter_inputs
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
+from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_rows, head_row_bytes
 from plait.recipes.recipe import Recipe
 
@@ -64,6 +67,46 @@ def process_terms(device: str, num_devices: int) -> dict[str, int]:
         return {PROCESS: PROCESS_BYTES}
     between = NCCL_GROUPS * NCCL_CHANNELS * NCCL_CHANNEL_BYTES if num_devices > 1 else 0
     return {what: count for what, count in ((CONTEXT, CONTEXT_BYTES), (NCCL, between)) if count}
+
+
+def activations_by_kind(
+    shape: ModelShape,
+    batch: LargestBatch,
+    width: int,
+    *,
+    fused: bool,
+    checkpointed: bool = False,
+    tp: int = 1,
+    splits_tokens: bool = False,
+    lora: LoraSettings = NO_LORA,
+) -> tuple[int, ...]:
+    """`activation_bytes` of as many layers, all of one kind: for each of `layer_kinds`."""
+    return tuple(
+        activation_bytes(
+            kind.shape,
+            batch,
+            width,
+            fused=fused,
+            checkpointed=checkpointed,
+            tp=tp,
+            splits_tokens=splits_tokens,
+            low=adapter_inputs(kind.shape, lora),
+        )
+        for kind in layer_kinds(shape)
+    )
+
+
+def stage_activations(of_layers: Sequence[float], counts: Sequence[int], num_in_flight: int | None) -> int:
+    """What micro-batches keep of the layers of a stage.
+
+    Args:
+        of_layers: bytes of one layer, by kind; counts: layers of the stage, too.
+        num_in_flight: micro-batches at a time; None: nothing is kept for a backward, one layer's activations at a time.
+    """
+    layers = [(num_bytes, count) for num_bytes, count in zip(of_layers, counts, strict=True) if count]
+    if num_in_flight is None:
+        return int(max(num_bytes for num_bytes, _ in layers))
+    return int(sum(num_in_flight * count * num_bytes for num_bytes, count in layers))
 
 
 def activation_bytes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -92,6 +92,29 @@ class SampleLengths:
 
     prompts: Lengths
     responses: Lengths
+
+    def pairs(self, prompts: float, samples: float) -> float:
+        """Pairs of a query and a key, of so many prompts and samples of them."""
+        p, r = self.prompts, self.responses
+        return prompts * (p.mean_square + p.mean) / 2 + samples * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
+
+    def near_pairs(self, windows: Iterable[int], prompts: float, samples: float) -> tuple[tuple[int, float], ...]:
+        """Window → those of them that are within it, of windows that are shorter than some sample."""
+        p, r = self.prompts, self.responses
+        before, longest = p.mean, p.longest + (r.longest if samples else 0)
+        near = []
+        for window in sorted(set(windows)):
+            if 0 < window < longest:
+                of_prompt = sum(_seen(tokens, window) for tokens in p.values) / len(p.values)
+                with_prompt = sum(_seen(before + tokens, window) for tokens in r.values) / len(r.values)
+                near.append((window, prompts * of_prompt + samples * (with_prompt - _seen(before, window))))
+        return tuple(near)
+
+
+def _seen(tokens: float, window: int) -> float:
+    """Pairs of so many tokens that follow each other, of which each sees itself and those before it in the window."""
+    full = min(tokens, window)
+    return full * (full + 1) / 2 + (tokens - full) * window
 
 
 @dataclass(frozen=True)

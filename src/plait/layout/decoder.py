@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from plait.layout.params import Heads, Param, Parameters
 
 
@@ -16,6 +18,7 @@ def decoder_parameters(
     vocabulary: int,
     tied: bool = False,
     experts: int = 0,
+    dense: Mapping[int, int] | None = None,
     cut_vocabulary: bool = False,
     outputs: int | None = None,
 ) -> Parameters:
@@ -23,10 +26,12 @@ def decoder_parameters(
 
     Args:
         intermediate: of the MLP, or of each expert where there are `experts`.
+        dense: layer → width of its MLP, of layers without experts where others have some.
         cut_vocabulary: tensor parallelism cuts the embedding and the head by rows; otherwise the embedding is
             replicated, and the head too where it is tied.
         outputs: of a scalar model's head, which is replicated; None: a language model.
     """
+    dense = dense or {}
     query, group = Heads(heads, kv_heads), Heads(heads, kv_heads, shared=True)
     rows = 0 if cut_vocabulary else None
     embedding, tied = "model.embed_tokens.weight", tied and outputs is None
@@ -39,7 +44,8 @@ def decoder_parameters(
             Param(f"{attention}.v_proj.weight", (kv_heads * head_dim, hidden), layer, 0, heads=group),
             Param(f"{attention}.o_proj.weight", (hidden, heads * head_dim), layer, 1, heads=query),
         ]
-        if experts:
+        width = dense.get(layer, 0) or intermediate
+        if experts and layer not in dense:
             params += [
                 Param(f"{at}.mlp.gate.weight", (experts, hidden), layer),
                 Param(f"{at}.mlp.experts.gate_up_proj", (experts, 2 * intermediate, hidden), layer, 1, sections=2),
@@ -47,9 +53,9 @@ def decoder_parameters(
             ]
         else:
             params += [
-                Param(f"{at}.mlp.gate_proj.weight", (intermediate, hidden), layer, 0),
-                Param(f"{at}.mlp.up_proj.weight", (intermediate, hidden), layer, 0),
-                Param(f"{at}.mlp.down_proj.weight", (hidden, intermediate), layer, 1),
+                Param(f"{at}.mlp.gate_proj.weight", (width, hidden), layer, 0),
+                Param(f"{at}.mlp.up_proj.weight", (width, hidden), layer, 0),
+                Param(f"{at}.mlp.down_proj.weight", (hidden, width), layer, 1),
             ]
         params += [
             Param(f"{at}.input_layernorm.weight", (hidden,), layer),

@@ -74,6 +74,15 @@ def _narrowest(parameters: Parameters) -> tuple[int, Param]:
     return ways(param), param
 
 
+def layer_sizes(parameters: Parameters) -> tuple[float, ...]:
+    """Elements of each layer, as multiples of the average one's."""
+    elements = [0] * parameters.num_layers
+    for param in parameters.params:
+        if param.layer is not None:
+            elements[param.layer] += param.num_elements
+    return tuple(count * len(elements) / sum(elements) for count in elements)
+
+
 def stage_bounds(num_layers: int, parallelism: Parallelism) -> tuple[int, ...]:
     """First layer of each stage, and the number of layers behind the last."""
     if parallelism.stages:

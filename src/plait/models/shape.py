@@ -79,6 +79,10 @@ class ModelShape:
     """Width of the expert that every token passes."""
     attention_extras: int = 0
     """Biases of one layer's projections, and weights of its heads' norms."""
+    mixtures: tuple[int, ...] = ()
+    """Which of the layers are `expert_layers`, ascending, where others are dense; empty: all, none, or nobody says."""
+    windows: tuple[int, ...] = ()
+    """Tokens that the attention of each layer sees at most, its own one of them; 0: all. Empty: all layers see all."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str | None = None) -> ModelShape:
@@ -118,6 +122,7 @@ class ModelShape:
         experts = _number(config, "num_experts")
         expert_intermediate = int(config.get("moe_intermediate_size") or intermediate)
         shared = int(config.get("n_shared_experts") or 0) * expert_intermediate
+        mixtures = _mixtures(config, layers) if experts else ()
         return cls(
             layers=layers,
             hidden=hidden,
@@ -129,12 +134,14 @@ class ModelShape:
             tied=bool(config.get("tie_word_embeddings", False)),
             max_positions=usable_positions(config, name),
             attention_parameters=attention,
-            expert_layers=_expert_layers(config, layers) if experts else 0,
+            expert_layers=len(mixtures),
             experts=experts,
             experts_per_token=_number(config, "num_experts_per_tok"),
             expert_intermediate=expert_intermediate if experts else 0,
             shared_intermediate=int(config.get("shared_expert_intermediate_size") or shared) if experts else 0,
             attention_extras=_attention_extras(config, heads, kv_heads, head_dim, hidden),
+            mixtures=mixtures if len(mixtures) < layers else (),
+            windows=_windows(config, layers),
         )
 
     @property
@@ -234,10 +241,23 @@ def _attention_extras(config: Mapping[str, Any], heads: int, kv_heads: int, head
     return norms + (projected + hidden if config.get("attention_bias") is True else 0)
 
 
-def _expert_layers(config: Mapping[str, Any], layers: int) -> int:
+def _mixtures(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Layers whose MLP is a mixture of experts."""
     if kinds := config.get("mlp_layer_types"):
-        return sum(kind == "sparse" for kind in kinds)
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
     first = int(config.get("first_k_dense_replace") or 0)
     step = int(config.get("decoder_sparse_step") or 1)
     dense = config.get("mlp_only_layers") or ()
-    return sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    return tuple(
+        layer for layer in range(layers) if layer >= first and (layer + 1) % step == 0 and layer not in dense
+    )
+
+
+def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """As the self-check of a loaded model expects them (`models.admission`); families of the Qwen kind state a window
+    that they do not use."""
+    window, kinds = int(config.get("sliding_window") or 0), config.get("layer_types")
+    if not window or config.get("use_sliding_window") is False:
+        return ()
+    windows = tuple(window if not kinds or kinds[layer] == "sliding_attention" else 0 for layer in range(layers))
+    return windows if any(windows) else ()

@@ -18,8 +18,9 @@ MOST_STAGES = 16
 class RoleFacts:
     """What limits the layouts of a role's model.
 
-    layer_work:  of each layer, in any unit
+    layer_work:  of each layer, in any unit; where layers are unlike, each call says what they take (`StageWork`)
     first, last: of what the first and last stage compute beside layers, in that unit
+    layer_sizes: weights of each layer, as multiples of the average one's; empty: layers are alike
     max_tp:      ways in which its narrowest matrix can be cut; 1 with adapters
     max_pp:      1 with adapters
     whole_layers: its instances do not divide layers (`sampling.exact`): sums over ranks round in another way
@@ -29,15 +30,19 @@ class RoleFacts:
     layer_work: tuple[float, ...]
     first: float = 0.0
     last: float = 0.0
+    layer_sizes: tuple[float, ...] = ()
     max_tp: int = 1
     max_pp: int = MOST_STAGES
     whole_layers: bool = False
     may_drop: bool = True
 
 
-StageSpeeds = Callable[[str, Mode, Layout], tuple[float, ...]]
-"""Call, mode and layout → how fast a layer of this call is on the devices of each pipeline stage, in any unit; empty
-where all stages are on devices alike."""
+StageWork = tuple[tuple[float, tuple[float, ...]], ...]
+"""Of each pipeline stage how fast its devices are with the average layer of a call, in any unit, and what each layer of
+the model takes there, in such layers. Empty where all layers are alike, and all stages on devices alike."""
+
+StageWorks = Callable[[str, Mode, Layout], StageWork]
+"""Call, mode and layout → what its layers take on the devices of each stage."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class PlanProblem:
     roles: of every role of the graph
     micro_batch_tokens: to choose from, beside the recipe's (None)
     pairs: of roles that may train together
-    stage_speeds: asked for meshes over nodes of several kinds
+    stage_works: asked for meshes over nodes of several kinds, and roles whose layers are unlike
     """
 
     graph: StepGraph
@@ -55,7 +60,7 @@ class PlanProblem:
     micro_batch_tokens: tuple[int, ...] = ()
     smallest_mesh: int = 1
     pairs: tuple[tuple[str, str], ...] = ()
-    stage_speeds: StageSpeeds = lambda call, mode, layout: ()
+    stage_works: StageWorks = lambda call, mode, layout: ()
 
     @property
     def num_devices(self) -> int:

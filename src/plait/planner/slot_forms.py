@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from plait.layout.mesh import Layout, Mesh, Parallelism
-from plait.planner.plan_problem import MOST_STAGES, PlanProblem
+from plait.layout.shards import stage_bounds
+from plait.planner.plan_problem import MOST_STAGES, PlanProblem, StageWork
 from plait.planner.stage_layers import StageDevices, cut_layers
 from plait.schedule.plan import Placement
 from plait.simulator.places import PlacementCosts, Places
@@ -57,7 +59,7 @@ class SlotForms:
         self._graph = problem.graph
         self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
         self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
-        self._stages: dict[tuple[str, int, tuple[float, ...]], tuple[int, ...]] = {}
+        self._stages: dict[tuple[str, int, StageWork], tuple[int, ...]] = {}
 
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
         """Those of a slot on a mesh that no other beats in seconds and memory, and those that other calls of the role
@@ -97,7 +99,7 @@ class SlotForms:
 
     def parallelisms(self, slot: int, ranks: tuple[int, ...]) -> list[Parallelism]:
         """That a run can follow on so many devices, stages cut so that they take equally long; on devices of several
-        kinds in each call of the role, as equal layouts share weights."""
+        kinds, and of unlike layers, in each call of the role, as equal layouts share weights."""
         cluster = self._problem.costs.cluster.mesh_cluster
         facts, mode = self._problem.roles[self._graph.slots[slot].role], self._graph.slots[slot].mode
         most_tp = min(facts.max_tp, cluster.devices)
@@ -109,40 +111,40 @@ class SlotForms:
                 continue
             if not cluster.is_legal_size(sizes.tp):
                 continue
-            speeds = self._speeds_of(slot, ranks, sizes)
-            cuts = dict.fromkeys(self._cut(slot, sizes.pp, speeds_of_call) for speeds_of_call in speeds)
+            works = self._works_of(slot, ranks, sizes)
+            cuts = dict.fromkeys(self._cut(slot, sizes.pp, work) for work in works)
             sizes_of_all += [replace(sizes, stages=cut) for cut in cuts]
         return sizes_of_all
 
-    def _cut(self, slot: int, pp: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
+    def _cut(self, slot: int, pp: int, work: StageWork) -> tuple[int, ...]:
         role = self._graph.slots[slot].role
         if pp == 1:
             return ()
-        if (role, pp, speeds) not in self._stages:
+        if (role, pp, work) not in self._stages:
             facts = self._problem.roles[role]
             cut = cut_layers(
                 facts.layer_work,
                 pp,
                 first_s=facts.first,
                 last_s=facts.last,
-                devices=[StageDevices(speed=speed) for speed in speeds],
+                devices=[StageDevices(speed=speed, layer_s=layers) for speed, layers in work],
             )
             assert cut is not None, f"{role}: {pp} stages of {len(facts.layer_work)} layers"
-            self._stages[role, pp, speeds] = cut
-        return self._stages[role, pp, speeds]
+            self._stages[role, pp, work] = cut
+        return self._stages[role, pp, work]
 
-    def _speeds_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[tuple[float, ...], ...]:
-        """Speeds of the stages of a parallelism, in each call of the slot's role, its own first; an empty one where all
-        stages are on devices alike."""
-        if sizes.pp == 1 or not self._is_mixed(ranks):
+    def _works_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[StageWork, ...]:
+        """What the layers of a parallelism take, in each call of the slot's role, its own first; an empty one where all
+        layers are alike, and all stages on devices alike."""
+        graph, role = self._graph, self._graph.slots[slot].role
+        if sizes.pp == 1 or not (self._is_mixed(ranks) or self._problem.roles[role].layer_sizes):
             return ((),)
-        graph, layout = self._graph, Layout(Mesh(ranks), sizes)
-        others = graph.slots_of(graph.slots[slot].role).values()
-        speeds = []
+        layout, others = Layout(Mesh(ranks), sizes), graph.slots_of(role).values()
+        works = []
         for one in dict.fromkeys((slot, *others)):
             call = graph.calls[graph.calls_of[one][0]].call
-            speeds.append(self._problem.stage_speeds(call, graph.slots[one].mode, layout))
-        return tuple(dict.fromkeys(speeds))
+            works.append(self._problem.stage_works(call, graph.slots[one].mode, layout))
+        return tuple(dict.fromkeys(works))
 
     def _tried(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:
         """Forms of one parallelism, with the micro-batches and schedules that are not beaten; with its layers cut so
@@ -218,7 +220,8 @@ class SlotForms:
         return min(forms, key=lambda form: (sum(form.fullest), form.key))
 
     def _cut_for_room(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[int, ...] | None:
-        """Layers of each stage by what its devices have room for: as much a layer as in the cut for equal work."""
+        """Layers of each stage by what its devices have room for: each as much for its weights as in the cut for equal
+        work."""
         costs, what = self._problem.costs, self._graph.slots[slot]
         facts = self._problem.roles[what.role]
         layout = Layout(Mesh(ranks), sizes)
@@ -226,21 +229,24 @@ class SlotForms:
         held_bytes = _by_stage(costs.held_bytes(what.role, layout, trained=trained), sizes)
         call = self._graph.calls[self._graph.calls_of[slot][0]].call
         working = _by_stage(costs.call(call, what.mode, layout).working_bytes, sizes)
-        layer = min(num_bytes / layers for num_bytes, layers in zip(held_bytes, sizes.stages, strict=True))
+        layer_sizes = facts.layer_sizes or (1.0,) * len(facts.layer_work)
+        bounds = stage_bounds(len(layer_sizes), sizes)
+        stage_sizes = [sum(layer_sizes[start:stop]) for start, stop in pairwise(bounds)]
+        layer = min(num_bytes / layers for num_bytes, layers in zip(held_bytes, stage_sizes, strict=True))
         rooms = [
             room - (num_bytes - layer * layers) - active
             for room, num_bytes, layers, active in zip(
-                self._rooms(ranks, sizes), held_bytes, sizes.stages, working, strict=True
+                self._rooms(ranks, sizes), held_bytes, stage_sizes, working, strict=True
             )
         ]
-        layers, speeds = [layer] * len(facts.layer_work), self._speeds_of(slot, ranks, sizes)[0] or (1.0,) * sizes.pp
+        work = self._works_of(slot, ranks, sizes)[0] or ((1.0, ()),) * sizes.pp
         return cut_layers(
             facts.layer_work,
             sizes.pp,
             first_s=facts.first,
             last_s=facts.last,
-            layer_bytes=layers,
-            devices=[StageDevices(room, speed) for room, speed in zip(rooms, speeds, strict=True)],
+            layer_bytes=[layer * size for size in layer_sizes],
+            devices=[StageDevices(room, *stage) for room, stage in zip(rooms, work, strict=True)],
         )
 
 

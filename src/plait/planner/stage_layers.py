@@ -11,10 +11,12 @@ from math import inf
 
 @dataclass(frozen=True)
 class StageDevices:
-    """room_bytes: for layers; speed: what takes a second at 1 takes half of one at 2"""
+    """room_bytes: for layers; speed: what takes a second at 1 takes half of one at 2; layer_s: seconds of each layer at
+    speed 1, where unlike layers differ more on some devices than on others; empty: as of all"""
 
     room_bytes: float = inf
     speed: float = 1.0
+    layer_s: Sequence[float] = ()
 
 
 def cut_layers(
@@ -45,15 +47,15 @@ def cut_layers(
     layers = len(layer_s)
     if num_stages > layers:
         return None
-    seconds = [0.0, *accumulate(layer_s)]
-    bytes_before = [0.0, *accumulate(layer_bytes or [0.0] * layers)]
     on = devices or [StageDevices()] * num_stages
+    seconds = [[0.0, *accumulate(stage.layer_s or layer_s)] for stage in on]
+    bytes_before = [0.0, *accumulate(layer_bytes or [0.0] * layers)]
 
     def stage(number: int, start: int, stop: int) -> float:
         if bytes_before[stop] - bytes_before[start] > on[number].room_bytes:
             return inf
         extra = (first_s if number == 0 else 0.0) + (last_s if number == num_stages - 1 else 0.0)
-        return (seconds[stop] - seconds[start] + extra) / on[number].speed
+        return (seconds[number][stop] - seconds[number][start] + extra) / on[number].speed
 
     best: list[tuple[float, float, tuple[int, ...]] | None] = [(0.0, 0.0, ())] + [None] * layers
     for number in range(num_stages):

@@ -6,18 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Protocol
 
 from plait.cost.call_memory import ACTIVATIONS, micro_batch_bytes
 from plait.cost.device_memory import memory_by_device
+from plait.cost.layer_kinds import stage_counts
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, planned_models
 from plait.cost.working_memory import is_fused
 from plait.dataflow import CallKind
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
-from plait.layout.shards import stage_bounds
 from plait.planner.search import search
 from plait.recipes.role_models import RoleModel
 from plait.schedule.completion import complete
@@ -126,9 +125,11 @@ def _pipeline(
         stages: what a forward and a backward of each takes.
     """
     shape, count = facts.shapes[model.name], num_micro_batches(facts, model.role, p)
-    bounds = stage_bounds(shape.layers, p.layout.parallelism)
-    layers = [float(stop - start) for start, stop in pairwise(bounds)]
-    working_bytes = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
+    of_layers = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
+    working_bytes = [
+        sum(layers * num_bytes for layers, num_bytes in zip(counts, of_layers, strict=True))
+        for counts in stage_counts(shape, p.layout.parallelism)
+    ]
     table = lambda values: tuple((value,) * count for value in values)  # noqa: E731
     return Pipeline(
         model.role,
@@ -136,7 +137,7 @@ def _pipeline(
         rows,
         table([forward for forward, _ in stages]),
         table([backward for _, backward in stages]),
-        table([working_bytes * number for number in layers]),
+        table(working_bytes),
     )
 
 

@@ -14,6 +14,7 @@ from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.idle_away import with_idle_away
+from plait.cost.layer_kinds import layer_kinds
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_parameters import parameters_of
 from plait.cost.move_bound import LARGE, BoundedMoves
@@ -25,7 +26,7 @@ from plait.cost.workload import SampleLengths, Workload
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
-from plait.layout.shards import most_tp
+from plait.layout.shards import layer_sizes, most_tp
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.planner.plan_baselines import MAKERS
@@ -135,7 +136,7 @@ class Planning:
         large = self.cluster.num_devices > LARGE
         costs = BoundedMoves(self.costs, self.costs.shapes) if large else self.costs
         facts = {model.role: self._facts(model) for model in self.models}
-        return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs, stage_speeds=self.costs.stage_speeds)
+        return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs, stage_works=self.costs.stage_works)
 
     @property
     def _pairs(self) -> tuple[tuple[str, str], ...]:
@@ -154,6 +155,7 @@ class Planning:
         return RoleFacts(
             (1.0,) * shape.layers,
             last=shape.head_in_layers(1 if model.scalar else shape.vocabulary),
+            layer_sizes=() if len(layer_kinds(shape)) == 1 else layer_sizes(self.parameters[model.role]),
             max_tp=1 if adapted else most_tp(self.parameters[model.role]),
             max_pp=1 if adapted or sharded else MOST_STAGES,
             whole_layers=self.recipe.sampling.exact,

@@ -1,0 +1,53 @@
+"""Layers of a model that are unlike: dense blocks beside mixtures of experts, windows beside attention over all.
+
+What a layer takes is said of models whose layers are all alike (`ModelWork`, `working_memory`), so a model of several
+kinds of layers is as many such models, each with a part of its layers. Torch-free.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from plait.layout.mesh import Parallelism
+from plait.layout.shards import stage_bounds
+from plait.models.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """shape: of the model if all of its layers were so; layers: that are, ascending"""
+
+    shape: ModelShape
+    layers: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def layer_kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
+    """In the order of the first layers of each. One, of the shape itself, where all are alike; so are dense blocks and
+    mixtures where nobody says which are which: each layer is the average then."""
+    numbers: dict[tuple[bool, int], list[int]] = {}
+    for layer in range(shape.layers):
+        window = shape.windows[layer] if shape.windows else 0
+        numbers.setdefault((layer in shape.mixtures, window), []).append(layer)
+    if len(numbers) == 1:
+        return (LayerKind(shape, tuple(range(shape.layers))),)
+    kinds = []
+    for (is_mixture, window), layers in numbers.items():
+        mixtures = shape.layers * is_mixture if shape.mixtures else shape.expert_layers
+        windows = (window,) * shape.layers if window else ()
+        kinds.append(
+            LayerKind(replace(shape, expert_layers=mixtures, mixtures=(), windows=windows), tuple(layers))
+        )
+    return tuple(kinds)
+
+
+def stage_counts(shape: ModelShape, sizes: Parallelism) -> tuple[tuple[int, ...], ...]:
+    """Of each pipeline stage, how many layers of each kind it has."""
+    kinds = layer_kinds(shape)
+    return tuple(
+        tuple(bisect_left(kind.layers, stop) - bisect_left(kind.layers, start) for kind in kinds)
+        for start, stop in pairwise(stage_bounds(shape.layers, sizes))
+    )

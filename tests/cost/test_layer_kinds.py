@@ -1,0 +1,158 @@
+"""Layers of one model that are unlike: dense blocks beside mixtures of experts, windows beside attention over all. By
+hand, with the shape and machine of `test_model_costs`, and cuts into stages against all cuts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.cost.decoding import decode_steps
+from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
+from plait.cost.model_costs import ModelCosts
+from plait.cost.model_work import ModelWork
+from plait.cost.passes import Micro, Passes, total
+from plait.cost.shape_parameters import parameters_of_shape
+from plait.layout.mesh import Layout, Mesh, Parallelism
+from plait.layout.shards import layer_sizes
+from plait.models.shape import ModelShape
+from plait.planner.plan_problem import PlanProblem, RoleFacts
+from plait.planner.plan_space import PlanSpace
+from plait.simulator.step_graph import Rollouts, StepGraph
+from tests.cost.test_forward_memory import BETWEEN, SCORES, WITHIN
+from tests.cost.test_forward_memory import WORK as LARGER
+from tests.cost.test_model_costs import HEAD, LAYER, LENGTHS, SHAPE, WORK, a_cluster, a_flow
+
+EXPERTS = {"experts": 8, "experts_per_token": 2, "expert_intermediate": 128, "shared_intermediate": 16}
+MIXED = replace(SHAPE, **EXPERTS, expert_layers=2, mixtures=(2, 3))
+"""Two dense layers, and two mixtures whose experts are as wide as the dense MLP."""
+ATTENTION, EXPERT, BESIDE = 4 * 64 * 64, 3 * 64 * 128, 64 * (3 * 16 + 8)
+"""Weights of a mixture: projections, one expert, and what all tokens pass: the shared expert and the router."""
+TWO = Layout.on(range(2), pp=2)
+
+
+def passes(shape: ModelShape, layout: Layout = TWO) -> Passes:
+    return Passes(a_cluster(4), ModelWork(shape, "bfloat16", 1000), layout)
+
+
+def costs_of(shape: ModelShape, work=WORK) -> ModelCosts:
+    return ModelCosts(work, dict.fromkeys(a_flow().roles, shape), a_flow(), a_cluster(4))
+
+
+def test_kinds_of_layers() -> None:
+    dense, mixture = (replace(SHAPE, **EXPERTS, expert_layers=count) for count in (0, 4))
+    assert layer_kinds(MIXED) == (LayerKind(dense, (0, 1)), LayerKind(mixture, (2, 3)))
+    assert stage_counts(MIXED, Parallelism(pp=2, stages=(3, 1))) == ((2, 1), (0, 1))
+    near, far = (replace(SHAPE, windows=window) for window in ((5,) * 4, ()))
+    assert layer_kinds(replace(SHAPE, windows=(5, 0, 5, 5))) == (LayerKind(near, (0, 2, 3)), LayerKind(far, (1,)))
+    for alike in (SHAPE, near, mixture, replace(MIXED, mixtures=())):
+        assert layer_kinds(alike) == (LayerKind(alike, (0, 1, 2, 3)),)
+
+
+def test_each_stage_takes_what_its_own_layers_take() -> None:
+    """96 tokens reach all eight experts: the products of two take longer than reading all."""
+    per_token = ATTENTION + BESIDE + 2 * EXPERT
+    found = [passes(MIXED).forward(Micro(96, 0, 96), stage) for stage in (0, 1)]
+    assert found[0]["products"] == pytest.approx(2 * 2 * 96 * LAYER / 0.5e9)
+    assert found[1]["products"] == pytest.approx(2 * 2 * 96 * per_token / 0.5e9)
+    assert found[1]["head"] == pytest.approx(2 * 96 * HEAD / 0.5e9)
+    cut = Layout(Mesh((0, 1)), Parallelism(pp=2, stages=(3, 1)))
+    backward = passes(MIXED, cut).backward(Micro(96, 0, 96), 0)
+    assert backward["products"] == pytest.approx(2 * 2 * 96 * (2 * LAYER + per_token) / 0.5e9)
+
+
+def test_tokens_that_are_decoded_read_the_experts_that_they_reach() -> None:
+    """Of three rows, which reach six experts, with the way that counts many steps at once as with the terms."""
+    mixture = 2 * (ATTENTION + BESIDE + 6 * EXPERT) / 0.5e8
+    stages = passes(MIXED).decode_stages(3, 0)
+    assert [total(stage) for stage in stages] == pytest.approx([2 * 2 * LAYER / 0.5e8, 2 * mixture])
+    whole = passes(MIXED, Layout.on(range(1)))
+    [both] = whole.decode_stages(3, 0)
+    [steps] = decode_steps(whole, np.array([3.0]), np.array([0.0]), np.array([1.0]))
+    assert steps == pytest.approx(total(both) + whole.head(3)) == pytest.approx(total(both) + 2 * HEAD / 0.5e8)
+
+
+def test_windows_are_read_and_computed_as_far_as_they_reach() -> None:
+    """Four rows of 25 tokens see 20 tokens together within a window of 5; the pool keeps all of them."""
+    plain, windowed = passes(SHAPE), passes(replace(SHAPE, windows=(5, 5, 0, 0)))
+    assert windowed.decode_stages(4, 100) == [plain.decode_stages(4, seen)[n] for n, seen in enumerate((20, 100))]
+    assert windowed.decode_stages(4, 12) == plain.decode_stages(4, 12)
+    steps = [np.array([4.0]), np.array([100.0]), np.array([1.0])]
+    expected = sum(total(stage) for stage in windowed.decode_stages(4, 100)) + plain.head(4) + 2 * plain.traffic.hop(512)
+    assert decode_steps(windowed, *steps) == pytest.approx(expected)
+    caches = [costs_of(shape).call("actor.generate", "decode", TWO).working_bytes for shape in (plain.work.shape, MIXED)]
+    assert caches[0] == caches[1] == costs_of(windowed.work.shape).call("actor.generate", "decode", TWO).working_bytes
+
+
+def test_pairs_within_a_window() -> None:
+    """Of eight tokens that see three at most, the first sees one and the second two; all eight of a response see three.
+    Rows of 16 tokens are within a window of 16."""
+    assert LENGTHS.near_pairs((3, 0, 3, 16), 4, 8) == ((3, 4 * (1 + 2 + 6 * 3) + 8 * 8 * 3),)
+    assert LENGTHS.near_pairs((16,), 1, 1) == LENGTHS.near_pairs((8,), 1, 0) == ()
+    whole = LENGTHS.pairs(4, 8)
+    assert whole == 4 * 36 + 8 * (8 * 8 + 36)
+    assert Micro(96, whole, 64, ((3, 276),)).seen(3) == 276
+    assert (Micro(96, whole, 64, ((3, 276),)) / 2).seen(3) == 138
+    assert Micro(96, whole, 64).seen(16) == Micro(96, whole, 64).seen(0) == whole
+    found = [costs_of(replace(SHAPE, windows=windows)).call("ref.logprobs", "score", TWO) for windows in ((), (3,) * 4)]
+    assert found[1].terms["attention"] == pytest.approx(found[0].terms["attention"] * 276 / whole)
+
+
+def test_windows_that_no_sample_reaches_change_no_digit() -> None:
+    far = costs_of(replace(SHAPE, windows=(16,) * 4))
+    for call in (("actor.generate", "decode"), ("ref.logprobs", "score"), ("actor.train", "train")):
+        assert far.call(*call, TWO) == costs_of(SHAPE).call(*call, TWO)
+
+
+def test_each_stage_holds_its_own_layers() -> None:
+    """Weights in bfloat16 beside the embedding, the head and the last norm; activations of a token are those of the
+    272 inner elements that it passes in a mixture, in place of 128."""
+    dense, mixture = LAYER + 2 * 64, ATTENTION + 64 * 8 + 8 * EXPERT + 2 * 64
+    assert layer_sizes(parameters_of_shape(MIXED)) == pytest.approx(
+        [2 * count / (dense + mixture) for count in (dense, dense, mixture, mixture)]
+    )
+    costs = costs_of(MIXED, LARGER)
+    held = costs.held_bytes("ref", TWO, trained=False)
+    assert held == (2 * (2 * dense + HEAD), 2 * (2 * mixture + 64 + HEAD))
+    trained = costs.call("actor.train", "train", TWO).activation_bytes
+    layers = [24 * (BETWEEN + within) + SCORES for within in (WITHIN, WITHIN + 2 * 4 * (272 - 128))]
+    assert trained == tuple(number * 2 * layer for number, layer in zip((2, 1), layers, strict=True))
+
+
+def all_cuts(layers: int, stages: int):
+    for ends in combinations(range(1, layers), stages - 1):
+        yield tuple(stop - start for start, stop in pairwise((0, *ends, layers)))
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 3])), min_size=4, max_size=8), st.sampled_from([2, 4]))
+def test_no_cut_has_a_faster_slowest_stage(layers, stages) -> None:
+    """Of a model with hardly a head, trained in so many stages."""
+    mixtures = tuple(number for number, (is_mixture, _) in enumerate(layers) if is_mixture)
+    alike = len(mixtures) in (0, len(layers))
+    shape = replace(
+        SHAPE,
+        **EXPERTS,
+        layers=len(layers),
+        vocabulary=1,
+        expert_layers=len(mixtures),
+        mixtures=() if alike else mixtures,
+        windows=tuple(window for _, window in layers),
+    )
+    costs, ranks = costs_of(shape), tuple(range(stages))
+    sizes = layer_sizes(parameters_of_shape(shape)) if len(layer_kinds(shape)) > 1 else ()
+    facts = RoleFacts((1.0,) * len(layers), last=shape.head_in_layers(1), layer_sizes=sizes)
+    graph = StepGraph.of(a_flow(), a_flow().roles, [], rollouts=Rollouts(4, 24, 1000))
+    problem = PlanProblem(graph, costs, dict.fromkeys(a_flow().roles, facts), stage_works=costs.stage_works)
+    slot = next(n for n, slot in enumerate(graph.slots) if (slot.role, slot.mode) == ("actor", "train"))
+
+    def slowest_s(cut: tuple[int, ...]) -> float:
+        layout = Layout(Mesh(ranks), Parallelism(1, 1, stages, cut))
+        return max(map(sum, costs.stage_seconds("actor.train", layout, 4)))
+
+    [found, *_] = (s for s in PlanSpace(problem).forms.parallelisms(slot, ranks) if s.pp == stages)
+    assert slowest_s(found.stages) == pytest.approx(min(map(slowest_s, all_cuts(len(layers), stages))), rel=1e-3)
