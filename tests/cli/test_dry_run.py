@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
+from plait.memory_limits import Limit
 from plait.models.files.known_shapes import KNOWN
 from plait.recipes.recipe import Recipe
+from plait.runtime.prediction import room
 from tests.cli.recipes import write_recipe
 
 RECIPE = """
@@ -48,6 +50,35 @@ def test_a_dry_run_of_a_configuration_file(tmp_path: Path, capsys: pytest.Captur
     config.write_text(json.dumps({**KNOWN["smollm2-135m"], "num_hidden_layers": 4}))
     assert main(["train", recipe(tmp_path, str(config), "sft"), "--dry-run"]) == 0
     assert "examples count 512 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gib", "devices", "said"),
+    [
+        (149, "1", None),
+        (148, "1", "does not fit: the run is expected to hold 148.52 GiB, and 148.00 GiB is all that the machine has"),
+        (149, "2", "does not fit: 2 ranks of a machine are together expected to hold"),
+    ],
+)
+def test_what_has_no_room_is_said_with_what_makes_it_smaller(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, gib: int, devices: str, said: str | None
+) -> None:
+    monkeypatch.setattr(room, "limit", lambda: Limit(gib << 30, None))
+    path = recipe(tmp_path, "llama-2-7b")
+    assert main(["train", path, "--dry-run", "--devices", devices, "--plan", "colocated"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("does not fit" in shown) == (said is not None)
+    if said is not None:
+        assert said in shown
+        assert shown.endswith(
+            "take a machine with more memory, a smaller model, `lora.rank` or `optimizer.shard_gradients`"
+        )
+
+
+def test_another_program_that_draws_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recipe(tmp_path, "smollm2-135m")
+    assert main(["train", path, "--dry-run", "--sampling.engine", "vllm"]) == 0
+    assert "vLLM draws the tokens, in a process of its own (`sampling.engine`)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

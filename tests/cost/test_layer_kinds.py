@@ -82,9 +82,13 @@ def test_windows_are_read_and_computed_as_far_as_they_reach() -> None:
     assert windowed.decode_stages(4, 100) == [plain.decode_stages(4, seen)[n] for n, seen in enumerate((20, 100))]
     assert windowed.decode_stages(4, 12) == plain.decode_stages(4, 12)
     steps = [np.array([4.0]), np.array([100.0]), np.array([1.0])]
-    expected = sum(total(stage) for stage in windowed.decode_stages(4, 100)) + plain.head(4) + 2 * plain.traffic.hop(512)
+    expected = (
+        sum(total(stage) for stage in windowed.decode_stages(4, 100)) + plain.head(4) + 2 * plain.traffic.hop(512)
+    )
     assert decode_steps(windowed, *steps) == pytest.approx(expected)
-    caches = [costs_of(shape).call("actor.generate", "decode", TWO).working_bytes for shape in (plain.work.shape, MIXED)]
+    caches = [
+        costs_of(shape).call("actor.generate", "decode", TWO).working_bytes for shape in (plain.work.shape, MIXED)
+    ]
     assert caches[0] == caches[1] == costs_of(windowed.work.shape).call("actor.generate", "decode", TWO).working_bytes
 
 

@@ -22,6 +22,7 @@ from plait.dataflow import CallKind, CallName, Dataflow
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.checks import check_device
+from plait.recipes.engine_checks import said_of_program
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.claim import claim
 from plait.runtime.inputs.prepared import Outline, Prepared
@@ -30,6 +31,7 @@ from plait.runtime.prediction.forecast import STEP, predicted_seconds
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.network import Machines
 from plait.runtime.prediction.plan_files import ranks_of
+from plait.runtime.prediction.room import said_of_room
 from plait.runtime.prediction.run_planning import planning_for_run
 from plait.runtime.prepare import is_searched, outline, prepare, settled
 from plait.runtime.steps.reward_pools import open_pools
@@ -90,7 +92,7 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
 
 def print_plan(prepared: Prepared, nodes: int = 1) -> None:
     """The graph, the batch in prompts, samples, tokens and optimizer steps, where calls run, and an estimate of the
-    memory of each device."""
+    memory of each device, with what has no room."""
     _print(prepared, prepared.plan, _data_text(prepared), nodes)
 
 
@@ -106,6 +108,8 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     console.print()
     console.print(_batch_table(prepared))
     console.print(data)
+    if prepared.flow.of_kind(CallKind.GENERATE) and (program := said_of_program(prepared.recipe)) is not None:
+        console.print(program)
     console.print()
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
     if plan.predicted is not None:
@@ -121,6 +125,8 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
         console.print(_order_text(better))
     console.print()
     console.print(_memory_table(prepared, plan))
+    if (lacking := said_of_room(prepared, plan, prepared.longest_tokens)) is not None:
+        console.print(Text(lacking, "bold"))
 
 
 def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:

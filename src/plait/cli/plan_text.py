@@ -14,7 +14,7 @@ from plait.cli.ranks_text import few_ranks_text
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.dataflow import CallKind
-from plait.recipes.engine_checks import said_of_no_guesses
+from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
 from plait.schedule.gantt import ascii_gantt
 from plait.schedule.timeline import Span, Timeline
 from plait.simulator.step_memory import RankMemory
@@ -75,6 +75,8 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         hidden = planning.nothing_to_hide(report.plan)
         text = f"nothing to hide: {hidden}" if hidden else "scoring may begin beside generation"
         yield from _line("fusion", text, width)
+    if generates and (program := said_of_program(planning.recipe)) is not None:
+        yield from _line("engine", program, width)
     if (guesses := guesses_of(planning)) is not None:
         drafts = guesses.drafts
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""

@@ -38,9 +38,7 @@ def layer_kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
     for (is_mixture, window), layers in numbers.items():
         mixtures = shape.layers * is_mixture if shape.mixtures else shape.expert_layers
         windows = (window,) * shape.layers if window else ()
-        kinds.append(
-            LayerKind(replace(shape, expert_layers=mixtures, mixtures=(), windows=windows), tuple(layers))
-        )
+        kinds.append(LayerKind(replace(shape, expert_layers=mixtures, mixtures=(), windows=windows), tuple(layers)))
     return tuple(kinds)
 
 

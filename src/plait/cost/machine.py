@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
-from pathlib import Path
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.hardware import Device, Link, Software, known_device
+from plait.launch.machine import cpu_name
 from plait.memory_limits import limit
 
 
@@ -17,11 +16,7 @@ def machine_name(device: str) -> str:
         import torch
 
         return torch.cuda.get_device_name()
-    name = ""
-    if Path("/proc/cpuinfo").is_file():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    return f"{cpu_name()}, {os.cpu_count()} cores"
 
 
 def threads_alone(asked: int) -> int:

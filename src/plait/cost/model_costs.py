@@ -161,7 +161,9 @@ class ModelCosts:
             return tuple((1 / seconds(stage), ()) for stage in passes.stages)
         works = []
         for stage in passes.stages or [passes] * sizes.pp:
-            of_layer = {layer: seconds(of) for kind, of in zip(kinds, stage.kinds, strict=True) for layer in kind.layers}
+            of_layer = {
+                layer: seconds(of) for kind, of in zip(kinds, stage.kinds, strict=True) for layer in kind.layers
+            }
             mean = sum(of_layer.values()) / len(of_layer)
             works.append((1 / mean, tuple(of_layer[layer] / mean for layer in range(len(of_layer)))))
         return tuple(works)

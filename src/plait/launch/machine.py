@@ -6,6 +6,9 @@ import contextlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_devices() -> int:
@@ -14,8 +17,29 @@ def visible_devices() -> int:
     if listed is not None:
         return len([device for device in listed.split(",") if device.strip() and device.strip() != "-1"])
     with contextlib.suppress(OSError):
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
+        return len(os.listdir(GPUS))
     return 0
+
+
+def hardware() -> tuple[tuple[str, str], ...]:
+    """(`device` of a recipe, its kind on this machine in words), of the CPU and of GPUs, as far as the system says it
+    without torch."""
+    models: dict[str, None] = {}
+    for file in sorted(GPUS.glob("*/information")):
+        with contextlib.suppress(OSError):
+            lines = (line.partition(":") for line in file.read_text().splitlines())
+            models |= {value.strip(): None for key, _, value in lines if key == "Model"}
+    found = {"cpu": cpu_name(), "cuda": " and ".join(models)}
+    return tuple((device, kind) for device, kind in found.items() if kind)
+
+
+def cpu_name() -> str:
+    """The model of this machine's processor; else what kind it is."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -248,9 +248,7 @@ def _mixtures(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     first = int(config.get("first_k_dense_replace") or 0)
     step = int(config.get("decoder_sparse_step") or 1)
     dense = config.get("mlp_only_layers") or ()
-    return tuple(
-        layer for layer in range(layers) if layer >= first and (layer + 1) % step == 0 and layer not in dense
-    )
+    return tuple(layer for layer in range(layers) if layer >= first and (layer + 1) % step == 0 and layer not in dense)
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:

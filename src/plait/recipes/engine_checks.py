@@ -63,6 +63,12 @@ def abilities(recipe: Recipe) -> Abilities:
     return ABILITIES[recipe.sampling.engine]
 
 
+def said_of_program(recipe: Recipe) -> str | None:
+    """Who draws tokens, in words for a person, where that is another program; None: ranks do."""
+    program = abilities(recipe).program
+    return None if program is None else f"{program} draws the tokens, in a process of its own (`sampling.engine`)"
+
+
 STEADY = {"cpu": ("float32", "bfloat16")}
 """Device → dtypes in which a row may have the same bits in any company: what backends of `generation` declare
 (`Backend.is_steady`), known without torch."""

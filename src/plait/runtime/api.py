@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +17,7 @@ from plait.launch.nodes.gathering import Gathered
 from plait.launch.nodes.place import Attached
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
+from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.recipes.stages import stage_names
@@ -33,11 +35,12 @@ from plait.runtime.inputs.prepared import Kept, Prepared
 from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.network import NOT_MEASURED, Machines
 from plait.runtime.prediction.plan_files import ranks_of
+from plait.runtime.prediction.room import said_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
-from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of
+from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of, said_of_kinds
 from plait.runtime.session import Session
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.calls import Calls
@@ -144,7 +147,11 @@ def _run_claimed(
         prepared = prepare(recipe, flow=flow, kept=Kept(plan, earlier), machines=machines)
         return replace(prepared, plan=with_prediction(prepared, machines, earlier))
 
+    if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
+        say(unlike, file=sys.stderr)
     prepared = prepared_for(recipe, resume)
+    if (lacking := said_of_room(prepared, prepared.plan, prepared.longest_tokens)) is not None:
+        say(f"memory {lacking}", file=sys.stderr)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
         from plait.runtime.processes.restarting import supervised
         from plait.runtime.processes.supervisor import supervise

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from plait import memory_limits
 from plait.errors import RunError
-from plait.launch.machine import versions, visible_devices
+from plait.launch.machine import hardware, versions, visible_devices
 from plait.launch.nodes import messages
 from plait.launch.nodes.interfaces import interface_variables
 from plait.launch.nodes.introduction import worker_key
@@ -263,4 +263,5 @@ def who(task: int, node: int, address: str, *, own_devices: bool) -> messages.Jo
         len(os.sched_getaffinity(0)),
         memory_limits.limit().bytes,
         versions(),
+        hardware(),
     )

@@ -47,6 +47,7 @@ class Joined:
     own_devices:  whether it sees none but those of its own ranks
     memory_bytes: of the machine, or of the control group that it is in
     versions:     (what, version) that must be equal on all nodes
+    hardware:     (`device` of a recipe, its kind there in words)
     """
 
     task: int
@@ -59,6 +60,7 @@ class Joined:
     cores: int
     memory_bytes: int
     versions: tuple[tuple[str, str], ...]
+    hardware: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from plait.cost.hardware import Link
 from plait.errors import ConfigError, UserError
 from plait.launch.local import LocalNode
+from plait.launch.machine import hardware
 from plait.launch.node import Node
 from plait.launch.nodes.agent import who
 from plait.launch.nodes.gathering import NODE_SILENT_S, Gathered, gather
@@ -68,6 +69,25 @@ def network_of(nodes: Gathered | None) -> Network:
     if nodes is None or reach is None:
         return NOT_MEASURED
     return Network(Link(reach.bytes_per_s, reach.latency_s), nodes.least_memory)
+
+
+def said_of_kinds(nodes: Gathered, device: str) -> str | None:
+    """Which machines that have joined are of another kind than this one, as which a plan that is to be found takes
+    all; None: none is, as far as they say it.
+
+    Args:
+        device: of the recipe.
+    """
+    own = dict(hardware()).get(device)
+    others = {link.name: dict(link.joined.hardware).get(device) for link in nodes.links}
+    unlike = [f"{name} has {kind}" for name, kind in others.items() if kind not in (None, own)]
+    if own is None or not unlike:
+        return None
+    return (
+        f"`plan` auto takes all machines of the run to be as this one is ({own}), but {', '.join(unlike)}; to count each "
+        "as what it is, find the plan by a cluster file that lists them (`plait plan RECIPE --cluster FILE --out "
+        "plan.json`), and set `plan` to it"
+    )
 
 
 def devices_of(recipe: Recipe, nodes: Sequence[Node]) -> int:

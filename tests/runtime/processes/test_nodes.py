@@ -1,0 +1,44 @@
+"""What is said of the machines that have joined a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from plait.launch import machine
+from plait.launch.machine import hardware
+from plait.launch.nodes.gathering import Gathered
+from plait.runtime.processes import nodes
+from plait.runtime.processes.nodes import said_of_kinds
+
+CPU = ("cpu", "a CPU")
+
+
+def gathered(*kinds: tuple[tuple[str, str], ...]) -> Gathered:
+    links = [
+        SimpleNamespace(name=f"node {number} (host)", joined=SimpleNamespace(hardware=kind), gone="")
+        for number, kind in enumerate(kinds, start=1)
+    ]
+    return Gathered(links, None)  # pyright: ignore[reportArgumentType]
+
+
+def test_machines_of_another_kind_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "hardware", lambda: (CPU, ("cuda", "NVIDIA H100")))
+    of = gathered((CPU, ("cuda", "NVIDIA H100")), (CPU, ("cuda", "NVIDIA A100")), (CPU,))
+    said = said_of_kinds(of, "cuda")
+    assert said is not None
+    assert "as this one is (NVIDIA H100), but node 2 (host) has NVIDIA A100; to count each as what it is" in said
+    assert said_of_kinds(of, "cpu") is None, "their processors are alike"
+    assert said_of_kinds(gathered(()), "cpu") is None, "it does not say"
+
+
+def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, model in enumerate(("NVIDIA H100", "NVIDIA A100", "NVIDIA H100")):
+        (tmp_path / f"000{number}").mkdir()
+        (tmp_path / f"000{number}" / "information").write_text(f"Model: \t\t {model}\nIRQ:   16\n")
+    monkeypatch.setattr(machine, "GPUS", tmp_path)
+    assert dict(hardware())["cuda"] == "NVIDIA H100 and NVIDIA A100"
+    monkeypatch.setattr(machine, "GPUS", tmp_path / "none")
+    assert list(dict(hardware())) == ["cpu"]
