@@ -70,9 +70,7 @@ def test_what_has_no_room_is_said_with_what_makes_it_smaller(
     assert ("does not fit" in shown) == (said is not None)
     if said is not None:
         assert said in shown
-        assert shown.endswith(
-            "take a machine with more memory, a smaller model, `lora.rank` or `optimizer.shard_gradients`"
-        )
+        assert shown.endswith("more memory, a smaller model, `lora.rank` or `optimizer.shard_gradients`")
 
 
 def test_another_program_that_draws_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,11 +161,13 @@ class ModelCosts:
             return tuple((1 / seconds(stage), ()) for stage in passes.stages)
         works = []
         for stage in passes.stages or [passes] * sizes.pp:
-            of_layer = {
-                layer: seconds(of) for kind, of in zip(kinds, stage.kinds, strict=True) for layer in kind.layers
-            }
-            mean = sum(of_layer.values()) / len(of_layer)
-            works.append((1 / mean, tuple(of_layer[layer] / mean for layer in range(len(of_layer)))))
+            layers = [0.0] * self.shapes[role].layers
+            for kind, of_kind in zip(kinds, stage.kinds, strict=True):
+                layer_s = seconds(of_kind)
+                for layer in kind.layers:
+                    layers[layer] = layer_s
+            mean_s = sum(layers) / len(layers)
+            works.append((1 / mean_s, tuple(layer_s / mean_s for layer_s in layers)))
         return tuple(works)
 
     def decode_groups(self, call: str, layout: Layout, instances: int = 1) -> int:

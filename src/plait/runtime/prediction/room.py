@@ -32,8 +32,8 @@ def said_of_room(run: Foretellable, plan: Plan, longest_tokens: int) -> str | No
         room = device_bytes_if_here(recipe, plan.cluster.devices)
         if room is None or fullest.expected_bytes <= room:
             return None
-        has = f"device {fullest.ranks[0]} is expected to hold {human_bytes(fullest.expected_bytes)} of {human_bytes(room)}"
-        return f"does not fit: {has}; {_remedies(fullest, recipe.device, 'more devices')}"
+        needs = f"device {fullest.ranks[0]} is expected to hold {human_bytes(fullest.expected_bytes)}"
+        return f"does not fit: {needs} of {human_bytes(room)}; {_remedies(fullest, recipe.device, 'more devices')}"
     needed, of_machine = max(_by_machine(devices, plan)), limit()
     if needed <= of_machine.bytes:
         return None

@@ -84,8 +84,8 @@ def said_of_kinds(nodes: Gathered, device: str) -> str | None:
     if own is None or not unlike:
         return None
     return (
-        f"`plan` auto takes all machines of the run to be as this one is ({own}), but {', '.join(unlike)}; to count each "
-        "as what it is, find the plan by a cluster file that lists them (`plait plan RECIPE --cluster FILE --out "
+        f"`plan` auto takes all machines of the run to be as this one is ({own}), but {', '.join(unlike)}; to count "
+        "each as what it is, find the plan by a cluster file that lists them (`plait plan RECIPE --cluster FILE --out "
         "plan.json`), and set `plan` to it"
     )
 
