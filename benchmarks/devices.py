@@ -30,10 +30,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ending import ends_when_terminated
 from placed.ceiling import Phases, data_parallel, pipelined
 from placed.idle import link_bytes_per_s
 from placed.recipes import grpo
-from placed.runs import Finished, RunFailed, finish, start
+from placed.runs import Finished, RunFailed, run_beside
 from placed.stages import Shares, shares_of
 from sides import positive, row
 
@@ -45,7 +46,7 @@ PLANS = ("dp2", "pp2")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="plait-devices-") as name:
+    with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-devices-") as name:
         folder = Path(name)
         recipe = grpo(
             folder,
@@ -85,11 +86,8 @@ def measure(
         links.append(link_bytes_per_s())
         for kind, recipes in kinds.items():
             places = [folder / f"{kind}-{number}-{i}" for i in range(len(recipes))]
-            started = [
-                start({"recipe": own, "launched": kind in PLANS}, place, threads=1)
-                for own, place in zip(recipes, places, strict=True)
-            ]
-            runs[kind] += [finish(p, place, WARM_UP) for p, place in zip(started, places, strict=True)]
+            jobs = [{"recipe": own, "launched": kind in PLANS} for own in recipes]
+            runs[kind] += run_beside(jobs, places, WARM_UP)
     return runs, links
 
 

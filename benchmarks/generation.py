@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+from ending import ends_when_terminated
 from generation.fit import write_profile
 from generation.processes import Engine, Process
 from generation.report import Entry, Results, bars, differing, tables, warning_of_load
@@ -49,10 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not engines:
         print("--engines: none of them is set up", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the sides are closed
     everything: list[Results] = []
     faults: list[str] = []
-    with tempfile.TemporaryDirectory() as name:
+    with ends_when_terminated(), tempfile.TemporaryDirectory() as name:
         for dtype in options.dtypes:
             for threads in options.threads:
                 workload = _workload(Path(name), dtype, threads, options)

@@ -40,6 +40,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from ending import ends_when_terminated
 from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (wrong := unready(options.tiny)) is not None:
         print(f"benchmarks/gpu.py: {wrong}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="plait-gpu-") as temporary:
+    with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-gpu-") as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         report = (options.report or options.folder or REPORT).resolve()
         for one in (folder, report):

@@ -31,9 +31,10 @@ from statistics import median
 from typing import Any
 
 import yaml
+from ending import ends_when_terminated
 from placed.processor_time import Used, used
 from placed.recipes import grpo
-from placed.runs import DEADLINE_S, RunFailed, begin, said_in
+from placed.runs import DEADLINE_S, RunFailed, begin, end, said_in
 from sides import positive, row
 
 from plait.observe.run_log import read_rows
@@ -53,7 +54,7 @@ class Measured:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in options.kinds}
-    with tempfile.TemporaryDirectory(prefix="plait-") as name:
+    with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-launchers-") as name:
         folder = Path(name)
         recipe = grpo(folder, is_tiny=options.tiny, prompts=options.prompts, samples=4, steps=1 + options.steps)
         recipe["plan"] = options.plan
@@ -124,9 +125,7 @@ def measured(kind: str, recipe: Mapping[str, Any], folder: Path, address: str) -
         for process in processes:
             process.wait(max(1.0, begun + DEADLINE_S - time.monotonic()))
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        end(*processes)
     if any(process.returncode for process in processes):
         codes = [process.returncode for process in processes]
         raise RunFailed(f"{kind}: a run ended with {codes}:\n{said_in(folder)}")

@@ -26,8 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ending import ends_when_terminated
 from placed.recipes import grpo
-from placed.runs import Finished, RunFailed, finish, start
+from placed.runs import Finished, RunFailed, run_alone
 from sides import positive, row
 
 from plait.observe.run_log import read_rows
@@ -60,15 +61,15 @@ class Measured:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
-    with tempfile.TemporaryDirectory(prefix="plait-overlap-") as name:
+    with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-overlap-") as name:
         folder = Path(name)
         recipe = the_recipe(folder, options)
         try:
             for number in range(options.repeats):
                 for place, (kind, keys) in enumerate(KINDS.items()):
                     job = {"recipe": recipe | keys | {"devices": 2}, "launched": True}
-                    run = folder / f"{place}-{number}"
-                    runs_by_kind[kind].append(measured(finish(start(job, run, 1), run, WARM_UP), recipe))
+                    run = run_alone(job, folder / f"{place}-{number}", WARM_UP)
+                    runs_by_kind[kind].append(measured(run, recipe))
         except RunFailed as error:
             print(error, file=sys.stderr)
             return 2

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -39,9 +38,10 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from ending import ends_when_terminated
 from placed.plans import planning_of, write_plans
 from placed.recipes import grpo, write_reward_model
-from placed.runs import Finished, RunFailed, end, finish, start
+from placed.runs import Finished, RunFailed, run_alone
 from placed.settings import CORRECTING, SETTINGS, recipe_of_setting
 from placed.step_by_step import in_turns
 from sides import positive, row
@@ -113,15 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not set(words) <= set(known):
             print(f"--{option}: expected some of {','.join(known)}, found {','.join(words)}", file=sys.stderr)
             return 2
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
+        with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
             measure(parts, algorithms, Path(name), options)
     except RunFailed as error:
         print(error, file=sys.stderr)
         return 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 
@@ -251,12 +248,8 @@ def have_profile(recipe: Mapping[str, Any], *, quick: bool) -> None:
 
 
 def one_run(recipe: Mapping[str, Any], place: Path, *, launched: bool = True) -> Finished:
-    """Whatever breaks it off, no process of it is left. Raises RunFailed."""
-    process = start({"recipe": dict(recipe), "launched": launched}, place, threads=1)
-    try:
-        return finish(process, place, WARM_UP)
-    finally:
-        end(process)
+    """Raises RunFailed."""
+    return run_alone({"recipe": recipe, "launched": launched}, place, WARM_UP)
 
 
 def kendall(pairs: Iterable[tuple[Beside, Beside]]) -> float:

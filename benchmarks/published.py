@@ -147,6 +147,7 @@ def foretold(row: Row, software: Software | None = None) -> Prediction:
     return predict(plan, replace(planning.graph, fuses=plan.fuses(planning.recipe.fusion_rule)), costs)
 
 
+@cache
 def seconds_of(row: Row, software: Software | None = None) -> float:
     return foretold(row, software).seconds_per_step
 

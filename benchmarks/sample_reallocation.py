@@ -39,6 +39,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from ending import ends_when_terminated
 from placed.by_turns import Turn, turns_of
 from placed.recipes import grpo
 from placed.runs import RunFailed
@@ -349,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "simulated" in options.parts:
         simulate(options)
     if "real" in options.parts:
-        with tempfile.TemporaryDirectory(prefix="plait-reallocation-") as name:
+        with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-reallocation-") as name:
             try:
                 measure(options, Path(name))
             except RunFailed as error:

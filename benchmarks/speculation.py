@@ -184,7 +184,7 @@ def row(arm: str, engine: Engine, seconds: dict[str, list[float]], repeats: int)
         f"{name} {found[f'acceptance_of_{name}']:.0%}" for name in SOURCES if f"acceptance_of_{name}" in found
     )
     looking = found["drafting_s"] / sum(seconds[arm])
-    shares = f"{rate:.0%} ({of}) | {found['drafted_steps']:.0%} | {looking:.1%}"
+    shares = f"{rate:.0%} ({of}) | {found.get('drafted_steps', 0.0):.0%} | {looking:.1%}"
     return f"| {arm} | {first} | {later} | {length:.2f} | {shares} |"
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ending import ends_when_terminated
 from placed.by_turns import Turn, turns_of
 from placed.lengths import LogNormal
 from placed.recipes import grpo, write_reward_model
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.first > options.distributions:
         print(f"--first: expected at most {options.distributions}, found {options.first}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="plait-fusion-") as name:
+    with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-fusion-") as name:
         folder = Path(name)
         recipe = base_recipe(folder, options)
         try:

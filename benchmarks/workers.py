@@ -26,9 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from ending import ends_when_terminated
 from placed.idle import Cost, launched, led
 from placed.recipes import grpo
-from placed.runs import Finished, RunFailed, finish, start
+from placed.runs import Finished, RunFailed, run_alone
 from sides import positive, row
 
 PARTS = ("one", "idle")
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     step_s: float | None = None
     if "one" in parts:
-        with tempfile.TemporaryDirectory(prefix="plait-workers-") as name:
+        with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-workers-") as name:
             try:
                 step_s = report_one(one_worker(options, Path(name)))
             except RunFailed as error:
@@ -64,12 +65,11 @@ def one_worker(options: argparse.Namespace, folder: Path) -> list[tuple[Finished
         folder, is_tiny=options.tiny, prompts=options.prompts, samples=options.samples, steps=WARM_UP + options.steps
     )
     for number in range(options.repeats):
-        done = []
-        for name in ("in-process", "launched"):
-            place = folder / f"{name}-{number}"
-            process = start({"recipe": recipe, "launched": name == "launched"}, place, threads=1)
-            done.append(finish(process, place, WARM_UP))
-        pairs.append((done[0], done[1]))
+        alone, launched = (
+            run_alone({"recipe": recipe, "launched": is_launched}, folder / f"{name}-{number}", WARM_UP)
+            for name, is_launched in (("in-process", False), ("launched", True))
+        )
+        pairs.append((alone, launched))
     return pairs
 
 

@@ -1,5 +1,5 @@
 """Random examples have no time limit: how long one takes says how busy the machine is. One thread, for tiny tensors.
-Without a GPU triton's kernels are interpreted."""
+Without a GPU triton's kernels are interpreted. The user's profiles are neither read nor written."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from tests import quick, warm
+from tests.own_cache import OwnCache
 
 
 @pytest.hookimpl(wrapper=True)
@@ -32,6 +33,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: quick.is_quick_file(item.path))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    finally:
+        CACHE.forget_profiles()
+
+
+def pytest_unconfigure() -> None:
+    CACHE.remove()
+
+
+CACHE = OwnCache()
 quick.install()
 warm.install()
 

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from placed.fusion_flow import NEVER
 from placed.lengths import LogNormal
-from placed.runs import Finished, finish, start
+from placed.runs import run_alone
 from plait.dataflow import CallName
 from plait.engines import GenerationEngine
 from plait.generation.request import Request
@@ -80,7 +80,7 @@ def turns_of(
     # Each way would know what the ways before it said.
     sampling = {"max_response_tokens": lengths.limit, "stop_token_ids": [], "max_running": 256, "speculation": "off"}
     job = {"recipe": {**recipe, "sampling": sampling, "steps": NEVER + 1}, "launched": True, "by_turns": True}
-    done: Finished = finish(start(job, place, threads=1), place, WARM_UP)
+    done = run_alone(job, place, WARM_UP)
     turns: dict[int, dict[str, Turn]] = {}
     for row in read_rows(done.run_dir / TURNS):
         spans = [Span(**span) for span in row.pop("spans")]

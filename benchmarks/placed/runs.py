@@ -98,14 +98,31 @@ def _phase_of(span: Span) -> str | None:
     return "score" if call in ("logprobs", "values", "score") else None
 
 
-def start(job: dict[str, Any], folder: Path, threads: int) -> subprocess.Popen[bytes]:
-    """Start a run; `finish` waits for it."""
+def run_alone(job: Mapping[str, Any], place: Path, warm_up: int) -> Finished:
+    """Whatever breaks the run off, no process of it is left. Raises RunFailed."""
+    [done] = run_beside([job], [place], warm_up)
+    return done
+
+
+def run_beside(jobs: Sequence[Mapping[str, Any]], places: Sequence[Path], warm_up: int) -> list[Finished]:
+    """As `run_alone`, several at the same time."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for job, place in zip(jobs, places, strict=True):
+            processes.append(start(job, place))
+        return [finish(process, place, warm_up) for process, place in zip(processes, places, strict=True)]
+    finally:
+        end(*processes)
+
+
+def start(job: Mapping[str, Any], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a run whose processes have one thread each; `finish` waits for it, and `end` must follow."""
     folder.mkdir(parents=True)
     file = folder / "job.json"
-    file.write_text(json.dumps(job | {"recipe": job["recipe"] | {"run_dir": str(folder / "run")}}))
+    file.write_text(json.dumps({**job, "recipe": {**job["recipe"], "run_dir": str(folder / "run")}}))
     here = Path(__file__).resolve().parents[1]
     paths = [str(here), str(here.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return begin(["-m", "placed.runs", str(file)], folder, environment | {"PYTHONPATH": os.pathsep.join(paths)})
 
 
@@ -136,7 +153,6 @@ def finish(process: subprocess.Popen[bytes], folder: Path, warm_up: int) -> Fini
     try:
         code = process.wait(DEADLINE_S)
     except subprocess.TimeoutExpired as error:
-        process.terminate()
         raise RunFailed(f"a run in {folder} took more than {DEADLINE_S:.0f} s") from error
     if code != 0:
         raise RunFailed(f"a run ended with {code}; the end of its output:\n{said_in(folder)}")

@@ -74,7 +74,7 @@ def in_turns(recipes: Sequence[Mapping[str, Any]], places: Sequence[Path], warm_
     try:
         for recipe, place in zip(recipes, places, strict=True):
             job = {"recipe": dict(recipe), "launched": True, "step_by_step": True}
-            runs.append(Stepping(start(job, place, threads=1), place))
+            runs.append(Stepping(start(job, place), place))
         for run in runs:
             run.ready()
         for number in range(recipes[0]["steps"]):

@@ -82,22 +82,6 @@ def test_settings_that_are_broken_off_have_their_means(
 
 
 @pytest.mark.process
-def test_of_a_run_that_is_broken_off_no_process_is_left(
-    measured: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-    def broken_off(*_: object) -> None:
-        sys.exit(143)
-
-    monkeypatch.setattr(measured, "start", lambda *_, **__: process)
-    monkeypatch.setattr(measured, "finish", broken_off)
-    with pytest.raises(SystemExit):
-        measured.one_run({}, tmp_path)
-    assert process.returncode == -signal.SIGTERM
-
-
-@pytest.mark.process
 def test_of_runs_in_turns_that_are_broken_off_no_process_is_left(
     imported: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +89,7 @@ def test_of_runs_in_turns_that_are_broken_off_no_process_is_left(
     in_turns = imported("placed.step_by_step")
     processes = []
 
-    def start(job: object, place: Path, threads: int) -> subprocess.Popen[bytes]:
+    def start(job: object, place: Path) -> subprocess.Popen[bytes]:
         place.mkdir()
         program = "raise SystemExit(3)" if processes else "import time; time.sleep(600)"
         (place / ("log" if processes else "ready-1")).touch()
@@ -116,19 +100,6 @@ def test_of_runs_in_turns_that_are_broken_off_no_process_is_left(
     with pytest.raises(in_turns.RunFailed, match="ended with 3"):
         in_turns.in_turns([{"steps": 1}] * 2, [tmp_path / "a", tmp_path / "b"], 0)
     assert [process.returncode for process in processes] == [-signal.SIGTERM, 3]
-
-
-def test_a_signal_is_handled_as_before_once_it_is_over(
-    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def ended(*_: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(measured, "measure", ended)
-    with pytest.raises(SystemExit, match="143"):
-        measured.main([])
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_settings_are_the_shipped_recipes(imported: Callable[[str], ModuleType]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from plait.cli import main
 from plait.cost.cluster import read_cluster
 from plait.cost.hardware import Software
+from tests.given_plan import leave_others_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,6 +136,7 @@ def test_a_user_foretells_every_kind_of_row_by_recipe_cluster_file_and_plan(
     """To the last digit what the tables have; it fits in memory, and a step takes no less than its products would and
     no more than an hour."""
     monkeypatch.chdir(ROOT)
+    leave_others_out(monkeypatch)
     for row in rows_of(published, kind):
         assert main([*published.command(row), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)

@@ -20,6 +20,7 @@ from plait.schedule.timeline import Span, Timeline
 from tests.cli.printed import run
 from tests.cli.recipes import write_with_reward
 from tests.cost.test_profile import PROFILE
+from tests.given_plan import leave_others_out
 
 RENTED = Path(__file__).parents[2] / "recipes/clusters/rented.yaml"
 ROLES = ("actor", "critic", "ref", "reward")
@@ -129,8 +130,11 @@ def test_a_cluster_with_a_price_says_what_steps_cost(recipe: str, capsys: pytest
     assert line.split()[2] == f"{told['price_of_1000_steps']:,.2f},"
 
 
-def test_a_cluster_of_two_kinds_says_which_device_each_rank_is(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_of_two_kinds_says_which_device_each_rank_is(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight H100 of 2.5 an hour, sixteen A100 of 1.5: 44 for an hour of all."""
+    leave_others_out(monkeypatch)
     place = ("--cluster", str(RENTED.with_name("two_kinds.yaml")), "--lengths", "64:128", "--plan", "colocated")
     code, out, _ = run(capsys, "simulate", recipe, *place, "--json")
     assert code == 0

@@ -24,7 +24,7 @@ def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
 def _model_parameters(name: str, scalar: bool) -> Parameters:
     """As a loaded model would have them; a scalar one has a head of one output."""
     import torch
-    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from plait.models.files.pretrained import new_module
     from plait.models.scalar_model import ScalarModule

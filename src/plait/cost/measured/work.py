@@ -29,7 +29,7 @@ PACKED_TIMES = 3
 
 def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str) -> LanguageModel:
     """With random weights, and so many layers in place of the configuration's."""
-    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     read = {**config, "num_hidden_layers": layers}
     for key in ("layer_types", "mlp_layer_types"):

@@ -1,0 +1,55 @@
+"""The cache of tests: models and data are the user's, profiles are those that a test keeps itself, and gone behind it.
+
+Runs are planned by what is kept of this machine, and what they measured is added to it: of the user's profiles tests
+would plan otherwise on every machine, and the user's own runs by what was measured of tiny models.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from plait.data.package_file import cache_folder
+
+SHARED = ("models", "data")
+
+
+class OwnCache:
+    """That of this process and of those it starts, from now on.
+
+    Attributes:
+        users: the cache in place of which it stands.
+    """
+
+    def __init__(self) -> None:
+        # A worker of xdist has the environment of the process that has started it.
+        self.users = Path(os.environ.setdefault("PLAIT_CACHE_OF_USER", str(cache_folder())))
+        self.folder = Path(tempfile.mkdtemp(prefix="plait-cache-of-tests-"))
+        for name in SHARED:
+            (self.users / name).mkdir(parents=True, exist_ok=True)
+            (self.folder / name).symlink_to((self.users / name).resolve())
+        os.environ["PLAIT_CACHE"] = str(self.folder)
+        self._seen_ns = self._written_ns()
+
+    def forget_profiles(self) -> None:
+        """Behind a test.
+
+        Raises:
+            AssertionError: meanwhile one was written among the user's.
+        """
+        shutil.rmtree(self.folder / "profiles", ignore_errors=True)
+        before, self._seen_ns = self._seen_ns, self._written_ns()
+        assert self._seen_ns == before, (
+            f"a profile was kept in {self.users} by this test or beside it: a process that a test starts needs its "
+            "PLAIT_CACHE"
+        )
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _written_ns(self) -> int:
+        """When a profile of the user's was written last."""
+        profiles = self.users / "profiles"
+        return profiles.stat().st_mtime_ns if profiles.is_dir() else 0
