@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(arguments)
     if options.tiny:
-        options.devices, options.evaluations, options.seconds = "4", 15, 0.05
+        options.devices, options.evaluations, options.seconds = "2", 15, 0.05
     try:
         plannings = {int(word): planning_of(int(word), tiny=options.tiny) for word in options.devices.split(",")}
     except (ValueError, PlaitError) as error:

@@ -55,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", default="8,16,32,64,128,256")
     parser.add_argument("--model", default="llama-2-7b")
     parser.add_argument("--seconds", type=float, default=5.0, help="of CPU time, to search on each number of devices")
-    parser.add_argument("--tiny", action="store_true", help="few devices, short searches")
+    parser.add_argument("--tiny", action="store_true", help="a small model, few devices, short searches")
     options = parser.parse_args(arguments)
     if options.tiny:
-        options.devices, options.seconds = "8,16", 0.3
+        options.model, options.devices, options.seconds = "smollm2-135m", "2,4", 0.1
     try:
         counts = [int(word) for word in options.devices.split(",")]
         rows = [scaled(devices, options.model, options.seconds) for devices in counts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import pytest
 
 from plait.cost.limit import MachineRates
 from plait.models.shape import ModelShape
-from tests.benchmarks.scripts import BENCHMARKS
+from tests.benchmarks.scripts import BENCHMARKS, output_of
 
 SHAPE = ModelShape(
     layers=2,
@@ -303,10 +302,8 @@ def test_gguf_holds_the_weights(benchmark: SimpleNamespace, tmp_path: Path) -> N
 
 def run_tiny(tmp_path: Path, *options: str) -> dict:
     kept = tmp_path / "all.json"
-    command = [sys.executable, str(BENCHMARKS / "generation.py"), "--tiny", "--repeats", "1", "--threads", "1"]
-    command += ["--json", str(kept), "--profiles", str(tmp_path / "profiles"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
+    files = ["--json", str(kept), "--profiles", str(tmp_path / "profiles")]
+    output_of("generation.py", "--tiny", "--repeats", "1", "--threads", "1", *files, *options)
     (record,) = json.loads(kept.read_text())
     return record
 

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import re
-import subprocess
 import sys
 import time
 import tomllib
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from plait.models.shape import ModelShape
-from tests.benchmarks.scripts import BENCHMARKS
+from tests.benchmarks.scripts import BENCHMARKS, output_of
 
 LLAMA = {
     "model_type": "llama",
@@ -162,15 +161,13 @@ def test_what_training_computes(gpu: ModuleType) -> None:
 def test_it_runs(tmp_path: Path) -> None:
     parts = "tokens,decode,training,predicted,two"
     asked = ["--tiny", "--parts", parts, "--limit-s", "300", "--report", str(tmp_path)]
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *asked]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "12 of 12 greedy tokens are those of Transformers" in done.stdout
-    assert "goal 70% of the roofline" in done.stdout
-    assert "tiny, 40 tokens, recomputed activations: forward and backward" in done.stdout
-    assert "tiny: step: predicted " in done.stdout
-    assert "tiny, rank 0: predicted " in done.stdout
-    assert "two processes on one device: gloo connects them" in done.stdout
+    printed = output_of("gpu.py", *asked)
+    assert "12 of 12 greedy tokens are those of Transformers" in printed
+    assert "goal 70% of the roofline" in printed
+    assert "tiny, 40 tokens, recomputed activations: forward and backward" in printed
+    assert "tiny: step: predicted " in printed
+    assert "tiny, rank 0: predicted " in printed
+    assert "two processes on one device: gloo connects them" in printed
     found = results(tmp_path)
     assert {one["part"] for one in found} == {"machine", *parts.split(",")}
     assert {one["ended"] for one in found if "ended" in one} == {"done"}

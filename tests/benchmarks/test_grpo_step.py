@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.benchmarks.scripts import BENCHMARKS
+from tests.benchmarks.scripts import output_of
 
 
 @pytest.fixture
@@ -121,10 +119,8 @@ def test_response_lengths_of_the_full_workload(grpo_step: ModuleType) -> None:
 
 @pytest.mark.slow  # TRL's import takes long
 def test_tiny_run_of_both_sides() -> None:
-    command = [sys.executable, str(BENCHMARKS / "grpo_step.py"), "--tiny", "--repeats", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = {line[:26].strip(): line[26:].split() for line in done.stdout.splitlines()}
+    printed = output_of("grpo_step.py", "--tiny", "--repeats", "1")
+    rows = {line[:26].strip(): line[26:].split() for line in printed.splitlines()}
     assert rows["response tokens"][0] == rows["response tokens"][1]
     assert rows["prompt tokens"] == ["512", "512"]
     # plait computes a group's prompt once and no padding: 8 prompts x 16 tokens, and the responses.

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.scripts import output_of
 
 
 def test_it_compares_all_engines() -> None:
-    command = [sys.executable, "benchmarks/plan_search.py", "--tiny", "--repeats", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    printed = output_of("plan_search.py", "--tiny", "--repeats", "1")
     for words in ("simulated", "portfolio", "descent", "random", "gap", "HybridFlow", "ReaL heuristic"):
-        assert words in done.stdout
+        assert words in printed
 
 
 @pytest.mark.slow
 def test_new_searches_are_held_against_long_ones() -> None:
-    command = [sys.executable, "benchmarks/plan_search.py", "--tiny", "--repeats", "2", "--long", "0.1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "best of all" in done.stdout
-    assert "seed 1:" in done.stdout
+    printed = output_of("plan_search.py", "--tiny", "--repeats", "2", "--long", "0.1")
+    assert "best of all" in printed
+    assert "seed 1:" in printed

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
-from tests.benchmarks.scripts import BENCHMARKS
+from tests.benchmarks.scripts import output_of
 
 
 @pytest.fixture
@@ -125,29 +123,28 @@ def test_missing_peer_says_how_to_get_it(ppo_step: ModuleType, capsys: pytest.Ca
     assert "setup_peer.sh" in said
 
 
-def run(*options: str) -> tuple[dict[str, list[str]], subprocess.CompletedProcess]:
-    command = [sys.executable, str(BENCHMARKS / "ppo_step.py"), "--tiny", "--repeats", "1", *options]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert finished.returncode == 0, finished.stderr
-    return {line[:26].strip(): line[26:].split() for line in finished.stdout.splitlines()}, finished
+def run(*options: str) -> tuple[dict[str, list[str]], str]:
+    """Rows of the table by their titles, and all that was printed."""
+    printed = output_of("ppo_step.py", "--tiny", "--repeats", "1", *options)
+    return {line[:26].strip(): line[26:].split() for line in printed.splitlines()}, printed
 
 
 @pytest.mark.slow
 def test_plait_side_does_the_work_it_is_given() -> None:
-    rows, finished = run("--sides", "plait", "--prompts", "4", "--dtype", "bfloat16")
+    rows, printed = run("--sides", "plait", "--prompts", "4", "--dtype", "bfloat16")
     assert rows["prompt tokens"] == ["64"]
     assert rows["response tokens"] == ["48"]
     assert rows["positions trained"] == [str(2 * 4 * (16 + 12))]
     assert rows["optimizer steps"] == ["2"]
     for phase in ("generation", "scoring", "training"):
-        assert rows[phase] != ["0.00", "(0.00)"], finished.stdout
+        assert rows[phase] != ["0.00", "(0.00)"], printed
 
 
 @pytest.mark.slow  # the peer's imports take long
 def test_tiny_run_of_both_sides(ppo_step: ModuleType) -> None:
     if not ppo_step.peer_python().is_file():
         pytest.skip("TRL 1.10 is not set up; see benchmarks/ppo/setup_peer.sh")
-    rows, finished = run()
+    rows, printed = run()
     assert rows["response tokens"] == ["384", "384"]
     assert rows["positions trained"] == ["1792", "1792"]
-    assert re.search(r"plait: float32; TRL: float32", finished.stdout)
+    assert re.search(r"plait: float32; TRL: float32", printed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from types import ModuleType
@@ -14,7 +12,7 @@ from plait.layout.holdings import weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.regroup import regrouped
-from tests.benchmarks.scripts import BENCHMARKS
+from tests.benchmarks.scripts import output_of
 from tests.layout.test_golden import SMALL
 
 WHOLE = SMALL.num_elements * 2
@@ -77,16 +75,12 @@ def test_broadcasts_reach_those_who_have_it(strategies: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_it_runs() -> None:
-    command = [sys.executable, str(BENCHMARKS / "reallocation.py"), "--models", "135M tied", "--repeats", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    rows = done.stdout.splitlines()
+    rows = output_of("reallocation.py", "--models", "135M tied", "--repeats", "1").splitlines()
     assert "135M tied: 0.13 G parameters, 272 tensors" in rows
     assert len([row for row in rows if "(" in row]) == 9
 
 
 def test_real_moves_run() -> None:
     """Every way checks what it moved, element by element."""
-    script = str(BENCHMARKS / "reallocation.py")
-    command = [sys.executable, script, "--processes", "2", "--models", "tiny", "--repeats", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert len([row for row in done.stdout.splitlines() if row.count("|") == 3]) == 4
+    rows = output_of("reallocation.py", "--processes", "2", "--models", "tiny", "--repeats", "1").splitlines()
+    assert len([row for row in rows if row.count("|") == 3]) == 4

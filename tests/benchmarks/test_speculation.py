@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
@@ -16,16 +14,14 @@ from plait.generation.speculator import Speculator
 from plait.kernels.noise import NoiseKey
 from plait.speculation.counts import Counts
 from plait.speculation.drafter import PoolDrafter
-from tests.benchmarks.scripts import BENCHMARKS
+from tests.benchmarks.scripts import output_of
 
 
 def test_it_runs() -> None:
-    command = [sys.executable, BENCHMARKS / "speculation.py", "--tiny", "--repeats", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    rows = [line.split("|")[1].strip() for line in ended.stdout.splitlines() if line.startswith("| ")]
-    assert rows == ["guessed", "---", "off", "1", "2", "4", "auto", "off again", "4, draft model", "auto, draft model"]
-    (asked,) = (line for line in ended.stdout.splitlines() if line.startswith("| 4, draft model"))
+    lines = output_of("speculation.py", "--tiny", "--lengths", "2", "--repeats", "1").splitlines()
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
+    assert rows == ["guessed", "---", "off", "2", "auto", "off again", "2, draft model", "auto, draft model"]
+    (asked,) = (line for line in lines if line.startswith("| 2, draft model"))
     assert "model 100%" in asked, "the policy is always right about itself"
 
 

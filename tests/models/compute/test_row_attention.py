@@ -170,8 +170,7 @@ def test_it_is_compiled_once_for_rows_of_any_length_and_for_as_many_kinds_as_the
     rows = [a_batch((200, [150, 7]), (40, [1])), a_batch((130, [20])), a_batch((300, [2, 3, 4]))]
     kinds = [
         (heads, grads, form)
-        for heads in (2, 4)
-        for grads in (True, False)
+        for heads, grads in ((2, True), (4, True), (2, False))
         for form in (*FORMS, AttentionForm(0.5, softcap=3.0))
     ]
     for heads, grads, form in kinds:
