@@ -140,7 +140,9 @@ def compare(model: LanguageModel, options: argparse.Namespace, running: int) -> 
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for arm in arms:
         print(row(arm, engines[arm], seconds, options.repeats))
-    if options.lengths and options.repeats:
+    if isinstance(auto := engines["auto"].speculates, WhereSteady) and auto.own is None:
+        print("\n`auto` has guessed nothing: no step computes a row alike whatever stands beside it", flush=True)
+    elif options.lengths and options.repeats:
         ideal, length = ideal_of(engines[str(max(options.lengths))], engines["auto"], asked)
         speed = median(plain / mine for plain, mine in zip(seconds["off"][1:], seconds["auto"][1:], strict=True))
         print(f"\nideal: {ideal:.2f}x with {length} tokens; `auto` has {speed / ideal:.0%} of it", flush=True)
