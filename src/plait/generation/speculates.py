@@ -10,6 +10,7 @@ from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import Counts
+from plait.speculation.knowledge import Knowledge
 
 
 class Speculates(Protocol):
@@ -52,6 +53,14 @@ class Speculates(Protocol):
         """Know that, too: samples have come from an engine that knows it."""
         ...
 
+    def knowledge(self) -> Knowledge | None:
+        """What has been learned of guesses, for an engine after this one; None: nothing that would be of use to it."""
+        ...
+
+    def take_up(self, knowledge: Knowledge) -> None:
+        """Know what an engine before this one has learned; nothing is learned yet."""
+        ...
+
     @property
     def counts(self) -> Counts | None:
         """How drafts went since the engine was made; None: it makes none."""
@@ -88,3 +97,10 @@ class NoSpeculation:
 
     def learn(self, learned: Learned) -> None:
         """See Speculates.learn."""
+
+    def knowledge(self) -> Knowledge | None:
+        """See Speculates.knowledge."""
+        return None
+
+    def take_up(self, knowledge: Knowledge) -> None:
+        """See Speculates.take_up."""

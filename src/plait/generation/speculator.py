@@ -27,6 +27,7 @@ from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import MOST_PLACES, Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, PoolDrafter
+from plait.speculation.knowledge import Knowledge, knowledge_of, take_up
 from plait.speculation.pool import least_bytes
 from plait.speculation.probes import PROBES
 from plait.speculation.speculation import How, Speculation
@@ -196,6 +197,15 @@ class Speculator:
     def learn(self, learned: Learned) -> None:
         """See Speculates.learn."""
         self.speculation.acceptance.take(learned)
+
+    def knowledge(self) -> Knowledge | None:
+        """See Speculates.knowledge: guesses of a fixed length need none."""
+        return knowledge_of(self.speculation) if self.speculation.is_adaptive else None
+
+    def take_up(self, knowledge: Knowledge) -> None:
+        """See Speculates.take_up."""
+        if self.speculation.is_adaptive:
+            take_up(self.speculation, knowledge)
 
     def _meet(self, started: Mapping[Key, Response], running: Sequence[Key]) -> None:
         """Samples that are new, and what is the same of all that run."""

@@ -10,6 +10,7 @@ from plait.generation.speculates import Speculates
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import Counts
+from plait.speculation.knowledge import Knowledge
 
 
 class WhereSteady:
@@ -75,3 +76,11 @@ class WhereSteady:
     def learn(self, learned: Learned) -> None:
         """See Speculates.learn."""
         self.make().learn(learned)
+
+    def knowledge(self) -> Knowledge | None:
+        """See Speculates.knowledge."""
+        return None if self.own is None else self.own.knowledge()
+
+    def take_up(self, knowledge: Knowledge) -> None:
+        """See Speculates.take_up."""
+        self.make().take_up(knowledge)

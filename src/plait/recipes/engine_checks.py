@@ -125,6 +125,11 @@ def guesses(recipe: Recipe) -> bool:
     return recipe.sampling.speculation != "off" and no_guesses(recipe) is None
 
 
+def learns_of_guesses(recipe: Recipe) -> bool:
+    """Whether engines of a run may learn how guesses do: those of a fixed length are made whatever comes of them."""
+    return guesses(recipe) and not isinstance(recipe.sampling.speculation, int)
+
+
 def guesses_whole(recipe: Recipe) -> bool:
     """Whether of these only instances of one device do: where a model lies in parts, the sums of a row depend on its
     company."""

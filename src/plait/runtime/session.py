@@ -35,6 +35,7 @@ from plait.runtime.steps.drawn import read_drawn, stored_drawn
 from plait.runtime.steps.earlier_texts import recall_earlier
 from plait.runtime.steps.executor import Executor
 from plait.runtime.steps.filling import build_roles
+from plait.runtime.steps.guess_knowledge import take_up_guesses, writing_parts
 from plait.runtime.steps.reward_pools import open_pools
 from plait.runtime.steps.roles import RoleRuntime
 from plait.runtime.steps.rollout_moves import RolloutMoves
@@ -119,6 +120,7 @@ class Session:
         if checkpoint is not None:
             self.workers.checkpoint.load(checkpoint.folder, checkpoint.state.get("counts"), self.done.threads)
             self._publish_weights()
+            take_up_guesses(self.workers, recipe, checkpoint.folder, self.progress.message)
         check_engines(prepared, self.roles, self.aside)
         self.executor = Executor(prepared.flow, self.roles, recipe, self.recorder, self.progress, clock)
         self.feed = prepared.feed(self.done.prompts_drawn)
@@ -130,7 +132,8 @@ class Session:
             else:
                 undo.callback(self.directory.unbegin)
                 self.directory.begin(recipe_text(recipe))
-            self._write_plan()
+            with writing(self.directory.files.plan):  # of this stay: a run that is resumed may have another than before
+                write_file(self.directory.files.plan, prepared.plan.to_json())
             self._write_history()
             self.records = stack.enter_context(
                 Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
@@ -233,7 +236,7 @@ class Session:
             tensors, opened = stored_drawn(self.batches.whole)
             trained = trained_roles(self.prepared.models)
             state = {"done": vars(self.done), "offsets": offsets, "trained": trained, **opened}
-            self.store.save(self.done.step, tensors, state, self.workers.checkpoint.save)
+            self.store.save(self.done.step, tensors, state, writing_parts(self.workers, self.recipe))
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:
@@ -293,8 +296,3 @@ class Session:
         if changed_keys(recipe, self.recipe):
             with writing(recipe):
                 write_file(recipe, recipe_text(self.recipe))
-
-    def _write_plan(self) -> None:
-        """The plan of this stay: a run that is resumed may have another than before."""
-        with writing(self.directory.files.plan):
-            write_file(self.directory.files.plan, self.prepared.plan.to_json())

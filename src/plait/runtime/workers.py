@@ -16,6 +16,7 @@ from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
+from plait.workers.guess_knowledge import Known
 
 
 class CheckpointParts(Protocol):
@@ -51,12 +52,25 @@ class KnownTexts(Protocol):
         ...
 
 
+class GuessKnowledge(Protocol):
+    """What engines that guess have learned, each rank its own."""
+
+    def told(self) -> list[Known]:
+        """That of all instances that have learned something."""
+        ...
+
+    def take_up(self, known: Sequence[Known]) -> list[str]:
+        """The engines of a resumed run know it; what of it holds no longer, in words."""
+        ...
+
+
 class Workers(Protocol):
     """All that computes for a run: one process or several, of which one leads."""
 
     checkpoint: CheckpointParts
     leader_weights: LeaderWeights
     known_texts: KnownTexts
+    guess_knowledge: GuessKnowledge
 
     def engine(self, role: str) -> GenerationEngine | None:
         """That of a role, one for all calls; None: the role does not generate."""

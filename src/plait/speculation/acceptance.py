@@ -48,7 +48,7 @@ class Acceptance:
         self._fresh += len(cells)
         self._num_trials += len(cells)
         if self._fresh >= REFRESH or self._fresh * 8 >= self._num_trials:
-            self._refresh()
+            self.settle()
 
     @property
     def learned(self) -> Learned:
@@ -62,7 +62,7 @@ class Acceptance:
         self.trials_C = np.where(more_C, trials_C, self.trials_C)
         self.hits_C = np.where(more_C, hits_C, self.hits_C)
         self._num_trials = float(self.trials_C.sum())
-        self._refresh()
+        self.settle()
 
     def forget(self) -> None:
         """The policy has changed: what was learned counts less."""
@@ -70,7 +70,8 @@ class Acceptance:
         self.hits_C *= FORGET
         self._num_trials *= FORGET
 
-    def _refresh(self) -> None:
+    def settle(self) -> None:
+        """Let the table follow from all that was learned, and forgotten."""
         self.table_C, self._fresh = self._table(), 0
 
     def _table(self) -> FloatArray:

@@ -111,14 +111,16 @@ class Costly:
     def __init__(self, drafter: CostlyDrafter, most: int, acceptance: Acceptance, ledger: Ledger) -> None:
         self.drafter = drafter
         self._most, self._acceptance, self._ledger = most, acceptance, ledger
-        self._shares_GKC = np.full((2, most, NUM_CONFIDENCES), 1.0 / NUM_CONFIDENCES)
+        self.shares_GKC = np.full((2, most, NUM_CONFIDENCES), 1.0 / NUM_CONFIDENCES)
         """How often its guesses had each confidence."""
-        self._thinking = Typical()
+        self.thinking = Typical()
+        """Seconds of finding out whether guesses pay."""
         self._allowance_s, self._allowed_at_s = 0.0, 0.0
         """What trials may take, as it was after so many seconds of steps."""
         self._thought_at, self._tried_at = 0.0, 0.0
         """Steps until then."""
-        self._num_guessed = 0
+        self.num_guessed = 0
+        """Tokens."""
         self.pays = False
         """Whether guesses were expected to gain when that was asked last."""
 
@@ -127,8 +129,8 @@ class Costly:
         places_K = np.arange(self._most)
         chances_GDC = self._acceptance.table_C.reshape(CELLS)[:, MODEL, 0]
         chances_GKC = chances_GDC[:, np.searchsorted(DEPTHS, places_K, side="right")]
-        survival_GK = (self._shares_GKC * chances_GKC).sum(-1).cumprod(-1)
-        most = TRIED if self._num_guessed < FIRST else self._most
+        survival_GK = (self.shares_GKC * chances_GKC).sum(-1).cumprod(-1)
+        most = TRIED if self.num_guessed < FIRST else self._most
         return survival_GK[asked.greedy_B.astype(int)] * (places_K < np.minimum(asked.limits_B, most)[:, None])
 
     def is_due(self, plain_s: float) -> bool:
@@ -137,7 +139,7 @@ class Costly:
         Args:
             plain_s: of a step without guesses.
         """
-        thinking_s = self._thinking.seconds
+        thinking_s = self.thinking.seconds
         since = self._ledger.counts.steps - self._thought_at
         if not self.pays and since * THINKING * self._ledger.step.seconds < thinking_s:
             return False
@@ -146,7 +148,7 @@ class Costly:
     def steps_to_wait(self) -> int:
         """Steps after which it may be worth the time again to find out whether guesses pay."""
         step_s = self._ledger.step.seconds
-        return 1 if self.pays or step_s == 0 else max(1, ceil(self._thinking.seconds / (THINKING * step_s)))
+        return 1 if self.pays or step_s == 0 else max(1, ceil(self.thinking.seconds / (THINKING * step_s)))
 
     def wanted(self, asked: Asked, looked_up: LookedUp, *, may_pay: bool) -> Wanted | None:
         """What it should guess; None: nothing.
@@ -167,7 +169,7 @@ class Costly:
         rows_R = wanted.rows_R
         guesses = self.drafter.guess(asked.part(rows_R), wanted.depth, self._acceptance.table_C, wanted.least)
         self._remember(asked.greedy_B[rows_R], guesses)
-        self._num_guessed += guesses.num_tokens
+        self.num_guessed += guesses.num_tokens
         better_R = guesses.survival_BK.sum(1) > looked_up.survival_BK[rows_R].sum(1)
         taken_R = guesses.lengths_B > 0 if wanted.is_trial else better_R
         rows_R, width = rows_R[taken_R], guesses.token_ids_BK.shape[1]
@@ -181,7 +183,7 @@ class Costly:
 
     def took(self, wanted: Wanted | None, thinking_s: float, drafting_s: float) -> None:
         """What finding out and guessing took in this step."""
-        self._thinking.took(thinking_s)
+        self.thinking.took(thinking_s)
         self._thought_at = self._ledger.counts.steps
         if wanted is not None and wanted.is_trial:
             self._allowance_s = self._allowed_s() - drafting_s
@@ -247,4 +249,4 @@ class Costly:
             for place in range(int(lengths_R.max(initial=0))):
                 confidences = cells_RK[lengths_R > place, place] % NUM_CONFIDENCES
                 shares_C = np.bincount(confidences, minlength=NUM_CONFIDENCES) / len(confidences)
-                self._shares_GKC[greedy, place] += LAST * (shares_C - self._shares_GKC[greedy, place])
+                self.shares_GKC[greedy, place] += LAST * (shares_C - self.shares_GKC[greedy, place])

@@ -60,9 +60,10 @@ class Ledger:
         self._counts = Counts()
         self._quiet: list[tuple[int, int, float]] = []
         """Rows (0, if there were prompts), context, seconds of steps that are not accounted for."""
-        self._since_plain, self._resting = 0, 0
-        self._window: list[tuple[float, float]] = []
-        """Seconds that the last steps with guesses would have taken without, and took."""
+        self.since_plain, self.resting = 0, 0
+        """Steps with guesses since the last one without; steps that guesses still rest."""
+        self.window: list[tuple[float, float]] = []
+        """Seconds that the last steps with guesses would have taken without, and took; fewer than WINDOW."""
 
     @property
     def counts(self) -> Counts:
@@ -73,18 +74,18 @@ class Ledger:
     @property
     def rests(self) -> bool:
         """Whether guesses have not paid and are not computed for a while."""
-        return self._resting > 0
+        return self.resting > 0
 
     @property
     def may_guess(self) -> bool:
         """Whether guesses may be computed in the next step: they do not rest, and it is not one that shows what steps
         without take."""
-        return not self.rests and self._since_plain < LATEST
+        return not self.rests and self.since_plain < LATEST
 
     @property
     def wants_plain(self) -> bool:
         """Whether one without guesses would be of use."""
-        return self._since_plain >= SELDOM
+        return self.since_plain >= SELDOM
 
     def plain_s(self, num_samples: int, num_context: int) -> float:
         """A step without guesses."""
@@ -103,7 +104,7 @@ class Ledger:
         for num_rows, num_context, seconds in self._quiet:
             self.margin.done(seconds, 0.0)
             if num_rows:
-                self._since_plain, self._resting = 0, max(0, self._resting - 1)
+                self.since_plain, self.resting = 0, max(0, self.resting - 1)
                 self.cost.observe(num_rows, num_context, seconds)
                 self._took(seconds)
         self._quiet.clear()
@@ -122,12 +123,12 @@ class Ledger:
             self.cost.observe(step.num_rows + step.num_drafted, step.num_context, step.alone_s)
         self._took(step.seconds)
         if step.num_drafted:
-            self._since_plain += 1
+            self.since_plain += 1
             counts.steps_with_drafts += 1
             counts.rows += step.num_rows
             counts.drafted += step.num_drafted
         else:
-            self._since_plain, self._resting = 0, max(0, self._resting - 1)
+            self.since_plain, self.resting = 0, max(0, self.resting - 1)
         lost_s = spent.seconds
         if step.num_drafted or is_paid:
             plain_s = self.plain_s(step.num_rows, step.num_context) * step.num_drawn / step.num_rows
@@ -154,8 +155,8 @@ class Ledger:
 
     def _judge(self, plain_s: float, seconds: float) -> None:
         """A step with guesses took so long, and without would have: guesses rest where they do not pay."""
-        self._window.append((plain_s, seconds))
-        if len(self._window) == WINDOW:
-            plain, taken = (sum(column) for column in zip(*self._window, strict=True))
-            self._resting = REST if plain < PAID * taken else 0
-            self._window.clear()
+        self.window.append((plain_s, seconds))
+        if len(self.window) == WINDOW:
+            plain, taken = (sum(column) for column in zip(*self.window, strict=True))
+            self.resting = REST if plain < PAID * taken else 0
+            self.window.clear()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.kernels import draft_choice
+from plait.speculation.pool import FloatArray
 
 WINDOW = 32
 """Steps of which none may be slower together."""
@@ -28,6 +29,16 @@ class Margin:
         self._steps_W2 = np.zeros((WINDOW - 1, 2))
         """What each took and lost, in a ring."""
         self._newest = 0
+
+    @property
+    def steps_W2(self) -> FloatArray:
+        """What each of the last WINDOW - 1 steps took and lost, the newest last."""
+        return np.roll(self._steps_W2, -1 - self._newest, axis=0)
+
+    def recall(self, steps_W2: FloatArray) -> None:
+        """These were the last steps; see `steps_W2`."""
+        self._steps_W2[:] = steps_W2
+        self._newest = len(self._steps_W2) - 1
 
     def done(self, seconds: float, lost_s: float) -> None:
         """A step took so long, and lost so much of it."""

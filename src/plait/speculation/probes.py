@@ -23,7 +23,8 @@ class Probes:
     """What was tried."""
 
     def __init__(self) -> None:
-        self._trials: dict[tuple[int, int], int] = {}
+        self.trials: dict[tuple[int, int], int] = {}
+        """By the bits of the number of running samples, and the place in PROBED."""
 
     def is_known(self, num_samples: int) -> bool:
         """Whether steps of so many samples were computed with half as many rows more or, where that is covered, with
@@ -42,9 +43,9 @@ class Probes:
             more, trials = num_rows - num_samples, self._num(num_samples, number)
             is_another = num_rows not in rows[number + 1 :]
             if is_another and trials < PROBES and more < len(allowed_M1) and allowed_M1[more]:
-                self._trials[num_samples.bit_length(), number] = trials + 1
+                self.trials[num_samples.bit_length(), number] = trials + 1
                 return more
         return 0
 
     def _num(self, num_samples: int, number: int) -> int:
-        return self._trials.get((num_samples.bit_length(), number), 0)
+        return self.trials.get((num_samples.bit_length(), number), 0)

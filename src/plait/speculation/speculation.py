@@ -74,10 +74,10 @@ class Speculation:
     ) -> None:
         self.drafter, self.acceptance, self.ledger = drafter, Acceptance(), Ledger()
         self.cost, self.margin, self._counts = self.ledger.cost, self.ledger.margin, self.ledger.counts
-        self._how, self._clock = how, clock
+        self._clock, self.is_adaptive = clock, how == "adaptive"
         self._most = AUTO_MOST if how == "adaptive" else how
         self._drafters: list[Drafter] = [drafter] if model is None else [drafter, model]
-        self._costly = None if model is None else Costly(model, self._most, self.acceptance, self.ledger)
+        self.costly = None if model is None else Costly(model, self._most, self.acceptance, self.ledger)
         self._wanted: Wanted | None = None
         self._drafted_s, self._heard_from = 0.0, 0.0
         """What the model was asked for in this step, and took; when samples began to be heard in it."""
@@ -90,16 +90,16 @@ class Speculation:
         self._overlaps = False
         """What steps that have asked and are not done may lose; whether these were ever several, as where stages pass
         steps on."""
-        self._probes = Probes()
+        self.probes = Probes()
         self._asks, self._due_at, self._pool_due_at, self._looked_at, self._in_vain = 0, 0, 0, 0, 0
         """Steps that have asked; those in which guesses are due again, of any kind and of what is looked up; the last
         one in which they were; the last looks of which no guess was computed."""
         self._seldom_at, self._least_price_s = 0, 0.0
         """The step in which guesses are looked up whether any may be computed or not; the price of one."""
-        self._looking, self._last_s = Typical(), 0.0
+        self.looking, self._last_s = Typical(), 0.0
         """Seconds of looking up, as of each step; of the last step in which guesses were due, all of it."""
-        self._gain, self._spent = 0.0, Spent()
-        """`_spent`: on guesses, since a step was accounted for."""
+        self.gain, self._spent = 0.0, Spent()
+        """What guesses gain in the mean, as a share of a step; what is spent on them that is not accounted for."""
         self._guesses_SK = np.zeros((0, self._most), np.int32)
         self._cells_SK = np.zeros((0, self._most), np.int64)
         self._lengths_S, self._computed_S, self._at_S = (np.zeros(0, np.int64) for _ in range(3))
@@ -177,8 +177,8 @@ class Speculation:
         self._counts.drafting_s += self._began - began
         self._drafted_s, self._wanted = 0.0, None
         self._looks = self._pool_is_due(num_samples, num_context)
-        self._thinks = self._costly is not None and (
-            self._how != "adaptive" or self._costly.is_due(self.ledger.plain_s(num_samples, num_context))
+        self._thinks = self.costly is not None and (
+            not self.is_adaptive or self.costly.is_due(self.ledger.plain_s(num_samples, num_context))
         )
         if self._looks or self._thinks or self._is_open or self._overlaps:
             self._heard_from = self._clock()
@@ -198,8 +198,8 @@ class Speculation:
         drafts: list[list[int]] = [[] for _ in range(count)]
         if self._looks:
             guesses = self.drafter.guess(asked, self._most, self.acceptance.table_C, self._least(count, num_context))
-        if self._costly is not None and self._thinks:
-            guesses = self._drafted(self._costly, asked, guesses, num_context)
+        if self.costly is not None and self._thinks:
+            guesses = self._drafted(self.costly, asked, guesses, num_context)
         self._is_open = False
         if guesses is not None and self._found(guesses.num_tokens):
             lengths_B = self._chosen(guesses, num_context).lengths_B
@@ -215,7 +215,7 @@ class Speculation:
         more_s = heard_s * (1 - 1 / max(1, self._asks - self._looked_at))
         self._looked_at = self._asks
         if self._looks:
-            self._looking.took(max(0.0, self._last_s - self._drafted_s - more_s))
+            self.looking.took(max(0.0, self._last_s - self._drafted_s - more_s))
         return drafts
 
     def _looked(self) -> None:
@@ -272,24 +272,24 @@ class Speculation:
     def _settled(self, began: float) -> None:
         """A step is accounted for, which took from then on; that counts with the next one. When guesses are due again:
         at once where they gain more than that takes."""
-        looking_s, step_s = self._looking.seconds, self.ledger.step.seconds
+        looking_s, step_s = self.looking.seconds, self.ledger.step.seconds
         if self._looks:
-            pays = self._gain * step_s > looking_s and not self.ledger.rests
-            is_new = self._how != "adaptive" or self.cost.num_steps < PROBES
+            pays = self.gain * step_s > looking_s and not self.ledger.rests
+            is_new = not self.is_adaptive or self.cost.num_steps < PROBES
             seldom = int(min(max(looking_s / max(OVERHEAD * step_s, 1e-12), 1), SELDOM))
             self._in_vain = 0 if self._is_open else self._in_vain + 1
             steps = 1 if is_new else min(max(self._in_vain - EAGER, 1), MOST_STEPS)
             self._seldom_at = self._asks + max(seldom, steps)
             self._pool_due_at = self._asks + steps if pays or is_new else self._seldom_at
-        least = SELDOM if self._costly is None else self._costly.steps_to_wait()
+        least = SELDOM if self.costly is None else self.costly.steps_to_wait()
         self._due_at = min(self._pool_due_at, self._asks + (1 if self._is_open else least))
         self._spent = Spent(before_s=self._clock() - began)
         self._counts.drafting_s += self._spent.before_s
 
     def _pool_is_due(self, num_samples: int, num_context: int) -> bool:
         """Whether guesses are looked up: it is time, and what that takes is covered."""
-        looking_s = self._looking.seconds
-        if self._how != "adaptive":
+        looking_s = self.looking.seconds
+        if not self.is_adaptive:
             return True
         if self._asks < self._pool_due_at:
             return False
@@ -301,7 +301,7 @@ class Speculation:
         if is_covered:
             return True
         if looking_s > MOST_LOST * WINDOW * plain_s:  # it never will be, unless that was a chance
-            self._looking.doubt()
+            self.looking.doubt()
             self._pool_due_at = self._asks + DOUBTED
         else:
             self._pool_due_at = self._asks + REFUSED
@@ -311,9 +311,9 @@ class Speculation:
         """Survival below which guesses are not worth looking up: half of what a row costs in tokens, the lesser of the
         next one and the mean of as many as there are samples. `LEAST_SURVIVAL` at least, and until it is known what
         rows take."""
-        if self._how != "adaptive":
+        if not self.is_adaptive:
             return 0.0
-        if not self._probes.is_known(num_samples):
+        if not self.probes.is_known(num_samples):
             return LEAST_SURVIVAL
         rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
         plain, one, twice = self.cost.seconds(rows_X, num_context).tolist()
@@ -323,12 +323,12 @@ class Speculation:
     def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:
         """What was looked up, with what the model guesses, where that is asked."""
         count = len(asked.slots_B)
-        if self._how == "adaptive" and self.cost.num_steps < PROBES:
+        if self.is_adaptive and self.cost.num_steps < PROBES:
             return guesses
         looked_up = Guesses.none(count, self._most) if guesses is None else guesses
         looked_at = self._clock()
         alone = LookedUp.of(looked_up, self.cost, num_context, looked_at - self._began)
-        if self._how == "adaptive":
+        if self.is_adaptive:
             may_pay = self.ledger.may_guess
             wanted = costly.wanted(asked, alone, may_pay=may_pay)
         else:
@@ -336,7 +336,7 @@ class Speculation:
         thought = self._clock()
         if wanted is not None:
             if guesses is not None:
-                self._gain = _smoothed(self._gain, max(0.0, alone.gain - 1.0))
+                self.gain = _smoothed(self.gain, max(0.0, alone.gain - 1.0))
             guesses = costly.guess(asked, wanted, looked_up)
             self._drafted_s, self._wanted = self._clock() - thought, wanted
             self._counts.model_passes += wanted.depth
@@ -345,21 +345,21 @@ class Speculation:
 
     def _found(self, num_tokens: int) -> bool:
         """Whether so many guessed tokens are any. Nothing gains nothing; nor is it known what pays, at first."""
-        if self._how == "adaptive" and (num_tokens == 0 or self.cost.num_steps < PROBES):
-            self._gain = _smoothed(self._gain, 0.0)
+        if self.is_adaptive and (num_tokens == 0 or self.cost.num_steps < PROBES):
+            self.gain = _smoothed(self.gain, 0.0)
         return num_tokens > 0
 
     def _chosen(self, guesses: Guesses, num_context: int) -> Choice:
         """Which of the guesses are computed, of which there are some."""
         num_samples, num_tokens = len(guesses.lengths_B), guesses.num_tokens
-        if self._how != "adaptive":
+        if not self.is_adaptive:
             return Choice(guesses.lengths_B, 1.0)
         if self.cost.num_steps < PROBES:
             return choice.nothing(num_samples)
         rows_M1 = np.arange(num_samples, num_samples + num_tokens + 1)
         seconds_M1 = self.cost.seconds(rows_M1, num_context)
         wanted, plain_s = self._wanted, float(seconds_M1[0])
-        looks_s = self._spent.before_s + self._drafted_s + self._looking.seconds
+        looks_s = self._spent.before_s + self._drafted_s + self.looking.seconds
         prices_M1 = self.cost.most(rows_M1, num_context) - plain_s
         self._least_price_s = float(prices_M1[1])
         room_s = self.margin.room_s(plain_s, once_s=looks_s + sum(self._stakes))
@@ -372,13 +372,13 @@ class Speculation:
             # What the model's guesses took, those of the next step will, too.
             more_s=0.0 if wanted is None else wanted.seconds,
         )
-        if probed := self._probes.more(num_samples, prices_M1 <= room_s):
+        if probed := self.probes.more(num_samples, prices_M1 <= room_s):
             chosen = choice.first(weighed.samples_M, probed, num_samples)
         else:
             may_guess, worth = self.ledger.may_guess, weighed.best.worth
             if wanted is None:
-                may_guess &= not self.ledger.wants_plain or worth >= LITTLE * self._gain
-                self._gain = _smoothed(self._gain, worth)
+                may_guess &= not self.ledger.wants_plain or worth >= LITTLE * self.gain
+                self.gain = _smoothed(self.gain, worth)
             chosen = weighed.best if may_guess else choice.nothing(num_samples)
         if self._stakes:
             self._stakes[-1] = looks_s + float(prices_M1[chosen.lengths_B.sum()])

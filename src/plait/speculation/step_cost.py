@@ -17,6 +17,7 @@ Shapes: P points, F features, X row counts asked for.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import numpy as np
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from plait.kernels import draft_choice
 from plait.speculation.pool import FloatArray
 
+Step = tuple[int, int, float]
+"""Rows, tokens of context and seconds of a step."""
 KNOTS = (2, 4, 8, 16, 32, 64, 128, 256)
 LAST = 15
 """Steps of a bucket, or other times, that are remembered."""
@@ -51,6 +54,16 @@ class Typical:
         self.seconds = 0.0
         """0 before the first time."""
 
+    @property
+    def last(self) -> tuple[float, ...]:
+        """The last times, the newest last."""
+        return tuple(self._last)
+
+    def recall(self, last: Iterable[float]) -> None:
+        """These were the last times."""
+        self._last = deque(last, maxlen=LAST)
+        self._settle()
+
     def doubt(self) -> None:
         """The longest of the last times may have been a chance: forget it."""
         if self._last:
@@ -70,7 +83,7 @@ class StepCost:
     """Seconds of a step that computes so many rows over so much context."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
+        self._buckets: dict[tuple[int, int], deque[Step]] = {}
         """The one that was added to last stands last."""
         self._medians: dict[tuple[int, int], tuple[float, float, float]] = {}
         """Medians of the buckets that nothing was added to since."""
@@ -88,7 +101,7 @@ class StepCost:
 
     def observe(self, num_rows: int, num_context: int, seconds: float) -> None:
         """A step took so long."""
-        key = _bucket(num_rows), num_context.bit_length()
+        key = _key(num_rows, num_context)
         is_new = key[0] not in self._seen
         self._seen.add(key[0])
         bucket = self._buckets.pop(key, None)
@@ -105,6 +118,26 @@ class StepCost:
         if is_early or self._fresh >= (REFIT if self.num_steps < MANY else REFIT_LATER):
             self._fit()
             self._fresh = 0
+
+    def settle(self) -> None:
+        """Let what is said of steps follow from all that were seen, the last ones too."""
+        if self._fresh:
+            self._fit()
+            self._fresh = 0
+
+    @property
+    def buckets(self) -> tuple[tuple[Step, ...], ...]:
+        """The last steps of each bucket; the one that was added to last stands last."""
+        return tuple(map(tuple, self._buckets.values()))
+
+    def recall(self, buckets: Iterable[Sequence[Step]], num_steps: int) -> None:
+        """These were the last of so many steps; see `buckets`."""
+        self._buckets = {_key(*bucket[0][:2]): deque(bucket, maxlen=LAST) for bucket in buckets}
+        self._medians.clear()
+        self._seen = {rows for rows, _ in self._buckets}
+        self.num_steps, self._fresh = num_steps, 0
+        if self._buckets:
+            self._fit()
 
     def seconds(self, num_rows_X: NDArray, num_context: float) -> FloatArray:
         """[X], of row counts of at least 1; zeros before the first step."""
@@ -149,6 +182,11 @@ class StepCost:
         scales = [float(np.clip(np.median(ratio_P[near == count]), 0.7, 1.4)) for count in counts]
         self._rows_F = np.array(counts, float)
         self._scales = np.log(self._rows_F), np.array(scales)
+
+
+def _key(num_rows: int, num_context: int) -> tuple[int, int]:
+    """The bucket of a step: of about as many rows, and as much context."""
+    return _bucket(num_rows), num_context.bit_length()
 
 
 def _bucket(num_rows: int) -> int:

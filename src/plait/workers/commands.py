@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from plait.dataflow import Dataflow
 from plait.workers.announcer import Follow, Move
+from plait.workers.guess_knowledge import TakeUpKnowledge, TellKnowledge
 from plait.workers.messages import Message, Plain
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, TrainCall, TrainTogetherCall
@@ -23,12 +24,12 @@ class End(Plain):
 
 
 Call = ScoreCall | EvaluateCall | TrainCall | TrainTogetherCall
-Upkeep = Move | Follow | Version | Recall | Gather | Save | Load | Spans
+Upkeep = Move | Follow | Version | Recall | TellKnowledge | TakeUpKnowledge | Gather | Save | Load | Spans
 Command = Call | Upkeep | Word | ForgetCall | End
 _BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
     command.kind: command
     for command in (
-        *(ScoreCall, Move, Follow, Version, Recall, Gather, Save, Load, Spans),
+        *(ScoreCall, Move, Follow, Version, Recall, TellKnowledge, TakeUpKnowledge, Gather, Save, Load, Spans),
         *(Generate, Migrate, Halt, Forget, ForgetCall, End),
     )
 }

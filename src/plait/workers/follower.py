@@ -14,6 +14,7 @@ from plait.policy.turns import ALONE, Turn, next_turn
 from plait.schedule.work import Work, nothing
 from plait.workers.announcer import name_of
 from plait.workers.commands import Call, End, Upkeep, command_of
+from plait.workers.guess_knowledge import TakeUpKnowledge, TellKnowledge
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.rank_state import RankState
@@ -193,5 +194,5 @@ class FollowerLoop:
 
     def _upkeep(self, number: int, command: Upkeep) -> Work[None]:
         result = yield from self._rank_state.take(number, command)
-        if isinstance(command, Save | Spans):
+        if isinstance(command, Save | Spans | TellKnowledge | TakeUpKnowledge):
             self._answer(number, result.to_message())

@@ -32,6 +32,7 @@ from plait.policy.decode_ring import COSTS, GroupRule
 from plait.policy.step import Key, StepPlan
 from plait.speculation.acceptance import Learned
 from plait.speculation.counts import Counts
+from plait.speculation.knowledge import Knowledge
 from plait.workers.ranks import LEADER
 from plait.workers.step_links import Kind, OneToAll, StageLink, Waited
 
@@ -187,6 +188,14 @@ class DraftedByOne:
     def learn(self, learned: Learned) -> None:
         """See Speculates.learn."""
         self._own.learn(learned)
+
+    def knowledge(self) -> Knowledge | None:
+        """See Speculates.knowledge; None on ranks that are told drafts."""
+        return self._own.knowledge()
+
+    def take_up(self, knowledge: Knowledge) -> None:
+        """See Speculates.take_up."""
+        self._own.take_up(knowledge)
 
 
 class _Staged:

@@ -17,6 +17,7 @@ from plait.workers.announcer import Announcer
 from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
 from plait.workers.commands import End
+from plait.workers.guess_knowledge import GuessKnowledge
 from plait.workers.known_texts import KnownTexts
 from plait.workers.leader_weights import LeaderWeights
 from plait.workers.remote_engine import RemoteEngine
@@ -56,6 +57,7 @@ class WorkerGroup:
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
         self.known_texts = KnownTexts(announcer)
+        self.guess_knowledge = GuessKnowledge(announcer, num_ranks)
 
     def spans(self) -> list[Span]:
         """What all ranks recorded since the last time, on the leader's clock. What may leave the devices has."""

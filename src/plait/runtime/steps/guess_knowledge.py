@@ -1,0 +1,76 @@
+"""What engines have learned about guesses, kept beside a checkpoint: from its first step on a resumed run guesses as
+the one before it would have.
+
+It changes speed alone, so a checkpoint is whole without it: what is gone, damaged or of another version is passed over,
+and said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from plait.checkpoint.store import FileDigest, WriteParts
+from plait.errors import DataError
+from plait.file_form import FileForm
+from plait.output import write_file
+from plait.recipes.engine_checks import learns_of_guesses
+from plait.recipes.recipe import Recipe
+from plait.runtime.workers import Workers
+from plait.workers.guess_knowledge import Known
+
+NAME = "guesses.json"
+FORM = FileForm("guesses")
+
+
+def writing_parts(workers: Workers, recipe: Recipe) -> WriteParts:
+    """Writes what ranks have of a checkpoint and, where engines learn of guesses, NAME beside it: that is not in the
+    manifest."""
+
+    def write(folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
+        written = workers.checkpoint.save(folder)
+        if learns_of_guesses(recipe):
+            known = [each.model_dump(mode="json") for each in workers.guess_knowledge.told()]
+            record = {"format": FORM.format, "version": FORM.version, "engines": known}
+            write_file(folder / NAME, json.dumps(record) + "\n")
+        return written
+
+    return write
+
+
+def take_up_guesses(workers: Workers, recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> None:
+    """Let the engines of a resumed run know what stands beside its checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        tell: is told what does not hold any longer.
+    """
+    if not learns_of_guesses(recipe):
+        return
+    try:
+        notes = workers.guess_knowledge.take_up(read_known(folder / NAME))
+    except DataError as error:
+        notes = [f"all that was learned of them is learned anew: {error}"]
+    for note in notes:
+        tell(f"guesses of next tokens: {note}")
+
+
+def read_known(path: Path) -> list[Known]:
+    """What engines had learned.
+
+    Raises:
+        DataError: the file is not there, is of another kind or version, or damaged.
+    """
+    engines = FORM.parse(FORM.text_of(path), str(path)).get("engines")
+    if not isinstance(engines, list):
+        raise DataError(f"{path}: expected a list under `engines`, found {engines!r:.80}")
+    try:
+        return [Known.model_validate(each) for each in engines]
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: `{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from None

@@ -1,0 +1,88 @@
+"""What was learned of guesses stands beside a checkpoint that is whole without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.errors import DataError
+from plait.runtime.steps.guess_knowledge import NAME, read_known, take_up_guesses, writing_parts
+from plait.speculation.drafter import PoolDrafter
+from plait.speculation.knowledge import knowledge_of
+from plait.speculation.pool import least_bytes
+from plait.speculation.speculation import Speculation
+from plait.workers.guess_knowledge import Circumstances, Known
+
+CIRCUMSTANCES = Circumstances(
+    machine="a", device="cpu", ranks=1, threads=1, dtype="float32", exact=False, model="m", draft_model=None, tp=1, pp=1
+)
+
+
+def known() -> Known:
+    speculation = Speculation("adaptive", PoolDrafter(least_bytes()), clock=lambda: 0.0)
+    speculation.ledger.quiet(4, 100, 0.01)
+    knowledge = knowledge_of(speculation)
+    return Known(role="actor", instance=0, circumstances=CIRCUMSTANCES, knowledge=knowledge)
+
+
+class Workers:
+    """One rank, whose engine has learned something."""
+
+    def __init__(self) -> None:
+        self.checkpoint = SimpleNamespace(save=lambda folder: ({"masters": "its digest"}, {"counts": {}}))
+        self.guess_knowledge = self
+        self.taken: list[Any] = []
+
+    def told(self) -> list[Known]:
+        return [known()]
+
+    def take_up(self, known: list[Known]) -> list[str]:
+        self.taken += known
+        return ["rank 0 learns anew"]
+
+
+def test_it_stands_beside_the_checkpoint_and_comes_back(make_recipe: Any, tmp_path: Path) -> None:
+    workers: Any = Workers()
+    recipe = make_recipe(**{"dtype": "float32"})
+    digests, added = writing_parts(workers, recipe)(tmp_path)
+    assert (digests, added) == ({"masters": "its digest"}, {"counts": {}}), "the manifest has nothing of it"
+    said: list[str] = []
+    take_up_guesses(workers, recipe, tmp_path, said.append)
+    assert workers.taken == [known()]
+    assert said == ["guesses of next tokens: rank 0 learns anew"]
+
+
+@pytest.mark.parametrize("speculation", ["off", 4])
+def test_where_nothing_is_learned_nothing_is_kept(make_recipe: Any, tmp_path: Path, speculation: Any) -> None:
+    workers: Any = Workers()
+    recipe = make_recipe(**{"sampling.speculation": speculation})
+    writing_parts(workers, recipe)(tmp_path)
+    take_up_guesses(workers, recipe, tmp_path, workers.taken.append)
+    assert not workers.taken
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_gone_or_damaged_is_said_and_passed_over(make_recipe: Any, tmp_path: Path) -> None:
+    workers: Any = Workers()
+    recipe, path, said = make_recipe(**{"dtype": "float32"}), tmp_path / NAME, []
+    take_up_guesses(workers, recipe, tmp_path, said.append)
+    writing_parts(workers, recipe)(tmp_path)
+    whole = json.loads(path.read_text())
+    of_actor = whole["engines"][0]
+    path.write_text(json.dumps(whole)[:100])
+    take_up_guesses(workers, recipe, tmp_path, said.append)
+    path.write_text(json.dumps(whole | {"version": 2}))
+    take_up_guesses(workers, recipe, tmp_path, said.append)
+    path.write_text(json.dumps(whole | {"engines": [of_actor | {"role": 3}]}))
+    take_up_guesses(workers, recipe, tmp_path, said.append)
+    path.write_text(json.dumps(whole | {"engines": None}))
+    with pytest.raises(DataError, match="expected a list under `engines`, found None"):
+        read_known(path)
+    assert not workers.taken
+    assert all(line.startswith("guesses of next tokens: all that was learned of them is learned anew: ") for line in said)
+    ends = ("No such file or directory", "text that does not parse", "version 1, found 2", "`role`: expected a text")
+    assert [end in line for end, line in zip(ends, said, strict=True)] == [True] * 4, said
