@@ -23,6 +23,7 @@ from plait.runtime.api import run
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import prepare
+from plait.runtime.steps.guess_knowledge import NAME, read_known
 from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runs.placed_runs import GRPO, recipe_in, where
@@ -98,8 +99,11 @@ def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> N
 
 @pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
 @pytest.mark.parametrize("plan", slow_but([None], [None, "instances", "tp2"]))
-def test_a_run_by_default_is_the_run_without_to_the_bit(plan: str | None, place: Path, tiny_folder: Path) -> None:
-    """By the compiled forward, resumed in the middle; ranks with parts of a model guess nothing."""
+def test_a_run_by_default_is_the_run_without_to_the_bit(
+    plan: str | None, place: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the compiled forward, resumed in the middle, with what its engines had learned; ranks with parts of a model
+    guess nothing."""
     keys: dict[str, Any] = {"dtype": "float32", "sampling.max_response_tokens": 20, "checkpoint.every": 2}
     if plan is not None:
         keys |= where(place, f"default-{plan}", PLACES[plan])
@@ -107,7 +111,10 @@ def test_a_run_by_default_is_the_run_without_to_the_bit(plan: str | None, place:
     run(without)
     default = recipe_of(place, tiny_folder, f"default-{plan}", **keys)
     run(recipe_of(place, tiny_folder, f"default-{plan}", **keys | {"steps": 4}))
+    learned = {one.instance for one in read_known(Path(default.run_dir) / "checkpoints/step-4" / NAME)}
+    assert learned == {None: {0}, "instances": {0, 1}, "tp2": set()}[plan]
     run(default, resume=True)
+    assert "guesses of next tokens" not in capsys.readouterr().err
     assert_equal_runs(Path(default.run_dir), Path(without.run_dir), tolerance=0.0)
     told = {"perf/spec/drafted_steps" in row for row in read_rows(Path(default.run_dir) / "metrics.jsonl")}
     assert told == {plan != "tp2"}
@@ -173,6 +180,33 @@ def test_a_resumed_run_without_its_samples_has_lost_guesses_and_nothing_else(
     assert "perf/spec/acceptance_of_history" not in read_rows(Path(recipe.run_dir) / "metrics.jsonl")[-1]
     for path, text in texts.items():
         path.write_text(text)
+    assert_equal_runs(Path(recipe.run_dir), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [None, "instances", "tp2"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_engines_had_learned_is_taken_up_or_said_to_be_gone(
+    plan: str | None,
+    is_whole: bool,
+    place: Path,
+    tiny_folder: Path,
+    plain: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    keys: dict[str, Any] = {"sampling.speculation": "adaptive", "checkpoint.every": 2}
+    if plan is not None:
+        keys |= where(place, f"learned-{plan}", PLACES[plan])
+    recipe = recipe_of(place, tiny_folder, f"learned-{plan}-{is_whole}", **keys)
+    run(recipe_of(place, tiny_folder, f"learned-{plan}-{is_whole}", **keys, steps=4))
+    kept = Path(recipe.run_dir) / "checkpoints/step-4" / NAME
+    known = read_known(kept)
+    assert [one.instance for one in known] == ([0, 1] if plan == "instances" else [0])
+    assert all(one.knowledge.pace is not None and one.knowledge.pace.num_steps > 0 for one in known)
+    if not is_whole:
+        kept.write_text("{")
+    run(recipe, resume=True)
+    assert ("all that was learned of them is learned anew" in capfd.readouterr().err) != is_whole
     assert_equal_runs(Path(recipe.run_dir), plain)
 
 

@@ -38,7 +38,7 @@ class Circumstances(Settings):
         """Those of the instance of a role that this rank is in."""
         recipe, role_state = rank_state.recipe, rank_state.roles[role]
         assert role_state.instance is not None, f"role {role} does not generate on rank {rank_state.rank}"
-        layout = role_state.instance.layout
+        parallelism = role_state.instance.layout.parallelism
         return cls(
             machine=machine_name(recipe.device),
             device=recipe.device,
@@ -48,8 +48,8 @@ class Circumstances(Settings):
             exact=recipe.sampling.exact,
             model=role_state.role_model.name,
             draft_model=recipe.sampling.draft_model,
-            tp=layout.tp,
-            pp=layout.pp,
+            tp=parallelism.tp,
+            pp=parallelism.pp,
         )
 
     def differs(self, now: Circumstances) -> str:

@@ -22,6 +22,10 @@ CIRCUMSTANCES = Circumstances(
 )
 
 
+def recipe_of(speculation: str | int = "adaptive") -> Any:
+    return SimpleNamespace(sampling=SimpleNamespace(speculation=speculation))
+
+
 def known() -> Known:
     speculation = Speculation("adaptive", PoolDrafter(least_bytes()), clock=lambda: 0.0)
     speculation.ledger.quiet(4, 100, 0.01)
@@ -45,9 +49,9 @@ class Workers:
         return ["rank 0 learns anew"]
 
 
-def test_it_stands_beside_the_checkpoint_and_comes_back(make_recipe: Any, tmp_path: Path) -> None:
+def test_it_stands_beside_the_checkpoint_and_comes_back(tmp_path: Path) -> None:
     workers: Any = Workers()
-    recipe = make_recipe(**{"dtype": "float32"})
+    recipe = recipe_of()
     digests, added = writing_parts(workers, recipe)(tmp_path)
     assert (digests, added) == ({"masters": "its digest"}, {"counts": {}}), "the manifest has nothing of it"
     said: list[str] = []
@@ -57,18 +61,18 @@ def test_it_stands_beside_the_checkpoint_and_comes_back(make_recipe: Any, tmp_pa
 
 
 @pytest.mark.parametrize("speculation", ["off", 4])
-def test_where_nothing_is_learned_nothing_is_kept(make_recipe: Any, tmp_path: Path, speculation: Any) -> None:
+def test_where_nothing_is_learned_nothing_is_kept(tmp_path: Path, speculation: str | int) -> None:
     workers: Any = Workers()
-    recipe = make_recipe(**{"sampling.speculation": speculation})
+    recipe = recipe_of(speculation)
     writing_parts(workers, recipe)(tmp_path)
     take_up_guesses(workers, recipe, tmp_path, workers.taken.append)
     assert not workers.taken
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_gone_or_damaged_is_said_and_passed_over(make_recipe: Any, tmp_path: Path) -> None:
+def test_what_is_gone_or_damaged_is_said_and_passed_over(tmp_path: Path) -> None:
     workers: Any = Workers()
-    recipe, path, said = make_recipe(**{"dtype": "float32"}), tmp_path / NAME, []
+    recipe, path, said = recipe_of(), tmp_path / NAME, []
     take_up_guesses(workers, recipe, tmp_path, said.append)
     writing_parts(workers, recipe)(tmp_path)
     whole = json.loads(path.read_text())
