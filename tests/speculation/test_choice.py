@@ -28,7 +28,7 @@ def weighed(
 ) -> Weighed:
     guesses = Guesses(np.zeros(survival.shape, np.int32), lengths, np.zeros(survival.shape, np.int64), survival)
     prices = seconds_M1 - seconds_M1[0] if prices_M1 is None else prices_M1
-    how = {"room_s": math.inf, "share": 1.0, "more_s": 0.0} | how
+    how = {"room_s": math.inf, "share": 1.0, "more_s": 0.0, "look_s": math.inf} | how
     return weigh(guesses, seconds_M1, prices, **how)
 
 
@@ -80,6 +80,19 @@ def test_what_they_may_cost_and_what_they_are_expected_to_cost_must_both_be_cove
     prices = np.array([0.0, 0.1, 0.2, 1.0, 0.4, 0.5])
     assert weighed(seconds, prices_M1=prices, room_s=0.6).allowed_M1.tolist() == [True, True, True, False, True, True]
     assert [share_of(1), share_of(4), share_of(8)] == pytest.approx([0.6, 0.9, 0.95])
+
+
+@pytest.mark.parametrize(("room_s", "computed"), [(2.5, 2), (0.25, 1)])
+def test_with_little_left_a_lone_sample_stakes_less(room_s: float, computed: int) -> None:
+    """Two guesses gain 0.46, one 0.36, and each is right in half of the cases. Of 0.25 s, which one more try of two
+    guesses, at 0.05 + 0.2 s, would spend, to be ruined takes 0.5, after a wrong guess 0.5 ** (0.15 / 0.25), after two
+    wrong ones 0.5 ** (0.05 / 0.25): for 26 × 0.46 that is worth 2.0 with one, 0.8 with two. Of 2.5 s it is nothing."""
+    survival, seconds = np.array([[0.5, 0.25]]), np.array([1.0, 1.1, 1.2])
+    found = weighed(seconds, survival, np.array([2]), room_s=room_s, look_s=0.05)
+    assert found.best.lengths_B.tolist() == [computed]
+    assert found.best.gain == pytest.approx(1.75 / 1.2), "of the best, whatever is left"
+    many = weighed(seconds[[0, 1, 1, 1, 1]], np.full((4, 1), 0.5), np.ones(4, np.int64), room_s=room_s, look_s=0.05)
+    assert many.best.lengths_B.tolist() == [1] * 4
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**32 - 1))

@@ -12,6 +12,10 @@ import numpy as np
 
 from plait.compiled import njit
 
+STAKED = 2
+"""Guesses that later steps are taken to compute of what they find, where little is left to lose."""
+WAITED = 26.0
+"""Steps without guesses that follow when all of it is spent, of the 32 in which it may be lost."""
 FEW = 4.0
 """Rows up to which most of a step is taken to be the same for any: it reads weights."""
 
@@ -94,22 +98,46 @@ def _rank(survival_BK, lengths_B, samples_M, places_M, survival_M):
 
 
 @njit(nogil=True, error_model="numpy")
-def _most_per_second(survival_M, seconds_M1, num_samples, allowed_M1):
-    """(m ≤ M with the most expected tokens per second of those that are allowed, that against none, the most of all
-    against none); of equals the least m."""
-    tokens, best, best_gain, most_gain = float(num_samples), 0, 1.0, 1.0
+def _most_per_second(survival_M, seconds_M1, num_samples, allowed_M1, gains_M1):
+    """(m ≤ M with the most expected tokens per second of those that are allowed, the most of all against none); of
+    equals the least m. The last argument is written: tokens per second against none."""
+    tokens, best, gains_M1[0] = float(num_samples), 0, 1.0
     plain = tokens / max(seconds_M1[0], 1e-12)
     for at in range(len(survival_M)):
         tokens += survival_M[at]
-        gain = tokens / max(seconds_M1[at + 1], 1e-12) / plain
-        most_gain = max(most_gain, gain)
-        if allowed_M1[at + 1] and gain > best_gain:
-            best, best_gain = at + 1, gain
-    return best, best_gain, most_gain
+        gains_M1[at + 1] = tokens / max(seconds_M1[at + 1], 1e-12) / plain
+        if allowed_M1[at + 1] and gains_M1[at + 1] > gains_M1[best]:
+            best = at + 1
+    return best, gains_M1.max()
 
 
 @njit(nogil=True, error_model="numpy")
-def choose(survival_BK, lengths_B, seconds_M1, prices_M1, room_s, share, more_s, samples_M, allowed_M1):
+def _with_heed(best, survival_M, places_M, seconds_M1, allowed_M1, gains_M1, room_s, look_s):
+    """m ≤ best that gains most, when it is heeded what its price leaves for later.
+
+    With chance miss(m) nothing of the first m comes true, and their price is gone. Later ones, as good as the best of
+    these, all come to nothing until x is spent with chance ruin(x) = miss(best) ** (x / (look_s + price(STAKED))); who is
+    ruined goes without the gain of the best for WAITED steps. Whatever comes true gives all of it back. So m guesses
+    are worth gain(m) + WAITED (gain(best) - 1) (ruin(room) - miss(m) ruin(room - price(m)))."""
+    missed, misses_M1 = 1.0, np.ones(best + 1)
+    for at in range(best):
+        if places_M[at] == 0:
+            missed *= 1.0 - survival_M[at]
+        misses_M1[at + 1] = missed
+    each_s = look_s + seconds_M1[min(STAKED, len(survival_M))] - seconds_M1[0]
+    per_s = math.log(max(missed, 1e-12)) / max(each_s, 1e-12)
+    ruin, lost = math.exp(per_s * room_s), WAITED * (gains_M1[best] - 1.0)
+    chosen, most = 0, 1.0
+    for at in range(1, best + 1):
+        price_s = seconds_M1[at] - seconds_M1[0]
+        worth = gains_M1[at] + lost * (ruin - misses_M1[at] * math.exp(per_s * (room_s - price_s)))
+        if allowed_M1[at] and worth > most:
+            chosen, most = at, worth
+    return chosen
+
+
+@njit(nogil=True, error_model="numpy")
+def choose(survival_BK, lengths_B, seconds_M1, prices_M1, room_s, share, more_s, look_s, samples_M, allowed_M1):
     """Weigh all guesses at once; the last two arguments are written: the sample of each guess, the likeliest first, and
     how many of them may be computed.
 
@@ -119,19 +147,23 @@ def choose(survival_BK, lengths_B, seconds_M1, prices_M1, room_s, share, more_s,
         room_s: the largest price that is covered (`speculation.margin`).
         share: of it, that the guesses are expected to cost at most.
         more_s: that every step takes beside.
+        look_s: that each of the next guesses takes beside its rows; inf: nothing has to be left for them.
 
     Returns:
-        As `_most_per_second`.
+        m ≤ M to be computed, their expected tokens per second against none, the most of all against none.
     """
     num_samples, num_tokens = len(lengths_B), len(samples_M)
     places_M, survival_M = np.empty(num_tokens, np.int64), np.empty(num_tokens)
     _rank(survival_BK, lengths_B, samples_M, places_M, survival_M)
-    with_more_M1 = np.empty(num_tokens + 1)
+    with_more_M1, gains_M1 = np.empty(num_tokens + 1), np.empty(num_tokens + 1)
     for at in range(num_tokens + 1):
         expected_s = seconds_M1[at] - seconds_M1[0]
         allowed_M1[at] = at == 0 or (prices_M1[at] <= room_s and expected_s <= share * room_s)
         with_more_M1[at] = seconds_M1[at] + more_s
-    return _most_per_second(survival_M, with_more_M1, num_samples, allowed_M1)
+    best, most_gain = _most_per_second(survival_M, with_more_M1, num_samples, allowed_M1, gains_M1)
+    if best > 0 and look_s < np.inf:
+        best = _with_heed(best, survival_M, places_M, seconds_M1, allowed_M1, gains_M1, room_s, look_s)
+    return best, gains_M1[best], most_gain
 
 
 @njit(nogil=True, error_model="numpy")

@@ -56,7 +56,14 @@ class Weighed:
 
 
 def weigh(
-    guesses: Guesses, seconds_M1: FloatArray, prices_M1: FloatArray, *, room_s: float, share: float, more_s: float
+    guesses: Guesses,
+    seconds_M1: FloatArray,
+    prices_M1: FloatArray,
+    *,
+    room_s: float,
+    share: float,
+    more_s: float,
+    look_s: float,
 ) -> Weighed:
     """Which guesses pay (`draft_choice.choose`).
 
@@ -66,11 +73,21 @@ def weigh(
         room_s: that the margin covers.
         share: of it, that the guesses are expected to cost at most.
         more_s: that every step takes beside.
+        look_s: that each of the next guesses takes beside its rows; inf: nothing has to be left for them.
     """
     num_tokens = len(seconds_M1) - 1
     samples_M, allowed_M1 = np.empty(num_tokens, np.int64), np.empty(num_tokens + 1, bool)
     best, gain, most_gain = draft_choice.choose(
-        guesses.survival_BK, guesses.lengths_B, seconds_M1, prices_M1, room_s, share, more_s, samples_M, allowed_M1
+        guesses.survival_BK,
+        guesses.lengths_B,
+        seconds_M1,
+        prices_M1,
+        room_s,
+        share,
+        more_s,
+        look_s,
+        samples_M,
+        allowed_M1,
     )
     chosen = first(samples_M, best if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
     return Weighed(samples_M, allowed_M1, chosen)

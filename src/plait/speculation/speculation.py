@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -371,6 +372,7 @@ class Speculation:
             share=choice.share_of(num_samples) if wanted is None else 1.0,
             # What the model's guesses took, those of the next step will, too.
             more_s=0.0 if wanted is None else wanted.seconds,
+            look_s=self.looking.seconds if wanted is None else inf,
         )
         if probed := self.probes.more(num_samples, prices_M1 <= room_s):
             chosen = choice.first(weighed.samples_M, probed, num_samples)
