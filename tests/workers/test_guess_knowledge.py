@@ -1,5 +1,5 @@
-"""What engines have learned of guesses: each instance takes up what the one in its place knew, of its seconds what still
-holds. No processes."""
+"""What engines have learned of guesses: each instance takes up what the one in its place knew, of its seconds what
+still holds. No processes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_who_computes_otherwise_takes_up_acceptance_alone(monkeypatch: pytest.Mo
     assert notes == ["rank 0 learns anew what steps of actor take, as `tp` was 1 and is 2"]
     assert hits(drafts) == [0]
     assert drafts.speculation.cost.num_steps == 0
-    assert asked(rank_of(0, TWO, ignorant(), "bfloat16")).take_up(known)[0].endswith("`dtype` was float32 and is bfloat16")
+    (note,) = asked(rank_of(0, TWO, ignorant(), "bfloat16")).take_up(known)
+    assert note.endswith("`dtype` was float32 and is bfloat16")
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     assert f"`threads` was {threads} and is {threads + 1}" in asked(rank_of(0, TWO, ignorant())).take_up(known)[0]

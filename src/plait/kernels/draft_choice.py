@@ -116,8 +116,8 @@ def _with_heed(best, survival_M, places_M, seconds_M1, allowed_M1, gains_M1, roo
     """m ≤ best that gains most, when it is heeded what its price leaves for later.
 
     With chance miss(m) nothing of the first m comes true, and their price is gone. Later ones, as good as the best of
-    these, all come to nothing until x is spent with chance ruin(x) = miss(best) ** (x / (look_s + price(STAKED))); who is
-    ruined goes without the gain of the best for WAITED steps. Whatever comes true gives all of it back. So m guesses
+    these, all come to nothing until x is spent with chance ruin(x) = miss(best) ** (x / (look_s + price(STAKED))); who
+    is ruined goes without the gain of the best for WAITED steps. Whatever comes true gives all of it back. So m guesses
     are worth gain(m) + WAITED (gain(best) - 1) (ruin(room) - miss(m) ruin(room - price(m)))."""
     missed, misses_M1 = 1.0, np.ones(best + 1)
     for at in range(best):

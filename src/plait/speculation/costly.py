@@ -85,7 +85,8 @@ class LookedUp:
         found = nothing(num_samples)
         if guesses.num_tokens:
             seconds_M1 = cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
-            found = weigh(guesses, seconds_M1, np.zeros(len(seconds_M1)), room_s=inf, share=1.0, more_s=0.0, look_s=inf).best
+            free_M1 = np.zeros(len(seconds_M1))
+            found = weigh(guesses, seconds_M1, free_M1, room_s=inf, share=1.0, more_s=0.0, look_s=inf).best
         is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < found.lengths_B[:, None]
         return cls((guesses.survival_BK * is_taken_BK).sum(1), found.lengths_B, found.gain, cost, num_context, spent_s)
 
