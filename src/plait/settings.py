@@ -46,6 +46,19 @@ class Settings(BaseModel):
             _check(leaf, kinds, most)
         return value
 
+    def _check_read(self, switch: str, remedy: str, *keys: str) -> None:
+        """Raises ValueError where one of `keys`, which are read with `switch` alone, is set, but `switch` is off by
+        itself. Who states that it is off keeps them for another time.
+
+        Args:
+            remedy: how it is set.
+        """
+        if switch in self.model_fields_set or getattr(self, switch):
+            return
+        for key in keys:
+            if getattr(self, key) != type(self).model_fields[key].get_default():
+                raise ValueError(f"{key} is set, but has no effect without {switch}; set {remedy}")
+
 
 @lru_cache(maxsize=1024)
 def _kinds(annotation: Any) -> frozenset[type]:

@@ -103,13 +103,15 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
         ("critic.optimizer.lr", ": verl's `critic.optim.lr` is `critic.optimizer.learning_rate` here"),
         ("critic.optim.lr", ": verl's is `critic.optimizer.learning_rate` here"),
         ("n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
+        ("rollout.n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
+        ("batch_size", ": OpenRLHF's `rollout.batch_size` is `prompts_per_step` here"),
     ],
 )
 def test_answers(key: str, said: str) -> None:
     assert answer(key).startswith(said)
 
 
-@pytest.mark.parametrize("key", ["stepps", "n", "path", "model.name", "rollout", "x", "lora.lr"])
+@pytest.mark.parametrize("key", ["stepps", "n", "path", "model.name", "rollout", "x", "lora.lr", "options.gamma"])
 def test_what_is_nobodys_gets_no_answer(key: str) -> None:
     assert answer(key) == ""
 
@@ -124,6 +126,13 @@ def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> Non
     recipe.write_text("model: m\ndata:\n  source: s\n  train_files: f\n")
     with pytest.raises(ConfigError, match=r"^unknown key `data.train_files`: verl's is `data.source` here"):
         load_recipe(recipe)
+    recipe.write_text("model: m\nalgorithm: {adv_estimator: grpo}\n")
+    with pytest.raises(ConfigError, match=r"^`algorithm` is no section of keys: verl's `algorithm.adv_estimator` is"):
+        load_recipe(recipe)
+    with pytest.raises(ConfigError, match=r"^unknown key `algorithm.adv_estimator`: verl's is `algorithm` here"):
+        parse_overrides(["--algorithm.adv_estimator", "grpo"])
+    with pytest.raises(ConfigError, match=r"found `trainer.total_epochs=3`; did you mean `--trainer.total_epochs=3`\?"):
+        parse_overrides(["trainer.total_epochs=3"])
     with pytest.raises(
         ConfigError, match=r"^unknown key `options.epsilon_high`: TRL's `epsilon_high` is `options.clip"
     ):

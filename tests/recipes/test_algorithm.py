@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import BaseModel
 
-from plait.errors import FlowError
+from plait.errors import ConfigError, FlowError
 from plait.recipes.algorithm import load_flow, options_class, trace_algorithm
 
 if TYPE_CHECKING:
@@ -63,3 +63,10 @@ def test_options_that_have_no_class_are_named(tmp_path: Path, name: str, said: s
     with pytest.raises(FlowError, match=said):
         options_class(load_flow(f"{tmp_path}/flows.py:{name}"))
     assert options_class(load_flow(f"{tmp_path}/flows.py:without")) is None
+
+
+def test_an_option_of_another_algorithm_is_said_to_be_that() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown key `options.gamma`: it is one of ppo, safe_rlhf, and the"):
+        trace_algorithm(load_flow("grpo"), {"gamma": 0.9}, ROLES)
+    with pytest.raises(ConfigError, match=r"^unknown key `options.ofset`; did you mean `options.offset`\?$"):
+        trace_algorithm(flow, {"ofset": 1.0}, ROLES)

@@ -184,7 +184,7 @@ def test_malformed_options(tokens: list[str], message: str) -> None:
 
 def test_algorithm_options_are_checked_against_their_class() -> None:
     assert validate_options(GRPOOptions, {"clip_high": 0.28}).clip_high == 0.28
-    with pytest.raises(ConfigError, match=r"unknown key `options\.clip_hihg`; did you mean `clip_high`"):
+    with pytest.raises(ConfigError, match=r"unknown key `options\.clip_hihg`; did you mean `options\.clip_high`"):
         validate_options(GRPOOptions, {"clip_hihg": 0.28})
     with pytest.raises(ConfigError, match=r"key `options\.kl_estimator`"):
         validate_options(GRPOOptions, {"kl_estimator": "k9"})
@@ -194,6 +194,27 @@ def test_algorithm_options_are_checked_against_their_class() -> None:
 
     with pytest.raises(ConfigError, match=r"options\.depth` is missing"):
         validate_options(Own, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "switch"), [("lora.alpha", 16, "lora.rank"), ("evaluation.every", 5, "evaluation.items")]
+)
+def test_a_key_without_its_switch_is_refused_unless_that_is_said_to_be_off(key: str, value: int, switch: str) -> None:
+    section, name = key.split(".")
+    said = f"^key `{section}`: {name} is set, but has no effect without .*; set `{switch}` above 0$"
+    with pytest.raises(ConfigError, match=said):
+        load_recipe(None, [*BASE, (key, value)])
+    load_recipe(None, [*BASE, (key, value), (switch, 0)])
+    load_recipe(None, [*BASE, (key, value), (switch, 4)])
+
+
+def test_an_option_without_its_switch_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kl_in is set, but has no effect without kl_coef; set `options\.kl_coef`"):
+        validate_options(GRPOOptions, {"kl_in": "reward"})
+    with pytest.raises(ConfigError, match="overlong_penalty is set, but has no effect without overlong_buffer_tokens"):
+        validate_options(GRPOOptions, {"overlong_penalty": 2.0})
+    validate_options(GRPOOptions, {"kl_in": "reward", "kl_coef": 0})
+    validate_options(PPOOptions, {"kl_in": "loss", "kl_estimator": "k3"})
 
 
 def test_options_that_exclude_each_other_are_named_alone() -> None:

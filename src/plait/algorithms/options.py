@@ -64,6 +64,11 @@ class PolicyOptions(UpdateOptions):
     correction_high: float | None = Field(None, gt=0, description="largest weight of `correction`; null: the field's")
 
     @model_validator(mode="after")
+    def _check_kl_estimator(self) -> Self:
+        self._check_read("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
+        return self
+
+    @model_validator(mode="after")
     def _check_correction(self) -> Self:
         bounds = {"correction_low": self.correction_low, "correction_high": self.correction_high}
         stated = [name for name, value in bounds.items() if value is not None]
@@ -120,6 +125,7 @@ class KLInLossOptions(PolicyOptions):
 
     @model_validator(mode="after")
     def _check_weighing(self) -> Self:
+        self._check_read("kl_coef", "`options.kl_coef` above 0", "kl_in", "weigh_kl_by_ratio")
         if self.weigh_kl_by_ratio and self.kl_in is not KLPlace.LOSS:
             raise ValueError(
                 "weigh_kl_by_ratio is about the KL in the loss, but kl_in is reward; set `options.kl_in` to loss or "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plait.settings import Settings
 
@@ -21,6 +21,11 @@ class LoraSettings(Settings):
         "all-linear",
         description="names of the adapted linear layers, such as q_proj; all-linear: every one of the decoder layers",
     )
+
+    @model_validator(mode="after")
+    def _check_used(self) -> Self:
+        self._check_read("rank", "`lora.rank` above 0", "alpha", "target_modules")
+        return self
 
     @property
     def scaling(self) -> float:

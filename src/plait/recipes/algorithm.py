@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.recipes.keys import nearest
-from plait.recipes.recipe_file import validate_options
+from plait.recipes.recipe_file import option_names, validate_options
 from plait.rewards.loading import load_function
 from plait.user_code import UserCode, is_users, title_of
 
@@ -67,10 +68,17 @@ def trace_algorithm(
     if may_lag:
         options = cls.of_older_samples(options)
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
-        checked = None if cls is None else validate_options(cls, options)
+        said = partial(_said_of_others, title_of(flow))
+        checked = None if cls is None else validate_options(cls, options, said)
     if may_lag:
         checked.check_older_samples()
     return trace(flow, roles=roles, options=checked, name=name)
+
+
+def _said_of_others(flow: str, option: str) -> str:
+    """What to say of an option that the flow lacks: which built-in algorithms have it."""
+    having = [name for name in BUILT_IN if option in option_names(options_class(load_flow(name)) or object)]
+    return f": it is one of {', '.join(having)}, and the flow `{flow}` has none of that name" if having else ""
 
 
 def options_class(flow: Callable[..., Any]) -> type[Any] | None:

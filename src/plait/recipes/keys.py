@@ -40,7 +40,9 @@ def parse_overrides(
     while queue:
         token = queue.pop(0)
         if not token.startswith("--"):
-            raise ConfigError(f"expected `--key value`, found `{token}`; put quotes around a value with spaces")
+            option = token.lstrip("+-")
+            remedy = f"did you mean `--{option}`?" if "=" in option else "put quotes around a value with spaces"
+            raise ConfigError(f"expected `--key value`, found `{token}`; {remedy}")
         name, separator, value = token[2:].partition("=")
         if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
             raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
@@ -66,6 +68,8 @@ def _annotation(key: str) -> Any:
         if info is None:
             raise unknown_key(key)
         section = section_of(info.annotation)
+        if rest and section is None and get_origin(info.annotation) is not dict and answer(key):
+            raise unknown_key(key)
         if section is None or not rest:
             return None if section or rest else info.annotation
         model, first, *rest = section, *rest

@@ -64,7 +64,8 @@ def _entries(group: list[dict[str, Any]]) -> tuple[OtherName, ...]:
 
 
 def answer(key: str, value: Any = None) -> str:
-    """What to say of an unknown key that is another system's, to be put behind `unknown key …`; empty where it is none.
+    """What to say of an unknown key that is another system's, to be put behind `unknown key …`; empty where it is none,
+    or where it is ours of the same name.
 
     Args:
         key: dotted; of a recipe's `options` with that before it.
@@ -74,6 +75,8 @@ def answer(key: str, value: Any = None) -> str:
     if entry_of_leaf is None:
         return ""
     system, name, entry = entry_of_leaf
+    if entry.keys == (key,) and not isinstance(value, Mapping):
+        return ""  # ours of the same name, which is not known in this place
     place = "" if name == key else f" `{name}`"
     page = f" (docs/coming-from-{system.id}.md)"
     if not entry.keys:

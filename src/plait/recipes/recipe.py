@@ -60,6 +60,8 @@ class EvaluationSettings(Settings):
 
     @model_validator(mode="after")
     def _check_samples(self) -> Self:
+        read = ("every", "temperature", "samples_per_prompt", "pass_at", "functions")
+        self._check_read("items", "`evaluation.items` above 0", *read)
         if self.samples_per_prompt > 1 and self.temperature == 0:
             raise ValueError(
                 f"samples_per_prompt is {self.samples_per_prompt}, but at temperature 0 all answers to a prompt are "

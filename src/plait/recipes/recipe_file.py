@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -140,6 +140,9 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
                 _checked(item, element, f"{prefix}{name}.{place}.") if isinstance(item, Mapping) else item
                 for place, item in enumerate(value)
             ]
+        elif isinstance(value, Mapping) and get_origin(info.annotation) is not dict:
+            if said := answer(f"{prefix}{name}", value):
+                raise ConfigError(f"`{prefix}{name}` is no section of keys{said}")
         elif takes_list(info.annotation) and not isinstance(value, list | tuple | Mapping | None):
             value = value if value in choices(info.annotation) else [value]
         checked[name] = value
@@ -167,19 +170,28 @@ def _required_in(key: str) -> str:
     return f"{key}.{names[0]}" if names else key
 
 
-def validate_options(cls: type[Any], options: Mapping[str, Any]) -> Any:
+def option_names(cls: type[Any]) -> tuple[str, ...]:
+    """The keys of a class of options, a pydantic model or a dataclass; none where they are not known."""
+    return tuple(getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {}))
+
+
+def validate_options(
+    cls: type[Any], options: Mapping[str, Any], elsewhere: Callable[[str], str] = lambda name: ""
+) -> Any:
     """Build an algorithm's options from the recipe's `options` section, errors named as `options.KEY`.
+
+    Args:
+        elsewhere: what to say of an unknown option that other algorithms have; empty where none has.
 
     Raises:
         ConfigError: a key is unknown, missing or ill-typed.
     """
     from pydantic import TypeAdapter
 
-    names = list(getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", {}))
+    names = [f"options.{name}" for name in option_names(cls)]
     for name in options:
-        if names and name not in names:
-            near = answer(f"options.{name}") or nearest(name, names)
-            raise ConfigError(f"unknown key `options.{name}`{near}")
+        if names and (key := f"options.{name}") not in names:
+            raise ConfigError(f"unknown key `{key}`{answer(key) or elsewhere(name) or nearest(key, names)}")
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:

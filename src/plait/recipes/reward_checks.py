@@ -33,6 +33,11 @@ def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str)
         unread = {key: why for key in RewardSettings.model_fields if key != "model"}
     elif settings.model is None:
         unread = {"model_weight": f"`{role}.model` is not"}
+    of_task = {"task", "well_formed"} & set(settings.functions or (() if alone else ("task",)))
+    if scores and "task" not in of_task:
+        unread["partial_credit"] = f"`task` is not among `{role}.functions`"
+    if scores and not of_task:
+        unread["answer"] = f"neither `task` nor `well_formed` is among `{role}.functions`"
     if alone:
         unread |= {"weights": f"they are of `{role}.functions`, of which there are none (see `{role}.model_weight`)"}
     for key, why in unread.items():

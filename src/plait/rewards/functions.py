@@ -29,9 +29,12 @@ class RewardFunction:
 
 
 def reward_functions(
-    functions: Sequence[str | RewardCallable], weights: Sequence[float] = ()
+    functions: Sequence[str | RewardCallable], weights: Sequence[float] = (), *, key: str = "reward.functions"
 ) -> tuple[RewardFunction, ...]:
     """Paths and picklable callables as reward functions; weights default to 1.
+
+    Args:
+        key: of the recipe that names them.
 
     Raises:
         ConfigError: a path has no valid form or names no file, a callable cannot be sent to a worker, or the number of
@@ -40,11 +43,11 @@ def reward_functions(
     if weights and len(weights) != len(functions):
         raise ConfigError(f"`reward.weights` has {len(weights)} numbers for {len(functions)} functions; give one each")
     if not functions:
-        raise ConfigError("`reward.functions` is empty; name at least one function")
+        raise ConfigError(f"`{key}` is empty; name at least one function")
     made: list[RewardFunction] = []
     for function, weight in zip(functions, weights or [1.0] * len(functions), strict=True):
         if isinstance(function, str):
-            file, name = split_path(function)
+            file, name = split_path(function, key=key)
             target: str | bytes = f"{os.path.abspath(file)}:{name}" if file.endswith(".py") else f"{file}:{name}"
         else:
             name, target = _name_of(function), _pickled(function)
@@ -54,8 +57,8 @@ def reward_functions(
     return tuple(made)
 
 
-def functions_of(settings: RewardSettings, *, task: str | None) -> tuple[RewardFunction, ...]:
-    """The functions that the settings name. `task` is the reasoning_gym task of the data, None for a file.
+def functions_of(settings: RewardSettings, *, task: str | None, role: str = "reward") -> tuple[RewardFunction, ...]:
+    """The functions that the settings of a role name. `task` is the reasoning_gym task of the data, None for a file.
 
     Raises:
         ConfigError: `task` or `well_formed` is asked for, or nothing is named, and the data are no task's.
@@ -68,12 +71,12 @@ def functions_of(settings: RewardSettings, *, task: str | None) -> tuple[RewardF
         if task is None:
             stated = f"names `{name}`" if settings.functions else "is empty"
             raise ConfigError(
-                f"`reward.functions` {stated}, but `data.source` is a file and no reasoning_gym:TASK; "
+                f"`{role}.functions` {stated}, but `data.source` is a file and no reasoning_gym:TASK; "
                 "name a function of yours: FILE.py:FUNCTION or package.module:function"
             )
         where = settings.answer
         resolved.append(TaskReward(where, settings.partial_credit) if name == "task" else WellFormed(where))
-    return reward_functions(resolved, settings.weights)
+    return reward_functions(resolved, settings.weights, key=f"{role}.functions")
 
 
 _NAMES: dict[type, str] = {TaskReward: "task", WellFormed: "well_formed"}

@@ -213,7 +213,8 @@ def outline(
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
-    judges = reward_functions(recipe.evaluation.functions) if recipe.evaluation.functions else ()
+    key = "evaluation.functions"
+    judges = reward_functions(recipe.evaluation.functions, key=key) if recipe.evaluation.functions else ()
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
     models = role_models(dataflow, recipe)
@@ -285,4 +286,4 @@ def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunctio
     settings = recipe.reward if role == "reward" else recipe.cost
     if "score" not in flow.call_kinds(role) or (settings.model is not None and not settings.functions):
         return ()
-    return functions_of(settings, task=recipe.data.task)
+    return functions_of(settings, task=recipe.data.task, role=role)
