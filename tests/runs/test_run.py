@@ -185,6 +185,15 @@ def test_own_flow_and_reward_from_python(make_recipe: MakeRecipe, monkeypatch: p
     assert "my_flow.py:best_of_group" in stored, "the run can be resumed from the command line"
 
 
+def test_keys_from_python_are_laid_over_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: m\ndata: {source: d}\nsampling: {max_running: 2}\noptions: {kl_coef: 0.1, epochs: 2}\n")
+    monkeypatch.setattr("plait.runtime.api.run", lambda recipe, **_: recipe)
+    recipe: Any = plait.train(path, sampling={"temperature": 0.5}, options={"epochs": 3})
+    assert (recipe.sampling.max_running, recipe.sampling.temperature) == (2, 0.5)
+    assert recipe.options == {"kl_coef": 0.1, "epochs": 3}
+
+
 def test_a_step_that_is_asked_to_stop_is_finished_and_saved(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     undisturbed = make_recipe(steps=6, run_dir=str(tmp_path / "whole"))
     run(undisturbed)

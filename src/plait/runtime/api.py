@@ -68,7 +68,8 @@ def train(
         reward: `FILE.py:FUNCTION`, `package.module:function`, or a function defined at the top level of a file.
         resume: continue the run in `run_dir`.
         trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
-        keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's.
+        keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's, as
+            `options` are.
 
     Returns:
         The outcome; of several stages that of the last one that ran.
@@ -196,9 +197,12 @@ def path_of(function: Callable[..., Any]) -> str:
 
 
 def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict) and name != "options" and not name.endswith(".parameters"):
-        return [pair for key, child in value.items() for pair in _flatten(f"{name}.{key}", child)]
-    return [(name, value)]
+    """(dotted key, value) of a key: of a section those of its keys, of options too; what these hold is one value."""
+    if not isinstance(value, dict) or name.endswith(".parameters"):
+        return [(name, value)]
+    if name.rpartition(".")[2] == "options":
+        return [(f"{name}.{key}", child) for key, child in value.items()]
+    return [pair for key, child in value.items() for pair in _flatten(f"{name}.{key}", child)]
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:
