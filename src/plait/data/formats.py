@@ -145,13 +145,12 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
             RowKind.PAIRS: ("chosen", "rejected"),
         }
         missing = [name for name in needed_columns[kind] if name not in present]
-        near = next(
-            (hint for name in missing if (hint := nearest(name, sorted(present - set(needed_columns[kind]))))), ""
-        )
+        others = sorted(present - {"prompt", *needed_columns[kind]})
+        misspelt = [(near[0], name) for name in missing if (near := difflib.get_close_matches(name, others, n=1))]
+        renamed = "`{}` to `{}`".format(*misspelt[0]) if misspelt else "the columns of `data.source`"
         raise DataError(
             f"{place}: {kind} need the columns {_WANTED[kind]}; found "
-            f"{', '.join(f'`{name}`' for name in columns if name in present) or 'no column'}{near}; "
-            "rename the columns of `data.source`"
+            f"{', '.join(f'`{name}`' for name in columns if name in present) or 'no column'}; rename {renamed}"
         )
     for name, completion in zip(names, parts.completions, strict=True):
         _check_completion(parts.prompt, completion, name, place)
