@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import LEAST_GAIN, Weighed, first, share_of, weigh
+from plait.speculation.choice import LEAST_GAIN, Room, Weighed, first, share_of, weigh
 from plait.speculation.drafter import Guesses
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost, non_negative_fit
@@ -28,8 +28,9 @@ def weighed(
 ) -> Weighed:
     guesses = Guesses(np.zeros(survival.shape, np.int32), lengths, np.zeros(survival.shape, np.int64), survival)
     prices = seconds_M1 - seconds_M1[0] if prices_M1 is None else prices_M1
-    how = {"room_s": math.inf, "share": 1.0, "more_s": 0.0, "look_s": math.inf} | how
-    return weigh(guesses, seconds_M1, prices, **how)
+    how = {"room_s": math.inf, "share": 1.0, "look_s": math.inf, "more_s": 0.0} | how
+    room = Room(how["room_s"], how["share"], how["look_s"])
+    return weigh(guesses, seconds_M1, prices, room, more_s=how["more_s"])
 
 
 def test_the_likeliest_stand_first_and_of_equals_those_that_come_earlier() -> None:

@@ -16,7 +16,7 @@ from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.schedule.dispatch import Clock
 from plait.schedule.timeline import Span
-from plait.workers.guess_knowledge import Known
+from plait.speculation.knowledge import Known
 
 
 class CheckpointParts(Protocol):

@@ -12,6 +12,8 @@ Shapes: B samples, K tokens of a guess, M guessed tokens, the likeliest first.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +45,23 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What guesses may lose."""
+
+    covered_s: float
+    """The largest price that the margin covers."""
+    share: float = 1.0
+    """Of it, that guesses are expected to cost at most."""
+    look_s: float = inf
+    """What each later look takes, for whose guesses something should be left; inf: nothing should."""
+
+    @classmethod
+    def of(cls, covered_s: float, num_samples: int, look_s: float) -> Self:
+        """For so many samples, who are guessed for again and again."""
+        return cls(covered_s, share_of(num_samples), look_s)
+
+
+@dataclass(frozen=True)
 class Weighed:
     """All guesses of a batch, weighed at once."""
 
@@ -56,24 +75,14 @@ class Weighed:
 
 
 def weigh(
-    guesses: Guesses,
-    seconds_M1: FloatArray,
-    prices_M1: FloatArray,
-    *,
-    room_s: float,
-    share: float,
-    more_s: float,
-    look_s: float,
+    guesses: Guesses, seconds_M1: FloatArray, prices_M1: FloatArray, room: Room, *, more_s: float = 0.0
 ) -> Weighed:
     """Which guesses pay (`draft_choice.choose`).
 
     Args:
         seconds_M1: of a step with the first 0 … M guesses.
         prices_M1: what these guesses may cost at most, if none comes true.
-        room_s: that the margin covers.
-        share: of it, that the guesses are expected to cost at most.
         more_s: that every step takes beside.
-        look_s: that each of the next guesses takes beside its rows; inf: nothing has to be left for them.
     """
     num_tokens = len(seconds_M1) - 1
     samples_M, allowed_M1 = np.empty(num_tokens, np.int64), np.empty(num_tokens + 1, bool)
@@ -82,10 +91,10 @@ def weigh(
         guesses.lengths_B,
         seconds_M1,
         prices_M1,
-        room_s,
-        share,
+        room.covered_s,
+        room.share,
         more_s,
-        look_s,
+        room.look_s,
         samples_M,
         allowed_M1,
     )

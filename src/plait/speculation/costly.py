@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from plait.kernels.draft_lookup import CELLS, DEPTHS, MODEL, NUM_CONFIDENCES
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import LEAST_GAIN, nothing, share_of, weigh
+from plait.speculation.choice import LEAST_GAIN, Room, nothing, share_of, weigh
 from plait.speculation.drafter import Asked, CostlyDrafter, Guesses
 from plait.speculation.ledger import Ledger
 from plait.speculation.pool import FloatArray, IntArray
@@ -85,8 +85,7 @@ class LookedUp:
         found = nothing(num_samples)
         if guesses.num_tokens:
             seconds_M1 = cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
-            free_M1 = np.zeros(len(seconds_M1))
-            found = weigh(guesses, seconds_M1, free_M1, room_s=inf, share=1.0, more_s=0.0, look_s=inf).best
+            found = weigh(guesses, seconds_M1, np.zeros(len(seconds_M1)), Room(inf)).best
         is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < found.lengths_B[:, None]
         return cls((guesses.survival_BK * is_taken_BK).sum(1), found.lengths_B, found.gain, cost, num_context, spent_s)
 

@@ -109,6 +109,39 @@ class Knowledge(Settings):
         return self.model_copy(update={"pace": None})
 
 
+class Circumstances(Settings):
+    """What the seconds of an engine's steps depend on."""
+
+    machine: str
+    device: str
+    ranks: int
+    """Of the run: those of a machine share its memory."""
+    threads: int
+    dtype: str
+    exact: bool
+    model: str
+    draft_model: str | None
+    tp: int
+    pp: int
+
+    def differs(self, now: Circumstances) -> str:
+        """What is otherwise now, in words; nothing: all is as it was."""
+        for name in type(self).model_fields:
+            if (before := getattr(self, name)) != (other := getattr(now, name)):
+                return f"`{name}` was {before} and is {other}"
+        return ""
+
+
+class Known(Settings):
+    """What an instance of a role had learned."""
+
+    role: str
+    instance: int
+    """Its place among those of the role."""
+    circumstances: Circumstances
+    knowledge: Knowledge
+
+
 def knowledge_of(speculation: Speculation) -> Knowledge:
     """What `adaptive` speculation has learned. What it still has to conclude from that it concludes first, so that who
     goes on and who takes it up decide alike."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from math import inf
 from typing import Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from plait.kernels import draft_lookup
 from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
 from plait.speculation import choice
 from plait.speculation.acceptance import Acceptance
-from plait.speculation.choice import Choice
+from plait.speculation.choice import Choice, Room
 from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
@@ -364,16 +363,10 @@ class Speculation:
         prices_M1 = self.cost.most(rows_M1, num_context) - plain_s
         self._least_price_s = float(prices_M1[1])
         room_s = self.margin.room_s(plain_s, once_s=looks_s + sum(self._stakes))
-        weighed = choice.weigh(
-            guesses,
-            seconds_M1,
-            prices_M1,
-            room_s=room_s,
-            share=choice.share_of(num_samples) if wanted is None else 1.0,
-            # What the model's guesses took, those of the next step will, too.
-            more_s=0.0 if wanted is None else wanted.seconds,
-            look_s=self.looking.seconds if wanted is None else inf,
-        )
+        room = Room.of(room_s, num_samples, self.looking.seconds) if wanted is None else Room(room_s)
+        # What the model's guesses took, those of the next step will, too.
+        more_s = 0.0 if wanted is None else wanted.seconds
+        weighed = choice.weigh(guesses, seconds_M1, prices_M1, room, more_s=more_s)
         if probed := self.probes.more(num_samples, prices_M1 <= room_s):
             chosen = choice.first(weighed.samples_M, probed, num_samples)
         else:

@@ -12,10 +12,9 @@ import pytest
 from plait.errors import DataError
 from plait.runtime.steps.guess_knowledge import NAME, read_known, take_up_guesses, writing_parts
 from plait.speculation.drafter import PoolDrafter
-from plait.speculation.knowledge import knowledge_of
+from plait.speculation.knowledge import Circumstances, Known, knowledge_of
 from plait.speculation.pool import least_bytes
 from plait.speculation.speculation import Speculation
-from plait.workers.guess_knowledge import Circumstances, Known
 
 CIRCUMSTANCES = Circumstances(
     machine="a", device="cpu", ranks=1, threads=1, dtype="float32", exact=False, model="m", draft_model=None, tp=1, pp=1

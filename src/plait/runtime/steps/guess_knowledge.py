@@ -21,7 +21,7 @@ from plait.output import write_file
 from plait.recipes.engine_checks import learns_of_guesses
 from plait.recipes.recipe import Recipe
 from plait.runtime.workers import Workers
-from plait.workers.guess_knowledge import Known
+from plait.speculation.knowledge import Known
 
 NAME = "guesses.json"
 FORM = FileForm("guesses")
