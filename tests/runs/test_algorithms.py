@@ -230,7 +230,7 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path, n
         (
             "rloo",
             {"normalise_advantages": True},
-            r"unknown key `options\.normalise_advantages`; did you mean `options\.normal",
+            r"unknown key `options\.normalise_adv.*`; did you mean `options\.normal",
         ),
         ("rloo", {"kl_in": "loss", "kl_coef": 0.1}, r"kl_in: loss with kl_estimator: k1 has no effect"),
         ("remax", {"kl_in": "loss"}, r"unknown key `options\.kl_in`"),

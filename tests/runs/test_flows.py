@@ -224,6 +224,12 @@ def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> N
         ("sft", {"evaluation.temperature": 1.0}, r"`evaluation\.temperature` is set, but .* generates nothing"),
         ("ppo", {"data.max_example_tokens": 9}, r"`data\.max_example_tokens` is set, but the flow `ppo` reads prompts"),
         ("reward_model", {"reward.functions": ["x.py:f"]}, r"`reward\.functions` is set, but .* as a model; remove it"),
+        ("ppo", {"reward.answer": "number"}, r"`reward\.answer` is set, but neither `task` nor `well_formed` is among"),
+        (
+            "ppo",
+            {"evaluation.items": 1, "evaluation.functions": ["no.py:f"]},
+            r"`evaluation\.functions`: the file `no\.py` does not exist",
+        ),
         ("ppo", {"reward.model_weight": 2.0}, r"`reward\.model_weight` is set, but `reward\.model` is not"),
         (
             "ppo",
