@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from plait.cli import main
 from plait.cost.hardware import Link
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profile_path, save_profile
+from plait.cost.measured import stopwatch
+from plait.cost.measured import work as work_of_profile
 from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import Pair
 from plait.cost.measured.measuring import by_layer, measure
+from plait.cost.measured.sizes import sizes_of
 from plait.cost.measured.stopwatch import in_rounds
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
@@ -28,6 +33,7 @@ from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
 from plait.schedule.plan import Mode
 from tests.cost.test_model_costs import HEAD, SHAPE, a_flow, elements
+from tests.models.tiny import tiny_model
 
 PROFILE = Profile(
     machine="a machine, 2 cores",
@@ -218,7 +224,7 @@ def test_what_is_measured_is_measured_by_turns() -> None:
         "a": {(1,): work("a1", (9, 9), (1, 6), (2, 5), (3, 4)), (2,): work("a2", *[(1, 1)] * 4)},
         "b": {(1,): work("b1", *[(0, 0)] * 4)},
     }
-    measured = in_rounds(families, time.monotonic() + 60)
+    measured = in_rounds(families, 60.0)
     assert measured == {"a": {(1,): (2, 5), (2,): (1, 1)}, "b": {(1,): (0, 0)}}
     assert order == 4 * ["a1", "a2", "b1"]
 
@@ -226,13 +232,52 @@ def test_what_is_measured_is_measured_by_turns() -> None:
 def test_no_round_and_no_further_size_begins_after_the_time() -> None:
     calls: list[int] = []
     sizes = {(size,): lambda size=size: (calls.append(size), (float(len(calls)),))[1] for size in (1, 2, 3)}
-    assert in_rounds({"a": sizes}, time.monotonic() - 1) == {"a": {(1,): (3,), (2,): (4,)}}, "two of each, once more"
+    assert in_rounds({"a": sizes}, -1.0) == {"a": {(1,): (3,), (2,): (4,)}}, "two of each, once more"
     assert calls == [1, 2, 1, 2]
 
 
 def test_what_is_compiled_at_the_first_call_is_not_measured() -> None:
     seconds = iter([5.0, 0.1])
-    assert in_rounds({"a": {(1,): lambda: (next(seconds),)}}, time.monotonic() + 60, rounds=1) == {"a": {(1,): (0.1,)}}
+    assert in_rounds({"a": {(1,): lambda: (next(seconds),)}}, 60.0, rounds=1) == {"a": {(1,): (0.1,)}}
+
+
+def test_where_first_calls_compile_for_long_the_time_begins_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first call of each of three sizes takes 30 s, later ones 1 s: all are measured, and in 2 s two rounds more."""
+    now, calls = [0.0], []
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def work(size: int) -> tuple[float]:
+        now[0] += 30.0 if size not in calls else 1.0
+        calls.append(size)
+        return (float(size),)
+
+    sizes = {(size,): partial(work, size) for size in (1, 2, 3)}
+    assert in_rounds({"a": sizes}, 2.0, compiles=True) == {"a": {(1,): (1,), (2,): (2,), (3,): (3,)}}
+    assert calls == 2 * [1, 2, 3]
+
+
+def test_a_size_that_has_no_room_is_left_out() -> None:
+    def work(size: int) -> tuple[float]:
+        if size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (float(size),)
+
+    sizes = {(size,): partial(work, size) for size in (1, 2, 3)}
+    assert in_rounds({"a": sizes}, 60.0, rounds=1) == {"a": {(1,): (1,), (2,): (2,)}}
+
+
+def test_rows_of_a_gpu_reach_to_those_of_a_micro_batch() -> None:
+    for quick in (False, True):
+        sizes = sizes_of("cuda", quick=quick)
+        assert sizes.rows[-1] == sizes.back[-1] == 16_384, "what follows from fewer are launches"
+        assert all(sizes.rows[0] < tokens < sizes.rows[-1] for tokens in sizes.held_out_rows)
+
+
+def test_an_engine_that_is_measured_has_room_for_its_samples_alone() -> None:
+    """8 samples of 20 tokens to come after a prompt of 100, and one more, in blocks of 16: a GPU takes it as a whole,
+    however many positions the model has."""
+    engine = work_of_profile._engine(tiny_model("llama", dtype=torch.float32), 8, 100, 20)
+    assert engine.state.limits.num_blocks == 9 * 8
 
 
 def on_two(profile: Profile, layout: Layout, call: str = "ref.logprobs"):

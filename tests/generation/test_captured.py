@@ -514,4 +514,14 @@ def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_on_a_cpu_there_are_none() -> None:
     assert engine_of(tiny_model("llama", dtype=torch.float32)).state.forward.module.captured is None
-    assert device_attention.paged_attention is not None
+
+
+@pytest.mark.parametrize(("dtype", "captures"), [(torch.bfloat16, True), (torch.float32, True), (torch.float64, False)])
+def test_what_the_kernel_of_a_gpu_computes_is_captured(
+    dtype: torch.dtype, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64 attention asks for numbers: to find that out layers would be compiled for nothing."""
+    monkeypatch.setattr(device_attention, "AVAILABLE", True)
+    model = tiny_model("llama", dtype=dtype)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert (ModuleForward.of(model).captured is not None) == captures

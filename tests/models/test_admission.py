@@ -11,7 +11,7 @@ import torch
 
 from plait.errors import ModelError
 from plait.models import admission
-from plait.models.compute import cpu_linear
+from plait.models.compute import cpu_linear, row_attention
 from plait.models.language_loading import from_module
 from tests.cases import slow_but
 from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
@@ -136,6 +136,13 @@ def test_a_window_that_is_not_the_stated_one_is_noticed() -> None:
     model.config.sliding_window = 100
     with pytest.raises(ModelError, match="layer 0 attends with window 200, its configuration states 100"):
         admission.self_check(model, "it")
+
+
+def test_no_kernel_is_compiled_to_admit_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose kernel of training is proven when it is first used."""
+    monkeypatch.setattr(row_attention, "has_kernel", lambda kind: True)
+    monkeypatch.setattr(row_attention, "is_proven", lambda *of: pytest.fail("it is compiled"))
+    from_module(tiny("llama", dtype=torch.float32), None, "float32")
 
 
 def test_an_unknown_dtype_names_the_known_ones() -> None:

@@ -38,11 +38,13 @@ class ModuleForward:
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
         self._weights = tuple(model.module.parameters())
-        alone = model.device.type == "cuda" and model.team.all.size == 1
+        self._by_kernel = self._attention is device_attention.paged_attention
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
-        self.captured = CapturedSteps(ways, self.addresses) if alone else None
-        """The steps that are replayed in place of `plainly`; None: on a CPU, and of parts of a model."""
+        captures = model.device.type == "cuda" and self._by_kernel and model.team.all.size == 1
+        self.captured = CapturedSteps(ways, self.addresses) if captures else None
+        """The steps that are replayed in place of `plainly`; None: on a CPU, of parts of a model, and in float64, whose
+        attention asks the device for numbers."""
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS, computes: Computes | None = None) -> Self:
@@ -79,8 +81,7 @@ class ModuleForward:
             return self._logits(batch, context)
 
     def _context(self, batch: RaggedBatch, pool: KVPool) -> RaggedContext:
-        takes_chunks = self._attention is device_attention.paged_attention
-        return RaggedContext(pool, batch, self._attention, takes_chunks=takes_chunks)
+        return RaggedContext(pool, batch, self._attention, takes_chunks=self._by_kernel)
 
     def _logits(self, batch: RaggedBatch, context: AttentionContext) -> Tensor | None:
         with self._packed.applied():

@@ -8,7 +8,9 @@ Checks (a) and (b) need the configuration only, so that a dry run already makes 
 (c) self-check: at load, a few tokens packed with shared prompts through our attention against the family's own eager
     forward of every sample by itself, with the same weights; and every decoder layer calls our attention exactly
     once, with the window that the configuration states (the few tokens themselves would not reach far enough back).
-    Then the gradients of some of the weights, through both forwards as training runs them.
+    Then the gradients of some of the weights, through both forwards as training runs them. Attention is in pieces on
+    every device: a kernel has a proof of its own, against these, when it is first used (`compute.row_attention`), and
+    a model that only generates does not wait until one is compiled.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from plait.errors import ModelError
 from plait.models.compute import cpu_linear
 from plait.models.compute.attention import ATTENTION, PackedContext
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.compute.row_attention import pieces_plan
 from plait.models.files.pretrained import code_refusal, needs_code
 from plait.models.shape import config_fields
 from plait.models.working_weights import wildcard
@@ -182,13 +185,13 @@ def _check_gradients(
     model: CheckedModel, name: str, batch: PackedBatch, samples: list[list[int]], places: list[int]
 ) -> None:
     """Compare the gradients of one random combination of the logits, packed and eager."""
-    compared = compared_parameters(model.module)
+    compared, context = compared_parameters(model.module), PackedContext(batch, planned=pieces_plan)
     required = [(param, param.requires_grad) for param in model.module.parameters()]
     try:
         for param in compared.values():
             param.requires_grad_(True)
         with _guarded(model, name, "training forward or backward"), torch.enable_grad(), cpu_linear.everywhere():
-            packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch)))
+            packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, context))
             packed = _gradients(packed_TV[places], compared)
             eager = _gradients(_eager_logits(model, samples), compared)
     finally:
@@ -230,7 +233,7 @@ class _Recorder(PackedContext):
     """A PackedContext that remembers which layer attended with which window."""
 
     def __init__(self, batch: PackedBatch) -> None:
-        super().__init__(batch)
+        super().__init__(batch, planned=pieces_plan)
         self.calls: list[tuple[int, int | None]] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:

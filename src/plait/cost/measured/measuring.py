@@ -7,7 +7,6 @@ their speed within minutes, and a forecast is made of many quantities.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
 from plait.cost.measured.links import measure_links
 from plait.cost.measured.rates import COPIED_BYTES
+from plait.cost.measured.sizes import Sizes, sizes_of
 from plait.cost.measured.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_of
 from plait.cost.measured.work import (
     backward_s,
@@ -45,21 +45,11 @@ from plait.models.shape import ModelShape
 FEW, MANY, MOST = 1, 3, 9
 """Layers of the two models that are measured: FEW, and MANY to MOST, as fit into MANY_BYTES."""
 MANY_BYTES = 1 << 30
-ROW_TOKENS, BACK_TOKENS = (16, 64, 512), (64, 512)
-PROMPT_TOKENS = (64, 512)
-PRODUCT_ROWS = (16, 64, 256, 1024)
-DECODED = ((1, 64), (1, 512), (8, 64), (8, 512), (32, 64), (32, 512))
-"""Samples, tokens of context of each."""
-DECODED_BY_LAYERS = ((1, 64), (8, 64), (8, 512), (32, 64), (32, 512))
-"""The same, of layers that are not compiled for decoding, as those of a part of a model."""
-HELD_OUT_TOKENS, HELD_OUT_DECODE = (128, 256), ((4, 256), (16, 128))
-"""Sizes that are measured to be foretold."""
-QUICK_ROW_TOKENS, QUICK_DECODED = (16, 256), ((1, 64), (16, 64), (16, 512))
-QUICK_BY_LAYERS = ((1, 64), (16, 64))
 QUICK_ERROR = 0.2
 """The error of a profile of few sizes, as nothing was measured to tell it."""
 BUDGET_S = 60.0
-"""Further sizes and rounds are not begun once so much has passed; what must be measured comes on top."""
+"""Further sizes and rounds are not begun once so much has passed; what must be measured comes on top, and on a GPU all
+of a first round, in which torch compiles for a minute or so."""
 SHARED_S = 15.0
 """Rows are not measured whose layers, shared by two processes, would take longer in all rounds."""
 MOST_PACKED = 1e12
@@ -83,9 +73,9 @@ def measure(
             `QUICK_ERROR`.
     """
     torch.set_num_threads(threads)
-    models = Models.of(name, config, dtype, device)
-    until = time.monotonic() + BUDGET_S
-    measured = in_rounds(_works(models, quick=quick), until, rounds=1 if quick else ROUNDS)
+    models, sizes = Models.of(name, config, dtype, device), sizes_of(device, quick=quick)
+    works, compiles = _works(models, sizes), device == "cuda"
+    measured = in_rounds(works, BUDGET_S, rounds=1 if quick else ROUNDS, compiles=compiles)
     copy_rate = 2 * COPIED_BYTES / measured["copying"][ALONE][0]
     least_s = ModelWork(models.shape, dtype, 1).read(1) / copy_rate
     forward, backward, prompts, decode, by_layers = (
@@ -124,7 +114,7 @@ def measure(
         contention=links.contention if device == "cpu" else 1.0,
         error=0.0,
     )
-    return profile.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(profile, models)})
+    return profile.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(profile, models, sizes)})
 
 
 @dataclass(frozen=True)
@@ -160,24 +150,23 @@ class Models:
         return num_bytes / seconds if seconds > num_bytes / MOST_PACKED else None
 
 
-def _works(models: Models, *, quick: bool) -> dict[str, dict[Size, Work]]:
+def _works(models: Models, sizes: Sizes) -> dict[str, dict[Size, Work]]:
     """All that is measured by turns."""
     device = models.few.device.type
-    rows, back = (QUICK_ROW_TOKENS, QUICK_ROW_TOKENS) if quick else (ROW_TOKENS, BACK_TOKENS)
     most = models.shape.max_positions - response_tokens(models.shape.max_positions) - 1
-    prompts = dict.fromkeys(min(tokens, most) for tokens in PROMPT_TOKENS)
+    prompts = dict.fromkeys(min(tokens, most) for tokens in sizes.prompts)
     decoded, by_layers = (
-        tuple(dict.fromkeys((samples, min(context, most)) for samples, context in sizes))
-        for sizes in ((QUICK_DECODED, QUICK_BY_LAYERS) if quick else (DECODED, DECODED_BY_LAYERS))
+        tuple(dict.fromkeys((samples, min(context, most)) for samples, context in steps))
+        for steps in (sizes.decoded, sizes.by_layers)
     )
     return {
         "copying": {ALONE: partial(_copy_s, device)},
-        "forward": {(tokens,): partial(models.row, forward_s, tokens) for tokens in rows},
+        "forward": {(tokens,): partial(models.row, forward_s, tokens) for tokens in sizes.rows},
         "prompts": {(tokens,): partial(models.step, prompt_s, tokens) for tokens in prompts},
         "decode": {size: partial(models.step, decode_s, *size) for size in decoded},
         "decode by layers": {size: partial(models.step, decode_by_layers_s, *size) for size in by_layers},
-        "backward": {(tokens,): partial(models.row, backward_s, tokens) for tokens in back},
-        "products": {(tokens,): partial(_product_s, models.few, models.shape, tokens) for tokens in PRODUCT_ROWS},
+        "backward": {(tokens,): partial(models.row, backward_s, tokens) for tokens in sizes.back},
+        "products": {(tokens,): partial(_product_s, models.few, models.shape, tokens) for tokens in sizes.products},
         "packing": {ALONE: lambda: (packing_s(models.many),)},
         "optimizer": {ALONE: lambda: (optimizer_s(models.few),)},
     }
@@ -247,15 +236,15 @@ def _copy_s(device: str) -> Seconds:
     return (seconds_of(lambda: target.copy_(source), device),)
 
 
-def _held_out_error(profile: Profile, models: Models) -> float:
+def _held_out_error(profile: Profile, models: Models, sizes: Sizes) -> float:
     """Error of forwards and decoding steps of the larger model, foretold by the profile."""
     model, layers, errors = models.many, models.layers, []
-    for tokens in HELD_OUT_TOKENS:
+    for tokens in sizes.held_out_rows:
         if tokens < profile.forward[-1][0]:
             foretold = layers * profile.layer_s(tokens) + profile.head_s(tokens)
             errors.append(abs(foretold / forward_s(model, tokens) - 1))
     longest = max(context for _, context, _ in profile.decode)
-    few = [size for size in HELD_OUT_DECODE if size[0] <= profile.decode[-1][0] and size[1] <= longest]
+    few = [size for size in sizes.held_out_decoded if size[0] <= profile.decode[-1][0] and size[1] <= longest]
     for samples, context in few:
         foretold = layers * profile.decode_s(samples, samples * context) + profile.drawing_s(samples)
         errors.append(abs(foretold / decode_s(model, samples, context) - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from statistics import median
 
 import torch
@@ -23,18 +24,23 @@ Work = Callable[[], Seconds]
 
 
 def in_rounds(
-    families: Mapping[str, Mapping[Size, Work]], until: float, *, rounds: int = ROUNDS
+    families: Mapping[str, Mapping[Size, Work]], within_s: float, *, rounds: int = ROUNDS, compiles: bool = False
 ) -> dict[str, dict[Size, Seconds]]:
     """Medians of what works measure by turns: each round has all of them, so that where the machine is fast for half a
     minute it is so for each.
 
     Args:
         families: sizes from the least to the largest. Two of each are measured at least, larger ones unless one took
-            `LONG_S` or the time is up.
-        until: of `time.monotonic()`; a second round, and further ones, do not begin after it.
+            `LONG_S`, the time is up, or a GPU has no room for one.
+        within_s: a second round, and further ones, do not begin later.
         rounds: 1 or more, beside a first one, which warms up: what it calls may be compiled there.
+        compiles: it is, for long: how long a first call takes says nothing of its size, so the first round has all of
+            them, and the time begins behind it.
     """
-    measured = {name: _first_round(works, until) for name, works in families.items()}
+    until = time.monotonic() + within_s
+    measured = {name: _first_round(works, inf if compiles else until) for name, works in families.items()}
+    if compiles:
+        until = time.monotonic() + within_s
     for number in range(rounds):
         if number > 0 and time.monotonic() > until:
             break
@@ -45,13 +51,19 @@ def in_rounds(
 
 
 def _first_round(works: Mapping[Size, Work], until: float) -> dict[Size, list[Seconds]]:
-    """Each size that is measured, once."""
+    """Each size that is measured, once; without an end all that there is room for."""
     taken: dict[Size, list[Seconds]] = {}
     for size, work in works.items():
         started = time.monotonic()
-        taken[size] = [work()]
+        try:
+            taken[size] = [work()]
+        except torch.OutOfMemoryError:
+            if len(taken) < LEAST_SIZES:
+                raise
+            break
         ended = time.monotonic()
-        if len(taken) >= LEAST_SIZES and (ended - started > LONG_S or ended > until):
+        is_late = ended > until or (ended - started > LONG_S and until < inf)
+        if len(taken) >= LEAST_SIZES and is_late:
             break
     return taken
 

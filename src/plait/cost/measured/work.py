@@ -19,6 +19,7 @@ from plait.kernels.noise import NoiseKey
 from plait.models.files.pretrained import new_module
 from plait.models.language_loading import from_module
 from plait.models.language_model import LanguageModel
+from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings
 
@@ -132,15 +133,20 @@ def response_tokens(positions: int) -> int:
 
 
 def _begun(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
-    """An engine that has computed the prompt, and packed the weights if responses are long enough for that."""
+    """An engine that has computed the prompt, and packed the weights if responses are long enough for that. On a GPU it
+    has captured the step that follows, too: a new engine does it once, for some ten times what the step takes."""
     engine = _engine(model, samples, context, tokens)
     _begin(engine, samples, context, tokens)
+    if model.device.type != "cpu":
+        engine.step()
     return engine
 
 
 def _engine(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
+    """With room for these samples alone: a GPU's pool is taken as a whole, and models may have many positions."""
     settings = {
         "max_running": samples,
+        "kv_tokens": (samples + 1) * num_blocks_for(context + tokens + 1) * BLOCK_TOKENS,
         "max_response_tokens": tokens,
         "max_prefill_tokens": context + 1,
         "speculation": "off",

@@ -94,11 +94,19 @@ class PackedContext:
 
     Args:
         kv_sink: receives (layer, key [Hkv, T, D], value [Hkv, T, E]) of every layer, e.g. to fill a KV pool.
+        planned: makes the plans.
     """
 
-    def __init__(self, batch: PackedBatch, kv_sink: Callable[[int, Tensor, Tensor], None] | None = None) -> None:
+    def __init__(
+        self,
+        batch: PackedBatch,
+        kv_sink: Callable[[int, Tensor, Tensor], None] | None = None,
+        *,
+        planned: Callable[[PackedBatch, Tensor, Tensor, Tensor, AttentionForm], RowPlan] = row_plan,
+    ) -> None:
         self.batch = batch
         self.kv_sink = kv_sink
+        self._planned = planned
         self._plans: dict[int | None, RowPlan] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
@@ -107,5 +115,5 @@ class PackedContext:
         if self.kv_sink is not None:
             self.kv_sink(layer, key, value)
         if form.window not in self._plans:
-            self._plans[form.window] = row_plan(self.batch, query, key, value, form)
+            self._plans[form.window] = self._planned(self.batch, query, key, value, form)
         return self._plans[form.window].attend(query, key, value, form)

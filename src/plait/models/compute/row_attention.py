@@ -68,6 +68,11 @@ def row_plan(batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor, form
     )
     if has_kernel(kind) and is_proven(kind):
         return FlexPlan.of(batch, form.window)
+    return pieces_plan(batch, query, key, value, form)
+
+
+def pieces_plan(batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> RowPlan:
+    """As `row_plan`, in pieces on every device: nothing is compiled for it."""
     return plan(batch, query.shape[0], form.window, query.dtype)
 
 
