@@ -35,6 +35,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,10 +46,10 @@ from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
 LIMITS: Mapping[str, int] = {
-    "tests": 90,
+    "tests": 150,
     "tokens": 180,
     "decode": 240,
-    "vllm": 180,
+    "vllm": 120,
     "training": 180,
     "predicted": 450,
     "grpo": 60,
@@ -101,6 +102,11 @@ def unready(is_tiny: bool) -> str | None:
 
     if not is_tiny and not torch.cuda.is_available():
         return "expected a CUDA device, found none; `--tiny` runs on a CPU"
+    for module, package in needed.items():
+        try:
+            import_module(module)
+        except ImportError as error:  # brought along without what it needs itself: each part would say so by itself
+            return f"expected {package} to be imported, found: {error}"
     return None
 
 

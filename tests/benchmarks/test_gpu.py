@@ -194,6 +194,18 @@ def test_what_plait_needs_is_asked_for_before_any_part(
     assert "found no pyyaml, gguf; `pip install` them" in capfd.readouterr().err
 
 
+def test_what_lacks_something_itself_is_named_before_any_part(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(module: str) -> None:
+        raise ImportError("No module named 'typing_inspection'")
+
+    monkeypatch.setattr(gpu, "import_module", fails)
+    monkeypatch.setattr(gpu, "NEEDED", {"pydantic": "pydantic"})
+    assert gpu.main(["--tiny", "--parts", "decode"]) == 2
+    assert "expected pydantic to be imported, found: No module named 'typing_inspection'" in capfd.readouterr().err
+
+
 def test_what_is_asked_for_is_what_plait_depends_on(gpu: ModuleType) -> None:
     project = tomllib.loads((BENCHMARKS.parent / "pyproject.toml").read_text())["project"]
     assert set(gpu.NEEDED.values()) == {re.split("[>=<]", one)[0] for one in project["dependencies"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -211,12 +211,12 @@ def asked_sizes(monkeypatch: pytest.MonkeyPatch) -> set[Size]:
     return sizes
 
 
-def assert_same(found: dict[str, Sample], expected: dict[str, Sample]) -> None:
+def assert_same(found: Mapping[Any, Sample], expected: Mapping[Any, Sample]) -> None:
     assert found.keys() == expected.keys()
-    for uid, sample in found.items():
-        assert (sample.token_ids, sample.finish_reason) == (expected[uid].token_ids, expected[uid].finish_reason)
+    for key, sample in found.items():
+        assert (sample.token_ids, sample.finish_reason) == (expected[key].token_ids, expected[key].finish_reason)
         torch.testing.assert_close(
-            torch.tensor(sample.logprobs), torch.tensor(expected[uid].logprobs), atol=1e-4, rtol=0
+            torch.tensor(sample.logprobs), torch.tensor(expected[key].logprobs), atol=1e-4, rtol=0
         )
 
 
@@ -510,6 +510,22 @@ def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None
     engine.add(request_of(0, num_samples=count, sampling=Sampling(max_tokens=3, stop_token_ids=())))
     assert len(list(drain(engine))) == count
     assert Again.made == []
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_replays_on_a_gpu_say_what_a_cpu_says(family: str) -> None:
+    """The kernel of attention, fused layers and graphs, all of them real."""
+    engine = engine_of(tiny_model(family, dtype=torch.float32, device="cuda"), max_running=6, max_prefill_tokens=20)
+    found = drained(engine)
+    assert_same(
+        found, drained(engine_of(tiny_model(family, dtype=torch.float32), max_running=6, max_prefill_tokens=20))
+    )
+    steps = engine.state.forward.module.captured
+    assert steps is not None
+    assert steps.refusals == {}
+    assert len(steps.sizes) > 1
 
 
 def test_on_a_cpu_there_are_none() -> None:

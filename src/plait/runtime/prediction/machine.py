@@ -16,8 +16,9 @@ from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
 
-MEASURE_S = 120.0
-"""After which a run goes on without having measured: by what is kept, or conservative numbers."""
+MEASURE_S = {"cpu": 120.0, "cuda": 300.0}
+"""After which a run goes on without having measured, by what is kept, or conservative numbers. On a GPU torch compiles
+for a minute or two of it."""
 
 
 def machine_of(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[ClusterSpec, Calibration]:
@@ -54,12 +55,13 @@ def threads_of(recipe: Recipe, devices: int) -> int:
 
 def _measure(recipe: Recipe, threads: int) -> str:
     """In a process of its own: nothing of it stays here. Why it failed, or nothing."""
+    within_s = MEASURE_S[recipe.device]
     choices = ("--model", recipe.model, "--dtype", recipe.dtype.value, "--device", recipe.device)
     command = [sys.executable, "-m", "plait", "profile", *choices, "--threads", str(threads), "--quick"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MEASURE_S)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within_s)
     except subprocess.TimeoutExpired:
-        return f"`plait profile` took more than {MEASURE_S:.0f} s"
+        return f"`plait profile` took more than {within_s:.0f} s"
     except OSError as error:
         return f"`plait profile` could not be started: {error}"
     lines = done.stderr.strip().splitlines()
