@@ -55,6 +55,11 @@ class RunError(PlaitError, RuntimeError):
     """A run that had started had to stop."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error of a library says; its kind where it says nothing, as a bare assertion."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def cause_of(error: BaseException) -> str:
     """What an error of a library says first: one sentence, without the place in its sources that some begin with."""
     text = str(error).splitlines()[0] if str(error) else repr(error)

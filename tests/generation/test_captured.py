@@ -494,14 +494,27 @@ def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.M
     assert "of their size off" in steps.refusals["plain"]
 
 
-def test_what_cannot_be_captured_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (RuntimeError("operation not permitted when stream is capturing\nmore"), "operation not permitted when stream"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_what_cannot_be_captured_is_computed_plainly(
+    error: Exception, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler may raise anything, with a message or without."""
+
     def broken(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Again, Tensor]:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        raise error
 
     engine, steps = captured_engine(monkeypatch, by=broken, max_running=4)
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=8)))
     assert len(list(drain(engine))) == 4
-    assert steps.refusals == {"plain": "cannot be captured: operation not permitted when stream is capturing"}
+    assert list(steps.refusals) == ["plain"]
+    assert steps.refusals["plain"].startswith(f"cannot be captured: {cause}")
+    assert "more" not in steps.refusals["plain"]
 
 
 def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from plait.data.packed import PackedBatch, pack
+from plait.errors import first_line
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.flex_plan import SMALLEST_HEAD, FlexPlan, Kernel
 from plait.models.compute.packed_attention import plan
@@ -88,7 +89,7 @@ def is_proven(kind: Attention, kernel: Kernel | None = None) -> bool:
     try:
         error = error_of(kind, kernel)
     except Exception as raised:  # torch's compiler may raise anything
-        why = f"cannot be compiled here ({type(raised).__name__}: {str(raised).strip().splitlines()[0]:.200})"
+        why = f"cannot be compiled here ({type(raised).__name__}: {first_line(raised):.200})"
     else:
         if error <= LARGEST_ERROR[kind.dtype]:
             return True
