@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import plait
+from tests.parsed import tree
 
 SOURCES = Path(plait.__file__).parent
 TENSOR = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
@@ -52,11 +53,6 @@ class Found:
         """A class may say it of all its methods: every call raises …, reading … raises …."""
         of_all = " raises " in self.says_of_class
         return f"{self.says}\n{self.says_of_class}" if of_all else self.says
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def public_functions() -> Iterator[Found]:

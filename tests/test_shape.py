@@ -11,6 +11,7 @@ from pathlib import Path
 
 import plait
 from plait.recipes.keys import describe_keys
+from tests.parsed import tree
 
 SOURCES = Path(plait.__file__).parents[1]
 TESTS = Path(__file__).parent
@@ -61,11 +62,6 @@ def files() -> dict[str, Path]:
 def modules() -> dict[str, Path]:
     """By name; the files of packages, which say what is in them, are left out."""
     return {name: path for name, path in files().items() if path.name != "__init__.py"}
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def imports(path: Path, known: frozenset[str], *, typed: bool) -> set[str]:

@@ -139,7 +139,10 @@ def test_samples_spread_evenly_by_hand(imported: Callable[[str], ModuleType]) ->
     ("arguments", "said"),
     [
         (["plans_measured.py", "--parts", "settings", "--steps", "1"], "peak memory: mean"),
-        (["plans_measured.py", "--parts", "plans", "--steps", "1"], "`plan: auto` finds `found`, "),
+        *(
+            (["plans_measured.py", "--parts", "plans", "--algorithms", name, "--steps", "1"], "`plan: auto` finds")
+            for name in ("grpo", "ppo")
+        ),
         (["stage_fusion.py", "--distributions", "1", "--steps", "2", "--shares", "0.5", "--tokens", "12"], "ceiling"),
         (["sample_reallocation.py", "--instances", "4", "--distributions", "1", "--tokens", "12"], "lengths 1"),
     ],
