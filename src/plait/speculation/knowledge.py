@@ -153,7 +153,7 @@ def knowledge_of(speculation: Speculation) -> Knowledge:
         cells=tuple(cells.tolist()),
         trials=tuple(trials_C[cells].tolist()),
         hits=tuple(hits_C[cells].tolist()),
-        model_confidences=None if costly is None else costly.shares_GKC.tolist(),
+        model_confidences=None if costly is None else tuple(tuple(map(tuple, of)) for of in costly.shares_GKC.tolist()),
         num_guessed=0 if costly is None else costly.num_guessed,
         model_pays=costly is not None and costly.pays,
         pace=_pace_of(speculation),
