@@ -111,11 +111,17 @@ def test_once_taught_it_is_as_fast_as_the_best_fixed_length(curve: str, num_samp
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("curve", "chance", "share"),
-    [("CPU", 0.5, 0.9), ("CPU", 0.7, 0.91), ("CPU with a matrix unit", 0.7, 0.94), ("GPU", 0.7, 0.87), ("GPU", 0.8, 0.9)],
+    [
+        ("CPU", 0.5, 0.9),
+        ("CPU", 0.7, 0.91),
+        ("CPU with a matrix unit", 0.7, 0.94),
+        ("GPU", 0.7, 0.87),
+        ("GPU", 0.8, 0.9),
+    ],
 )
 def test_a_lone_sample_heeds_what_its_guesses_leave_to_later_ones(curve: str, chance: float, share: float) -> None:
-    """In the mean of six draws, which differ by 0.2: after some wrong guesses in a row it has none for 32 steps. Of what
-    is covered the most tokens per second had 0.88, 0.89, 0.91, 0.84 and 0.88."""
+    """In the mean of six draws, which differ by 0.2: after some wrong guesses in a row it has none for 32 steps. Most
+    tokens per second of what is covered came to 0.88, 0.89, 0.91, 0.84 and 0.88."""
     assert np.mean([taught(1, chance, curve, seed)[0] for seed in range(6)]) >= share
 
 
