@@ -7,11 +7,17 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from plait.kernels.scalar_intrinsics import I32, I64, integer
-from plait.kernels.vector_intrinsics import V32B, V32H, ZERO, Emit, emitted, lane_halves, lane_pairs
+from plait.kernels.scalar_intrinsics import I32, I64, has_wide_registers, integer
+from plait.kernels.vector_intrinsics import V32B, V32H, ZERO, Emit, Operand, emitted, lane_halves, lane_pairs
 
 WEIGHTED_ROWS = 4
 """Most rows of one `weighted` call."""
+
+WEIGHTED_COLUMNS = (64, 32) if has_wide_registers() else (16, 16)
+"""Columns of a `weighted` call, and where the values have no multiple of so many."""
+
+_SCORED_KEYS = 16 if has_wide_registers() else 4
+"""Keys whose scores are summed at a time."""
 
 KEYS = 16
 """Tokens of a block of the pool, as `scores` and `weighted` read it."""
@@ -47,14 +53,19 @@ def scores(typingctx, like, query, keys, size, scale, out):
         width = builder.mul(num_elements, integer(emit.element_bytes))
         key_ats = [emit.at(keys_at, builder.mul(width, integer(key))) for key in range(KEYS)]
 
-        def part(index: Any, totals: list[Any]) -> list[Any]:
-            query_part = emit.operand(emit.at(query_at, index))
-            return [
-                emit.multiply_add(total, query_part, emit.operand(emit.at(key_at, index)))
-                for total, key_at in zip(totals, key_ats, strict=True)
-            ]
+        def scored(key_ats: list[Any]) -> list[Any]:
+            def part(index: Any, totals: list[Any]) -> list[Any]:
+                query_part = emit.operand(emit.at(query_at, index))
+                return [
+                    emit.multiply_add(total, query_part, emit.operand(emit.at(key_at, index)))
+                    for total, key_at in zip(totals, key_ats, strict=True)
+                ]
 
-        totals = emit.loop(integer(0), width, 64, [ZERO] * KEYS, part)
+            return emit.loop(integer(0), width, 64, [ZERO] * len(key_ats), part)
+
+        totals: list[Any] = []
+        for first in range(0, KEYS, _SCORED_KEYS):
+            totals += scored(key_ats[first : first + _SCORED_KEYS])
         emit.store(builder.fmul(_summed(emit, totals), emit.splat(factor)), out_at)
 
     return types.void(like, *[types.int64] * 3, types.float32, types.int64), emitted(body)
@@ -64,8 +75,11 @@ _LOW = [8 * lane + place for lane in range(4) for place in (0, 32, 1, 33, 2, 34,
 _HIGH = [place + 4 for place in _LOW]
 
 
-def two_keys(emit: Emit, value_at: Any, row_bytes: Any, num_vectors: int) -> list[Any]:
+def two_keys(emit: Emit, value_at: Any, row_bytes: Any, num_vectors: int) -> list[Operand]:
     """Operands whose pairs are the values of two adjacent keys; 32 columns make two, in the order of `unmixed`."""
+    if emit.splits:
+        ats = [emit.at(value_at, 32 * number) for number in range(num_vectors)]
+        return [(emit.widened(emit.at(at, row_bytes)), emit.widened(at)) for at in ats]
     operands = []
     for at in range(0, num_vectors * 32, 64):
         first = emit.load(emit.at(value_at, at), V32H)
@@ -77,6 +91,8 @@ def two_keys(emit: Emit, value_at: Any, row_bytes: Any, num_vectors: int) -> lis
 
 def unmixed(emit: Emit, totals: list[Any]) -> list[Any]:
     """The 16-column vectors of the totals of `two_keys`, in their order."""
+    if emit.splits:
+        return totals
     lanes = [*range(4), *range(16, 20), *range(4, 8), *range(20, 24)]
     out = []
     for low, high in zip(totals[::2], totals[1::2], strict=True):
@@ -106,7 +122,7 @@ def weighted(
     """out [rows, columns] = probs [rows, keys] · values [keys, columns], the keys in the blocks of a table.
 
     Args:
-        rows: 1 … WEIGHTED_ROWS. columns: 32 or 64.
+        rows: 1 … WEIGHTED_ROWS. columns: of WEIGHTED_COLUMNS.
         next_table, next_values: what the next call will read, asked for meanwhile.
         probs: of the first key of the first block. probs, table, values and out are addresses; steps in bytes.
         table: address of the block ids (int32); those of number first … stop − 1 are read.
@@ -153,7 +169,8 @@ def weighted(
                     emit.store_rounded(total, at)
 
         wanted = builder.add(builder.mul(num_rows, integer(10)), builder.sdiv(num_columns, integer(16)))
-        choices = [10 * count + vectors for count in range(1, WEIGHTED_ROWS + 1) for vectors in (2, 4)]
+        widths = sorted({columns // 16 for columns in WEIGHTED_COLUMNS})
+        choices = [10 * count + vectors for count in range(1, WEIGHTED_ROWS + 1) for vectors in widths]
         emit.cases(wanted, choices, case)
 
     return types.void(like, *[types.int64] * 14), emitted(body)

@@ -38,7 +38,7 @@ AVAILABLE = compiled.AVAILABLE
 if AVAILABLE:
     from plait.kernels.scalar_intrinsics import exp, larger, narrow, of_ordered, ordered, supported, widen
 
-    AVAILABLE = supported()[1]
+    AVAILABLE = supported()
 
 
 Array = Any

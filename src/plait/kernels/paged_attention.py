@@ -26,12 +26,12 @@ from plait.kernels.paged_call import PagedCall
 try:
     from numba import carray
 
-    from plait.kernels.attention_intrinsics import KEYS, WEIGHTED_ROWS, ask, scores, weighted
+    from plait.kernels.attention_intrinsics import KEYS, WEIGHTED_COLUMNS, WEIGHTED_ROWS, ask, scores, weighted
     from plait.kernels.matrix_attention import ATTENDED_ROWS, attend_by_unit
     from plait.kernels.scalar_intrinsics import matrix_units, narrow, pointer, supported, widen
     from plait.kernels.scores import LOWEST, seen_blocks, to_shares
 except ImportError:
-    KEYS, WEIGHTED_ROWS, ATTENDED_ROWS = 16, 4, 16
+    KEYS, WEIGHTED_COLUMNS, WEIGHTED_ROWS, ATTENDED_ROWS = 16, (64, 32), 4, 16
 
 
 Array = Any
@@ -42,7 +42,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 def fast(dtype: torch.dtype) -> bool:
     """Whether this CPU has the vector instructions for a dtype."""
-    return AVAILABLE and dtype in (torch.float32, torch.bfloat16) and supported()[dtype == torch.bfloat16]
+    return AVAILABLE and dtype in (torch.float32, torch.bfloat16) and supported()
 
 
 def by_matrix_unit(dtype: torch.dtype) -> bool:
@@ -104,7 +104,7 @@ def attend(
     num_shared = num_heads // num_key_heads
     width = like.itemsize
     key_bytes, value_bytes = KEYS * key_size * width, KEYS * value_size * width
-    columns = 64 if value_size % 64 == 0 else 32
+    columns = WEIGHTED_COLUMNS[0] if value_size % WEIGHTED_COLUMNS[0] == 0 else WEIGHTED_COLUMNS[1]
     total_E = np.empty(value_size, np.float32)
     for sample in range(len(held_S)):
         first_row, stop_row = max(starts_S1[sample], row_start), min(starts_S1[sample + 1], row_stop)

@@ -10,11 +10,12 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from plait.kernels.scalar_intrinsics import integer
+from plait.kernels.scalar_intrinsics import has_bfloat16, has_wide_registers, integer
 from plait.kernels.vector_intrinsics import V16F, V16I, Emit, emitted, lane_pairs
 
-TILE_ROWS = 14
-"""Most rows of a tile: 28 accumulators, two vectors of weights and the broadcasts fill the 32 registers."""
+TILE_ROWS = (14, 14 if has_bfloat16() else 12) if has_wide_registers() else (6, 4)
+"""Most rows of a tile in float32 and in bfloat16. Of 32 registers two vectors of weights, the broadcasts and 28
+accumulators take all, 24 where pairs are split; of 16, two for a vector, 12 and 8 for one column are left."""
 
 TILE_COLUMNS = 32
 """Columns of a tile, two vectors."""
@@ -23,12 +24,17 @@ PREFETCH_BYTES = 8192
 """Weights are asked for so far ahead. [8, 576] by [576, 3072] in bfloat16: 119 µs without, 96 with."""
 
 
+def _passes(rows: int) -> list[list[int]]:
+    """Columns of a tile of so many rows, in vectors, that are summed at a time."""
+    return [[0, 1]] if has_wide_registers() or rows <= 2 else [[0], [1]]
+
+
 @intrinsic
 def tile(typingctx, like, rows, x, x_stride, panel, terms, out, out_stride):
     """out [rows, 32] = x [rows, K] · panel [K, 32] + the panel's bias, rounded to the dtype.
 
     Args:
-        rows: 1 … TILE_ROWS.
+        rows: 1 … TILE_ROWS of the dtype.
         x, out: addresses; strides of their rows in bytes.
         panel: 32 float32 of bias, then for each term (pair of terms in bfloat16) its 32 columns.
         terms: K in float32, K / 2 in bfloat16.
@@ -39,31 +45,33 @@ def tile(typingctx, like, rows, x, x_stride, panel, terms, out, out_stride):
 
         def case(count: int) -> None:
             row_ats = [emit.at(x_at, builder.mul(x_step, integer(row))) for row in range(count)]
-            biases = [emit.load(emit.at(panel_at, 64 * column), V16F, 64) for column in range(2)]
+            for columns in _passes(count):
+                columns_of(row_ats, columns)
+
+        def columns_of(row_ats: list[Any], columns: list[int]) -> None:
+            biases = [emit.load(emit.at(panel_at, 64 * column), V16F, 64) for column in columns]
             weights_at = emit.at(panel_at, 128)
 
             def term(index: Any, totals: list[Any]) -> list[Any]:
                 at = emit.at(weights_at, builder.mul(index, integer(128)))
-                columns = [emit.operand(emit.at(at, 64 * column)) for column in range(2)]
-                for column in range(2):
+                weights = [emit.operand(emit.at(at, 64 * column)) for column in columns]
+                for column in columns:
                     emit.prefetch(emit.at(at, 64 * column + PREFETCH_BYTES))
                 offset = builder.mul(index, integer(4))
                 for row, row_at in enumerate(row_ats):
                     factor = emit.broadcast(emit.at(row_at, offset))
-                    for column in range(2):
-                        place = 2 * row + column
-                        totals[place] = emit.multiply_add(totals[place], columns[column], factor)
+                    for number, weight in enumerate(weights):
+                        place = len(weights) * row + number
+                        totals[place] = emit.multiply_add(totals[place], weight, factor)
                 return totals
 
-            totals = emit.loop(integer(0), num_terms, 1, biases * count, term)
-            for row in range(count):
-                for column in range(2):
+            totals = iter(emit.loop(integer(0), num_terms, 1, biases * len(row_ats), term))
+            for row in range(len(row_ats)):
+                for column in columns:
                     offset = 16 * emit.element_bytes * column
-                    emit.store_rounded(
-                        totals[2 * row + column], emit.at(out_at, builder.mul(out_step, integer(row)), offset)
-                    )
+                    emit.store_rounded(next(totals), emit.at(out_at, builder.mul(out_step, integer(row)), offset))
 
-        emit.cases(num_rows, range(1, TILE_ROWS + 1), case)
+        emit.cases(num_rows, range(1, TILE_ROWS[emit.bfloat16] + 1), case)
 
     return types.void(like, *[types.int64] * 7), emitted(body)
 

@@ -36,7 +36,7 @@ if AVAILABLE:
     )
     from plait.kernels.product_intrinsics import PREFETCH_BYTES, TILE_COLUMNS, TILE_ROWS, tile, transposed
 else:
-    TILE_COLUMNS, TILE_ROWS = 32, 14
+    TILE_COLUMNS, TILE_ROWS = 32, (14, 14)
 
 PART_BLOCKS = 10
 """Blocks of terms after which the next rows have their turn: so much of a panel and of 32 rows fits into the first
@@ -71,7 +71,8 @@ def product(like, x_CK, weight, widths, out_CN, num_rows, part, parts, matrix=Fa
             x_at, out_at = x_CK.ctypes.data + start * x_stride, out_CN.ctypes.data + start * out_stride
             _by_unit(x_at, x_stride, weight, terms // MATRIX_TERMS, out_at, out_stride, count, first, stop)
         return
-    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    most_rows = TILE_ROWS[1] if like.itemsize == 2 else TILE_ROWS[0]
+    num_tiles = (num_rows + most_rows - 1) // most_rows
     for panel in range(first, stop):
         start = 0
         weight_at = weight + panel * panel_bytes

@@ -14,26 +14,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels.scalar_intrinsics import F32, I32, exponential, integer
-from plait.kernels.vector_intrinsics import V16B, V16F, V16H, V16I, ZERO, Emit, emitted
-
-
-def _widened(emit: Emit, address: Any) -> Any:
-    """16 numbers of the variant's dtype as float32."""
-    if not emit.bfloat16:
-        return emit.load(address, V16F)
-    return _of_bits(emit, emit.load(address, V16H))
-
-
-def _of_bits(emit: Emit, bits: Any) -> Any:
-    wide = emit.builder.zext(bits, V16I)
-    return emit.builder.bitcast(emit.builder.shl(wide, ir.Constant(V16I, [16] * 16)), V16F)
+from plait.kernels.vector_intrinsics import V16F, V16H, ZERO, Emit, emitted
 
 
 def _rounded(emit: Emit, value: Any) -> Any:
     """Float32 rounded to the variant's dtype."""
     if not emit.bfloat16:
         return value
-    return _of_bits(emit, emit.builder.bitcast(emit.builder.fptrunc(value, V16B), V16H))
+    return emit.of_bits(emit.builder.bitcast(emit.narrowed(value), V16H))
 
 
 def _reduced(emit: Emit, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
@@ -106,7 +94,7 @@ def rotated(typingctx, like, x, cos, sin, half, out):
         def pair(index: Any, totals: list[Any]) -> list[Any]:
             low_offset = builder.mul(index, integer(emit.element_bytes))
             high_offset = builder.mul(builder.add(index, half), integer(emit.element_bytes))
-            low, high = _widened(emit, emit.at(x_at, low_offset)), _widened(emit, emit.at(x_at, high_offset))
+            low, high = emit.widened(emit.at(x_at, low_offset)), emit.widened(emit.at(x_at, high_offset))
             offset = builder.mul(index, integer(4))
             cos, sin = emit.load(emit.at(cos_at, offset), V16F), emit.load(emit.at(sin_at, offset), V16F)
             low_cos, high_sin, high_cos, low_sin = (

@@ -10,9 +10,10 @@ import functools
 import sys
 from typing import Any
 
-from llvmlite import binding, ir
-from numba import types
+from llvmlite import ir
+from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 
@@ -35,17 +36,31 @@ I16, I32, I64, F32, BF16 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.Fl
 
 
 @functools.cache
-def supported() -> tuple[bool, bool]:
-    """Whether this CPU runs the float32 and the bfloat16 variants."""
-    features = binding.get_host_cpu_features()
-    wide = bool(features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"))
-    return wide, wide and bool(features.get("avx512bf16"))
+def features() -> frozenset[str]:
+    """The instructions that numba compiles for, which are a part of its cache's key: this CPU's, or those that
+    NUMBA_CPU_FEATURES names."""
+    named = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return frozenset(name[1:] for name in named.split(",") if name.startswith("+"))
+
+
+def has_wide_registers() -> bool:
+    """Whether a register has 64 bytes, and there are 32 (AVX-512); else a vector takes two of 16 (AVX2)."""
+    return {"avx512f", "avx512vl", "avx512bw"} <= features()
+
+
+def has_bfloat16() -> bool:
+    """Whether there are instructions for bfloat16: products of pairs, rounding."""
+    return has_wide_registers() and "avx512bf16" in features()
+
+
+def supported() -> bool:
+    """Whether this CPU runs what is by vectors."""
+    return has_wide_registers() or {"avx2", "fma"} <= features()
 
 
 def has_matrix_units() -> bool:
     """Whether this CPU has units for products of bfloat16 matrices (AMX)."""
-    features = binding.get_host_cpu_features()
-    return bool(supported()[1] and features.get("amx-tile") and features.get("amx-bf16"))
+    return has_bfloat16() and {"amx-tile", "amx-bf16"} <= features()
 
 
 @functools.cache
@@ -88,16 +103,28 @@ def narrow(typingctx, like, value):
     def codegen(context, builder, signature, args):
         if not is_bfloat16(signature.args[0]):
             return args[1]
-        if supported()[1]:
+        if has_bfloat16():
             return builder.bitcast(builder.fptrunc(args[1], BF16), I16)
-        bits = builder.bitcast(args[1], I32)
-        odd = builder.and_(builder.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
-        nearest = builder.add(bits, builder.add(odd, ir.Constant(I32, 0x7FFF)))
-        quiet = builder.or_(bits, ir.Constant(I32, 0x00400000))
-        nan = builder.fcmp_unordered("uno", args[1], args[1])
-        return builder.trunc(builder.lshr(builder.select(nan, quiet, nearest), ir.Constant(I32, 16)), I16)
+        return rounded_bits(builder, args[1])
 
     return like.dtype(like, types.float32), codegen
+
+
+def rounded_bits(builder: Any, value: Any) -> Any:
+    """The bits of the nearest bfloat16, the even one of two, of a float32 or of each of a vector of 16; where there is
+    no instruction for it."""
+    wide = value.type != F32
+    full, half = (ir.VectorType(I32, 16), ir.VectorType(I16, 16)) if wide else (I32, I16)
+
+    def whole(number: int) -> Any:
+        return ir.Constant(full, [number] * 16 if wide else number)
+
+    bits = builder.bitcast(value, full)
+    odd = builder.and_(builder.lshr(bits, whole(16)), whole(1))
+    nearest = builder.add(bits, builder.add(odd, whole(0x7FFF)))
+    quiet = builder.or_(bits, whole(0x00400000))
+    nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.lshr(builder.select(nan, quiet, nearest), whole(16)), half)
 
 
 @intrinsic

@@ -1,13 +1,16 @@
-"""Instructions for CPUs with AVX-512 and AMX, where numba's own vectoriser does not find them: how they are written.
+"""Instructions for CPUs with AVX2 or AVX-512, and AMX, where numba's own vectoriser does not find them: how they are
+written.
 
 The other `*_intrinsics` are functions made of them. Each is an *intrinsic*: called in a compiled function it stands for
 the instructions that it emits. Addresses are int64. `like` is an array whose dtype says which variant is meant: uint16
 stands for bfloat16, whose products of pairs are summed in float32 by one instruction (vdpbf16ps), float32 for itself.
+A CPU without that instruction widens the numbers of a pair and sums one product after the other.
 
 Every output is summed by one accumulator in the order of its terms, however many rows share the call: a row's result
 is a function of that row alone, to the bit.
 
-A vector holds 16 float32 or 16 pairs of bfloat16. The matrix unit has eight registers, *tiles*, of 16 rows of 64 bytes.
+A vector holds 16 float32 or 16 pairs of bfloat16: one register with AVX-512, two with AVX2, which has half as many of
+them. Functions take fewer vectors at a time there, and sum in the same order. The matrix unit has eight registers, *tiles*, of 16 rows of 64 bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +21,18 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from plait.kernels.scalar_intrinsics import BF16, F32, I16, I32, I64, integer, is_bfloat16, supported
+from plait.kernels.scalar_intrinsics import (
+    BF16,
+    F32,
+    I16,
+    I32,
+    I64,
+    has_bfloat16,
+    integer,
+    is_bfloat16,
+    rounded_bits,
+    supported,
+)
 
 I8 = ir.IntType(8)
 V8H = ir.VectorType(I16, 8)
@@ -32,13 +46,17 @@ V16F, V16I, V16H, V32H, V16B, V32B = (
 )
 ZERO = ir.Constant(V16F, [0.0] * 16)
 
+Operand = Any
+"""A vector of a product: V16F; of pairs V32B, or their second and their first numbers, two V16F, where no instruction
+takes pairs."""
+
 
 def emitted(emit: Callable[..., None]) -> Callable[..., Any]:
     """The codegen of an intrinsic whose first argument is `like`; on a CPU without the instructions it stops."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         bfloat16 = is_bfloat16(signature.args[0])
-        if supported()[bfloat16]:
+        if supported():
             emit(Emit(builder, bfloat16), *args[1:])
         else:
             stop(builder)
@@ -57,6 +75,8 @@ class Emit:
     def __init__(self, builder: Any, bfloat16: bool) -> None:
         self.builder, self.bfloat16 = builder, bfloat16
         self.element_bytes = 2 if bfloat16 else 4
+        self.splits = bfloat16 and not has_bfloat16()
+        """Whether pairs are taken apart to be multiplied."""
 
     def at(self, base: Any, *offsets: Any) -> Any:
         for offset in offsets:
@@ -85,28 +105,60 @@ class Emit:
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
         return self.shuffle(first, ir.Constant(kind, ir.Undefined), [0] * 16)
 
-    def operand(self, address: Any) -> Any:
+    def operand(self, address: Any) -> Operand:
         """One vector of a product: 16 float32, or 16 pairs of bfloat16."""
+        if self.splits:
+            return self._split(self.load(address, V16I))
         return self.load(address, V32B if self.bfloat16 else V16F)
 
-    def broadcast(self, address: Any) -> Any:
+    def broadcast(self, address: Any) -> Operand:
         """The float32, or pair of bfloat16, at an address, in all places of an operand."""
+        if self.splits:
+            return self._split(self.splat(self.load(address, I32)))
         if self.bfloat16:
             return self.builder.bitcast(self.splat(self.load(address, I32)), V32B)
         return self.splat(self.load(address, F32))
 
-    def multiply_add(self, total: Any, left: Any, right: Any) -> Any:
-        if self.bfloat16:
-            kind, name = ir.FunctionType(V16F, [V16F, V32B, V32B]), "llvm.x86.avx512bf16.dpbf16ps.512"
-            operands = [total, left, right]
-        else:
-            kind, name = ir.FunctionType(V16F, [V16F, V16F, V16F]), "llvm.fma.v16f32"
-            operands = [left, right, total]
-        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), operands)
+    def _split(self, pairs: Any) -> Operand:
+        builder = self.builder
+        second = builder.and_(pairs, ir.Constant(V16I, [0xFFFF0000] * 16))
+        first = builder.shl(pairs, ir.Constant(V16I, [16] * 16))
+        return builder.bitcast(second, V16F), builder.bitcast(first, V16F)
+
+    def widened(self, address: Any) -> Any:
+        """16 numbers of the variant's dtype as float32."""
+        if not self.bfloat16:
+            return self.load(address, V16F)
+        return self.of_bits(self.load(address, V16H))
+
+    def of_bits(self, bits: Any) -> Any:
+        """16 bfloat16 as float32."""
+        wide = self.builder.zext(bits, V16I)
+        return self.builder.bitcast(self.builder.shl(wide, ir.Constant(V16I, [16] * 16)), V16F)
+
+    def multiply_add(self, total: Any, left: Operand, right: Operand) -> Any:
+        if self.splits:
+            for of_left, of_right in zip(left, right, strict=True):
+                total = self._fma(total, of_left, of_right)
+            return total
+        if not self.bfloat16:
+            return self._fma(total, left, right)
+        kind = ir.FunctionType(V16F, [V16F, V32B, V32B])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+        return self.builder.call(function, [total, left, right])
+
+    def _fma(self, total: Any, left: Any, right: Any) -> Any:
+        kind = ir.FunctionType(V16F, [V16F, V16F, V16F])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.fma.v16f32")
+        return self.builder.call(function, [left, right, total])
+
+    def narrowed(self, value: Any) -> Any:
+        """16 float32 as bfloat16, or as their bits."""
+        return rounded_bits(self.builder, value) if self.splits else self.builder.fptrunc(value, V16B)
 
     def store_rounded(self, value: Any, address: Any) -> None:
         """16 float32 in the dtype of the variant."""
-        self.store(self.builder.fptrunc(value, V16B) if self.bfloat16 else value, address)
+        self.store(self.narrowed(value) if self.bfloat16 else value, address)
 
     def loop(self, start: Any, stop: Any, step: int, totals: list[Any], body: Callable[[Any, list[Any]], list[Any]]):
         """`totals` after body(index, totals) for index in range(start, stop, step)."""
