@@ -34,7 +34,7 @@ from tests.models.tiny import tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
 pytestmark = [
-    pytest.mark.skipif(not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX-512"),
+    pytest.mark.skipif(not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX2"),
 ]
 pytest.importorskip("peft")
 

@@ -24,9 +24,7 @@ from plait.models.language_model import LanguageModel
 from tests.models.tiny import VOCAB_SIZE, shared_model, tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
-needs_vectors = pytest.mark.skipif(
-    not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX-512"
-)
+needs_vectors = pytest.mark.skipif(not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX2")
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "gemma", "phi3"]
 
 

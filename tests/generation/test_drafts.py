@@ -29,9 +29,7 @@ from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.training.exact import ExactFloat64
 
 FREE = Sampling(stop_token_ids=())
-needs_vectors = pytest.mark.skipif(
-    not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512"
-)
+needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX2")
 
 
 class Oracle:

@@ -62,7 +62,7 @@ def test_greedy_equals_transformers(family: str, dtype: torch.dtype) -> None:
         assert samples[uid].logprobs == pytest.approx(logprobs.tolist(), abs=1e-9 if wide else 1e-5)
 
 
-@pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX2")
 @pytest.mark.parametrize("family", slow_but(list(FAMILIES)[::3], FAMILIES))
 def test_every_family_is_compiled_or_refused_with_a_reason(family: str) -> None:
     """Another error would stop a model that its module can compute."""

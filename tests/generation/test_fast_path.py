@@ -24,9 +24,7 @@ from tests.generation.test_engine import TEXTS, by_uid, request_of
 from tests.models.tiny import tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
-needs_vectors = pytest.mark.skipif(
-    not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX-512"
-)
+needs_vectors = pytest.mark.skipif(not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX2")
 FREE = Sampling(max_tokens=30, stop_token_ids=())
 
 

@@ -16,7 +16,7 @@ from plait.models.lora_settings import LoraSettings
 from tests.generation.requests import is_packed
 from tests.models.tiny import tiny_model
 
-needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX2")
 
 
 def request(uid: int, length: int) -> Request:

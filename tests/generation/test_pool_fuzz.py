@@ -30,7 +30,7 @@ from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
 
 needs_vectors = pytest.mark.skipif(
-    not all(map(paged_attention.fast, (torch.float32, torch.bfloat16))), reason="no numba, or a CPU without AVX-512"
+    not all(map(paged_attention.fast, (torch.float32, torch.bfloat16))), reason="no numba, or a CPU without AVX2"
 )
 MOST_TOKENS = 60
 """Length of prompt and response together."""

@@ -21,7 +21,7 @@ from tests.generation.spoilt import change_weights
 from tests.models.tiny import tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]
-pytestmark = pytest.mark.skipif(not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX-512")
+pytestmark = pytest.mark.skipif(not all(map(paged_attention.fast, DTYPES)), reason="no numba, or a CPU without AVX2")
 
 
 def times(factor: float) -> Callable[[Any, Any, Any], Any]:

@@ -29,9 +29,7 @@ from tests.models.tiny import tiny_model
 from tests.speculation.played import Forgetful
 from tests.training.exact import ExactFloat64
 
-needs_vectors = pytest.mark.skipif(
-    not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX-512"
-)
+needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX2")
 ASKED = [request(0, 19, [14, 9, 30]), request(1, 7, [25]), request(2, 33, [17, 2])]
 
 

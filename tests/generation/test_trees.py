@@ -97,7 +97,7 @@ def test_by_the_module(family: str, dtype: torch.dtype) -> None:
         assert largest_error(model, by_the_module(model)) < (1e-12 if dtype == torch.float64 else 1e-5)
 
 
-@pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX2")
 @pytest.mark.parametrize("family", ["llama", "mistral", "smollm3"])
 def test_by_the_compiled_forward(family: str) -> None:
     model = tiny_model(family, dtype=torch.float32)

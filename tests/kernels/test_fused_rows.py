@@ -25,7 +25,7 @@ from plait.models.head import Head
 from plait.training.gradients import add_widened
 from tests.models.tiny import tiny_model
 
-pytestmark = pytest.mark.skipif(not fused_rows.AVAILABLE, reason="no numba, or no bfloat16 instructions")
+pytestmark = pytest.mark.skipif(not fused_rows.AVAILABLE, reason="no numba, or a CPU without AVX2")
 
 ROUNDING = 2.0**-8
 """The rounding of bfloat16, relative."""

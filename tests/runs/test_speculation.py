@@ -97,7 +97,7 @@ def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> N
     assert_equal_runs(Path(drafting.run_dir), Path(without.run_dir), tolerance=0.0)
 
 
-@pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX-512")
+@pytest.mark.skipif(not paged_attention.fast(torch.float32), reason="no numba, or a CPU without AVX2")
 @pytest.mark.parametrize("plan", slow_but([None], [None, "instances", "tp2"]))
 def test_a_run_by_default_is_the_run_without_to_the_bit(
     plan: str | None, place: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]

@@ -10,7 +10,8 @@ Every output is summed by one accumulator in the order of its terms, however man
 is a function of that row alone, to the bit.
 
 A vector holds 16 float32 or 16 pairs of bfloat16: one register with AVX-512, two with AVX2, which has half as many of
-them. Functions take fewer vectors at a time there, and sum in the same order. The matrix unit has eight registers, *tiles*, of 16 rows of 64 bytes.
+them. Functions take fewer vectors at a time there, and sum in the same order. The matrix unit has eight
+registers, *tiles*, of 16 rows of 64 bytes.
 """
 
 from __future__ import annotations
