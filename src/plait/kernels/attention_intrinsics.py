@@ -8,7 +8,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels.scalar_intrinsics import I32, I64, has_wide_registers, integer
-from plait.kernels.vector_intrinsics import V32B, V32H, ZERO, Emit, Operand, emitted, lane_halves, lane_pairs
+from plait.kernels.vector_intrinsics import V32B, V32H, ZERO, Emit, Operand, emitted, lane_halves, lane_pairs, widened
 
 WEIGHTED_ROWS = 4
 """Most rows of one `weighted` call."""
@@ -79,7 +79,7 @@ def two_keys(emit: Emit, value_at: Any, row_bytes: Any, num_vectors: int) -> lis
     """Operands whose pairs are the values of two adjacent keys; 32 columns make two, in the order of `unmixed`."""
     if emit.splits:
         ats = [emit.at(value_at, 32 * number) for number in range(num_vectors)]
-        return [(emit.widened(emit.at(at, row_bytes)), emit.widened(at)) for at in ats]
+        return [(widened(emit, emit.at(at, row_bytes)), widened(emit, at)) for at in ats]
     operands = []
     for at in range(0, num_vectors * 32, 64):
         first = emit.load(emit.at(value_at, at), V32H)

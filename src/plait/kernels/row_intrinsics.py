@@ -14,14 +14,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels.scalar_intrinsics import F32, I32, exponential, integer
-from plait.kernels.vector_intrinsics import V16F, V16H, ZERO, Emit, emitted
+from plait.kernels.vector_intrinsics import V16F, V16H, ZERO, Emit, emitted, narrowed, of_bits, widened
 
 
 def _rounded(emit: Emit, value: Any) -> Any:
     """Float32 rounded to the variant's dtype."""
     if not emit.bfloat16:
         return value
-    return emit.of_bits(emit.builder.bitcast(emit.narrowed(value), V16H))
+    return of_bits(emit, emit.builder.bitcast(narrowed(emit, value), V16H))
 
 
 def _reduced(emit: Emit, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
@@ -94,7 +94,7 @@ def rotated(typingctx, like, x, cos, sin, half, out):
         def pair(index: Any, totals: list[Any]) -> list[Any]:
             low_offset = builder.mul(index, integer(emit.element_bytes))
             high_offset = builder.mul(builder.add(index, half), integer(emit.element_bytes))
-            low, high = emit.widened(emit.at(x_at, low_offset)), emit.widened(emit.at(x_at, high_offset))
+            low, high = widened(emit, emit.at(x_at, low_offset)), widened(emit, emit.at(x_at, high_offset))
             offset = builder.mul(index, integer(4))
             cos, sin = emit.load(emit.at(cos_at, offset), V16F), emit.load(emit.at(sin_at, offset), V16F)
             low_cos, high_sin, high_cos, low_sin = (

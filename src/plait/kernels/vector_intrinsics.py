@@ -126,17 +126,6 @@ class Emit:
         first = builder.shl(pairs, ir.Constant(V16I, [16] * 16))
         return builder.bitcast(second, V16F), builder.bitcast(first, V16F)
 
-    def widened(self, address: Any) -> Any:
-        """16 numbers of the variant's dtype as float32."""
-        if not self.bfloat16:
-            return self.load(address, V16F)
-        return self.of_bits(self.load(address, V16H))
-
-    def of_bits(self, bits: Any) -> Any:
-        """16 bfloat16 as float32."""
-        wide = self.builder.zext(bits, V16I)
-        return self.builder.bitcast(self.builder.shl(wide, ir.Constant(V16I, [16] * 16)), V16F)
-
     def multiply_add(self, total: Any, left: Operand, right: Operand) -> Any:
         if self.splits:
             for of_left, of_right in zip(left, right, strict=True):
@@ -153,13 +142,9 @@ class Emit:
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.fma.v16f32")
         return self.builder.call(function, [left, right, total])
 
-    def narrowed(self, value: Any) -> Any:
-        """16 float32 as bfloat16, or as their bits."""
-        return rounded_bits(self.builder, value) if self.splits else self.builder.fptrunc(value, V16B)
-
     def store_rounded(self, value: Any, address: Any) -> None:
         """16 float32 in the dtype of the variant."""
-        self.store(self.narrowed(value) if self.bfloat16 else value, address)
+        self.store(narrowed(self, value) if self.bfloat16 else value, address)
 
     def loop(self, start: Any, stop: Any, step: int, totals: list[Any], body: Callable[[Any, list[Any]], list[Any]]):
         """`totals` after body(index, totals) for index in range(start, stop, step)."""
@@ -197,6 +182,24 @@ class Emit:
             emit(choice)
             builder.branch(done)
         builder.position_at_end(done)
+
+
+def widened(emit: Emit, address: Any) -> Any:
+    """16 numbers of the variant's dtype as float32."""
+    if not emit.bfloat16:
+        return emit.load(address, V16F)
+    return of_bits(emit, emit.load(address, V16H))
+
+
+def of_bits(emit: Emit, bits: Any) -> Any:
+    """16 bfloat16 as float32."""
+    wide = emit.builder.zext(bits, V16I)
+    return emit.builder.bitcast(emit.builder.shl(wide, ir.Constant(V16I, [16] * 16)), V16F)
+
+
+def narrowed(emit: Emit, value: Any) -> Any:
+    """16 float32 as bfloat16, or as their bits."""
+    return rounded_bits(emit.builder, value) if emit.splits else emit.builder.fptrunc(value, V16B)
 
 
 def lane_halves(width: int) -> tuple[list[int], list[int]]:
