@@ -190,12 +190,12 @@ def _key(num_rows: int, num_context: int) -> tuple[int, int]:
 
 
 def _bucket(num_rows: int) -> int:
-    """Each count up to 32, then eight buckets between a power of two and the next: what a few rows more take is not
+    """Each count up to 16, then eight buckets between a power of two and the next: what a few rows more take is not
     known of a median over steps with guesses and without."""
-    if num_rows <= 32:
+    if num_rows <= 16:
         return num_rows
     shift = num_rows.bit_length() - 4
-    return (shift << 4) + (num_rows >> shift) + 32
+    return (shift << 4) + (num_rows >> shift) + 16
 
 
 def _features(num_rows_P: NDArray, num_context_P: NDArray) -> FloatArray:
