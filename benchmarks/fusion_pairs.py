@@ -36,9 +36,10 @@ from typing import NamedTuple
 from plait.cost.cluster import read_cluster
 from plait.cost.decoding import Decoding
 from plait.cost.generation_memory import kv_bytes_per_token
+from plait.cost.layer_times import total
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
-from plait.cost.passes import Passes, total
+from plait.cost.passes import Passes
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.dataflow import CallKind
 from plait.layout.mesh import Layout

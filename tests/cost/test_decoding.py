@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from plait.cost.decoding import Decoding
+from plait.cost.layer_times import total
 from plait.cost.model_work import ModelWork
-from plait.cost.passes import Passes, total
+from plait.cost.passes import Passes
 from plait.layout.mesh import Layout
 from tests.cost.test_model_costs import HEAD, LAYER, SHAPE, SOFTWARE, a_cluster
 

@@ -13,9 +13,10 @@ from plait.cost.cluster import ClusterSpec, NodeKind, read_cluster
 from plait.cost.costs import CallCost
 from plait.cost.decoding import decode_steps, levelled
 from plait.cost.hardware import DEVICES, GIB, Device, Link
+from plait.cost.layer_times import Micro, total
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import bandwidths, move_cost, offload_cost
-from plait.cost.passes import Micro, Passes, total
+from plait.cost.passes import Passes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout, Mesh, Parallelism

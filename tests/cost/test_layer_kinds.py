@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from plait.cost.decoding import decode_steps
 from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
+from plait.cost.layer_times import Micro, total
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
-from plait.cost.passes import Micro, Passes, total
+from plait.cost.passes import Passes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import layer_sizes

@@ -9,8 +9,9 @@ import pytest
 
 from plait.cost.decoding import decode_steps
 from plait.cost.hardware import Software
+from plait.cost.layer_times import Micro, total
 from plait.cost.model_work import ModelWork
-from plait.cost.passes import Micro, Passes, total
+from plait.cost.passes import Passes
 from plait.cost.profile import interpolated
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.shards import balanced_stages

@@ -276,7 +276,7 @@ def test_rows_of_a_gpu_reach_to_those_of_a_micro_batch() -> None:
 def test_an_engine_that_is_measured_has_room_for_its_samples_alone() -> None:
     """8 samples of 20 tokens to come after a prompt of 100, and one more, in blocks of 16: a GPU takes it as a whole,
     however many positions the model has."""
-    engine = work_of_profile._engine(tiny_model("llama", dtype=torch.float32), 8, 100, 20)
+    engine = work_of_profile.engine_for(tiny_model("llama", dtype=torch.float32), 8, 100, 20)
     assert engine.state.limits.num_blocks == 9 * 8
 
 

@@ -19,6 +19,7 @@ from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.loading import load_model
+from plait.runtime.prepare import SET_UP
 from plait.vllm.messages import Ended, Key, Loading, StoredWeights, Wanted
 from plait.vllm.shared_weights import SharedReader
 
@@ -124,5 +125,5 @@ def standing_in(monkeypatch: Any, **options: Any):
 
     with monkeypatch.context() as patched:
         patched.setattr("plait.workers.vllm_engines.start_vllm", lambda threads, freeze_after_s: start)
-        patched.setattr("plait.runtime.prepare.checked_environment", lambda: None)
+        patched.setitem(SET_UP, "vllm", lambda: None)
         yield opened

@@ -11,12 +11,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.cost.drafts import NO_DRAFTS, Drafts
-from plait.cost.passes import Passes, Terms, added, scaled, total
+from plait.cost.layer_times import LayerTimes, Terms, added, scaled, total
+
+if TYPE_CHECKING:
+    from plait.cost.passes import Passes
 
 Floats = NDArray[np.float64]
 
@@ -251,20 +255,20 @@ def _stages_s(passes: Passes, rows: Floats, context: Floats) -> list[Floats]:
     ]
 
 
-def _layer_s(passes: Passes, rows: Floats, context: Floats) -> Floats:
-    work, tp, software = passes.work, passes.layout.parallelism.tp, passes.cluster.software
-    if work.window:
-        context = np.minimum(context, rows * work.window)
-    computing = (work.products(1) * rows + work.attention(1) * context) * passes.share / passes.flops_per_s
+def _layer_s(times: LayerTimes, rows: Floats, context: Floats) -> Floats:
+    work, tp, software = times.work, times.layout.parallelism.tp, times.cluster.software
+    if times.window:
+        context = np.minimum(context, rows * times.window)
+    computing = (work.products(1) * rows + work.attention(1) * context) * times.share / times.flops_per_s
     experts = np.minimum(work.shape.experts, rows * work.shape.experts_per_token)
     read = (work.dense + experts * work.expert) * work.width / tp + work.kept(1, tp) * context
-    layer = np.maximum(np.maximum(computing, read / passes.bytes_per_s), software.layer_s)
+    layer = np.maximum(np.maximum(computing, read / times.bytes_per_s), software.layer_s)
     if tp > 1:
         row_bytes = work.shape.hidden * work.width
-        fixed, per_row = (passes.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
+        fixed, per_row = (times.traffic.all_reduce("tp", count) for count in (0.0, row_bytes))
         layer = layer + 2 * (fixed + rows * (per_row - fixed))
     if work.adapter:
-        layer = layer + work.adapter_s(rows, passes.flops_per_s, passes.bytes_per_s)
+        layer = layer + work.adapter_s(rows, times.flops_per_s, times.bytes_per_s)
     return layer
 
 

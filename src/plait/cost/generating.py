@@ -12,8 +12,9 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
+from plait.cost.layer_times import Micro, Terms, added, scaled, total
 from plait.cost.model_work import ModelWork
-from plait.cost.passes import Micro, Passes, Terms, added, scaled, total
+from plait.cost.passes import Passes
 from plait.cost.profile import Profile
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout, Mesh, Parallelism

@@ -43,7 +43,7 @@ def layer_kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
 
 
 def stage_counts(shape: ModelShape, sizes: Parallelism) -> tuple[tuple[int, ...], ...]:
-    """Of each pipeline stage, how many layers of each kind it has."""
+    """How many layers of each kind each pipeline stage has."""
     kinds = layer_kinds(shape)
     return tuple(
         tuple(bisect_left(kind.layers, stop) - bisect_left(kind.layers, start) for kind in kinds)

@@ -14,10 +14,11 @@ from plait.cost.costs import CallCost, MoveCost
 from plait.cost.forward_memory import forward_memory
 from plait.cost.generating import Generating
 from plait.cost.layer_kinds import layer_kinds
+from plait.cost.layer_times import Micro, added, scaled, total
 from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
-from plait.cost.passes import Micro, Passes, added, scaled, total
+from plait.cost.passes import Passes
 from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles

@@ -54,12 +54,6 @@ class ModelWork:
         shape = self.shape
         return shape.expert_layers * 3 * shape.hidden * shape.expert_intermediate / shape.layers
 
-    @cached_property
-    def window(self) -> int:
-        """Tokens that a layer's attention sees at most; 0: all, or not all layers see as many."""
-        windows = set(self.shape.windows)
-        return windows.pop() if len(windows) == 1 else 0
-
     @property
     def head(self) -> int:
         """Weights of the head."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.cost.passes import Passes, Terms
+from plait.cost.layer_times import Terms
+from plait.cost.passes import Passes
 from plait.training.memory import parameter_bytes
 
 

@@ -7,7 +7,7 @@ Ids and numbers take eight bytes each, as they travel (`workers.messages`).
 from __future__ import annotations
 
 from plait.cost.cluster import ClusterSpec
-from plait.cost.passes import Terms
+from plait.cost.layer_times import Terms
 from plait.cost.workload import SampleLengths, Samples
 from plait.layout.mesh import Layout
 

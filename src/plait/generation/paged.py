@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from plait.generation.pool import context_of
 from plait.kernels import device_attention, paged_attention
 from plait.kernels.paged_call import PagedCall
-from plait.models.compute.cpu_linear import batched_product, is_widened
+from plait.models.compute import widened
 
 PRODUCTS_FROM = 4096
 """Keys of the batch, S · Hkv · K, from which two batched products in bfloat16 beat the fused kernel on a CPU. In µs, D
@@ -168,7 +168,7 @@ def _one_row_each(call: PagedCall) -> Tensor:
     bias = bias_SK[:, None, None]
     query_SHGD = query.unflatten(1, (num_key_heads, -1))
     many_keys = key.shape[0] * key.shape[1] * key.shape[2] >= PRODUCTS_FROM
-    by_products = query.dtype == torch.bfloat16 and query.device.type == "cpu" and not is_widened(query)
+    by_products = query.dtype == torch.bfloat16 and query.device.type == "cpu" and not widened.takes(query)
     if not (many_keys and by_products):
         out = F.scaled_dot_product_attention(query_SHGD, key, value, attn_mask=bias.to(query.dtype), scale=scale)
         return out.flatten(1, 2)
@@ -200,7 +200,7 @@ def chunk_attention(
     for start in range(0, num_rows, piece):
         rows = slice(start, min(start + piece, num_rows))
         query_HGnD = query[:, rows].unflatten(0, (num_key_heads, -1))
-        scores = batched_product(query_HGnD.flatten(1, 2), key.transpose(1, 2)).to(wide) * scale
+        scores = widened.batched_product(query_HGnD.flatten(1, 2), key.transpose(1, 2)).to(wide) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         behind_nK = places_K[rows.start - num_rows + num_keys :, None][: rows.stop - rows.start] - places_K
@@ -212,6 +212,6 @@ def chunk_attention(
             column = sinks.to(wide).view(num_key_heads, -1, 1, 1).expand(*by_head.shape[:3], 1)
             by_head = torch.cat([by_head, column], dim=-1)
         probs = by_head.softmax(-1)[..., :num_keys].to(query.dtype).flatten(1, 2)
-        attended = batched_product(probs, value).unflatten(1, query_HGnD.shape[1:3])
+        attended = widened.batched_product(probs, value).unflatten(1, query_HGnD.shape[1:3])
         out[rows] = attended.flatten(0, 1).transpose(0, 1)
     return out

@@ -145,6 +145,12 @@ class ModelShape:
         )
 
     @property
+    def window(self) -> int:
+        """Tokens that a layer's attention sees at most; 0: all, or not all layers see as many."""
+        windows = set(self.windows)
+        return windows.pop() if len(windows) == 1 else 0
+
+    @property
     def parameters(self) -> int:
         """Parameters of a decoder with gated MLPs; experts and their routers, norms and embeddings counted, biases of
         MLPs not.

@@ -38,8 +38,8 @@ class RoleFacts:
 
 
 StageWork = tuple[tuple[float, tuple[float, ...]], ...]
-"""Of each pipeline stage how fast its devices are with the average layer of a call, in any unit, and what each layer of
-the model takes there, in such layers. Empty where all layers are alike, and all stages on devices alike."""
+"""By pipeline stage: how fast its devices are with the average layer of a call, in any unit, and what each layer of the
+model takes there, in such layers. Empty where all layers are alike, and all stages on devices alike."""
 
 StageWorks = Callable[[str, Mode, Layout], StageWork]
 """Call, mode and layout → what its layers take on the devices of each stage."""

@@ -51,7 +51,7 @@ class Room:
     covered_s: float
     """The largest price that the margin covers."""
     share: float = 1.0
-    """Of it, that guesses are expected to cost at most."""
+    """The part of it that guesses are expected to cost at most."""
     look_s: float = inf
     """What each later look takes, for whose guesses something should be left; inf: nothing should."""
 

@@ -36,7 +36,7 @@ class Pace(Settings):
     step_s: Times
     looking_s: Times
     thinking_s: Times
-    """Of finding out whether a draft model pays."""
+    """Seconds of finding out whether a draft model pays."""
     probes: tuple[tuple[int, int, int], ...]
     """Bits of the number of running samples, place in PROBED, trials."""
     margin: tuple[tuple[Seconds, float], ...] = Field(min_length=WINDOW - 1, max_length=WINDOW - 1)
@@ -115,7 +115,7 @@ class Circumstances(Settings):
     machine: str
     device: str
     ranks: int
-    """Of the run: those of a machine share its memory."""
+    """All of the run: those of a machine share its memory."""
     threads: int
     dtype: str
     exact: bool

@@ -20,6 +20,7 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
 from plait.models.compute import cpu_linear
+from plait.models.compute import widened as widened_
 from plait.models.compute.cpu_linear import LEAST_PRODUCTS, PackedLinears, install, linear
 from plait.models.language_loading import from_module
 from plait.models.language_model import LanguageModel
@@ -83,7 +84,7 @@ def test_a_transposed_gradient_and_a_frozen_weight() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_are_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "WIDENS", False)
+    monkeypatch.setattr(widened_, "WIDENS", False)
     x, weight_OI, bias_O = operands(dtype)
     assert not cpu_linear.pays(1 << 20, weight_OI)
     assert torch.equal(linear(x, weight_OI, bias_O), F.linear(x, weight_OI, bias_O))
@@ -93,8 +94,8 @@ def test_other_dtypes_are_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.
 @pytest.fixture
 def widened(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU without instructions for bfloat16, weights in pieces of ragged length."""
-    monkeypatch.setattr(cpu_linear, "WIDENS", True)
-    monkeypatch.setattr(cpu_linear, "WIDENED_WEIGHTS", 37 * FROM)
+    monkeypatch.setattr(widened_, "WIDENS", True)
+    monkeypatch.setattr(widened_, "WIDENED_WEIGHTS", 37 * FROM)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -129,8 +130,8 @@ def test_batched_products_of_bfloat16_are_summed_in_float32_and_rounded_once() -
     left_BNK, right_BKM = left_BNK.bfloat16(), right_BKM.bfloat16()
     true_BNM = left_BNK.double() @ right_BKM.double()
     for mine_BNM, scale in (
-        (cpu_linear.batched_product(left_BNK, right_BKM), 1.0),
-        (cpu_linear.scaled_batched_product(left_BNK, right_BKM, 0.3), 0.3),
+        (widened_.batched_product(left_BNK, right_BKM), 1.0),
+        (widened_.scaled_batched_product(left_BNK, right_BKM, 0.3), 0.3),
     ):
         assert mine_BNM.dtype == torch.bfloat16
         error_BNM = (mine_BNM.double() - scale * true_BNM).abs()

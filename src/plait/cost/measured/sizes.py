@@ -14,7 +14,7 @@ Decoded = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of each family of measurements, from the least on.
+    """The sizes of each family of measurements, from the least on.
 
     rows, back:  tokens of rows that pass layers forward, and backward; the rows are those that pass the head, too
     prompts:     tokens of prompts in generation

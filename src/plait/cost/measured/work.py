@@ -135,14 +135,14 @@ def response_tokens(positions: int) -> int:
 def _begun(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
     """An engine that has computed the prompt, and packed the weights if responses are long enough for that. On a GPU it
     has captured the step that follows, too: a new engine does it once, for some ten times what the step takes."""
-    engine = _engine(model, samples, context, tokens)
+    engine = engine_for(model, samples, context, tokens)
     _begin(engine, samples, context, tokens)
     if model.device.type != "cpu":
         engine.step()
     return engine
 
 
-def _engine(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
+def engine_for(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
     """With room for these samples alone: a GPU's pool is taken as a whole, and models may have many positions."""
     settings = {
         "max_running": samples,
@@ -163,7 +163,7 @@ def _begin(engine: Engine, samples: int, context: int, tokens: int, token_id: in
 def prompt_s(model: LanguageModel, context: int) -> float:
     """Seconds of a prompt of so many tokens in generation, and of drawing a token; not those of packing weights."""
     tokens = response_tokens(model.max_positions)
-    engine = _engine(model, 1, context, tokens)
+    engine = engine_for(model, 1, context, tokens)
     taken: list[float] = []
     for number in repeats(taken):
         started = now(model.device.type)
@@ -178,7 +178,7 @@ def packing_s(model: LanguageModel) -> float:
     """Seconds in which an engine packs the model's weights again for the next responses; about zero where it does
     not."""
     tokens = response_tokens(model.max_positions)
-    engine = _engine(model, 1, 8, tokens)
+    engine = engine_for(model, 1, 8, tokens)
     taken: list[float] = []
     for _ in range(PACKED_TIMES):
         _begin(engine, 1, 8, tokens)

@@ -12,13 +12,9 @@ The weights of a generation's decode steps are read by few rows at a time. For t
 more, in the order in which oneDNN reads them: [32, 576] by [1536, 576]ᵀ takes 196 µs in place of 257 (bfloat16), 351
 in place of 794 (float32). Packed and unpacked products are equal bit for bit, those of one float32 row up to rounding.
 
-On CPUs without AVX-512 torch's bfloat16 products run at a tenth of float32's. There numbers of bfloat16 are widened,
-multiplied and summed in float32, and rounded once at the end, which is what a CPU with instructions for them does.
-On one core of an AMD EPYC with AVX2, in GFLOP/s, [512, 576] by [1536, 576]ᵀ:
+On CPUs without AVX-512 products of bfloat16 are `widened`.
 
-    float32 81      bfloat16 by torch 8.5, by widened numbers 71
-
-Shapes: N rows, I input and O output features, B products of a batch, K what their rows are summed over.
+Shapes: N rows, I input and O output features.
 """
 
 from __future__ import annotations
@@ -32,15 +28,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait import kept_memory
+from plait.models.compute import widened
 
 LEAST_PRODUCTS = 1 << 19
 """N · I · O below which a float32 product is left to F.linear: 8 rows of [256, 128] take 18 µs there, 24 µs here."""
 
 GRADIENT_ROWS = 1024
 """Rows of one product of the weight gradient: both operands stay in the cache (164 GFLOP/s at 4,096 rows at once)."""
-
-WIDENED_WEIGHTS = 1 << 19
-"""Numbers of a weight that are widened at a time: 2 MiB."""
 
 PACK_ROWS = 32
 """Rows that a packed weight is laid out for; other numbers of rows take it as well, as fast or within 5 %."""
@@ -61,39 +55,6 @@ def _product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
 
 
-def _widened_product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """`_product` of bfloat16 with sums in float32; the weight may be a packed one in float32."""
-    wide_NI, wide_O = x_NI.float(), None if bias_O is None else bias_O.float()
-    if weight_OI.dtype == torch.float32:
-        return _product(wide_NI, weight_OI, wide_O).bfloat16()
-    out_NO = x_NI.new_empty(*x_NI.shape[:-1], len(weight_OI))
-    for at in _pieces(weight_OI):
-        out_NO[..., at] = _product(wide_NI, weight_OI[at].float(), None if wide_O is None else wide_O[at])
-    return out_NO
-
-
-def _widened_input_gradient(grad_NO: Tensor, weight_OI: Tensor) -> Tensor:
-    """`input_gradient` of bfloat16 with sums in float32."""
-    wide_NI = grad_NO.new_zeros(len(grad_NO), weight_OI.shape[1], dtype=torch.float32)
-    for at in _pieces(weight_OI):
-        wide_NI.addmm_(grad_NO[:, at].float(), weight_OI[at].float())
-    return wide_NI.bfloat16()
-
-
-def _widened_weight_gradient(grad_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """`weight_gradient` of bfloat16 with sums in float32."""
-    wide_NI, out_OI = x_NI.float(), torch.empty_like(weight_OI)
-    for at in _pieces(weight_OI):
-        out_OI[at] = grad_NO[:, at].float().t() @ wide_NI
-    return out_OI
-
-
-def _pieces(weight_OI: Tensor) -> Iterator[slice]:
-    """Output features of a few at a time: their widened weights stay in the cache."""
-    step = max(1, WIDENED_WEIGHTS // weight_OI.shape[1])
-    return (slice(start, start + step) for start in range(0, len(weight_OI), step))
-
-
 def _weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     """gradᵀ · x [O, I], float32."""
     shape_OI = grad_NO.new_empty(()).expand(grad_NO.shape[1], x_NI.shape[1])
@@ -102,31 +63,14 @@ def _weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     ].to_dense()
 
 
-def _widens() -> bool:
-    """oneDNN refuses bfloat16 where neither AVX-512 nor instructions for the conversion are."""
-    try:
-        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(2, 2, dtype=torch.bfloat16), 1)
-    except RuntimeError:
-        return True
-    return False
-
-
 kept_memory.bound()  # `_available` computes, perhaps for the first time in this process
 AVAILABLE = _available()
 """Whether this torch has the operators."""
 
-WIDENS = AVAILABLE and _widens()
-"""Whether products of bfloat16 are computed of widened numbers on this CPU."""
-
-
-def is_widened(tensor: Tensor) -> bool:
-    """Whether products of this tensor are computed in float32 and rounded."""
-    return WIDENS and tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
-
 
 def pays(num_rows: int, weight_OI: Tensor) -> bool:
     """Whether a product of so many rows is faster here than by torch; False for every device but the CPU."""
-    if is_widened(weight_OI):
+    if widened.takes(weight_OI):
         return True
     return (
         weight_OI.dtype == torch.float32
@@ -155,7 +99,7 @@ def unviewed(out: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _any_product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias [..., O] of a dtype that this CPU computes or widens."""
-    return (_widened_product if is_widened(x) else _product)(x, weight_OI, bias_O)
+    return (widened.product if widened.takes(x) else _product)(x, weight_OI, bias_O)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -180,8 +124,8 @@ def input_gradient(grad_NO: Tensor, weight_OI: Tensor) -> Tensor:
     """grad · weight [N, I] of a product without bias."""
     if not pays(len(grad_NO), weight_OI):
         return grad_NO @ weight_OI
-    if is_widened(weight_OI):
-        return _widened_input_gradient(grad_NO, weight_OI)
+    if widened.takes(weight_OI):
+        return widened.input_gradient(grad_NO, weight_OI)
     return _product(grad_NO, weight_OI.t(), None)
 
 
@@ -189,28 +133,13 @@ def weight_gradient(grad_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
     """gradᵀ · x [O, I], in the dtype of its operands."""
     if not pays(len(grad_NO), weight_OI):
         return grad_NO.t() @ x_NI
-    if is_widened(weight_OI):
-        return _widened_weight_gradient(grad_NO, x_NI, weight_OI)
+    if widened.takes(weight_OI):
+        return widened.weight_gradient(grad_NO, x_NI, weight_OI)
     pieces = zip(grad_NO.split(GRADIENT_ROWS), x_NI.split(GRADIENT_ROWS), strict=True)
     total_OI = _weight_gradient(*next(pieces))
     for grad_CO, x_CI in pieces:
         total_OI.add_(_weight_gradient(grad_CO, x_CI))
     return total_OI
-
-
-def batched_product(left_BNK: Tensor, right_BKM: Tensor) -> Tensor:
-    """left · right [B, N, M] in their dtype, on any device; without gradients."""
-    if is_widened(left_BNK):
-        return torch.bmm(left_BNK.float(), right_BKM.float()).bfloat16()
-    return torch.bmm(left_BNK, right_BKM)
-
-
-def scaled_batched_product(left_BNK: Tensor, right_BKM: Tensor, scale: float) -> Tensor:
-    """scale · left · right [B, N, M] in their dtype, rounded once, on any device; without gradients."""
-    if is_widened(left_BNK):
-        return torch.bmm(left_BNK.float(), right_BKM.float()).mul_(scale).bfloat16()
-    out_BNM = left_BNK.new_empty(*left_BNK.shape[:2], right_BKM.shape[2])
-    return torch.baddbmm(out_BNM, left_BNK, right_BKM, beta=0, alpha=scale)
 
 
 class _Linear(torch.autograd.Function):
@@ -282,7 +211,7 @@ class PackedLinears:
                 continue
             key = (weight_OI.data_ptr(), tuple(weight_OI.shape))
             if key not in packed:
-                wide_OI = weight_OI.float() if is_widened(weight_OI) else weight_OI
+                wide_OI = weight_OI.float() if widened.takes(weight_OI) else weight_OI
                 packed[key] = torch.ops.mkldnn._reorder_linear_weight(wide_OI, PACK_ROWS)
             self._weights.append((forward, packed[key]))
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from plait.data.packed import Group, PackedBatch, Span
 from plait.kernels import fused_rows
 from plait.models.compute.attention_form import AttentionForm
-from plait.models.compute.cpu_linear import batched_product, scaled_batched_product
 from plait.models.compute.pieces import Piece, cut
 from plait.models.compute.visibility import places, sees
+from plait.models.compute.widened import batched_product, scaled_batched_product
 from plait.models.shape import KEPT_SCORES
 
 BLOCK_SCORES = 1 << 19

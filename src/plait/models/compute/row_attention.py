@@ -73,7 +73,7 @@ def row_plan(batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor, form
 
 
 def pieces_plan(batch: PackedBatch, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> RowPlan:
-    """As `row_plan`, in pieces on every device: nothing is compiled for it."""
+    """As `row_plan`, of query [Hq, T, D], in pieces on every device: nothing is compiled for it."""
     return plan(batch, query.shape[0], form.window, query.dtype)
 
 
