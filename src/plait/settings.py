@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Le
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from plait.json_text import is_unicode
@@ -124,6 +124,13 @@ def word_or_number(
         raise _refusal(f"expected {expected}")
 
     return BeforeValidator(check)
+
+
+def what_is_refused(error: ValidationError) -> str:
+    """The first key that does not fit, and why."""
+    first = error.errors()[0]
+    key, why = ".".join(map(str, first["loc"])), f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    return f"`{key}`: {why}" if key else why
 
 
 def _refusal(expected: str) -> PydanticCustomError:

@@ -14,13 +14,17 @@ from pydantic import ValidationError
 
 from plait.json_text import parse
 from plait.kernels.draft_lookup import CELLS
-from plait.speculation.drafter import PoolDrafter
+from plait.speculation.costly import FIRST
+from plait.speculation.drafter import Asked, PoolDrafter
 from plait.speculation.knowledge import Knowledge, knowledge_of, take_up
+from plait.speculation.ledger import LATEST
 from plait.speculation.pool import least_bytes
 from plait.speculation.speculation import Speculation
+from plait.speculation.step_cost import MANY
 from tests.cases import examples, slow_but
 from tests.speculation.test_best_length import Paired
 from tests.speculation.test_costly import model_of, with_model
+from tests.speculation.test_windows import CONTEXT
 
 SECONDS = st.floats(1e-5, 10.0)
 STEPS = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 1 << 20), SECONDS, st.booleans()), max_size=40)
@@ -98,8 +102,43 @@ def test_what_is_known_of_a_draft_model_goes_along() -> None:
     knowledge = knowledge_of(learned.speculation)
     take_up(knows.speculation, through_a_file(knowledge))
     assert knowledge_of(knows.speculation) == knowledge
-    assert knowledge.num_guessed == model_of(learned).num_guessed > 0
+    assert knowledge.num_guessed == min(model_of(learned).num_guessed, FIRST) > 0
     take_up(ignorant(), knowledge)  # the run has no draft model any longer
+
+
+def guesses_under_way(engine: Paired) -> int:
+    """How many a step computes that has asked and is not done."""
+    slots = np.arange(len(engine.said))
+    asked = Asked(slots, slots.astype(np.uint64), np.array(engine.said), slots < 0, np.full(len(slots), 15), ())
+    assert engine.speculation.is_due(len(slots), CONTEXT)
+    return sum(map(len, engine.speculation.guess(asked, CONTEXT)))
+
+
+@pytest.mark.parametrize("under_way", [1, 2])
+def test_more_steps_with_guesses_in_a_row_than_there_may_be_count_as_so_many(under_way: int) -> None:
+    """Behind LATEST a step that measures, or one that had been asked for before the last of them was done."""
+    engine = Paired(4, 0.8, "CPU").run(100)
+    speculation = engine.speculation
+    speculation.ledger.since_plain = LATEST + 1 - under_way
+    if under_way == 1:
+        speculation.probes.trials.clear()
+    for num_drafted in [guesses_under_way(engine) for _ in range(under_way)]:
+        assert num_drafted
+        speculation.done(4, num_drafted, CONTEXT, 4, engine.forward_s(4 + num_drafted))
+    assert speculation.ledger.since_plain == LATEST + 1
+    knowledge, knows = through_a_file(knowledge_of(speculation)), ignorant()
+    take_up(knows, knowledge)
+    assert knows.ledger.since_plain == LATEST
+    assert not knows.ledger.may_guess
+
+
+def test_a_long_run_is_known_as_a_long_one() -> None:
+    learned = with_model("adaptive", 4, 0.9, 0.0005).speculation
+    assert learned.costly is not None
+    learned.costly.num_guessed = learned.cost.num_steps = 1 << 40
+    knowledge = knowledge_of(learned)
+    assert knowledge.pace is not None
+    assert (knowledge.num_guessed, knowledge.pace.num_steps) == (FIRST, MANY)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def hits(speculator: Speculator) -> list[int]:
 
 
 def test_each_instance_has_what_the_one_in_its_place_knew() -> None:
-    known = asked(*(rank_of(rank, TWO, knowing(rank)) for rank in (0, 1))).told()
+    known, _ = asked(*(rank_of(rank, TWO, knowing(rank)) for rank in (0, 1))).told()
     assert [(one.role, one.instance) for one in known] == [("actor", 0), ("actor", 1)]
     after = [ignorant(), ignorant()]
     assert asked(*(rank_of(rank, TWO, after[rank]) for rank in (0, 1))).take_up(known) == []
@@ -86,7 +86,7 @@ def test_each_instance_has_what_the_one_in_its_place_knew() -> None:
 
 def test_who_computes_otherwise_takes_up_acceptance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two instances one rank of another plan drafts for both, and says what it learns anew; the other is told."""
-    known = asked(*(rank_of(rank, TWO, knowing(rank)) for rank in (0, 1))).told()
+    known, _ = asked(*(rank_of(rank, TWO, knowing(rank)) for rank in (0, 1))).told()
     drafts = ignorant()
     ranks = rank_of(0, TP2, drafts), rank_of(1, TP2, NoSpeculation())
     notes = asked(*ranks).take_up(known)
@@ -102,13 +102,23 @@ def test_who_computes_otherwise_takes_up_acceptance_alone(monkeypatch: pytest.Mo
 
 def test_who_guesses_nothing_or_a_fixed_length_has_learned_nothing() -> None:
     fixed = Speculator(4, PoolDrafter(least_bytes()))
-    assert asked(rank_of(0, TWO, NoSpeculation()), rank_of(1, TWO, fixed)).told() == []
-    known = asked(rank_of(0, TWO, knowing())).told()
+    assert asked(rank_of(0, TWO, NoSpeculation()), rank_of(1, TWO, fixed)).told() == ([], [])
+    known, _ = asked(rank_of(0, TWO, knowing())).told()
     assert asked(rank_of(0, TWO, NoSpeculation()), rank_of(1, TWO, fixed)).take_up(known) == []
     assert hits(fixed) == []
 
 
+def test_what_does_not_fit_is_left_out_and_said() -> None:
+    """Seconds of a clock that went back, say."""
+    broken = knowing(0)
+    broken.speculation.looking.took(-1.0)
+    known, notes = asked(rank_of(0, TWO, broken), rank_of(1, TWO, knowing(1))).told()
+    assert [one.instance for one in known] == [1]
+    begins = "what rank 0 has learned of those of actor is not kept: `looking_s.0`: input should be greater than"
+    assert [note.startswith(begins) for note in notes] == [True]
+
+
 def test_answers_travel() -> None:
-    known = asked(rank_of(0, TWO, knowing())).told()
-    assert TellKnowledge.result_of(KnowledgeTold(known).to_message()).known == known
+    known, _ = asked(rank_of(0, TWO, knowing())).told()
+    assert TellKnowledge.result_of(KnowledgeTold(known, ["a note"]).to_message()) == KnowledgeTold(known, ["a note"])
     assert TakeUpKnowledge.result_of(KnowledgeTaken(["a note"]).to_message()).notes == ["a note"]

@@ -17,6 +17,7 @@ from plait.data.package_file import cache_folder
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.output import write_file
+from plait.settings import what_is_refused
 
 FORM = FileForm("profile")
 
@@ -39,9 +40,7 @@ def load_profile(path: Path) -> Profile:
     try:
         return Profile.model_validate({key: value for key, value in record.items() if key not in ("format", "version")})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}: `{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        raise DataError(f"{path}: {what_is_refused(error)}") from None
 
 
 def profile_path(profile: Profile) -> Path:

@@ -236,7 +236,8 @@ class Session:
             tensors, opened = stored_drawn(self.batches.whole)
             trained = trained_roles(self.prepared.models)
             state = {"done": vars(self.done), "offsets": offsets, "trained": trained, **opened}
-            self.store.save(self.done.step, tensors, state, writing_parts(self.workers, self.recipe))
+            parts = writing_parts(self.workers, self.recipe, self.progress.message)
+            self.store.save(self.done.step, tensors, state, parts)
         except OSError as error:
             raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
         except RunError:

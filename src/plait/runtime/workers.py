@@ -55,8 +55,8 @@ class KnownTexts(Protocol):
 class GuessKnowledge(Protocol):
     """What engines that guess have learned, each rank its own."""
 
-    def told(self) -> list[Known]:
-        """That of all instances that have learned something."""
+    def told(self) -> tuple[list[Known], list[str]]:
+        """That of all instances that have learned something; what of it is left out, in words."""
         ...
 
     def take_up(self, known: Sequence[Known]) -> list[str]:

@@ -14,12 +14,13 @@ from pydantic import Field, field_validator, model_validator
 
 from plait.kernels.draft_lookup import CELLS, NUM_CONFIDENCES
 from plait.settings import Settings
+from plait.speculation.costly import FIRST
 from plait.speculation.counts import MOST_PLACES
 from plait.speculation.ledger import LATEST, REST
 from plait.speculation.margin import WINDOW
 from plait.speculation.probes import PROBED
 from plait.speculation.speculation import Speculation
-from plait.speculation.step_cost import LAST, MOST_BUCKETS, Step
+from plait.speculation.step_cost import LAST, MANY, MOST_BUCKETS, Step
 
 Seconds = Annotated[float, Field(ge=0)]
 Times = Annotated[tuple[Seconds, ...], Field(max_length=LAST)]
@@ -33,6 +34,7 @@ class Pace(Settings):
     buckets: tuple[tuple[Step, ...], ...] = Field(max_length=MOST_BUCKETS)
     """See `StepCost.buckets`."""
     num_steps: int = Field(ge=0)
+    """Up to MANY: more make no difference."""
     step_s: Times
     looking_s: Times
     thinking_s: Times
@@ -44,6 +46,7 @@ class Pace(Settings):
     window: tuple[tuple[Seconds, Seconds], ...] = Field(max_length=WINDOW - 1)
     """See `Ledger`, as the next two."""
     since_plain: int = Field(ge=0, le=LATEST)
+    """Up to LATEST, as `num_steps`: steps that measure, and such as were under way already, follow even then."""
     resting: int = Field(ge=0, le=REST)
     gain: float = Field(ge=0)
     """See `Speculation`."""
@@ -82,7 +85,7 @@ class Knowledge(Settings):
     model_confidences: tuple[tuple[tuple[Seconds, ...], ...], ...] | None
     """[G, K, N]: how often guesses of the draft model had each; None: there is none."""
     num_guessed: int = Field(ge=0)
-    """Tokens that the draft model guessed."""
+    """Tokens that the draft model guessed, up to FIRST: more make no difference."""
     model_pays: bool
     """Whether it was expected to gain when that was asked last."""
     pace: Pace | None
@@ -144,7 +147,11 @@ class Known(Settings):
 
 def knowledge_of(speculation: Speculation) -> Knowledge:
     """What `adaptive` speculation has learned. What it still has to conclude from that it concludes first, so that who
-    goes on and who takes it up decide alike."""
+    goes on and who takes it up decide alike.
+
+    Raises:
+        ValidationError: something of it is not what it should be, such as seconds that a clock made negative.
+    """
     acceptance, costly = speculation.acceptance, speculation.costly
     acceptance.settle()
     trials_C, hits_C = acceptance.learned
@@ -154,7 +161,7 @@ def knowledge_of(speculation: Speculation) -> Knowledge:
         trials=tuple(trials_C[cells].tolist()),
         hits=tuple(hits_C[cells].tolist()),
         model_confidences=None if costly is None else tuple(tuple(map(tuple, of)) for of in costly.shares_GKC.tolist()),
-        num_guessed=0 if costly is None else costly.num_guessed,
+        num_guessed=0 if costly is None else min(costly.num_guessed, FIRST),
         model_pays=costly is not None and costly.pays,
         pace=_pace_of(speculation),
     )
@@ -166,14 +173,14 @@ def _pace_of(speculation: Speculation) -> Pace:
     ledger.cost.settle()
     return Pace(
         buckets=ledger.cost.buckets,
-        num_steps=ledger.cost.num_steps,
+        num_steps=min(ledger.cost.num_steps, MANY),
         step_s=ledger.step.last,
         looking_s=speculation.looking.last,
         thinking_s=() if costly is None else costly.thinking.last,
         probes=tuple((*key, trials) for key, trials in speculation.probes.trials.items()),
         margin=tuple(map(tuple, ledger.margin.steps_W2.tolist())),
         window=tuple(ledger.window),
-        since_plain=ledger.since_plain,
+        since_plain=min(ledger.since_plain, LATEST),
         resting=ledger.resting,
         gain=speculation.gain,
     )

@@ -20,10 +20,11 @@ class GuessKnowledge:
         self._announcer = announcer
         self._ranks = tuple(range(num_ranks))
 
-    def told(self) -> list[Known]:
+    def told(self) -> tuple[list[Known], list[str]]:
         """See GuessKnowledge.told."""
         answers = self._announcer.ask(self._ranks, TellKnowledge(), "what it has learned of guesses")
-        return [known for answer in answers for known in answer.known]
+        known = [known for answer in answers for known in answer.known]
+        return known, [note for answer in answers for note in answer.notes]
 
     def take_up(self, known: Sequence[Known]) -> list[str]:
         """See GuessKnowledge.take_up."""

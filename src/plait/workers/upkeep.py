@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pydantic import ValidationError
 
 from plait.cost.machine import machine_name
 from plait.data.records import Sample
+from plait.generation.speculates import Speculates
 from plait.models.files.finite import Broken
 from plait.policy.decode_ring import StageUse
 from plait.schedule.timeline import Span
 from plait.schedule.work import Work
+from plait.settings import what_is_refused
 from plait.speculation.knowledge import Circumstances, Known
 from plait.workers.messages import Message, Plain, pack_samples, unpack_samples
 from plait.workers.peak_memory import peak_bytes
@@ -192,31 +195,39 @@ class TellKnowledge(Plain):
         return ""
 
     def run(self, rank_state: RankState) -> Work[KnowledgeTold]:
-        told = []
+        told, notes = [], []
         for role, role_state in rank_state.roles.items():
-            knowledge = None if role_state.engine is None else role_state.engine.speculates.knowledge()
-            if knowledge is not None:
-                circumstances = _circumstances(rank_state, role)
-                instance = _instance(rank_state, role)
-                told.append(Known(role=role, instance=instance, circumstances=circumstances, knowledge=knowledge))
-        return KnowledgeTold(told)
+            if role_state.engine is None:
+                continue
+            try:
+                known = _known(rank_state, role, role_state.engine.speculates)
+            except ValidationError as error:  # it is worth no checkpoint
+                why = what_is_refused(error)
+                notes.append(f"what rank {rank_state.rank} has learned of those of {role} is not kept: {why}")
+                continue
+            told += [] if known is None else [known]
+        return KnowledgeTold(told, notes)
         yield
 
     @staticmethod
     def result_of(message: Message) -> KnowledgeTold:
-        return KnowledgeTold(_unpacked(message))
+        return KnowledgeTold(_unpacked(message), message.header["notes"])
 
 
 @dataclass(frozen=True)
 class KnowledgeTold:
-    """An answer: of each role that guesses on the rank."""
+    """An answer: of each role that guesses on the rank.
+
+    notes: what of it is left out, in words
+    """
 
     known: Sequence[Known]
+    notes: Sequence[str]
 
     kind: ClassVar[str] = "knowledge-told"
 
     def to_message(self) -> Message:
-        return _packed(self.known, self.kind)
+        return Message({"known": _packed(self.known), "notes": list(self.notes)}, kind=self.kind)
 
 
 @dataclass(frozen=True)
@@ -232,7 +243,7 @@ class TakeUpKnowledge:
         return ""
 
     def to_message(self) -> Message:
-        return _packed(self.known, self.kind)
+        return Message({"known": _packed(self.known)}, kind=self.kind)
 
     @classmethod
     def of(cls, message: Message) -> TakeUpKnowledge:
@@ -267,6 +278,15 @@ class KnowledgeTaken(Plain):
     kind: ClassVar[str] = "knowledge-taken"
 
 
+def _known(rank_state: RankState, role: str, speculates: Speculates) -> Known | None:
+    """What an engine of this rank has learned; None: it learns nothing. Raises ValidationError."""
+    knowledge = speculates.knowledge()
+    if knowledge is None:
+        return None
+    circumstances, instance = _circumstances(rank_state, role), _instance(rank_state, role)
+    return Known(role=role, instance=instance, circumstances=circumstances, knowledge=knowledge)
+
+
 def _instance(rank_state: RankState, role: str) -> int:
     """The place of this rank's instance among those of a role."""
     layouts = rank_state.places[role].generate
@@ -292,8 +312,8 @@ def _circumstances(rank_state: RankState, role: str) -> Circumstances:
     )
 
 
-def _packed(known: Sequence[Known], kind: str) -> Message:
-    return Message({"known": [each.model_dump(mode="json") for each in known]}, kind=kind)
+def _packed(known: Sequence[Known]) -> list[dict[str, Any]]:
+    return [each.model_dump(mode="json") for each in known]
 
 
 def _unpacked(message: Message) -> list[Known]:

@@ -40,8 +40,8 @@ class Workers:
         self.guess_knowledge = self
         self.taken: list[Any] = []
 
-    def told(self) -> list[Known]:
-        return [known()]
+    def told(self) -> tuple[list[Known], list[str]]:
+        return [known()], ["that of rank 1 is not kept"]
 
     def take_up(self, known: list[Known]) -> list[str]:
         self.taken += known
@@ -50,20 +50,20 @@ class Workers:
 
 def test_it_stands_beside_the_checkpoint_and_comes_back(tmp_path: Path) -> None:
     workers: Any = Workers()
-    recipe = recipe_of()
-    digests, added = writing_parts(workers, recipe)(tmp_path)
+    recipe, said = recipe_of(), []
+    digests, added = writing_parts(workers, recipe, said.append)(tmp_path)
     assert (digests, added) == ({"masters": "its digest"}, {"counts": {}}), "the manifest has nothing of it"
-    said: list[str] = []
     take_up_guesses(workers, recipe, tmp_path, said.append)
     assert workers.taken == [known()]
-    assert said == ["guesses of next tokens: rank 0 learns anew"]
+    begins = "guesses of next tokens: "
+    assert said == [f"{begins}that of rank 1 is not kept", f"{begins}rank 0 learns anew"]
 
 
 @pytest.mark.parametrize("speculation", ["off", 4])
 def test_where_nothing_is_learned_nothing_is_kept(tmp_path: Path, speculation: str | int) -> None:
     workers: Any = Workers()
     recipe = recipe_of(speculation)
-    writing_parts(workers, recipe)(tmp_path)
+    writing_parts(workers, recipe, workers.taken.append)(tmp_path)
     take_up_guesses(workers, recipe, tmp_path, workers.taken.append)
     assert not workers.taken
     assert not list(tmp_path.iterdir())
@@ -73,7 +73,7 @@ def test_what_is_gone_or_damaged_is_said_and_passed_over(tmp_path: Path) -> None
     workers: Any = Workers()
     recipe, path, said = recipe_of(), tmp_path / NAME, []
     take_up_guesses(workers, recipe, tmp_path, said.append)
-    writing_parts(workers, recipe)(tmp_path)
+    writing_parts(workers, recipe, [].append)(tmp_path)
     whole = json.loads(path.read_text())
     of_actor = whole["engines"][0]
     path.write_text(json.dumps(whole)[:100])

@@ -8,7 +8,7 @@ and said.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,29 @@ from plait.output import write_file
 from plait.recipes.engine_checks import learns_of_guesses
 from plait.recipes.recipe import Recipe
 from plait.runtime.workers import Workers
+from plait.settings import what_is_refused
 from plait.speculation.knowledge import Known
 
 NAME = "guesses.json"
 FORM = FileForm("guesses")
 
 
-def writing_parts(workers: Workers, recipe: Recipe) -> WriteParts:
+def writing_parts(workers: Workers, recipe: Recipe, tell: Callable[[str], None]) -> WriteParts:
     """Writes what ranks have of a checkpoint and, where engines learn of guesses, NAME beside it: that is not in the
-    manifest."""
+    manifest.
+
+    Args:
+        tell: is told which engines are left out there.
+    """
 
     def write(folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
         written = workers.checkpoint.save(folder)
         if learns_of_guesses(recipe):
-            known = [each.model_dump(mode="json") for each in workers.guess_knowledge.told()]
-            record = {"format": FORM.format, "version": FORM.version, "engines": known}
+            known, notes = workers.guess_knowledge.told()
+            engines = [each.model_dump(mode="json") for each in known]
+            record = {"format": FORM.format, "version": FORM.version, "engines": engines}
             write_file(folder / NAME, json.dumps(record) + "\n")
+            _tell_all(notes, tell)
         return written
 
     return write
@@ -55,8 +62,7 @@ def take_up_guesses(workers: Workers, recipe: Recipe, folder: Path, tell: Callab
         notes = workers.guess_knowledge.take_up(read_known(folder / NAME))
     except DataError as error:
         notes = [f"all that was learned of them is learned anew: {error}"]
-    for note in notes:
-        tell(f"guesses of next tokens: {note}")
+    _tell_all(notes, tell)
 
 
 def read_known(path: Path) -> list[Known]:
@@ -71,6 +77,9 @@ def read_known(path: Path) -> list[Known]:
     try:
         return [Known.model_validate(each) for each in engines]
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}: `{key}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        raise DataError(f"{path}: {what_is_refused(error)}") from None
+
+
+def _tell_all(notes: Sequence[str], tell: Callable[[str], None]) -> None:
+    for note in notes:
+        tell(f"guesses of next tokens: {note}")
