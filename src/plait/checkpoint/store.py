@@ -7,6 +7,7 @@
             NAME.layout.json      which file has which part of what
             state.json            everything else
             manifest.json         length and CRC-32 of all of them
+            guesses.json          of engines that learn of guesses; without it, as in older ones, it is whole
         step-13.tmp/              being written, or left by a killed process: ignored, then removed
         step-12.replaced/         while step 12 is saved a second time; counts as step 12 until that one stands
 
@@ -111,7 +112,7 @@ class CheckpointStore:
         """Write the checkpoint of `step`, prune, and return its folder.
 
         write_parts: writes further files into the folder that it is given, in which nothing else is yet, and returns
-        their digests, and what is added to `state`.
+        the digests of those without which the checkpoint is not whole, and what is added to `state`.
 
         tensors: any shapes, devices and dtypes of `_DTYPE_NAMES`; read one after the other, with no copy of those
         that are contiguous on the CPU. state: JSON values with string keys; floats come back bit by bit, NaN and

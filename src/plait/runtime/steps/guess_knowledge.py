@@ -25,7 +25,7 @@ from plait.settings import what_is_refused
 from plait.speculation.knowledge import Known
 
 NAME = "guesses.json"
-FORM = FileForm("guesses")
+FORM = FileForm("guess-record")
 
 
 def writing_parts(workers: Workers, recipe: Recipe, tell: Callable[[str], None]) -> WriteParts:
