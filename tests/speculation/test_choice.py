@@ -96,6 +96,16 @@ def test_with_little_left_a_lone_sample_stakes_less(room_s: float, computed: int
     assert many.best.lengths_B.tolist() == [1] * 4
 
 
+def test_what_is_staked_with_heed_need_not_gain_enough_by_itself() -> None:
+    """Two guesses gain 1.22 / 1.16, five percent, one 1.13 / 1.095, three, and is worth more for what it leaves: that
+    something gains enough is asked of the two."""
+    found = weighed(
+        np.array([1.0, 1.095, 1.16]), np.array([[0.13, 0.09]]), np.array([2]), room_s=0.3, share=0.6, look_s=0.03
+    )
+    assert found.best.lengths_B.tolist() == [1]
+    assert found.best.gain == pytest.approx(1.22 / 1.16)
+
+
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_what_is_decided_at_once_is_what_arrays_say(num_samples: int, most: int, seed: int) -> None:
     """The same by sorting and sums over all guesses."""

@@ -150,7 +150,9 @@ def choose(survival_BK, lengths_B, seconds_M1, prices_M1, room_s, share, more_s,
         look_s: that each of the next guesses takes beside its rows; inf: nothing has to be left for them.
 
     Returns:
-        m ≤ M to be computed, their expected tokens per second against none, the most of all against none.
+        m ≤ M to be computed, the most expected tokens per second of those that are allowed against none, the most of
+        all against none. With less m may be computed for what is left to later steps, so its own tell nothing of
+        whether anything should be.
     """
     num_samples, num_tokens = len(lengths_B), len(samples_M)
     places_M, survival_M = np.empty(num_tokens, np.int64), np.empty(num_tokens)
@@ -161,9 +163,10 @@ def choose(survival_BK, lengths_B, seconds_M1, prices_M1, room_s, share, more_s,
         allowed_M1[at] = at == 0 or (prices_M1[at] <= room_s and expected_s <= share * room_s)
         with_more_M1[at] = seconds_M1[at] + more_s
     best, most_gain = _most_per_second(survival_M, with_more_M1, num_samples, allowed_M1, gains_M1)
+    chosen = best
     if best > 0 and look_s < np.inf:
-        best = _with_heed(best, survival_M, places_M, seconds_M1, allowed_M1, gains_M1, room_s, look_s)
-    return best, gains_M1[best], most_gain
+        chosen = _with_heed(best, survival_M, places_M, seconds_M1, allowed_M1, gains_M1, room_s, look_s)
+    return chosen, gains_M1[best], most_gain
 
 
 @njit(nogil=True, error_model="numpy")

@@ -70,8 +70,8 @@ class Weighed:
     allowed_M1: NDArray[np.bool_]
     """Whether the margin covers the first so many."""
     best: Choice
-    """The first m of them, of those that are allowed, with the largest (B + S(m)) / T(B + m); none, where that gains
-    too little."""
+    """The first m of them, of those that are allowed, with the largest (B + S(m)) / T(B + m), or fewer, where something
+    should be left; none, where those gain too little."""
 
 
 def weigh(
@@ -86,7 +86,7 @@ def weigh(
     """
     num_tokens = len(seconds_M1) - 1
     samples_M, allowed_M1 = np.empty(num_tokens, np.int64), np.empty(num_tokens + 1, bool)
-    best, gain, most_gain = draft_choice.choose(
+    chosen, gain, most_gain = draft_choice.choose(
         guesses.survival_BK,
         guesses.lengths_B,
         seconds_M1,
@@ -98,8 +98,8 @@ def weigh(
         samples_M,
         allowed_M1,
     )
-    chosen = first(samples_M, best if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
-    return Weighed(samples_M, allowed_M1, chosen)
+    best = first(samples_M, chosen if gain >= LEAST_GAIN else 0, len(guesses.lengths_B), most_gain)
+    return Weighed(samples_M, allowed_M1, best)
 
 
 def share_of(num_samples: int) -> float:
