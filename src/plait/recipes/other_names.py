@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 
 FILE = Path(__file__).with_name("other_names.yaml")
-_ANYWHERE = frozenset({"path", "name", "enable", "type", "mode", "n", "dtype", "strategy", "len", "device", "logger"})
+_ANYWHERE = frozenset(
+    "path name enable type mode n dtype strategy len device logger steps estimator".split()  # noqa: SIM905
+)
 """Last parts of dotted names that alone say too little."""
 
 
