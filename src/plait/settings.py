@@ -46,14 +46,20 @@ class Settings(BaseModel):
             _check(leaf, kinds, most)
         return value
 
-    def _check_read(self, switch: str, remedy: str, *keys: str) -> None:
+    def check_read(self) -> None:
+        """Raises ValueError where a key is set that has no effect without another, which is left off.
+
+        It is no validator: what a run has begun with is read without it (`Recipe.letting_be`).
+        """
+
+    def _check_switch(self, switch: str, remedy: str, *keys: str) -> None:
         """Raises ValueError where one of `keys`, which are read with `switch` alone, is set, but `switch` is off by
         itself. Who states that it is off keeps them for another time.
 
         Args:
             remedy: how it is set.
         """
-        if switch in self.model_fields_set or getattr(self, switch):
+        if switch in self.model_fields_set or getattr(self, switch) not in _OFF:
             return
         for key in keys:
             if getattr(self, key) != type(self).model_fields[key].get_default():
@@ -136,6 +142,9 @@ def what_is_refused(error: ValidationError) -> str:
 def _refusal(expected: str) -> PydanticCustomError:
     return PydanticCustomError("kind", "{expected}", {"expected": expected})
 
+
+_OFF = (0, None, "off")
+"""Values of a key, False among them, with which those that depend on it are not read."""
 
 _SWITCHES = ("yes", "no", "on", "off", "true", "false")
 """Texts that a key of true or false takes too."""

@@ -181,7 +181,6 @@ def test_a_batch_used_once_has_a_ratio_to_corrected_samples_only() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"correction_high": 3.0}, "correction is off"),
         ({"correction": "tis", "correction_low": 0.5}, "only bounds weights from above"),
         ({"correction": "icepop", "correction_low": 6.0}, "which are none"),
         ({"correction": "tis", "old_logprobs": "engine"}, "takes the engine's for both"),

@@ -137,7 +137,7 @@ ONE_PROCESS: dict[str, Case] = {
     "killed.grpo.bfloat16": Case(GRPO | _BF16 | _SAVING, kills=(1, 2)),
     "killed.ppo.float32": Case(PPO | _F32 | _SAVING, kills=(2,)),
     "stages.film.float32": Case(
-        COMMON | _F32 | {"evaluation.items": 0},
+        COMMON | _F32,
         stages={
             "sft": {"algorithm": "sft", "data": {"source": "inputs/examples.jsonl"}, "lora": {"rank": 2}},
             "reward_model": {

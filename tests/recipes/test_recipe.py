@@ -12,7 +12,7 @@ from plait.algorithms.ppo import PPOOptions
 from plait.errors import ConfigError
 from plait.recipes.keys import parse_overrides
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe, validate_options
+from plait.recipes.recipe_file import check_read, load_recipe, validate_options
 from plait.recipes.stages import load_stages
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -196,16 +196,39 @@ def test_algorithm_options_are_checked_against_their_class() -> None:
         validate_options(Own, {})
 
 
+def test_options_of_other_places_and_unlike_ones_are_answered_so() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown key `options\.beam`$"):
+        validate_options(GRPOOptions, {"beam": 4})
+    with pytest.raises(
+        ConfigError, match=r"^unknown key `options\.estimator`; did you mean `options\.kl_estimator`\?$"
+    ):
+        validate_options(GRPOOptions, {"estimator": "k3"})
+    with pytest.raises(
+        ConfigError, match=r"^unknown key `options\.steps`; `steps` stands beside `options`, not in it$"
+    ):
+        validate_options(GRPOOptions, {"steps": 100})
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "switch"), [("lora.alpha", 16, "lora.rank"), ("evaluation.every", 5, "evaluation.items")]
+    ("key", "value", "switch"),
+    [
+        ("lora.alpha", 16, "lora.rank"),
+        ("evaluation.every", 5, "evaluation.items"),
+        ("evaluation.show", 3, "evaluation.items"),
+        ("reference.mixup", 0.5, "reference.sync_every"),
+    ],
 )
 def test_a_key_without_its_switch_is_refused_unless_that_is_said_to_be_off(key: str, value: int, switch: str) -> None:
     section, name = key.split(".")
+
+    def check(*stated: tuple[str, int]) -> None:
+        check_read(section, getattr(load_recipe(None, [*BASE, (key, value), *stated]), section))
+
     said = f"^key `{section}`: {name} is set, but has no effect without .*; set `{switch}` above 0$"
     with pytest.raises(ConfigError, match=said):
-        load_recipe(None, [*BASE, (key, value)])
-    load_recipe(None, [*BASE, (key, value), (switch, 0)])
-    load_recipe(None, [*BASE, (key, value), (switch, 4)])
+        check()
+    check((switch, 0))
+    check((switch, 4))
 
 
 def test_an_option_without_its_switch_is_refused() -> None:
@@ -213,7 +236,11 @@ def test_an_option_without_its_switch_is_refused() -> None:
         validate_options(GRPOOptions, {"kl_in": "reward"})
     with pytest.raises(ConfigError, match="overlong_penalty is set, but has no effect without overlong_buffer_tokens"):
         validate_options(GRPOOptions, {"overlong_penalty": 2.0})
+    with pytest.raises(ConfigError, match="correction_high is set, but has no effect without correction; set `options"):
+        validate_options(GRPOOptions, {"correction_high": 3.0})
+    validate_options(GRPOOptions, {"correction_high": 3.0, "correction": "off"})
     validate_options(GRPOOptions, {"kl_in": "reward", "kl_coef": 0})
+    validate_options(GRPOOptions, {"kl_in": "reward"}, lets_be=True)
     validate_options(PPOOptions, {"kl_in": "loss", "kl_estimator": "k3"})
 
 

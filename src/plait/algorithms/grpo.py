@@ -7,10 +7,8 @@ DAPO, Dr. GRPO and GSPO are settings of the options below; `docs/algorithms.md` 
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from plait.algorithms.advantages import FloatArray, centred, standardised
 from plait.algorithms.kl import KLPlace
@@ -39,11 +37,10 @@ class GRPOOptions(KLInLossOptions):
     dynamic_sampling: bool = Field(False, description="draw prompts until no group of the step has equal scores (DAPO)")
     max_sampling_rounds: int = Field(10, ge=1, description="draws of dynamic_sampling, the first one included")
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
-        self._check_read("overlong_buffer_tokens", "`options.overlong_buffer_tokens` above 0", "overlong_penalty")
-        self._check_read("dynamic_sampling", "`options.dynamic_sampling` to true", "max_sampling_rounds")
-        return self
+    def check_read(self) -> None:
+        super().check_read()
+        self._check_switch("overlong_buffer_tokens", "`options.overlong_buffer_tokens` above 0", "overlong_penalty")
+        self._check_switch("dynamic_sampling", "`options.dynamic_sampling` to true", "max_sampling_rounds")
 
 
 def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref: Role | None = None) -> None:

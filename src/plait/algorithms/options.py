@@ -63,17 +63,12 @@ class PolicyOptions(UpdateOptions):
     correction_low: float | None = Field(None, gt=0, description="least weight of `correction`; null: the field's")
     correction_high: float | None = Field(None, gt=0, description="largest weight of `correction`; null: the field's")
 
-    @model_validator(mode="after")
-    def _check_kl_estimator(self) -> Self:
-        self._check_read("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
-        return self
+    def check_read(self) -> None:
+        self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
+        self._check_switch("correction", "`options.correction`", "correction_low", "correction_high")
 
     @model_validator(mode="after")
     def _check_correction(self) -> Self:
-        bounds = {"correction_low": self.correction_low, "correction_high": self.correction_high}
-        stated = [name for name, value in bounds.items() if value is not None]
-        if self.correction is Correction.OFF and stated:
-            raise ValueError(f"{stated[0]} is set, but correction is off; set `options.correction`")
         if self.correction is Correction.TIS and self.correction_low is not None:
             raise ValueError("correction: tis only bounds weights from above; remove `options.correction_low`")
         if (bound := self.corrected) is not None and bound.low is not None and bound.low >= bound.high:
@@ -123,9 +118,12 @@ class KLInLossOptions(PolicyOptions):
         False, description="multiply the KL in the loss (k1 or k3) by the probability ratio: the KL's unbiased gradient"
     )
 
+    def check_read(self) -> None:
+        super().check_read()
+        self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_in", "weigh_kl_by_ratio")
+
     @model_validator(mode="after")
     def _check_weighing(self) -> Self:
-        self._check_read("kl_coef", "`options.kl_coef` above 0", "kl_in", "weigh_kl_by_ratio")
         if self.weigh_kl_by_ratio and self.kl_in is not KLPlace.LOSS:
             raise ValueError(
                 "weigh_kl_by_ratio is about the KL in the loss, but kl_in is reward; set `options.kl_in` to loss or "

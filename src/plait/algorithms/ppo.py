@@ -49,13 +49,16 @@ class PPOOptions(CriticOptions):
                 "whiten_rewards and reward_norm both divide rewards by a deviation; set `options.whiten_rewards` to "
                 "false or `options.reward_norm` to none"
             )
-        self._check_read("target_kl", "`options.target_kl`", "kl_horizon")
         if self.target_kl is not None and self.kl_coef == 0:
             raise ValueError(
                 "target_kl needs a weight of the KL to begin with; set `options.kl_coef` above 0 or "
                 "`options.target_kl` to null"
             )
         return self
+
+    def check_read(self) -> None:
+        super().check_read()
+        self._check_switch("target_kl", "`options.target_kl`", "kl_horizon")
 
     @property
     def kl_controller(self) -> KLController | None:

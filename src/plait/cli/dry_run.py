@@ -54,6 +54,8 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
     """
     if nodes > 1 and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
         recipe = recipe.model_copy(update={"devices": nodes * num_devices(recipe)})
+    if resume:
+        recipe = recipe.letting_be()
     with claim(recipe, resume=resume):
         if (shape := shape_of(recipe)) is not None:
             print_shape(outline(recipe), shape, nodes)
@@ -119,7 +121,7 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
         console.print(staleness_text(prepared.recipe, prepared.flow, prepared.models, plan, foretold))
     copied = OffloadPolicy(prepared.models, plan, adapted=prepared.recipe.lora.rank > 0).scores_with_copies
     hidden = nothing_to_hide(plan, prepared.flow, [model.role for model in prepared.models], copied)
-    if plan.num_ranks > 1 and hidden:
+    if hidden and (plan.num_ranks > 1 or prepared.recipe.fusion_rule.is_stated):
         console.print(f"fusion has nothing to hide: {hidden}")
     for better in better_orders(prepared.recipe, prepared.models, plan):
         console.print(_order_text(better))

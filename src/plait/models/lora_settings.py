@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from plait.settings import Settings
 
@@ -22,10 +22,8 @@ class LoraSettings(Settings):
         description="names of the adapted linear layers, such as q_proj; all-linear: every one of the decoder layers",
     )
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
-        self._check_read("rank", "`lora.rank` above 0", "alpha", "target_modules")
-        return self
+    def check_read(self) -> None:
+        self._check_switch("rank", "`lora.rank` above 0", "alpha", "target_modules")
 
     @property
     def scaling(self) -> float:

@@ -52,11 +52,13 @@ def trace_algorithm(
     name: str | None = None,
     *,
     max_staleness: int = 0,
+    lets_be: bool = False,
 ) -> Dataflow:
     """Check `options` against the class that the flow's `options` parameter is annotated with, and trace the flow.
 
     Args:
         max_staleness: of the recipe; above 0 options that may correct for it do, unless they say otherwise.
+        lets_be: options may be without effect (`Recipe.lets_be`).
 
     Raises:
         ConfigError: an option is unknown or does not fit. FlowError: see `options_class`, `dataflow.trace`.
@@ -69,7 +71,7 @@ def trace_algorithm(
         options = cls.of_older_samples(options)
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
         said = partial(_said_of_others, title_of(flow))
-        checked = None if cls is None else validate_options(cls, options, said)
+        checked = None if cls is None else validate_options(cls, options, said, lets_be=lets_be)
     if may_lag:
         checked.check_older_samples()
     return trace(flow, roles=roles, options=checked, name=name)

@@ -13,6 +13,7 @@ from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import check_read
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
 from plait.schedule.needs import needs_of
 from plait.settings import Settings
@@ -171,7 +172,7 @@ def _set_in(section: Settings, plain: Settings | None) -> str:
 
 
 def check_unused(flow: Dataflow, recipe: Recipe) -> None:
-    """Raises ConfigError where a section says something that this flow has no use for."""
+    """Raises ConfigError where a section says something that this flow, or the rest of the section, has no use for."""
     generates = bool(flow.of_kind(CallKind.GENERATE))
     sections = (
         ("reward", "reward" in flow.roles),
@@ -195,6 +196,9 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
                 f"`{name}` is set, but the flow `{flow.name}` {what}; remove the section `{name}`"
                 f"{_set_in(section, plain)}"
             )
+    for name in ("reference", "lora", "evaluation"):
+        if not recipe.lets_be(name):
+            check_read(name, getattr(recipe, name))
     if recipe.reference.sync_every and recipe.lora.rank:
         raise ConfigError(
             f"`reference.sync_every` is {recipe.reference.sync_every}, but with adapters (`lora.rank` "

@@ -163,14 +163,18 @@ def unknown_key(key: str, value: Any = None) -> ConfigError:
     return ConfigError(f"unknown key `{key}`{near}")
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """`; did you mean …?`, or nothing when no valid name is near; a bare leaf name finds its section too."""
+def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
+    """`; did you mean …?`, or nothing when no valid name is near; a bare leaf name finds its section too.
+
+    Args:
+        prefix: put before the answer, and not compared.
+    """
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if not close:
         leaves = {full.rsplit(".", 1)[-1]: full for full in names}
         match = difflib.get_close_matches(name.rsplit(".", 1)[-1], list(leaves), n=1, cutoff=0.7)
         close = [leaves[match[0]]] if match else []
-    return f"; did you mean `{close[0]}`?" if close else ""
+    return f"; did you mean `{prefix}{close[0]}`?" if close else ""
 
 
 def shown(value: Any) -> str:

@@ -6,6 +6,7 @@ Torch-free.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil
@@ -58,10 +59,12 @@ class EvaluationSettings(Settings):
     )
     show: int = Field(6, ge=0, description="sample answers printed at the end")
 
+    def check_read(self) -> None:
+        keys = ("every", "temperature", "samples_per_prompt", "pass_at", "functions", "show")
+        self._check_switch("items", "`evaluation.items` above 0", *keys)
+
     @model_validator(mode="after")
     def _check_samples(self) -> Self:
-        read = ("every", "temperature", "samples_per_prompt", "pass_at", "functions")
-        self._check_read("items", "`evaluation.items` above 0", *read)
         if self.samples_per_prompt > 1 and self.temperature == 0:
             raise ValueError(
                 f"samples_per_prompt is {self.samples_per_prompt}, but at temperature 0 all answers to a prompt are "
@@ -90,16 +93,17 @@ class ReferenceSettings(Settings):
         0.6, gt=0, le=1, description="share of the policy in the reference that a sync makes; 1: a copy of the policy"
     )
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
-        if "mixup" in self.model_fields_set and self.mixup != 0.6 and self.sync_every == 0:
-            raise ValueError("mixup is set, but the reference stays as it began; set `reference.sync_every` above 0")
-        return self
+    def check_read(self) -> None:
+        self._check_switch("sync_every", "`reference.sync_every` above 0", "mixup")
 
 
 class CheckpointSettings(Settings):
     every: int = Field(25, ge=0, description="save every so many steps; 0: only at the end or when stopped")
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+SECTIONS = ("options", "reward", "cost", "reference", "lora", "evaluation")
+"""Those with keys that have no effect without others."""
 
 
 class Recipe(Settings):
@@ -203,6 +207,7 @@ class Recipe(Settings):
         "over them, by tokens: less memory",
     )
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also log to these")
+    _let_be: frozenset[str] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -217,6 +222,17 @@ class Recipe(Settings):
         if self.epochs is not None and "steps" in self.model_fields_set:
             raise ValueError(f"`steps` ({self.steps}) and `epochs` ({self.epochs:g}) are both set; give one of them")
         return self
+
+    def letting_be(self, sections: Iterable[str] = SECTIONS) -> Recipe:
+        """The same, of whose sections these may have keys without effect: a run has begun with them (which a later
+        rule must not keep from going on), or they are for other stages too."""
+        recipe = self.model_copy()
+        recipe._let_be = self._let_be | frozenset(sections)
+        return recipe
+
+    def lets_be(self, section: str) -> bool:
+        """Whether keys of a section may be without effect."""
+        return section in self._let_be
 
     @property
     def fusion_rule(self) -> FusionRule:

@@ -25,6 +25,7 @@ from plait.recipes.keys import (
 )
 from plait.recipes.other_names import answer
 from plait.recipes.recipe import Recipe
+from plait.settings import Settings
 from plait.yaml_text import parse
 
 
@@ -176,23 +177,46 @@ def option_names(cls: type[Any]) -> tuple[str, ...]:
 
 
 def validate_options(
-    cls: type[Any], options: Mapping[str, Any], elsewhere: Callable[[str], str] = lambda name: ""
+    cls: type[Any],
+    options: Mapping[str, Any],
+    elsewhere: Callable[[str], str] = lambda name: "",
+    *,
+    lets_be: bool = False,
 ) -> Any:
     """Build an algorithm's options from the recipe's `options` section, errors named as `options.KEY`.
 
     Args:
         elsewhere: what to say of an unknown option that other algorithms have; empty where none has.
+        lets_be: keys may be without effect (`Recipe.lets_be`).
 
     Raises:
-        ConfigError: a key is unknown, missing or ill-typed.
+        ConfigError: a key is unknown, missing, ill-typed, or without effect.
     """
     from pydantic import TypeAdapter
 
-    names = [f"options.{name}" for name in option_names(cls)]
+    names = option_names(cls)
     for name in options:
-        if names and (key := f"options.{name}") not in names:
-            raise ConfigError(f"unknown key `{key}`{answer(key) or elsewhere(name) or nearest(key, names)}")
+        if names and name not in names:
+            key = f"options.{name}"
+            said = answer(key) or elsewhere(name) or _said_of_own(name) or nearest(name, names, "options.")
+            raise ConfigError(f"unknown key `{key}`{said}")
     try:
-        return TypeAdapter(cls).validate_python(dict(options))
+        checked = TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
         raise ConfigError(_explain(error, "options")) from None
+    if isinstance(checked, Settings) and not lets_be:
+        check_read("options", checked)
+    return checked
+
+
+def _said_of_own(name: str) -> str:
+    """What to say of an unknown option that is a key of the recipe itself."""
+    return f"; `{name}` stands beside `options`, not in it" if name in Recipe.model_fields else ""
+
+
+def check_read(section: str, settings: Settings) -> None:
+    """Raises ConfigError where a key of a section is set that has no effect without another, which is left off."""
+    try:
+        settings.check_read()
+    except ValueError as error:
+        raise ConfigError(f"key `{section}`: {error}") from None

@@ -13,7 +13,8 @@ def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
     for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)):
         kinds = flow.call_kinds(role)
         if kinds:
-            _check_used(role, settings, scores="score" in kinds, flow=flow.name)
+            lets_be = recipe.lets_be(role)
+            _check_used(role, settings, scores="score" in kinds, flow=flow.name, lets_be=lets_be)
         if "score" not in kinds or settings.model is not None or settings.functions:
             continue
         if role == "cost" or not has_task:
@@ -23,7 +24,7 @@ def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
             )
 
 
-def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str) -> None:
+def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str, lets_be: bool) -> None:
     """Raises ConfigError where a key of a reward says something that nothing reads."""
     default = RewardSettings()
     alone = settings.model is not None and not settings.functions
@@ -34,9 +35,9 @@ def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str)
     elif settings.model is None:
         unread = {"model_weight": f"`{role}.model` is not"}
     of_task = {"task", "well_formed"} & set(settings.functions or (() if alone else ("task",)))
-    if scores and "task" not in of_task:
+    if scores and not lets_be and "task" not in of_task:
         unread["partial_credit"] = f"`task` is not among `{role}.functions`"
-    if scores and not of_task:
+    if scores and not lets_be and not of_task:
         unread["answer"] = f"neither `task` nor `well_formed` is among `{role}.functions`"
     if alone:
         unread |= {"weights": f"they are of `{role}.functions`, of which there are none (see `{role}.model_weight`)"}

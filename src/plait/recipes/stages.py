@@ -67,6 +67,7 @@ class Stages:
             recipe.options,
             (*MODEL_ROLES, *REWARD_ROLES),
             max_staleness=recipe.max_staleness,
+            lets_be=True,
         )
         models = role_models(flow, recipe)
         return ToCome(reference, scalar=any(model.trained for model in models) and main_role(models).scalar)
@@ -112,7 +113,7 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
         if not trust_run_code:
             check_origin(path, recipe, [*overrides, *mine])
         _check_references(str(name), recipe, list(recipes))
-        recipes[str(name)] = recipe
+        recipes[str(name)] = recipe.letting_be(common)  # a common key may be for another stage
     return Stages(recipes, path)
 
 

@@ -21,7 +21,7 @@ FLAG = "--trust-run-code"
 
 
 def user_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]], *, trust_run_code: bool = False) -> Recipe:
-    """`load_recipe`, of a recipe whose code is about to run.
+    """`load_recipe`, of a recipe whose code is about to run. What a run has begun with may have keys without effect.
 
     Raises:
         ConfigError: as there; or the file lies in the folder of a run, and names code that `overrides` do not name.
@@ -29,7 +29,7 @@ def user_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]], *, trus
     recipe = load_recipe(path, overrides)
     if path is not None and not trust_run_code:
         check_origin(path, recipe, overrides)
-    return recipe
+    return recipe if path is None or run_holding(path) is None else recipe.letting_be()
 
 
 def check_origin(path: Path, recipe: Recipe, overrides: Sequence[tuple[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -170,8 +171,8 @@ def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
     memory. (A file says itself what leaves, and a plan that was found fits.) Says what it changes, and what of the
     recipe has nothing to do in it."""
     recipe = run.recipe
-    if recipe.sequence_parallel and all(p.tp == 1 for p in plan.placements if p.mode == "train"):
-        say("`sequence_parallel` divides nothing: no call of the plan trains with tp above 1", file=sys.stderr)
+    for text in _said_of_idle_keys(recipe, plan):
+        say(text, file=sys.stderr)
     if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
         return plan
     parameters = parameters_of(run.models)
@@ -181,6 +182,20 @@ def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
         text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"
         say(text, file=sys.stderr)
     return plan
+
+
+def _said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    """What of a recipe has nothing to do in a plan, in words."""
+    decoding = [p for p in plan.placements if p.mode == "decode"]
+    instances = Counter[str]()
+    for p in decoding:
+        instances[p.call] += p.dp
+    if recipe.sequence_parallel and all(p.tp == 1 for p in plan.placements if p.mode == "train"):
+        yield "`sequence_parallel` divides nothing: no call of the plan trains with tp above 1"
+    if recipe.rebalance != "off" and all(count == 1 for count in instances.values()):
+        yield "`rebalance` moves nothing: no call of the plan generates in several instances"
+    if (recipe.sampling.stated_groups or 1) > 1 and all(p.pp == 1 for p in decoding):
+        yield "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1"
 
 
 def outline(
@@ -202,7 +217,11 @@ def outline(
     """
     algorithm = flow or load_flow(recipe.algorithm)
     dataflow = trace_algorithm(
-        algorithm, recipe.options, (*MODEL_ROLES, *REWARD_ROLES), max_staleness=recipe.max_staleness
+        algorithm,
+        recipe.options,
+        (*MODEL_ROLES, *REWARD_ROLES),
+        max_staleness=recipe.max_staleness,
+        lets_be=recipe.lets_be("options"),
     )
     check_calls(dataflow)
     generates = bool(dataflow.of_kind(CallKind.GENERATE))

@@ -36,7 +36,8 @@ def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str,
             if begun:
                 _check_sources(stages, name)
             claim(recipe, resume=begun).close()
-            prepared = prepare(stages.foreseen(name), to_come=stages.to_come(name))
+            foreseen = stages.foreseen(name)
+            prepared = prepare(foreseen.letting_be() if begun else foreseen, to_come=stages.to_come(name))
             with ExitStack() as stack:
                 open_pools(prepared, stack)
         except UserError as error:
@@ -101,7 +102,7 @@ def _steps(stages: Stages, name: str) -> int:
     recipe = stages.recipes[name]
     if recipe.epochs is None:
         return recipe.steps
-    return prepare(stages.foreseen(name), to_come=stages.to_come(name)).recipe.steps
+    return prepare(stages.foreseen(name).letting_be(), to_come=stages.to_come(name)).recipe.steps
 
 
 def _is_done(recipe: Recipe, steps: int) -> bool:

@@ -20,7 +20,8 @@ def recipe_text(recipe: Recipe) -> str:
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
     """The recipe of a run that is resumed: where it leaves the size of the KV pool open, how many groups of samples
-    are in flight, or what is guessed, what the stored one says."""
+    are in flight, or what is guessed, what the stored one says. Keys without effect are let be."""
+    recipe = recipe.letting_be()
     sampling = read_tree(old).get("sampling")
     update: dict[str, Any] = {}
     if not isinstance(sampling, dict):

@@ -86,7 +86,7 @@ class Worker:
         if self.rank == LEADER:
             with self._status.doing("prepare"):
                 kept, machines = Kept(job.plan, job.plan), Machines(job.plan.nodes)
-                prepared = prepare(job.recipe, flow=job.flow, kept=kept, machines=machines)
+                prepared = prepare(job.recipe.letting_be(), flow=job.flow, kept=kept, machines=machines)
             assert prepared.plan == job.plan, "the leader completes the plan otherwise than who started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
@@ -114,7 +114,11 @@ class Worker:
         job = self._job
         algorithm = job.flow or load_flow(job.recipe.algorithm)
         flow = trace_algorithm(
-            algorithm, job.recipe.options, (*MODEL_ROLES, *REWARD_ROLES), max_staleness=job.recipe.max_staleness
+            algorithm,
+            job.recipe.options,
+            (*MODEL_ROLES, *REWARD_ROLES),
+            max_staleness=job.recipe.max_staleness,
+            lets_be=True,
         )
         models = role_models(flow, job.recipe)
         return make_rank_state(Setting(job.recipe, flow, models, job.plan, self.rank, self._context.waiting_for))

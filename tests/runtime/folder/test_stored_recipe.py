@@ -1,0 +1,79 @@
+"""Recipes of runs that have begun, which rules of later are not held against, and of stages that share keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.errors import ConfigError
+from plait.recipes.recipe_file import load_recipe
+from plait.recipes.stages import load_stages
+from plait.recipes.trust import user_recipe
+from plait.runtime.api import _flatten
+from plait.runtime.folder.claim import claim
+from plait.runtime.folder.stored_recipe import as_begun, recipe_text
+from plait.runtime.prepare import outline
+
+KEYS: dict[str, Any] = {
+    "model": "llama-7b",
+    "data.source": "d.jsonl",
+    "dtype": "bfloat16",
+    "options": {"kl_in": "reward", "overlong_penalty": 2.0},
+    "reward": {"functions": ["math:floor"], "answer": "line"},
+    "evaluation.every": 20,
+    "lora.alpha": 32.0,
+}
+SAYS = {
+    "options": "kl_in is set, but has no effect without kl_coef",
+    "reward": "`reward.answer` is set, but neither",
+    "evaluation.every": "every is set, but has no effect without items",
+    "lora.alpha": "alpha is set, but has no effect without rank",
+}
+
+
+@pytest.mark.parametrize("key", SAYS)
+def test_a_run_goes_on_with_keys_without_effect_that_none_begins_with(key: str, tmp_path: Path) -> None:
+    keys = {name: value for name, value in KEYS.items() if name not in SAYS or name == key}
+    recipe = load_recipe(None, [*({"reward.functions": ["math:floor"]} | keys).items(), ("run_dir", str(tmp_path))])
+    with pytest.raises(ConfigError, match=SAYS[key]):
+        outline(recipe)
+    stored = tmp_path / "recipe.yaml"
+    stored.write_text(recipe_text(recipe))
+    (tmp_path / "run.lock").touch()
+    claim(recipe, resume=True).close()
+    outline(as_begun(stored, recipe))
+    outline(user_recipe(stored, (), trust_run_code=True))
+
+
+STAGES = """
+model: llama-7b
+data: {source: d.jsonl}
+reward: {functions: [math:floor], answer: line}
+options: {kl_in: reward}
+evaluation: {every: 20}
+lora: {alpha: 32}
+stages:
+  first: {}
+  second: {evaluation: {items: 200}, lora: {rank: 8}, options: {kl_coef: 0.1}, reward: {functions: task}}
+"""
+
+
+def test_a_key_beside_the_stages_may_be_for_one_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "stages.yaml"
+    path.write_text(STAGES)
+    outline(load_stages(path).foreseen("first"))
+    path.write_text(STAGES.replace("lora: {alpha: 32}\n", "").replace("first: {}", "first: {lora: {alpha: 16}}"))
+    with pytest.raises(ConfigError, match=SAYS["lora.alpha"]):
+        outline(load_stages(path).foreseen("first"))
+
+
+def test_options_given_with_an_algorithm_take_the_place_of_a_files(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.yaml"
+    path.write_text("model: m\ndata: {source: d}\nalgorithm: ppo\noptions: {gamma: 0.9}\n")
+    options = {"kl_coef": 0.1}
+    assert load_recipe(path, _flatten("options", options)).options == {"gamma": 0.9, "kl_coef": 0.1}
+    assert load_recipe(path, _flatten("options", options, replaces=True)).options == options
+    of_stage = _flatten("policy", {"algorithm": "grpo", "options": options})
+    assert of_stage == [("policy.algorithm", "grpo"), ("policy.options", options)]
