@@ -69,7 +69,7 @@ def train(
         resume: continue the run in `run_dir`.
         trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's, as
-            `options` are.
+            `options` are; beside an `algorithm`, of which the recipe's may not be, `options` take their place.
 
     Returns:
         The outcome; of several stages that of the last one that ran.
@@ -78,7 +78,7 @@ def train(
         UserError: something in the input cannot be used; nothing was started.
         RunError: the run had to stop.
     """
-    overrides = [pair for name, value in keys.items() for pair in _flatten(name, value)]
+    overrides = [pair for name, value in keys.items() for pair in _flatten(name, value, replaces=algorithm is not None)]
     if algorithm is not None:
         overrides.append(("algorithm", algorithm if isinstance(algorithm, str) else path_of(algorithm)))
     if reward is not None:
@@ -196,13 +196,19 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{file}:{function.__name__}"
 
 
-def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
-    """(dotted key, value) of a key: of a section those of its keys, of options too; what these hold is one value."""
-    if not isinstance(value, dict) or name.endswith(".parameters"):
+def _flatten(name: str, value: Any, *, replaces: bool = False) -> list[tuple[str, Any]]:
+    """(dotted key, value) of a key: of a section those of its keys, of options too; what these hold is one value.
+
+    Args:
+        replaces: an algorithm is given beside it: options are one value.
+    """
+    is_options = name.rpartition(".")[2] == "options"
+    if not isinstance(value, dict) or name.endswith(".parameters") or (is_options and replaces):
         return [(name, value)]
-    if name.rpartition(".")[2] == "options":
+    if is_options:
         return [(f"{name}.{key}", child) for key, child in value.items()]
-    return [pair for key, child in value.items() for pair in _flatten(f"{name}.{key}", child)]
+    replaces |= "algorithm" in value
+    return [pair for key, child in value.items() for pair in _flatten(f"{name}.{key}", child, replaces=replaces)]
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:
@@ -212,7 +218,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         UserError: something in the recipe cannot be used.
     """
     set_up(recipe.threads)
-    prepared = prepare(recipe.model_copy(update={"devices": 1, "plan": "colocated"}), trains=False)
+    prepared = prepare(recipe.letting_be().model_copy(update={"devices": 1, "plan": "colocated"}), trains=False)
     answers = bool(prepared.held_out)
     models = tuple(
         replace(model, trained=False)
