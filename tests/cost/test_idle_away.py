@@ -9,6 +9,7 @@ import pytest
 from plait.cost.device_memory import memory_by_device
 from plait.cost.idle_away import leaving_text, with_idle_away
 from plait.cost.placed import Facts
+from plait.errors import ModelError
 from plait.runtime import prepare
 from plait.runtime.prepare import outline, settled
 from plait.schedule.plan import Plan
@@ -83,3 +84,8 @@ def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.Monkey
         "`rebalance` moves nothing: no call of the plan generates in several instances",
         "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1",
     ]
+
+
+def test_layers_to_adapt_that_a_model_has_not_are_refused_before_it_is_loaded(make_recipe) -> None:
+    with pytest.raises(ModelError, match=r"^lora\.target_modules: expected names among .*, found q_prj$"):
+        prepare.prepare(make_recipe(**{"lora.rank": 2, "lora.target_modules": ["q_prj"]}))

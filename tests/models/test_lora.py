@@ -24,7 +24,7 @@ from plait.models.backbone_model import copy_of
 from plait.models.files.saving import merged_weight, save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
-from plait.models.lora import add_lora, without_lora
+from plait.models.lora import add_lora, check_targets, without_lora
 from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_loading import scalar_of, scalar_view
@@ -341,6 +341,8 @@ def test_an_unknown_target_names_the_known_ones() -> None:
     settings = LoraSettings(rank=4, target_modules=("q_proj", "lm_head"))
     with pytest.raises(ModelError, match=r"^lora\.target_modules: expected names among down_proj, .*found lm_head"):
         add_lora(tiny_llama(), settings, name="a", seed=0)
+    with pytest.raises(ModelError, match=r"expected names among down_proj, .*found lm_head"):
+        check_targets(settings, "smollm2-135m-instruct")
 
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.layout.params import Param
 from plait.models.draws import generator
+from plait.models.files.hub import read_config
+from plait.models.files.pretrained import new_module
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.part import require_whole
@@ -105,6 +107,16 @@ def peft_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
         "bias": "none",
         "lora_dropout": 0.0,
     }
+
+
+def check_targets(settings: LoraSettings, model: str) -> None:
+    """Raises ModelError where the settings name a layer that a model has not, by its configuration alone."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    read = read_config(model)
+    config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        targets_of(settings, new_module(config, decoder_only=True))
 
 
 def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:

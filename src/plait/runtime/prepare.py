@@ -23,6 +23,7 @@ from plait.data.prompts import PromptSet
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
+from plait.models.lora_settings import LoraSettings
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -84,6 +85,7 @@ def prepare(
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
+    _check_adapted(models, recipe.lora)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
@@ -298,6 +300,16 @@ def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe)
     if (drafts := recipe.sampling.draft_model) is not None:
         check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
     check_roles(tokenizer, recipe.model, models)
+
+
+def _check_adapted(models: Sequence[RoleModel], lora: LoraSettings) -> None:
+    """Raises ModelError where adapters are to be of layers that a trained model has not."""
+    if lora.rank == 0 or lora.target_modules == "all-linear":
+        return
+    from plait.models.lora import check_targets
+
+    for name in dict.fromkeys(model.name for model in models if model.trained):
+        check_targets(lora, name)
 
 
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:
