@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from plait.errors import ModelError
 from plait.layout.shards import balanced_stages
@@ -95,6 +96,41 @@ def test_a_configuration_that_lacks_a_number_names_the_model_and_the_key(missing
 def test_a_state_space_model_has_no_shape() -> None:
     with pytest.raises(ModelError, match="lacks `num_attention_heads`, `max_position_embeddings`"):
         ModelShape.from_config({"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100})
+
+
+@pytest.mark.parametrize(
+    ("family", "stated", "layers"),
+    [
+        ("mistral", {}, range(8)),
+        ("gemma2", {}, (0, 2, 4, 6)),
+        ("gemma3_text", {}, (0, 1, 2, 3, 4, 6, 7)),
+        ("gemma3_text", {"sliding_window_pattern": 3}, (0, 1, 3, 4, 6, 7)),
+        ("cohere2", {}, (0, 1, 2, 4, 5, 6)),
+        ("olmo3", {}, (0, 1, 2, 4, 5, 6)),
+        ("gpt_oss", {}, (0, 2, 4, 6)),
+        ("qwen2", {"max_window_layers": 6}, ()),
+        ("qwen2", {"max_window_layers": 6, "use_sliding_window": True}, (6, 7)),
+        ("qwen3", {"use_sliding_window": True}, ()),
+        ("qwen2_moe", {"max_window_layers": 3, "use_sliding_window": True}, (0, 2)),
+        ("qwen3_moe", {"use_sliding_window": True}, range(8)),
+        ("qwen3_moe", {}, ()),
+    ],
+)
+def test_windows_are_those_that_transformers_gives_the_layers(
+    family: str, stated: dict[str, Any], layers: Sequence[int]
+) -> None:
+    config = LLAMA | {"model_type": family, "num_hidden_layers": 8, "sliding_window": 32, **stated}
+    read = AutoConfig.for_model(**config)
+    kinds = getattr(read, "layer_types", None) or ["sliding_attention"] * 8
+    theirs = [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention" and read.sliding_window]
+    assert theirs == list(layers)
+    windows = tuple(32 * (layer in layers) for layer in range(8)) if layers else ()
+    assert ModelShape.from_config(config).windows == windows
+    assert ModelShape.from_config(check_config(config, "it")).windows == windows
+
+
+def test_layers_of_a_family_that_is_not_known_to_have_windows_see_all() -> None:
+    assert ModelShape.from_config(LLAMA | {"model_type": "other", "sliding_window": 32}).windows == ()
 
 
 # -- positions

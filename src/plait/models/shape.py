@@ -29,6 +29,10 @@ _NAMES = {
     "num_experts_per_tok": ("top_k",),
 }
 """Key → other names that families give it."""
+_FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4}
+"""Family → of so many layers the last one sees all, the others have a window."""
+_WINDOWED = ("ministral", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
+"""Families whose layers all have the window."""
 _CHANGING_ROPES = ("longrope", "su", "dynamic")
 
 
@@ -258,10 +262,24 @@ def _mixtures(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """As the self-check of a loaded model expects them (`models.admission`); families of the Qwen kind state a window
-    that they do not use."""
-    window, kinds = int(config.get("sliding_window") or 0), config.get("layer_types")
-    if not window or config.get("use_sliding_window") is False:
+    """Where the configuration does not say which layers have its window, those to which Transformers gives it; none of
+    a family whose rule is not known here, so that no more is counted out than is out of sight."""
+    family, window = str(config.get("model_type")), int(config.get("sliding_window") or 0)
+    if not window or not config.get("use_sliding_window", not family.startswith("qwen")):
         return ()
-    windows = tuple(window if not kinds or kinds[layer] == "sliding_attention" else 0 for layer in range(layers))
-    return windows if any(windows) else ()
+    if kinds := config.get("layer_types"):
+        has_window = [kinds[layer] == "sliding_attention" for layer in range(layers)]
+    elif step := _FULL_EVERY.get(family):
+        step = int(config.get("sliding_window_pattern") or step)
+        has_window = [(layer + 1) % step != 0 for layer in range(layers)]
+    elif family in ("qwen2", "qwen3"):
+        has_window = [layer >= _first_window(config) for layer in range(layers)]
+    elif family == "qwen2_moe":
+        has_window = [layer % 2 == 0 and layer < _first_window(config) for layer in range(layers)]
+    else:
+        has_window = [family in _WINDOWED] * layers
+    return tuple(window * has for has in has_window) if any(has_window) else ()
+
+
+def _first_window(config: Mapping[str, Any]) -> int:
+    return int(config.get("max_window_layers", 28))
