@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.cost.generation_memory import packed_bytes
+from plait.cost.generation_memory import packed_bytes, widened_bytes
 from plait.cost.shape_parameters import adapter_inputs, adapter_parameters, packed_adapter_parameters
 from plait.models.lora_settings import LoraSettings
 from plait.models.shape import ModelShape
@@ -45,6 +45,7 @@ def test_packed_adapters_of_one_product_lie_together() -> None:
     lora = LoraSettings(rank=20, target_modules=("q_proj", "v_proj"))
     assert adapter_parameters(SHAPE, lora) == 4 * 20 * 2 * (64 + 64)
     assert packed_adapter_parameters(SHAPE, lora) == 4 * 64 * (64 + 192)
+    assert (widened_bytes(100, "bfloat16"), widened_bytes(100, "float32")) == (100, 0)
     assert packed_bytes(SHAPE, "bfloat16", lora) == 2 * (4 * LAYER + 64 * 1000 + 4 * 64 * (64 + 192))
 
 

@@ -93,6 +93,8 @@ def test_slack_by_hand() -> None:
     assert list(rows.values()) == [int(GAPS_SHARE * 1000), 500, COMPILING_BYTES]
     rows = dict(slack_rows("cpu", activations=0, plain=0, weights=400, working=300))
     assert rows["reading a model, beyond what a step takes"] == 700 - 300
+    widened = dict(slack_rows("cpu", activations=0, plain=0, weights=0, working=0, widened=77))
+    assert list(widened.values()) == [COMPILING_BYTES, 77]
     on_gpu = slack_rows("cuda", activations=0, plain=0, weights=400, working=0, moves=True)
     assert dict(on_gpu) == {"buckets of a move": 128 * MIB}
 

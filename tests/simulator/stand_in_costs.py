@@ -29,6 +29,7 @@ class Cost:
     in_parts_s: float = 0.0
     activation_bytes: tuple[int, ...] = (0,)
     plain_bytes: tuple[int, ...] = (0,)
+    widened_bytes: int = 0
 
 
 @dataclass(frozen=True)

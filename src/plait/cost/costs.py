@@ -45,6 +45,7 @@ class CallCost:
     first_s:          of generation, when its first prompts have all their samples
     in_parts_s:       more than `seconds`, where samples are scored in parts by ranks that have none left to generate
     activation_bytes: of `working_bytes`, what forwards keep; plain_bytes: of a family whose layers are not fused, these
+    widened_bytes:    of generation, more than `working_bytes` where packed weights are widened
     """
 
     seconds: float
@@ -57,6 +58,7 @@ class CallCost:
     in_parts_s: float = 0.0
     activation_bytes: tuple[int, ...] = (0,)
     plain_bytes: tuple[int, ...] = (0,)
+    widened_bytes: int = 0
 
     def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:
         """Taking so many times as long; bytes stay.
@@ -125,7 +127,7 @@ class Costs(Protocol):
         ...
 
     def slack(
-        self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
+        self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool, widened: Amount
     ) -> Mapping[str, Amount]:
         """See `working_memory.slack_terms`."""
         ...

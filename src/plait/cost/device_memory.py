@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
 from plait.cost.estimate import Rows, memory_table
+from plait.cost.generation_memory import widened_bytes
 from plait.cost.held_parameters import HeldPart, held_parts, rows_of
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
@@ -115,12 +116,20 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
         if n > others
     ]
     during = _during(rank, facts, held, working, left)
+    most, packs = (
+        max(count for _, count in during),
+        {p.call: p.role for p in facts.plan.placements if p.mode == "decode"},
+    )
+    widened = [
+        count + widened_bytes(packed.get(packs[call], 0), facts.recipe.dtype) for call, count in during if call in packs
+    ]
     slack = slack_rows(
         facts.recipe.device,
         activations=largest.get(ACTIVATIONS, 0),
         plain=plain_activations(rank, facts),
         weights=max((part.num_bytes for part in held if not part.is_state), default=0),
-        working=max(count for _, count in during) - during[0][1],
+        working=most - during[0][1],
+        widened=max(most, *widened) - most if widened else 0,
         moves=facts.plan.num_ranks > 1 or not facts.offload_policy.keeps_all,
     )
     return DeviceMemory([rank], rows, during, slack)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, draft_rows
 from plait.cost.engine_memory import POOL_TOKENS
-from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
+from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_parameters
@@ -126,17 +126,20 @@ def memory_table(
     process = process_terms(recipe.device, 1)
     read = sum(process.values()) + sum(size for _, size in held)
     during: Rows = [("reading models", read)]
+    generation = read + sum(size for _, size in cache) + packed + left
     if is_elsewhere:
         during.append(("all calls", read + sum(size for _, size in rows)))
     else:
-        during += [("generation", read + sum(size for _, size in cache) + packed + left)] if cache else []
+        during += [("generation", generation)] if cache else []
         during.append(("scoring and training", read + sum(size for _, size in forward)))
+    most = max(size for _, size in during)
     slack = slack_rows(
         recipe.device,
         activations=activations,
         plain=largest[False][0],
         weights=max((shapes[model.name].parameters * width for model in models), default=0),
-        working=max(size for _, size in during) - read,
+        working=most - read,
+        widened=max(0, generation + widened_bytes(packed, recipe.dtype) - most),
     )
     return MemoryTable([*process.items(), *held, *rows], during, slack)
 

@@ -11,7 +11,7 @@ from math import ceil
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
-from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens
+from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
 from plait.cost.layer_times import Micro, Terms, added, scaled, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
@@ -97,7 +97,8 @@ class Generating:
         idle = (0.0,) * (layout.parallelism.dp - count)
         working = self.cache_bytes(role, layout, running)
         first_s = self._first_s(terms, samples, shares, running)
-        return CallCost(total(terms), terms, 0, working, seconds + idle, spare, first_s)
+        widened = widened_bytes(self._packed_bytes(role, layout), workload.dtype)
+        return CallCost(total(terms), terms, 0, working, seconds + idle, spare, first_s, widened_bytes=widened)
 
     def _shares_of(self, samples: Samples, count: int) -> list[tuple[int, ...]]:
         """Response lengths of each of so many instances."""
@@ -265,11 +266,16 @@ class Generating:
         tokens = running * context
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
             tokens = pool_tokens(running, context, workload.kv_tokens, workload.device)
-        packs = workload.packed and sizes.tp * sizes.pp == 1
-        copied = packed_bytes(self._shapes[role], workload.dtype, workload.lora) if packs else 0
+        copied = self._packed_bytes(role, layout)
         if workload.draft_model is not None:
             copied += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
         return tuple(tokens * token_bytes + copied for token_bytes in self._token_bytes(role, layout))
+
+    def _packed_bytes(self, role: str, layout: Layout) -> int:
+        workload, sizes = self._workload, layout.parallelism
+        if workload.elsewhere or not workload.packed or sizes.tp * sizes.pp > 1:
+            return 0
+        return packed_bytes(self._shapes[role], workload.dtype, workload.lora)
 
     def _token_bytes(self, role: str, layout: Layout) -> tuple[int, ...]:
         """Keys and values of a token on a device of each stage."""

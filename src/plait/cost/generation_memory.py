@@ -34,6 +34,12 @@ def packed_bytes(shape: ModelShape, dtype: str, lora: LoraSettings = NO_LORA) ->
     return (linear + shape.hidden * shape.vocabulary) * BYTES[dtype]
 
 
+def widened_bytes(packed: int, dtype: str) -> int:
+    """What `packed_bytes` may take on top: a CPU without AVX-512 packs bfloat16 as float32 where the model's own layers
+    compute, and whether they do is known only when the model is loaded."""
+    return packed if dtype == "bfloat16" else 0
+
+
 def _linear_parameters(shape: ModelShape) -> int:
     dense = (shape.layers - shape.expert_layers) * 3 * shape.hidden * shape.intermediate
     return shape.layers * shape.attention_parameters + dense

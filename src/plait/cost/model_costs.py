@@ -114,10 +114,16 @@ class ModelCosts:
         return keeps_freed(self.workload.device)
 
     def slack(
-        self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
+        self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool, widened: Amount
     ) -> Mapping[str, Amount]:
         return slack_terms(
-            self.workload.device, activations=activations, plain=plain, weights=weights, working=working, moves=moves
+            self.workload.device,
+            activations=activations,
+            plain=plain,
+            weights=weights,
+            working=working,
+            moves=moves,
+            widened=widened,
         )
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:

@@ -182,7 +182,14 @@ Amount = int | NDArray[np.float64]
 
 
 def slack_terms(
-    device: str, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool
+    device: str,
+    *,
+    activations: Amount,
+    plain: Amount,
+    weights: Amount,
+    working: Amount,
+    moves: bool,
+    widened: Amount = 0,
 ) -> Mapping[str, Amount]:
     """What may come on top of what is expected, in bytes; with it the expected becomes an upper bound.
 
@@ -193,11 +200,13 @@ def slack_terms(
         weights: of the largest model, in the compute dtype.
         working: what the fullest moment of a step takes beyond that in which all models have been read.
         moves: whether weights are moved between layouts or leave the device.
+        widened: what the fullest moment grows by if packed weights are (`generation_memory.widened_bytes`).
     """
     terms: dict[str, Amount] = {"gaps that the allocator keeps": np.floor(GAPS_SHARE * activations)}
     terms["activations, where the family's layers are not of the common form"] = np.maximum(0, plain - activations)
     if device == "cpu":
         terms["compiling kernels, in the first run on a machine"] = COMPILING_BYTES
+        terms["packed weights, where a CPU without AVX-512 computes with the family's own layers"] = widened
     if moves:
         terms["buckets of a move"] = 2 * BUCKET_BYTES
     # Reading is over when the first step begins; a GPU gets what its host has read.
@@ -207,8 +216,16 @@ def slack_terms(
 
 
 def slack_rows(
-    device: str, *, activations: int, plain: int, weights: int, working: int, moves: bool = False
+    device: str, *, activations: int, plain: int, weights: int, working: int, moves: bool = False, widened: int = 0
 ) -> list[tuple[str, int]]:
     """(what, bytes) of `slack_terms` of one device, as far as there is any."""
-    terms = slack_terms(device, activations=activations, plain=plain, weights=weights, working=working, moves=moves)
+    terms = slack_terms(
+        device,
+        activations=activations,
+        plain=plain,
+        weights=weights,
+        working=working,
+        moves=moves,
+        widened=widened,
+    )
     return [(what, int(count)) for what, count in terms.items() if count]

@@ -64,6 +64,11 @@ class ForetoldCall(Protocol):
         ...
 
     @property
+    def widened_bytes(self) -> int:
+        """More than `working_bytes` of a generation, where packed weights are widened."""
+        ...
+
+    @property
     def first_s(self) -> float:
         """When the first prompts of a generation have all their samples."""
         ...
@@ -132,7 +137,7 @@ class CostSource(Protocol):
         ...
 
     def slack(
-        self, *, activations: Floats, plain: Floats, weights: Floats, working: Floats, moves: bool
+        self, *, activations: Floats, plain: Floats, weights: Floats, working: Floats, moves: bool, widened: Floats
     ) -> Mapping[str, Floats | int]:
         """What ranks may hold on top of what is expected.
 
@@ -141,6 +146,7 @@ class CostSource(Protocol):
             weights: [ranks] of the largest model.
             working: [ranks] what the fullest moment of a step takes beyond that in which all models have been read.
             moves: whether weights are moved, or leave devices.
+            widened: [ranks] what the fullest moment grows by if packed weights are widened.
         """
         ...
 

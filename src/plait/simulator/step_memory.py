@@ -59,9 +59,11 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     read = most = read + standing
     present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     activations = _activations(graph, places, [place.activations for place in places])
+    widened = most
     for slot, place in enumerate(places):
         beside = activations if costs.keeps_freed and graph.slots[slot].mode == "decode" else 0
-        most = np.maximum(most, kept + present[slot] + place.working + beside * (place.parts >= 0))
+        taken = kept + present[slot] + place.working + beside * (place.parts >= 0)
+        most, widened = np.maximum(most, taken), np.maximum(widened, taken + place.widened)
     for group in trained_together(graph, places):
         beside = np.maximum.reduce([places[slot].working - places[slot].activations for slot in group])
         most = np.maximum(most, kept + beside + sum(present[slot] + places[slot].activations for slot in group))
@@ -74,6 +76,7 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
         weights=np.maximum.reduce([of_family.largest for of_family in weights]),
         working=most - read,
         moves=len(kept) > 1 or any(of_family.units for of_family in weights),
+        widened=np.maximum(0, widened - most),
     )
     return Held(most, slack)
 

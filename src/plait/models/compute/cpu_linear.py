@@ -211,8 +211,9 @@ class PackedLinears:
                 continue
             key = (weight_OI.data_ptr(), tuple(weight_OI.shape))
             if key not in packed:
-                wide_OI = weight_OI.float() if widened.takes(weight_OI) else weight_OI
-                packed[key] = torch.ops.mkldnn._reorder_linear_weight(wide_OI, PACK_ROWS)
+                packed[key] = torch.ops.mkldnn._reorder_linear_weight(
+                    weight_OI.float() if widened.takes(weight_OI) else weight_OI, PACK_ROWS
+                )
             self._weights.append((forward, packed[key]))
 
     def drop(self) -> None:
