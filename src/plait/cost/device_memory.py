@@ -116,20 +116,16 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
         if n > others
     ]
     during = _during(rank, facts, held, working, left)
-    most, packs = (
-        max(count for _, count in during),
-        {p.call: p.role for p in facts.plan.placements if p.mode == "decode"},
-    )
-    widened = [
-        count + widened_bytes(packed.get(packs[call], 0), facts.recipe.dtype) for call, count in during if call in packs
-    ]
+    most = max(count for _, count in during)
+    roles = {p.call: p.role for p in facts.plan.placements if p.mode == "decode"}
+    grown = {call: widened_bytes(packed.get(role, 0), facts.recipe.dtype) for call, role in roles.items()}
     slack = slack_rows(
         facts.recipe.device,
         activations=largest.get(ACTIVATIONS, 0),
         plain=plain_activations(rank, facts),
         weights=max((part.num_bytes for part in held if not part.is_state), default=0),
         working=most - during[0][1],
-        widened=max(most, *widened) - most if widened else 0,
+        widened=max(count + grown.get(what, 0) for what, count in during) - most,
         moves=facts.plan.num_ranks > 1 or not facts.offload_policy.keeps_all,
     )
     return DeviceMemory([rank], rows, during, slack)

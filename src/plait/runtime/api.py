@@ -35,7 +35,7 @@ from plait.runtime.inputs.prepared import Kept, Prepared
 from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.network import NOT_MEASURED, Machines
 from plait.runtime.prediction.plan_files import ranks_of
-from plait.runtime.prediction.room import said_of_room
+from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prepare import is_searched, prepare
 from plait.runtime.process import set_up
@@ -151,8 +151,8 @@ def _run_claimed(
     if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
         say(unlike, file=sys.stderr)
     prepared = prepared_for(recipe, resume)
-    if (lacking := said_of_room(prepared, prepared.plan, prepared.longest_tokens)) is not None:
-        say(f"memory {lacking}", file=sys.stderr)
+    joined_bytes = {} if nodes is None else nodes.joined_bytes
+    warn_of_room(prepared, prepared.plan, prepared.longest_tokens, joined_bytes)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
         from plait.runtime.processes.restarting import supervised
         from plait.runtime.processes.supervisor import supervise

@@ -102,9 +102,14 @@ class Gathered:
         return Reach(min(reach.bytes_per_s for reach in measured), max(reach.latency_s for reach in measured))
 
     @property
+    def joined_bytes(self) -> dict[str, int]:
+        """Name → memory of the machines that have joined."""
+        return {link.name: link.joined.memory_bytes for link in self.links}
+
+    @property
     def least_memory(self) -> int | None:
         """Bytes of the machine with least memory, of those that have joined; None: none has."""
-        return min((link.joined.memory_bytes for link in self.links), default=None)
+        return min(self.joined_bytes.values(), default=None)
 
     def on_wish(self, wished: Callable[[], None]) -> None:
         """Have it called when a node was asked by a signal to stop the run."""

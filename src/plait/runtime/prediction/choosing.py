@@ -196,7 +196,7 @@ def misfit(planning: Planning, result: SearchResult) -> str:
     what, count = max(worst.terms.items(), key=lambda item: item[1])
     return (
         f"no plan on {where} was found that fits: what comes nearest needs "
-        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what)}"
+        f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what, devices)}"
     )
 
 
@@ -209,4 +209,4 @@ def _least(planning: Planning, number: int) -> str:
     larger = held if form.static_bytes >= form.active_bytes else slot.mode
     taken = f"{gib(form.static_bytes)} of {held} and {gib(form.active_bytes)} of {beside} at least"
     process = sum(planning.problem.costs.process_terms.values())
-    return f"{taken}, beside {gib(process)} of the process; {remedies(larger)}"
+    return f"{taken}, beside {gib(process)} of the process; {remedies(larger, planning.cluster.num_devices)}"

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 
-def remedies(what: str, *, more: str = "more devices") -> str:
+def remedies(what: str, devices: int, *, more: str = "more devices") -> str:
     """Keys that make it smaller: what takes most of a device's memory, in words of the forecast or of a mode.
 
     Args:
+        devices: of the plan.
         more: of what there would be room, too.
     """
+    trained = [more, "a smaller model", "`lora.rank`", *(["`optimizer.shard_gradients`"] if devices > 1 else [])]
+    if "texts that guesses" in what:
+        return f"lower `sampling.draft_pool_bytes`, or take {more}"
+    if "draft model: weights" in what:
+        return f"take {more}, or a smaller `sampling.draft_model`"
+    if "packed" in what:
+        return f"take {more}, a smaller model, or `sampling.exact`, which needs no such copy and is many times slower"
     if "decode" in what or "KV cache" in what:
         return f"lower `sampling.max_running` or `sampling.max_response_tokens`, or take {more}"
+    if "head" in what:
+        return f"take {more}, a smaller model or `lora.rank`"
     if "state" in what or "masters" in what:
-        return f"take {more}, a smaller model, `lora.rank` or `optimizer.shard_gradients`"
+        return f"take {', '.join(trained[:-1])} or {trained[-1]}"
     if "train" in what:
-        keys = "`lora.rank`, `optimizer.shard_gradients`, or lower `micro_batch_tokens`"
-        return f"take {more}, a smaller model, {keys}"
-    if "weights" in what:
+        return f"take {', '.join(trained)}, or lower `micro_batch_tokens`"
+    if "weights" in what or "logits" in what:
         return f"take {more}, or a smaller model"
     return f"take {more}, a smaller model, or lower `micro_batch_tokens`"
 
