@@ -23,13 +23,13 @@ def visible_devices() -> int:
 
 def hardware() -> tuple[tuple[str, str], ...]:
     """(`device` of a recipe, its kind on this machine in words), of the CPU and of GPUs, as far as the system says it
-    without torch."""
-    models: dict[str, None] = {}
-    for file in sorted(GPUS.glob("*/information")):
+    without torch. Kinds of GPUs are in the order of their names, whichever slots they are in."""
+    models: set[str] = set()
+    for file in GPUS.glob("*/information"):
         with contextlib.suppress(OSError):
             lines = (line.partition(":") for line in file.read_text().splitlines())
-            models |= {value.strip(): None for key, _, value in lines if key == "Model"}
-    found = {"cpu": cpu_name(), "cuda": " and ".join(models)}
+            models |= {value.strip() for key, _, value in lines if key == "Model"}
+    found = {"cpu": cpu_name(), "cuda": " and ".join(sorted(models))}
     return tuple((device, kind) for device, kind in found.items() if kind)
 
 

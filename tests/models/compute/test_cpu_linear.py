@@ -173,7 +173,9 @@ def test_packed_weights_give_the_same_products_until_they_are_dropped(dtype: tor
         with packed.applied():
             if rows > 1:
                 assert torch.equal(layer(x), plain)
-            torch.testing.assert_close(layer(x), plain, rtol=1e-6, atol=1e-5)
+            # One row of float32 differs by its rounding, so that a widened one may be rounded to the number beside.
+            step = 2.0**-7 if dtype == torch.bfloat16 else 1e-6
+            torch.testing.assert_close(layer(x), plain, rtol=step, atol=1e-5)
         assert torch.equal(layer(x), bias_O.expand(rows, TO)), "outside the weights themselves count"
         packed.drop()
         with packed.applied():

@@ -39,6 +39,6 @@ def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path, monkeypatch: py
         (tmp_path / f"000{number}").mkdir()
         (tmp_path / f"000{number}" / "information").write_text(f"Model: \t\t {model}\nIRQ:   16\n")
     monkeypatch.setattr(machine, "GPUS", tmp_path)
-    assert dict(hardware())["cuda"] == "NVIDIA H100 and NVIDIA A100"
+    assert dict(hardware())["cuda"] == "NVIDIA A100 and NVIDIA H100"
     monkeypatch.setattr(machine, "GPUS", tmp_path / "none")
     assert list(dict(hardware())) == ["cpu"]
