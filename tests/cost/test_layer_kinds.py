@@ -126,6 +126,19 @@ def test_each_stage_holds_its_own_layers() -> None:
     assert trained == tuple(number * 2 * layer for number, layer in zip((2, 1), layers, strict=True))
 
 
+def test_of_layers_that_are_computed_again_the_widest_counts() -> None:
+    """Beside the inputs of all: three layers and two micro-batches in flight in the first stage, one of each in the
+    last, both with a mixture."""
+    costs = costs_of(MIXED, replace(LARGER, checkpoint_activations=True))
+    cut = Layout(Mesh((0, 1)), Parallelism(pp=2, stages=(3, 1)))
+    mixture, inputs = 24 * (BETWEEN + WITHIN + 2 * 4 * (272 - 128)) + SCORES, 24 * 64 * 2
+    trained = costs.call("actor.train", "train", cut).activation_bytes
+    assert trained == (2 * 3 * inputs + mixture, inputs + mixture)
+    shape = replace(SHAPE, windows=(5, 0, 5, 5))
+    again = costs_of(shape, replace(LARGER, checkpoint_activations=True)).call("actor.train", "train", cut)
+    assert again.activation_bytes[1] == inputs + 24 * (BETWEEN + WITHIN) + SCORES
+
+
 def all_cuts(layers: int, stages: int):
     for ends in combinations(range(1, layers), stages - 1):
         yield tuple(stop - start for start, stop in pairwise((0, *ends, layers)))

@@ -12,6 +12,7 @@ from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.working_memory import (
+    Activations,
     activations_by_kind,
     head_gradient_bytes,
     is_fused,
@@ -79,10 +80,12 @@ def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) ->
     )
 
 
-def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> list[float]:
-    """What the largest micro-batch keeps of a layer of this rank, by the kind of layers (`layer_kinds`)."""
+def micro_batch_bytes(
+    facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool
+) -> tuple[Activations, ...]:
+    """What the largest micro-batch takes on this rank, by the kind of layers (`layer_kinds`)."""
     recipe, shape, sizes = facts.recipe, facts.shapes[model.name], layout.parallelism
-    kinds = activations_by_kind(
+    return activations_by_kind(
         shape,
         largest_batch(facts, model, mode, layout),
         BYTES[recipe.dtype],
@@ -92,17 +95,16 @@ def micro_batch_bytes(facts: Facts, model: RoleModel, mode: Mode, layout: Layout
         splits_tokens=mode == "train" and recipe.sequence_parallel,
         lora=recipe.lora if mode == "train" else NO_LORA,
     )
-    return [num_bytes / shape.layers for num_bytes in kinds]
 
 
 def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: Layout, *, fused: bool) -> int:
     """What micro-batches of the largest size keep of this rank's layers at a time."""
-    of_layers = micro_batch_bytes(facts, model, mode, layout, fused=fused)
-    counts = stage_counts(facts.shapes[model.name], layout.parallelism)[layout.coordinates(rank).pp]
+    kinds, shape = micro_batch_bytes(facts, model, mode, layout, fused=fused), facts.shapes[model.name]
+    counts = stage_counts(shape, layout.parallelism)[layout.coordinates(rank).pp]
     num_in_flight = None
     if mode == "train":
         num_in_flight = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
-    return stage_activations(of_layers, counts, num_in_flight)
+    return stage_activations(kinds, counts, shape.layers, num_in_flight)
 
 
 def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:

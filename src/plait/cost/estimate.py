@@ -181,8 +181,10 @@ def _largest_activations(
             lora = recipe.lora if trains and model.trained else NO_LORA
             kinds = activations_by_kind(shape, batch, width, fused=fused, checkpointed=again, lora=lora)
             counts = [len(kind.layers) for kind in layer_kinds(shape)]
-            of_all = sum(count * num_bytes for count, num_bytes in zip(counts, kinds, strict=True)) // shape.layers
-            sizes.append((of_all if trains else max(kinds) // shape.layers, batch.tokens))
+            kept = [one.kept for one in kinds]
+            of_all = sum(count * num_bytes for count, num_bytes in zip(counts, kept, strict=True)) // shape.layers
+            of_all += max(one.again for one in kinds)
+            sizes.append((of_all if trains else max(kept) // shape.layers, batch.tokens))
     return max(sizes)
 
 

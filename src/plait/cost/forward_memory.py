@@ -58,8 +58,8 @@ def forward_memory(
             splits_tokens=train and workload.sequence_parallel,
             lora=workload.lora if train else NO_LORA,
         )
-        of_layers, counts = [num_bytes / shape.layers for num_bytes in kinds], stage_counts(shape, sizes)
-        return tuple(stage_activations(of_layers, *stage) for stage in zip(counts, in_flight, strict=True))
+        stages = zip(stage_counts(shape, sizes), in_flight, strict=True)
+        return tuple(stage_activations(kinds, counts, shape.layers, number) for counts, number in stages)
 
     activations, plain = by_stage(workload.fused), by_stage(False)
     head = 0

@@ -7,6 +7,7 @@ CPU, micro-batches of 229 to 3,664 tokens keep 0 to 20 MiB + 2 % more than `acti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,15 @@ def process_terms(device: str, num_devices: int) -> dict[str, int]:
     return {what: count for what, count in ((CONTEXT, CONTEXT_BYTES), (NCCL, between)) if count}
 
 
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that a micro-batch takes. kept: for the backward, of all layers; again: beside these, of the one layer that
+    is computed again at a time; 0 where none is"""
+
+    kept: int
+    again: int = 0
+
+
 def activations_by_kind(
     shape: ModelShape,
     batch: LargestBatch,
@@ -79,10 +89,11 @@ def activations_by_kind(
     tp: int = 1,
     splits_tokens: bool = False,
     lora: LoraSettings = NO_LORA,
-) -> tuple[int, ...]:
+) -> tuple[Activations, ...]:
     """`activation_bytes` of as many layers, all of one kind: for each of `layer_kinds`."""
-    return tuple(
-        activation_bytes(
+    found = []
+    for kind in layer_kinds(shape):
+        whole = activation_bytes(
             kind.shape,
             batch,
             width,
@@ -92,21 +103,31 @@ def activations_by_kind(
             splits_tokens=splits_tokens,
             low=adapter_inputs(kind.shape, lora),
         )
-        for kind in layer_kinds(shape)
-    )
+        inputs = batch.tokens * _inputs(shape, width, tp if splits_tokens else 1)
+        found.append(Activations(inputs, whole - inputs) if checkpointed else Activations(whole))
+    return tuple(found)
 
 
-def stage_activations(of_layers: Sequence[float], counts: Sequence[int], num_in_flight: int | None) -> int:
-    """What micro-batches keep of the layers of a stage.
+def stage_activations(
+    kinds: Sequence[Activations], counts: Sequence[int], num_layers: int, num_in_flight: int | None
+) -> int:
+    """What micro-batches keep of the layers of a stage, and the widest of its layers if they are computed again.
 
     Args:
-        of_layers: bytes of one layer, by kind; counts: layers of the stage, too.
+        kinds: of all layers of the model, if they were of one kind: by kind.
+        counts: layers of the stage, by kind; num_layers: of the model.
         num_in_flight: micro-batches at a time; None: nothing is kept for a backward, one layer's activations at a time.
     """
-    layers = [(num_bytes, count) for num_bytes, count in zip(of_layers, counts, strict=True) if count]
+    layers = [(one, count) for one, count in zip(kinds, counts, strict=True) if count]
     if num_in_flight is None:
-        return int(max(num_bytes for num_bytes, _ in layers))
-    return int(sum(num_in_flight * count * num_bytes for num_bytes, count in layers))
+        return int(max(one.kept / num_layers for one, _ in layers))
+    kept = sum(num_in_flight * count * (one.kept / num_layers) for one, count in layers)
+    return int(kept + max((one.again for one, _ in layers), default=0))
+
+
+def _inputs(shape: ModelShape, width: int, ways: int) -> int:
+    """Bytes of a token that enter all blocks, where so many ranks divide it."""
+    return shape.layers * shape.hidden * width // ways
 
 
 def activation_bytes(
@@ -133,7 +154,7 @@ def activation_bytes(
     ways = tp if splits_tokens else 1
     kept = between // ways + within // tp + width * low // shape.layers
     blocks = 1 if checkpointed else shape.layers
-    inputs = shape.layers * shape.hidden * width // ways if checkpointed else 0
+    inputs = _inputs(shape, width, ways) if checkpointed else 0
     scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores) // tp
     return batch.tokens * (kept * blocks + inputs) + scores
 

@@ -13,7 +13,7 @@ from plait.cost.device_memory import memory_by_device
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, planned_models
-from plait.cost.working_memory import is_fused
+from plait.cost.working_memory import is_fused, stage_activations
 from plait.dataflow import CallKind
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
@@ -125,10 +125,9 @@ def _pipeline(
         stages: what a forward and a backward of each takes.
     """
     shape, count = facts.shapes[model.name], num_micro_batches(facts, model.role, p)
-    of_layers = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
+    kinds = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
     working_bytes = [
-        sum(layers * num_bytes for layers, num_bytes in zip(counts, of_layers, strict=True))
-        for counts in stage_counts(shape, p.layout.parallelism)
+        stage_activations(kinds, counts, shape.layers, 1) for counts in stage_counts(shape, p.layout.parallelism)
     ]
     table = lambda values: tuple((value,) * count for value in values)  # noqa: E731
     return Pipeline(
