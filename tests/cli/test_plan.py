@@ -15,6 +15,7 @@ from plait.cost.machine import machine_name
 from plait.cost.profile import KindRecord, RunRecord
 from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
+from plait.runtime.prediction import choosing
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
 from tests.cli.printed import run
@@ -115,6 +116,17 @@ def test_as_many_evaluations_find_the_same_plan(recipe: str, capsys: pytest.Capt
     code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 10**6, "--seconds", 0.2)
     assert code == 0
     assert json.loads(out)["evaluations"] < 10**6
+
+
+def test_a_plan_that_is_left_open_is_said_to_be_searched(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "AUTO_EVALUATIONS", 20)
+    ask = ("simulate", recipe, "--cluster", "2xH200", "--lengths", "64:128", "--model", "smollm2-135m")
+    code, _, err = run(capsys, *ask, "--plan", "auto")
+    assert code == 0
+    assert err.startswith("trying 20 plans as a run does, and as many for each variant of the recipe")
+    assert run(capsys, *ask, "--plan", "colocated")[2] == ""
 
 
 def test_a_cluster_with_a_price_says_what_steps_cost(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,6 +156,8 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     name = which.plan or planning.recipe.plan
     cut = which.cut(name)
     if name == AUTO and planning.cluster.num_devices > 1:
+        tries = f"{AUTO_EVALUATIONS} plans as a run does, and as many for each variant of the recipe"
+        say(f"trying {tries}; --plan foretells a given one", file=sys.stderr)
         choice = choose_for_run(planning)
         others = variants(planning, lambda other: choose_best(other, Budget(AUTO_EVALUATIONS), other.recipe.seed))
     else:
