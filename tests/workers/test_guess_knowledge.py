@@ -16,8 +16,8 @@ from plait.layout.mesh import Layout
 from plait.speculation.drafter import PoolDrafter
 from plait.speculation.pool import least_bytes
 from plait.workers.guess_knowledge import GuessKnowledge
+from plait.workers.knowledge_upkeep import KnowledgeTaken, KnowledgeTold, TakeUpKnowledge, TellKnowledge
 from plait.workers.recorder import Recorder
-from plait.workers.upkeep import KnowledgeTaken, KnowledgeTold, TakeUpKnowledge, TellKnowledge
 
 TWO, TP2 = (Layout.on((0,)), Layout.on((1,))), (Layout.on((0, 1), tp=2),)
 

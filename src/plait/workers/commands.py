@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from plait.dataflow import Dataflow
 from plait.workers.announcer import Follow, Move
+from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.messages import Message, Plain
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, TrainCall, TrainTogetherCall
-from plait.workers.upkeep import Gather, Load, Recall, Save, Spans, TakeUpKnowledge, TellKnowledge, Version
+from plait.workers.upkeep import Gather, Load, Recall, Save, Spans, Version
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Word
 
 

@@ -14,6 +14,7 @@ from plait.policy.turns import ALONE, Turn, next_turn
 from plait.schedule.work import Work, nothing
 from plait.workers.announcer import name_of
 from plait.workers.commands import Call, End, Upkeep, command_of
+from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.rank_state import RankState
@@ -23,7 +24,7 @@ from plait.workers.score_call import ScoreCall
 from plait.workers.status_file import StatusFile
 from plait.workers.train_calls import EvaluateCall, TrainCall, TrainTogetherCall
 from plait.workers.transport import Transport
-from plait.workers.upkeep import Save, Spans, TakeUpKnowledge, TellKnowledge
+from plait.workers.upkeep import Save, Spans
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Report
 
 REPORT_S = 0.25

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from plait.speculation.knowledge import Known
 from plait.workers.announcer import Announcer
-from plait.workers.upkeep import TakeUpKnowledge, TellKnowledge
+from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 
 
 class GuessKnowledge:
