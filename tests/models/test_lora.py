@@ -342,7 +342,7 @@ def test_an_unknown_target_names_the_known_ones() -> None:
     with pytest.raises(ModelError, match=r"^lora\.target_modules: expected names among down_proj, .*found lm_head"):
         add_lora(tiny_llama(), settings, name="a", seed=0)
     with pytest.raises(ModelError, match=r"expected names among down_proj, .*found lm_head"):
-        check_targets(settings, "smollm2-135m-instruct")
+        check_targets(settings, ["smollm2-135m-instruct"])
 
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

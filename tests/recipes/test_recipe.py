@@ -11,8 +11,8 @@ from plait.algorithms.grpo import GRPOOptions
 from plait.algorithms.ppo import PPOOptions
 from plait.errors import ConfigError
 from plait.recipes.keys import parse_overrides
-from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import check_read, load_recipe, validate_options
+from plait.recipes.recipe import Recipe, check_read
+from plait.recipes.recipe_file import load_recipe, validate_options
 from plait.recipes.stages import load_stages
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

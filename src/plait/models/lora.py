@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -109,14 +110,15 @@ def peft_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
     }
 
 
-def check_targets(settings: LoraSettings, model: str) -> None:
+def check_targets(settings: LoraSettings, models: Iterable[str]) -> None:
     """Raises ModelError where the settings name a layer that a model has not, by its configuration alone."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    read = read_config(model)
-    config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        targets_of(settings, new_module(config, decoder_only=True))
+    for name in () if settings.target_modules == "all-linear" else dict.fromkeys(models):
+        read = read_config(name)
+        config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            targets_of(settings, new_module(config, decoder_only=True))
 
 
 def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:

@@ -12,8 +12,7 @@ from plait.models.files.hub import read_config
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
-from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import check_read
+from plait.recipes.recipe import Recipe, check_read
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome
 from plait.schedule.needs import needs_of
 from plait.settings import Settings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plait.errors import ConfigError
@@ -186,3 +188,17 @@ def check_engine_plan(recipe: Recipe, plan: Plan) -> None:
             f"{engine}, which generates for a run of one: no tp, pp or several instances; set `devices` to 1, or "
             "`sampling.engine` to plait"
         )
+
+
+def said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    """What of a recipe has nothing to do in a plan, in words."""
+    decoding = [p for p in plan.placements if p.mode == "decode"]
+    instances = Counter[str]()
+    for p in decoding:
+        instances[p.call] += p.dp
+    if recipe.sequence_parallel and all(p.tp == 1 for p in plan.placements if p.mode == "train"):
+        yield "`sequence_parallel` divides nothing: no call of the plan trains with tp above 1"
+    if recipe.rebalance != "off" and all(count == 1 for count in instances.values()):
+        yield "`rebalance` moves nothing: no call of the plan generates in several instances"
+    if (recipe.sampling.stated_groups or 1) > 1 and all(p.pp == 1 for p in decoding):
+        yield "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1"

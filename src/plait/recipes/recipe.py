@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from plait.data.settings import DataSettings
+from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
@@ -248,3 +249,11 @@ class Recipe(Settings):
         if self.epochs is None:
             return self.steps
         return max(1, ceil(Fraction(str(self.epochs)) * num_rows / self.prompts_per_step))
+
+
+def check_read(section: str, settings: Settings) -> None:
+    """Raises ConfigError where a key of a section is set that has no effect without another, which is left off."""
+    try:
+        settings.check_read()
+    except ValueError as error:
+        raise ConfigError(f"key `{section}`: {error}") from None

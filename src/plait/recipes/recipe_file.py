@@ -24,7 +24,7 @@ from plait.recipes.keys import (
     unknown_key,
 )
 from plait.recipes.other_names import answer
-from plait.recipes.recipe import Recipe
+from plait.recipes.recipe import Recipe, check_read
 from plait.settings import Settings
 from plait.yaml_text import parse
 
@@ -212,11 +212,3 @@ def validate_options(
 def _said_of_own(name: str) -> str:
     """What to say of an unknown option that is a key of the recipe itself."""
     return f"; `{name}` stands beside `options`, not in it" if name in Recipe.model_fields else ""
-
-
-def check_read(section: str, settings: Settings) -> None:
-    """Raises ConfigError where a key of a section is set that has no effect without another, which is left off."""
-    try:
-        settings.check_read()
-    except ValueError as error:
-        raise ConfigError(f"key `{section}`: {error}") from None

@@ -78,7 +78,9 @@ def train(
         UserError: something in the input cannot be used; nothing was started.
         RunError: the run had to stop.
     """
-    overrides = [pair for name, value in keys.items() for pair in _flatten(name, value, replaces=algorithm is not None)]
+    overrides = [
+        pair for name, value in keys.items() for pair in flattened(name, value, replaces=algorithm is not None)
+    ]
     if algorithm is not None:
         overrides.append(("algorithm", algorithm if isinstance(algorithm, str) else path_of(algorithm)))
     if reward is not None:
@@ -196,7 +198,7 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{file}:{function.__name__}"
 
 
-def _flatten(name: str, value: Any, *, replaces: bool = False) -> list[tuple[str, Any]]:
+def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[str, Any]]:
     """(dotted key, value) of a key: of a section those of its keys, of options too; what these hold is one value.
 
     Args:
@@ -208,7 +210,7 @@ def _flatten(name: str, value: Any, *, replaces: bool = False) -> list[tuple[str
     if is_options:
         return [(f"{name}.{key}", child) for key, child in value.items()]
     replaces |= "algorithm" in value
-    return [pair for key, child in value.items() for pair in _flatten(f"{name}.{key}", child, replaces=replaces)]
+    return [pair for key, child in value.items() for pair in flattened(f"{name}.{key}", child, replaces=replaces)]
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:

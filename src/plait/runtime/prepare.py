@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,6 @@ from plait.data.prompts import PromptSet
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
-from plait.models.lora_settings import LoraSettings
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -38,7 +36,7 @@ from plait.recipes.checks import (
     check_trained_steps,
     check_unused,
 )
-from plait.recipes.engine_checks import abilities, check_engine, check_engine_plan
+from plait.recipes.engine_checks import abilities, check_engine, check_engine_plan, said_of_idle_keys
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
@@ -85,7 +83,10 @@ def prepare(
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
     _check_tokens(models, tokenizer, recipe)
-    _check_adapted(models, recipe.lora)
+    if recipe.lora.rank > 0:
+        from plait.models.lora import check_targets
+
+        check_targets(recipe.lora, [model.name for model in models if model.trained])
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
@@ -173,7 +174,7 @@ def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
     memory. (A file says itself what leaves, and a plan that was found fits.) Says what it changes, and what of the
     recipe has nothing to do in it."""
     recipe = run.recipe
-    for text in _said_of_idle_keys(recipe, plan):
+    for text in said_of_idle_keys(recipe, plan):
         say(text, file=sys.stderr)
     if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
         return plan
@@ -184,20 +185,6 @@ def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
         text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"
         say(text, file=sys.stderr)
     return plan
-
-
-def _said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
-    """What of a recipe has nothing to do in a plan, in words."""
-    decoding = [p for p in plan.placements if p.mode == "decode"]
-    instances = Counter[str]()
-    for p in decoding:
-        instances[p.call] += p.dp
-    if recipe.sequence_parallel and all(p.tp == 1 for p in plan.placements if p.mode == "train"):
-        yield "`sequence_parallel` divides nothing: no call of the plan trains with tp above 1"
-    if recipe.rebalance != "off" and all(count == 1 for count in instances.values()):
-        yield "`rebalance` moves nothing: no call of the plan generates in several instances"
-    if (recipe.sampling.stated_groups or 1) > 1 and all(p.pp == 1 for p in decoding):
-        yield "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1"
 
 
 def outline(
@@ -300,16 +287,6 @@ def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe)
     if (drafts := recipe.sampling.draft_model) is not None:
         check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
     check_roles(tokenizer, recipe.model, models)
-
-
-def _check_adapted(models: Sequence[RoleModel], lora: LoraSettings) -> None:
-    """Raises ModelError where adapters are to be of layers that a trained model has not."""
-    if lora.rank == 0 or lora.target_modules == "all-linear":
-        return
-    from plait.models.lora import check_targets
-
-    for name in dict.fromkeys(model.name for model in models if model.trained):
-        check_targets(lora, name)
 
 
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:

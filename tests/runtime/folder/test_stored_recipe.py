@@ -11,7 +11,7 @@ from plait.errors import ConfigError
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 from plait.recipes.trust import user_recipe
-from plait.runtime.api import _flatten
+from plait.runtime.api import flattened
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.stored_recipe import as_begun, recipe_text
 from plait.runtime.prepare import outline
@@ -73,7 +73,7 @@ def test_options_given_with_an_algorithm_take_the_place_of_a_files(tmp_path: Pat
     path = tmp_path / "ppo.yaml"
     path.write_text("model: m\ndata: {source: d}\nalgorithm: ppo\noptions: {gamma: 0.9}\n")
     options = {"kl_coef": 0.1}
-    assert load_recipe(path, _flatten("options", options)).options == {"gamma": 0.9, "kl_coef": 0.1}
-    assert load_recipe(path, _flatten("options", options, replaces=True)).options == options
-    of_stage = _flatten("policy", {"algorithm": "grpo", "options": options})
+    assert load_recipe(path, flattened("options", options)).options == {"gamma": 0.9, "kl_coef": 0.1}
+    assert load_recipe(path, flattened("options", options, replaces=True)).options == options
+    of_stage = flattened("policy", {"algorithm": "grpo", "options": options})
     assert of_stage == [("policy.algorithm", "grpo"), ("policy.options", options)]
