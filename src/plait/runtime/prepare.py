@@ -82,11 +82,7 @@ def prepare(
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
     tokenizer = load_tokenizer(recipe.model)
-    _check_tokens(models, tokenizer, recipe)
-    if recipe.lora.rank > 0:
-        from plait.models.lora import check_targets
-
-        check_targets(recipe.lora, [model.name for model in models if model.trained])
+    _check_models(models, tokenizer, recipe)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
@@ -282,11 +278,16 @@ def _check_stop(recipe: Recipe, shape: ModelShape) -> None:
             )
 
 
-def _check_tokens(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
-    """Raises ConfigError where a role or a draft model reads the run's token ids, and they mean other texts to it."""
+def _check_models(models: tuple[RoleModel, ...], tokenizer: Any, recipe: Recipe) -> None:
+    """Raises ConfigError where a role or a draft model reads the run's token ids, and they mean other texts to it;
+    ModelError where adapters are to be of layers that a trained one has not."""
     if (drafts := recipe.sampling.draft_model) is not None:
         check_draft_model(tokenizer, recipe.model, drafts, DRAFT_KEY)
     check_roles(tokenizer, recipe.model, models)
+    if recipe.lora.rank > 0:
+        from plait.models.lora import check_targets
+
+        check_targets(recipe.lora, [model.name for model in models if model.trained])
 
 
 def _functions(role: str, flow: Dataflow, recipe: Recipe) -> tuple[RewardFunction, ...]:
