@@ -21,6 +21,8 @@ from plait.cost.working_memory import (
     NCCL,
     PROCESS,
     PROCESS_BYTES,
+    Blocks,
+    Expected,
     activation_bytes,
     layer_bytes,
     process_terms,
@@ -62,9 +64,9 @@ def test_checkpointed_activations_are_the_layers_inputs_and_one_layer() -> None:
     batch = LargestBatch(groups=2, samples_per_group=3, prompt_tokens=5, response_tokens=7)
     assert (batch.tokens, batch.scores) == (2 * 26, 2 * (25 + 21 * 12))
     one = layer_bytes(SMOLLM2, 2, fused=True)
-    whole = activation_bytes(SMOLLM2, batch, 2, fused=True)
+    whole = activation_bytes(SMOLLM2, batch, Blocks(2, True))
     assert whole == 52 * 30 * one + 30 * 2 * 9 * batch.scores
-    few = activation_bytes(SMOLLM2, batch, 2, fused=True, checkpointed=True)
+    few = activation_bytes(SMOLLM2, batch, Blocks(2, True, checkpointed=True))
     assert few == 52 * (one + 30 * 576 * 2) + 2 * 9 * batch.scores
 
 
@@ -73,29 +75,29 @@ def test_ranks_of_tp_divide_what_is_inside_the_products_or_all() -> None:
     batch = LargestBatch(groups=2, samples_per_group=3, prompt_tokens=5, response_tokens=7)
     between, inside = 2 * 5 * 576, layer_bytes(SMOLLM2, 2, fused=True) - 2 * 5 * 576
     scores = 2 * 9 * batch.scores
-    four = activation_bytes(SMOLLM2, batch, 2, fused=True, tp=4)
+    four = activation_bytes(SMOLLM2, batch, Blocks(2, True, tp=4))
     assert four == 52 * 30 * (between + inside // 4) + 30 * scores // 4
-    parted = activation_bytes(SMOLLM2, batch, 2, fused=True, tp=4, splits_tokens=True)
-    assert parted == activation_bytes(SMOLLM2, batch, 2, fused=True) // 4
-    few = activation_bytes(SMOLLM2, batch, 2, fused=True, checkpointed=True, tp=4, splits_tokens=True)
+    parted = activation_bytes(SMOLLM2, batch, Blocks(2, True, tp=4, splits_tokens=True))
+    assert parted == activation_bytes(SMOLLM2, batch, Blocks(2, True)) // 4
+    few = activation_bytes(SMOLLM2, batch, Blocks(2, True, checkpointed=True, tp=4, splits_tokens=True))
     assert few == 52 * ((between + inside) // 4 + 30 * 576 * 2 // 4) + scores // 4
 
 
 @pytest.mark.parametrize(("groups", "found_mib"), [(4, 541), (8, 1081), (16, 2141)])
 def test_activations_that_were_found(groups: int, found_mib: int) -> None:
     """Resident after the forward of SmolLM2-135M in bfloat16 on groups of 101 and 8 x 16 tokens."""
-    expected = activation_bytes(SMOLLM2, LargestBatch(groups, 8, 101, 16), 2, fused=True)
+    expected = activation_bytes(SMOLLM2, LargestBatch(groups, 8, 101, 16), Blocks(2, True))
     assert expected / MIB == pytest.approx(found_mib, rel=0.04)
 
 
 def test_slack_by_hand() -> None:
-    rows = dict(slack_rows("cpu", activations=1000, plain=1500, weights=400, working=2000))
+    rows = dict(slack_rows("cpu", Expected(activations=1000, plain=1500, weights=400, working=2000)))
     assert list(rows.values()) == [int(GAPS_SHARE * 1000), 500, COMPILING_BYTES]
-    rows = dict(slack_rows("cpu", activations=0, plain=0, weights=400, working=300))
+    rows = dict(slack_rows("cpu", Expected(activations=0, plain=0, weights=400, working=300)))
     assert rows["reading a model, beyond what a step takes"] == 700 - 300
-    widened = dict(slack_rows("cpu", activations=0, plain=0, weights=0, working=0, widened=77))
+    widened = dict(slack_rows("cpu", Expected(activations=0, plain=0, weights=0, working=0, widened=77)))
     assert list(widened.values()) == [COMPILING_BYTES, 77]
-    on_gpu = slack_rows("cuda", activations=0, plain=0, weights=400, working=0, moves=True)
+    on_gpu = slack_rows("cuda", Expected(activations=0, plain=0, weights=400, working=0), moves=True)
     assert dict(on_gpu) == {"buckets of a move": 128 * MIB}
 
 

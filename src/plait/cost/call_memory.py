@@ -13,6 +13,7 @@ from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.working_memory import (
     Activations,
+    Blocks,
     activations_by_kind,
     head_gradient_bytes,
     is_fused,
@@ -88,12 +89,14 @@ def micro_batch_bytes(
     return activations_by_kind(
         shape,
         largest_batch(facts, model, mode, layout),
-        BYTES[recipe.dtype],
-        fused=fused,
-        checkpointed=mode == "train" and recipe.checkpoint_activations,
-        tp=sizes.tp,
-        splits_tokens=mode == "train" and recipe.sequence_parallel,
-        lora=recipe.lora if mode == "train" else NO_LORA,
+        Blocks(
+            BYTES[recipe.dtype],
+            fused,
+            checkpointed=mode == "train" and recipe.checkpoint_activations,
+            tp=sizes.tp,
+            splits_tokens=mode == "train" and recipe.sequence_parallel,
+        ),
+        recipe.lora if mode == "train" else NO_LORA,
     )
 
 

@@ -13,7 +13,7 @@ from plait.cost.held_parameters import HeldPart, held_parts, rows_of
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
-from plait.cost.working_memory import keeps_freed, process_terms, slack_rows
+from plait.cost.working_memory import Expected, keeps_freed, process_terms, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -121,11 +121,13 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     grown = {call: widened_bytes(packed.get(role, 0), facts.recipe.dtype) for call, role in roles.items()}
     slack = slack_rows(
         facts.recipe.device,
-        activations=largest.get(ACTIVATIONS, 0),
-        plain=plain_activations(rank, facts),
-        weights=max((part.num_bytes for part in held if not part.is_state), default=0),
-        working=most - during[0][1],
-        widened=max(count + grown.get(what, 0) for what, count in during) - most,
+        Expected(
+            activations=largest.get(ACTIVATIONS, 0),
+            plain=plain_activations(rank, facts),
+            weights=max((part.num_bytes for part in held if not part.is_state), default=0),
+            working=most - during[0][1],
+            widened=max(count + grown.get(what, 0) for what, count in during) - most,
+        ),
         moves=facts.plan.num_ranks > 1 or not facts.offload_policy.keeps_all,
     )
     return DeviceMemory([rank], rows, during, slack)

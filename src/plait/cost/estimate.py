@@ -12,6 +12,8 @@ from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_parameters
 from plait.cost.working_memory import (
+    Blocks,
+    Expected,
     activations_by_kind,
     head_gradient_bytes,
     is_fused,
@@ -135,11 +137,13 @@ def memory_table(
     most = max(size for _, size in during)
     slack = slack_rows(
         recipe.device,
-        activations=activations,
-        plain=largest[False][0],
-        weights=max((shapes[model.name].parameters * width for model in models), default=0),
-        working=most - read,
-        widened=max(0, generation + widened_bytes(packed, recipe.dtype) - most),
+        Expected(
+            activations=activations,
+            plain=largest[False][0],
+            weights=max((shapes[model.name].parameters * width for model in models), default=0),
+            working=most - read,
+            widened=max(0, generation + widened_bytes(packed, recipe.dtype) - most),
+        ),
     )
     return MemoryTable([*process.items(), *held, *rows], during, slack)
 
@@ -179,7 +183,7 @@ def _largest_activations(
             batch = LargestBatch.of(recipe, flow, longest_tokens, model.role, trains=trains)
             again = recipe.checkpoint_activations and trains
             lora = recipe.lora if trains and model.trained else NO_LORA
-            kinds = activations_by_kind(shape, batch, width, fused=fused, checkpointed=again, lora=lora)
+            kinds = activations_by_kind(shape, batch, Blocks(width, fused, checkpointed=again), lora)
             counts = [len(kind.layers) for kind in layer_kinds(shape)]
             kept = [one.kept for one in kinds]
             of_all = sum(count * num_bytes for count, num_bytes in zip(counts, kept, strict=True)) // shape.layers

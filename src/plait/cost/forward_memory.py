@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
-from plait.cost.working_memory import activations_by_kind, head_gradient_bytes, logits_bytes, stage_activations
+from plait.cost.working_memory import Blocks, activations_by_kind, head_gradient_bytes, logits_bytes, stage_activations
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
 from plait.models.lora_settings import NO_LORA
@@ -51,12 +51,14 @@ def forward_memory(
         kinds = activations_by_kind(
             shape,
             batch,
-            width,
-            fused=fused,
-            checkpointed=train and workload.checkpoint_activations,
-            tp=sizes.tp,
-            splits_tokens=train and workload.sequence_parallel,
-            lora=workload.lora if train else NO_LORA,
+            Blocks(
+                width,
+                fused,
+                checkpointed=train and workload.checkpoint_activations,
+                tp=sizes.tp,
+                splits_tokens=train and workload.sequence_parallel,
+            ),
+            workload.lora if train else NO_LORA,
         )
         stages = zip(stage_counts(shape, sizes), in_flight, strict=True)
         return tuple(stage_activations(kinds, counts, shape.layers, number) for counts, number in stages)

@@ -24,7 +24,7 @@ from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
-from plait.cost.working_memory import Amount, keeps_freed, process_terms, slack_terms
+from plait.cost.working_memory import Amount, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Samples, Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
@@ -116,15 +116,8 @@ class ModelCosts:
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool, widened: Amount
     ) -> Mapping[str, Amount]:
-        return slack_terms(
-            self.workload.device,
-            activations=activations,
-            plain=plain,
-            weights=weights,
-            working=working,
-            moves=moves,
-            widened=widened,
-        )
+        expected = Expected(activations, plain, weights, working, widened)
+        return slack_terms(self.workload.device, expected, moves=moves)
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._memory.held(role, layout.parallelism, trained)

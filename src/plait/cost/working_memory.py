@@ -79,33 +79,34 @@ class Activations:
     again: int = 0
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """How the blocks of one rank compute.
+
+    width:         bytes of a number in the compute dtype
+    fused:         as of `layer_bytes`
+    checkpointed:  a block keeps its input alone, and one at a time is computed again
+    tp:            ranks that divide them
+    splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`)
+    """
+
+    width: int
+    fused: bool
+    checkpointed: bool = False
+    tp: int = 1
+    splits_tokens: bool = False
+
+
 def activations_by_kind(
-    shape: ModelShape,
-    batch: LargestBatch,
-    width: int,
-    *,
-    fused: bool,
-    checkpointed: bool = False,
-    tp: int = 1,
-    splits_tokens: bool = False,
-    lora: LoraSettings = NO_LORA,
+    shape: ModelShape, batch: LargestBatch, blocks: Blocks, lora: LoraSettings = NO_LORA
 ) -> tuple[Activations, ...]:
     """`activation_bytes` of as many layers, all of one kind: for each of `layer_kinds`."""
-    found = []
+    by_kind = []
     for kind in layer_kinds(shape):
-        whole = activation_bytes(
-            kind.shape,
-            batch,
-            width,
-            fused=fused,
-            checkpointed=checkpointed,
-            tp=tp,
-            splits_tokens=splits_tokens,
-            low=adapter_inputs(kind.shape, lora),
-        )
-        inputs = batch.tokens * _inputs(shape, width, tp if splits_tokens else 1)
-        found.append(Activations(inputs, whole - inputs) if checkpointed else Activations(whole))
-    return tuple(found)
+        whole = activation_bytes(kind.shape, batch, blocks, adapter_inputs(kind.shape, lora))
+        inputs = batch.tokens * _inputs(shape, blocks)
+        by_kind.append(Activations(inputs, whole - inputs) if blocks.checkpointed else Activations(whole))
+    return tuple(by_kind)
 
 
 def stage_activations(
@@ -125,38 +126,24 @@ def stage_activations(
     return int(kept + max((one.again for one, _ in layers), default=0))
 
 
-def _inputs(shape: ModelShape, width: int, ways: int) -> int:
-    """Bytes of a token that enter all blocks, where so many ranks divide it."""
-    return shape.layers * shape.hidden * width // ways
+def _inputs(shape: ModelShape, blocks: Blocks) -> int:
+    """Bytes of a token that enter all blocks."""
+    return shape.layers * shape.hidden * blocks.width // (blocks.tp if blocks.splits_tokens else 1)
 
 
-def activation_bytes(
-    shape: ModelShape,
-    batch: LargestBatch,
-    width: int,
-    *,
-    fused: bool,
-    checkpointed: bool = False,
-    tp: int = 1,
-    splits_tokens: bool = False,
-    low: int = 0,
-) -> int:
+def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low: int = 0) -> int:
     """What the blocks of one rank of tp keep for their backward, and the attention weights, as long as they are few.
 
     Args:
-        width: bytes of a number in the compute dtype.
-        fused: as of `layer_bytes`.
-        checkpointed: a block keeps its input alone, and one at a time is computed again.
-        splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`).
         low: numbers of a token that adapters make of all blocks' inputs (`shape_parameters.adapter_inputs`).
     """
-    between, within = _layer_parts(shape, width, fused=fused)
-    ways = tp if splits_tokens else 1
-    kept = between // ways + within // tp + width * low // shape.layers
-    blocks = 1 if checkpointed else shape.layers
-    inputs = _inputs(shape, width, ways) if checkpointed else 0
-    scores = blocks * width * min(KEPT_SCORES, shape.heads * batch.scores) // tp
-    return batch.tokens * (kept * blocks + inputs) + scores
+    between, within = _layer_parts(shape, blocks.width, fused=blocks.fused)
+    ways = blocks.tp if blocks.splits_tokens else 1
+    kept = between // ways + within // blocks.tp + blocks.width * low // shape.layers
+    count = 1 if blocks.checkpointed else shape.layers
+    inputs = _inputs(shape, blocks) if blocks.checkpointed else 0
+    scores = count * blocks.width * min(KEPT_SCORES, shape.heads * batch.scores) // blocks.tp
+    return batch.tokens * (kept * count + inputs) + scores
 
 
 def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
@@ -202,51 +189,47 @@ Amount = int | NDArray[np.float64]
 """Bytes: of one device, or of each of several."""
 
 
-def slack_terms(
-    device: str,
-    *,
-    activations: Amount,
-    plain: Amount,
-    weights: Amount,
-    working: Amount,
-    moves: bool,
-    widened: Amount = 0,
-) -> Mapping[str, Amount]:
+@dataclass(frozen=True)
+class Expected:
+    """Bytes by which it is told what may come on top of them.
+
+    activations: those expected of the largest micro-batch
+    plain:       of a family whose layers are not fused
+    weights:     of the largest model, in the compute dtype
+    working:     what the fullest moment of a step takes beyond that in which all models have been read
+    widened:     what the fullest moment grows by if packed weights are (`generation_memory.widened_bytes`)
+    """
+
+    activations: Amount
+    plain: Amount
+    weights: Amount
+    working: Amount
+    widened: Amount = 0
+
+
+def slack_terms(device: str, expected: Expected, *, moves: bool) -> Mapping[str, Amount]:
     """What may come on top of what is expected, in bytes; with it the expected becomes an upper bound.
 
     Args:
         device: cpu or cuda.
-        activations: those expected of the largest micro-batch.
-        plain: of a family whose layers are not fused.
-        weights: of the largest model, in the compute dtype.
-        working: what the fullest moment of a step takes beyond that in which all models have been read.
         moves: whether weights are moved between layouts or leave the device.
-        widened: what the fullest moment grows by if packed weights are (`generation_memory.widened_bytes`).
     """
+    activations = expected.activations
     terms: dict[str, Amount] = {"gaps that the allocator keeps": np.floor(GAPS_SHARE * activations)}
-    terms["activations, where the family's layers are not of the common form"] = np.maximum(0, plain - activations)
+    plain = np.maximum(0, expected.plain - activations)
+    terms["activations, where the family's layers are not of the common form"] = plain
     if device == "cpu":
         terms["compiling kernels, in the first run on a machine"] = COMPILING_BYTES
-        terms["packed weights, where a CPU without AVX-512 computes with the family's own layers"] = widened
+        terms["packed weights, where a CPU without AVX-512 computes with the family's own layers"] = expected.widened
     if moves:
         terms["buckets of a move"] = 2 * BUCKET_BYTES
     # Reading is over when the first step begins; a GPU gets what its host has read.
     if device == "cpu":
-        terms["reading a model, beyond what a step takes"] = np.maximum(0, np.floor(READING_SHARE * weights) - working)
+        reading = np.maximum(0, np.floor(READING_SHARE * expected.weights) - expected.working)
+        terms["reading a model, beyond what a step takes"] = reading
     return terms
 
 
-def slack_rows(
-    device: str, *, activations: int, plain: int, weights: int, working: int, moves: bool = False, widened: int = 0
-) -> list[tuple[str, int]]:
+def slack_rows(device: str, expected: Expected, *, moves: bool = False) -> list[tuple[str, int]]:
     """(what, bytes) of `slack_terms` of one device, as far as there is any."""
-    terms = slack_terms(
-        device,
-        activations=activations,
-        plain=plain,
-        weights=weights,
-        working=working,
-        moves=moves,
-        widened=widened,
-    )
-    return [(what, int(count)) for what, count in terms.items() if count]
+    return [(what, int(count)) for what, count in slack_terms(device, expected, moves=moves).items() if count]
