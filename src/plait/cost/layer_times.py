@@ -49,8 +49,9 @@ def scaled(terms: Mapping[str, float], factor: float) -> Terms:
 
 
 def added(*parts: Mapping[str, float]) -> Terms:
-    result: Terms = {}
-    for part in parts:
+    """The sum of each term, over the parts that have it."""
+    result = dict(parts[0]) if parts else {}
+    for part in parts[1:]:
         for name, seconds in part.items():
             result[name] = result.get(name, 0.0) + seconds
     return result

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 def _of_layers(layers: Sequence[Terms], counts: Sequence[int]) -> Terms:
     """Seconds of so many layers of each kind."""
-    if len(layers) == 1:  # as of nearly all models, and searches ask for it a million times
-        return scaled(layers[0], counts[0])
     return added(*(scaled(layer, count) for layer, count in zip(layers, counts, strict=True) if count))
 
 
