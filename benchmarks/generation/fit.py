@@ -10,7 +10,6 @@ no function of its work and is not in its seconds.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from statistics import median
 import numpy as np
 
 from generation.serving import Step
+from plait.launch.machine import cpu_name
 
 KNOTS = (8, 16, 32, 64, 128)
 FORMAT = 1
@@ -106,13 +106,5 @@ def mean_error(model: StepTime, steps: Sequence[Step]) -> float:
 def write_profile(path: Path, step_time: StepTime, **described: object) -> None:
     """A JSON file: what was measured (`described`), on which processor, and the weights in seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    profile = {"format": FORMAT, "processor": _processor(), **described, "step_s": asdict(step_time)}
+    profile = {"format": FORMAT, "processor": cpu_name(), **described, "step_s": asdict(step_time)}
     path.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
