@@ -36,7 +36,7 @@ from typing import NamedTuple
 from plait.cost.cluster import read_cluster
 from plait.cost.decoding import Decoding
 from plait.cost.generation_memory import kv_bytes_per_token
-from plait.cost.layer_times import total
+from plait.cost.layer_times import LayerTimes, total
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
@@ -137,8 +137,8 @@ def stages_of(costs: ModelCosts, limit: int) -> tuple[float, float, tuple[float,
     threshold, instances that are kept, seconds that streaming would save at most). All over the same draws."""
     responses = costs.workload.lengths.responses
     shape, dtype = costs.shapes["actor"], costs.workload.dtype
-    passes = Passes(costs.cluster, ModelWork(shape, dtype, shape.vocabulary), instances().instances()[0])
-    decoding = Decoding(passes, PROMPT, lambda running: 1)
+    times = LayerTimes(costs.cluster, ModelWork(shape, dtype, shape.vocabulary), instances().instances()[0])
+    decoding = Decoding(Passes(times), PROMPT, lambda running: 1)
 
     @cache
     def step_s(running: int) -> float:

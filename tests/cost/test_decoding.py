@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.cost.decoding import Decoding
-from plait.cost.layer_times import total
+from plait.cost.layer_times import LayerTimes, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.layout.mesh import Layout
@@ -21,7 +21,7 @@ def test_a_round_is_the_way_through_stages_and_hops_or_the_slowest_stages_work()
 
     def terms(hop_s: float, groups: int) -> dict[str, float]:
         cluster = a_cluster(2, software=replace(SOFTWARE, hop_s=hop_s))
-        passes = Passes(cluster, ModelWork(SHAPE, "bfloat16", 1000), layout)
+        passes = Passes(LayerTimes(cluster, ModelWork(SHAPE, "bfloat16", 1000), layout))
         return Decoding(passes, 8.0, lambda running: groups).step(4, 4 * 242)
 
     for groups in (1, 2):

@@ -13,7 +13,7 @@ from plait.cost.cluster import ClusterSpec, NodeKind, read_cluster
 from plait.cost.costs import CallCost
 from plait.cost.decoding import decode_steps, levelled
 from plait.cost.hardware import DEVICES, GIB, Device, Link
-from plait.cost.layer_times import Micro, total
+from plait.cost.layer_times import LayerTimes, Micro, total
 from plait.cost.model_work import ModelWork
 from plait.cost.moves import bandwidths, move_cost, offload_cost
 from plait.cost.passes import Passes
@@ -99,16 +99,17 @@ def test_instances_of_a_generation_end_each_when_its_devices_have() -> None:
 def test_each_stage_takes_what_its_own_devices_take() -> None:
     """Two stages of two layers: the second, with the head, takes twice as long on devices that are half as fast."""
     cluster, layout, work = mixed(), Layout.on(range(4), pp=2, tp=2), ModelWork(SHAPE, "bfloat16", 1000)
-    both = Passes(cluster, work, layout, stages=cluster.stages_of(layout))
-    fast, slow = (Passes(cluster.among((rank,)), work, layout) for rank in (0, 2))
+    stages = [LayerTimes(stage, work, layout) for stage in cluster.stages_of(layout)]
+    both = Passes(LayerTimes(cluster, work, layout), stages)
+    fast, slow = (Passes(LayerTimes(cluster.among((rank,)), work, layout)) for rank in (0, 2))
     micro = Micro(96, 1000, 96)
     assert both.forward(micro, 0) == fast.forward(micro, 0)
     assert both.backward(micro, 1) == slow.backward(micro, 1)
     assert slow.forward(micro, 1)["products"] == 2 * fast.forward(micro, 1)["products"]
     rows = np.array([4.0]), np.array([100.0]), np.array([1.0])
-    one, other = fast.decode_layer(4, 100), slow.decode_layer(4, 100)
-    hops = 2 * both.traffic.hop(4 * 64 * 2)
-    expected = 2 * total(one) + 2 * total(other) + slow.head(4) + hops
+    one, other = fast.times.decode_layer(4, 100), slow.times.decode_layer(4, 100)
+    hops = 2 * both.times.traffic.hop(4 * 64 * 2)
+    expected = 2 * total(one) + 2 * total(other) + slow.times.head(4) + hops
     assert decode_steps(both, *rows).tolist() == pytest.approx([expected])
 
 

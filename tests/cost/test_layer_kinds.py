@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.cost.decoding import decode_steps
 from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
-from plait.cost.layer_times import Micro, total
+from plait.cost.layer_times import LayerTimes, Micro, total
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
@@ -37,7 +37,7 @@ TWO = Layout.on(range(2), pp=2)
 
 
 def passes(shape: ModelShape, layout: Layout = TWO) -> Passes:
-    return Passes(a_cluster(4), ModelWork(shape, "bfloat16", 1000), layout)
+    return Passes(LayerTimes(a_cluster(4), ModelWork(shape, "bfloat16", 1000), layout))
 
 
 def costs_of(shape: ModelShape, work=WORK) -> ModelCosts:
@@ -74,7 +74,7 @@ def test_tokens_that_are_decoded_read_the_experts_that_they_reach() -> None:
     whole = passes(MIXED, Layout.on(range(1)))
     [both] = whole.decode_stages(3, 0)
     [steps] = decode_steps(whole, np.array([3.0]), np.array([0.0]), np.array([1.0]))
-    assert steps == pytest.approx(total(both) + whole.head(3)) == pytest.approx(total(both) + 2 * HEAD / 0.5e8)
+    assert steps == pytest.approx(total(both) + whole.times.head(3)) == pytest.approx(total(both) + 2 * HEAD / 0.5e8)
 
 
 def test_windows_are_read_and_computed_as_far_as_they_reach() -> None:
@@ -83,10 +83,10 @@ def test_windows_are_read_and_computed_as_far_as_they_reach() -> None:
     assert windowed.decode_stages(4, 100) == [plain.decode_stages(4, seen)[n] for n, seen in enumerate((20, 100))]
     assert windowed.decode_stages(4, 12) == plain.decode_stages(4, 12)
     steps = [np.array([4.0]), np.array([100.0]), np.array([1.0])]
-    hops = 2 * plain.traffic.hop(4 * 64 * 2)
-    expected = sum(map(total, windowed.decode_stages(4, 100))) + plain.head(4) + hops
+    hops = 2 * plain.times.traffic.hop(4 * 64 * 2)
+    expected = sum(map(total, windowed.decode_stages(4, 100))) + plain.times.head(4) + hops
     assert decode_steps(windowed, *steps) == pytest.approx(expected)
-    far, near = (costs_of(one.work.shape).call("actor.generate", "decode", TWO) for one in (plain, windowed))
+    far, near = (costs_of(one.times.work.shape).call("actor.generate", "decode", TWO) for one in (plain, windowed))
     assert near.seconds < far.seconds
     assert near.working_bytes == far.working_bytes
 

@@ -13,7 +13,7 @@ from plait.cost.decoding import Decoding, Guessing, Pieces, profile
 from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.hardware import Device, Link, Software
-from plait.cost.layer_times import total
+from plait.cost.layer_times import LayerTimes, total
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.move_bound import BoundedMoves
@@ -285,8 +285,8 @@ def test_a_draft_model_takes_forwards_of_its_own() -> None:
 def test_many_steps_with_a_draft_model_are_those_of_each(pp: int) -> None:
     """It computes before the first stage does."""
     cluster, layout = a_cluster(), Layout.on(range(pp), pp=pp)
-    passes = Passes(cluster, ModelWork(SHAPE, "bfloat16", 1000), layout)
-    small = Passes(cluster, ModelWork(replace(SHAPE, layers=2), "bfloat16", 1000), Layout.on(range(1)))
+    passes = Passes(LayerTimes(cluster, ModelWork(SHAPE, "bfloat16", 1000), layout))
+    small = Passes(LayerTimes(cluster, ModelWork(replace(SHAPE, layers=2), "bfloat16", 1000), Layout.on(range(1))))
     lengths, drafts = (9, 5, 5, 2), Drafts(2.0, 3.0, 2.0)
     for guessing in (Guessing(drafts), Guessing(drafts, small)):
         decoding = Decoding(passes, 8.0, lambda running: min(running, pp), guessing)

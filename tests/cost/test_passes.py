@@ -9,7 +9,7 @@ import pytest
 
 from plait.cost.decoding import decode_steps
 from plait.cost.hardware import Software
-from plait.cost.layer_times import Micro, total
+from plait.cost.layer_times import LayerTimes, Micro, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import interpolated
@@ -28,7 +28,7 @@ ADAPTER = 4 * (64 + 64) + 3 * (64 + 128)
 
 
 def passes(layout: Layout, software: Software = SOFTWARE) -> Passes:
-    return Passes(a_cluster(4, software=software), ModelWork(SHAPE, "bfloat16", 1000), layout)
+    return Passes(LayerTimes(a_cluster(4, software=software), ModelWork(SHAPE, "bfloat16", 1000), layout))
 
 
 def test_search_run_and_cost_weigh_the_head_alike() -> None:
@@ -85,11 +85,11 @@ def test_adapters_of_a_forward_and_a_backward() -> None:
 
 def test_a_step_of_few_samples_reads_adapters() -> None:
     """One at a time and many at once say the same: reading A and B takes longer than computing with them."""
-    adapted = Passes(a_cluster(4), ModelWork(SHAPE, "bfloat16", 1000, LoraSettings(rank=2)), ONE)
+    adapted = Passes(LayerTimes(a_cluster(4), ModelWork(SHAPE, "bfloat16", 1000, LoraSettings(rank=2)), ONE))
     adapters = 2 * 2 * ADAPTER / 0.5e8 + 4 * 2 * (6 * 576 + 512) / 0.5e8
-    layer = adapted.decode_layer(4, 1000)
+    layer = adapted.times.decode_layer(4, 1000)
     assert layer["adapters"] == pytest.approx(adapters)
-    plain = total(passes(ONE).decode_layer(4, 1000))
+    plain = total(passes(ONE).times.decode_layer(4, 1000))
     assert total(layer) == pytest.approx(plain + adapters)
     batch = np.array([4.0]), np.array([1000.0]), np.array([1.0])
     steps = [decode_steps(some, *batch).item() for some in (adapted, passes(ONE))]
@@ -103,12 +103,12 @@ def test_a_measured_decoder_computes_adapters_as_so_many_weights_more() -> None:
     assert work.packed_adapter == packed
     for device in ("cpu", "cuda"):
         profile = PROFILE.model_copy(update={"shape": SHAPE, "dtype": "bfloat16", "device": device})
-        measured = Passes(profile.cluster(), work, ONE, profile)
+        measured = Passes(LayerTimes(profile.cluster(), work, ONE, profile))
         copying_s = 1 / profile.copy_bytes_per_s
         products = max(2 * 10 * 2 * ADAPTER / interpolated(profile.products, 10), 2 * 2 * ADAPTER * copying_s)
         plain = products + 10 * 2 * (6 * 576 + 512) * copying_s
         a_token = 2 * 2 * ADAPTER * copying_s + 2 * (6 * 576 + 512) * copying_s
-        step, prompts = measured.decode_layer(1, 10), measured.prompts(Micro(10, 55, 0), 1, in_turn=True)
+        step, prompts = measured.times.decode_layer(1, 10), measured.prompts(Micro(10, 55, 0), 1, in_turn=True)
         if device == "cpu":
             assert step["adapters"] == pytest.approx(packed / LAYER * step["layers"])
             assert prompts["adapters"] == pytest.approx(packed / LAYER * prompts["layers"])
@@ -129,7 +129,7 @@ def test_prompts_are_computed_once_for_all_their_samples() -> None:
 
 def test_decoding_reads_keys_and_values_of_every_context() -> None:
     """Four samples with 1,000 tokens: the weights once, and of each token keys and values of four heads."""
-    layer = passes(ONE).decode_layer(4, 1000)
+    layer = passes(ONE).times.decode_layer(4, 1000)
     assert layer["products"] == pytest.approx(2 * 4 * LAYER / 0.5e9)
     assert layer["attention"] == pytest.approx(4 * 1000 * 64 / 0.5e9)
     assert total(layer) == pytest.approx((2 * LAYER + 2 * 1000 * 64 * 2) / 0.5e8)
@@ -138,7 +138,7 @@ def test_decoding_reads_keys_and_values_of_every_context() -> None:
 def test_ranks_that_decode_divide_weights_and_heads_and_sum_twice() -> None:
     two = passes(Layout.on(range(2), tp=2))
     layer = (2 * LAYER + 2 * 1000 * 64 * 2) / 2 / 0.5e8 + 2 * (1e-4 + 4 * 64 * 2 / 0.5e8)
-    assert total(two.decode_layer(4, 1000)) == pytest.approx(layer)
+    assert total(two.times.decode_layer(4, 1000)) == pytest.approx(layer)
     at_once = decode_steps(two, np.array([4.0]), np.array([1000.0]), np.array([1.0]))
     assert at_once.tolist() == pytest.approx([4 * layer + 2 * HEAD / 2 / 0.5e8])
 

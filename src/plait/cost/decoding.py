@@ -113,9 +113,9 @@ class Guessing:
         """In a step of so many samples, whose contexts have so many tokens together."""
         if self.model is None or not self.drafts.passes:
             return 0.0
-        kinds = zip(self.model.decode_kinds(rows, context), self.model.stage_counts[0], strict=True)
-        layers = sum(count * total(layer) for layer, count in kinds)
-        return self.drafts.passes * (layers + self.model.drawing(rows))
+        (kinds,) = self.model.layers(lambda kind: total(kind.decode_layer(rows, context)))
+        layers = sum(count * layer_s for count, layer_s in kinds)
+        return self.drafts.passes * (layers + self.model.times.drawing(rows))
 
     def seconds_of(self, rows: Floats, context: Floats) -> Floats:
         """`seconds` by a device's numbers, for many at once."""
@@ -185,7 +185,7 @@ class Decoding:
     def totals(self, pieces: Pieces) -> Floats:
         """Seconds of each instance's steps: `seconds` of its pieces, summed up, for all at once."""
         passes = self._passes
-        if passes.profile is not None:
+        if passes.times.profile is not None:
             steps = (self.step(int(n), tokens) for n, tokens in zip(pieces.running, pieces.said, strict=True))
             taken = np.fromiter(map(total, steps), float, len(pieces.steps))
         else:
@@ -200,24 +200,23 @@ class Decoding:
     def step(self, running: int, said: float) -> Terms:
         """A step of `running` samples, which have said so many tokens together: one token more for each, or as many as
         come true of its guesses."""
-        passes, sizes = self._passes, self._passes.layout.parallelism
-        software = passes.cluster.software
+        passes, times = self._passes, self._passes.times
+        work, sizes, software = times.work, times.layout.parallelism, times.cluster.software
         groups = self._groups(running)
         rows = running * self._drafts.rows / groups
         context = (running * self._prompt_tokens + said) / groups
-        work = passes.work
         stages = passes.decode_stages(rows, context)
         stages[-1] = added(stages[-1], {"head": passes.of_stage(-1).drawing(rows)})
         if guessing := self._guessing.seconds(running / groups, context):
             stages[0] = added(stages[0], {DRAFT_MODEL: guessing})
         if sizes.pp == 1:
             return stages[0]
-        times = [total(stage) for stage in stages]
-        slowest = max(range(len(stages)), key=times.__getitem__)
-        hops = sizes.pp * (passes.traffic.hop(rows * work.shape.hidden * work.width) + software.hop_s)
+        seconds = [total(stage) for stage in stages]
+        slowest = max(range(len(stages)), key=seconds.__getitem__)
+        hops = sizes.pp * (times.traffic.hop(rows * work.shape.hidden * work.width) + software.hop_s)
         # A round is the way through all stages and hops, or the slowest stage's work for every group.
         busy = scaled(stages[slowest], groups)
-        if sum(times) + hops <= groups * times[slowest]:
+        if sum(seconds) + hops <= groups * seconds[slowest]:
             return busy
         terms = added(*stages)
         terms["hops"] = hops
@@ -233,26 +232,17 @@ def decode_steps(
     Args:
         before: seconds of the first stage, before each step.
     """
-    last, software = passes.of_stage(-1), passes.cluster.software
-    stages = _stages_s(passes, rows, context)
-    stages[-1] = stages[-1] + _head_s(last, rows)
+    times, software = passes.times, passes.times.cluster.software
+    layers = passes.layers(lambda kind: _layer_s(kind, rows, context))
+    stages = [reduce(np.add, (count * layer_s for count, layer_s in kinds)) for kinds in layers]
+    stages[-1] = stages[-1] + _head_s(passes.of_stage(-1), rows)
     stages[0] = stages[0] + before
     if len(stages) == 1:
         return stages[0]
-    row_bytes = passes.work.shape.hidden * passes.work.width
-    fixed, per_row = (passes.traffic.hop(count) for count in (0.0, row_bytes))
+    row_bytes = times.work.shape.hidden * times.work.width
+    fixed, per_row = (times.traffic.hop(count) for count in (0.0, row_bytes))
     way = sum(stages[1:], stages[0]) + len(stages) * (fixed + rows * (per_row - fixed) + software.hop_s)
     return np.maximum(way, groups * np.maximum.reduce(stages))
-
-
-def _stages_s(passes: Passes, rows: Floats, context: Floats) -> list[Floats]:
-    """Seconds of the layers of each stage."""
-    of_kinds = lambda stage: [_layer_s(kind, rows, context) for kind in stage.kinds]  # noqa: E731
-    of_stages = [of_kinds(stage) for stage in passes.stages] or [of_kinds(passes)] * len(passes.stage_counts)
-    return [
-        reduce(np.add, (count * layer for layer, count in zip(layers, counts, strict=True)))
-        for layers, counts in zip(of_stages, passes.stage_counts, strict=True)
-    ]
 
 
 def _layer_s(times: LayerTimes, rows: Floats, context: Floats) -> Floats:
@@ -272,9 +262,9 @@ def _layer_s(times: LayerTimes, rows: Floats, context: Floats) -> Floats:
     return layer
 
 
-def _head_s(passes: Passes, rows: Floats) -> Floats:
-    work, tp = passes.work, passes.layout.parallelism.tp
-    return np.maximum(2 * rows * work.head / passes.flops_per_s, work.head * work.width / passes.bytes_per_s) / tp
+def _head_s(times: LayerTimes, rows: Floats) -> Floats:
+    work, tp = times.work, times.layout.parallelism.tp
+    return np.maximum(2 * rows * work.head / times.flops_per_s, work.head * work.width / times.bytes_per_s) / tp
 
 
 def levelled(

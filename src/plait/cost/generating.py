@@ -12,7 +12,7 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
-from plait.cost.layer_times import Micro, Terms, added, scaled, total
+from plait.cost.layer_times import LayerTimes, Micro, Terms, added, scaled, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
@@ -124,7 +124,7 @@ class Generating:
         devices = Layout(Mesh(ranks[:count]), Parallelism(count))
         alone = Layout(Mesh(instance.mesh.ranks[:1]), Parallelism())
         cluster = self._cluster.among(alone.mesh.ranks)
-        return Guessing(workload.drafts, Passes(cluster, work, alone, self._profile, devices))
+        return Guessing(workload.drafts, Passes(LayerTimes(cluster, work, alone, self._profile, devices)))
 
     def _begun(
         self,
@@ -137,7 +137,7 @@ class Generating:
     ) -> Terms:
         """Before an instance with so many samples decodes; a draft model that guesses computes the prompts, too."""
         count = size // samples.per_prompt
-        terms = added(self._packing(role, passes), {"prompts": self._prompts_s(passes, count, groups(size))})
+        terms = added(self._packing(role, passes.times), {"prompts": self._prompts_s(passes, count, groups(size))})
         if guessing.model is not None and guessing.drafts.passes:
             terms = added(terms, {DRAFT_MODEL: self._prompts_s(guessing.model, count, 1)})
         return terms
@@ -225,20 +225,20 @@ class Generating:
         counts = range(1, min(running, layout.parallelism.pp + 1) + 1)
         return min(counts, key=lambda count: (round_s(count) * (1 + 1e-12 * count), count))
 
-    def _packing(self, role: str, passes: Passes) -> Terms:
+    def _packing(self, role: str, times: LayerTimes) -> Terms:
         """Weights that are laid out anew for decoding, where the measured engine does that, and one device has all."""
         rate = None if self._profile is None else self._profile.packing_bytes_per_s
-        sizes = passes.layout.parallelism
+        sizes = times.layout.parallelism
         if rate is None or sizes.tp * sizes.pp > 1:
             return {}
-        return {"packing": self._held(role, Parallelism())[0] / rate * passes.contention}
+        return {"packing": self._held(role, Parallelism())[0] / rate * times.contention}
 
     def _prompts_s(self, passes: Passes, prompts: int, groups: int) -> float:
         """Prompts of one instance, each computed once for all of its samples."""
         lengths, most = self._workload.lengths, self._workload.max_prefill_tokens
         tokens = prompts * lengths.prompts.mean
         chunks = max(ceil(tokens / most), min(groups, prompts))
-        near = lengths.near_pairs(passes.work.shape.windows, prompts, 0)
+        near = lengths.near_pairs(passes.times.work.shape.windows, prompts, 0)
         micro = Micro(tokens, lengths.pairs(prompts, 0), prompts, near) / chunks
         return total(passes.prompts(micro, chunks, in_turn=groups == 1))
 

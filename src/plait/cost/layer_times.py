@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from plait.cost.layer_kinds import layer_kinds
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
@@ -58,7 +59,7 @@ def added(*parts: Mapping[str, float]) -> Terms:
 
 
 class LayerTimes:
-    """What the layers of one model take that are of one kind, or all are alike, and what is around them.
+    """What a layer of one model takes, the average one where layers are unlike, and what is around layers.
 
     Args:
         cluster: as the ranks of the layout have it (`ClusterSpec.among`).
@@ -81,6 +82,14 @@ class LayerTimes:
         software = cluster.software
         self.flops_per_s = cluster.device.flops_of(work.dtype) * software.products
         self.bytes_per_s = cluster.device.memory_bandwidth * software.memory
+
+    def by_kind(self) -> tuple[LayerTimes, ...]:
+        """Those of each kind of layers, as of a model whose layers are all of that kind; itself where all are alike."""
+        kinds = layer_kinds(self.work.shape)
+        if len(kinds) == 1:
+            return (self,)
+        works = (replace(self.work, shape=kind.shape) for kind in kinds)
+        return tuple(LayerTimes(self.cluster, work, self.layout, self.profile, self.devices) for work in works)
 
     def passed(self, micro: Micro, *, backward: bool = False) -> Terms:
         """Seconds of one layer with its adapters."""

@@ -18,7 +18,6 @@ from plait.cost.layer_times import Micro, added, scaled, total
 from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
-from plait.cost.passes import Passes
 from plait.cost.profile import Profile
 from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
@@ -160,9 +159,9 @@ class ModelCosts:
         if len(kinds) == 1:
             return tuple((1 / seconds(stage), ()) for stage in passes.stages)
         works = []
-        for stage in passes.stages or [passes] * sizes.pp:
+        for stage in range(sizes.pp):
             layers = [0.0] * self.shapes[role].layers
-            for kind, of_kind in zip(kinds, stage.kinds, strict=True):
+            for kind, of_kind in zip(kinds, passes.kinds(stage), strict=True):
                 layer_s = seconds(of_kind)
                 for layer in kind.layers:
                     layers[layer] = layer_s
@@ -194,7 +193,7 @@ class ModelCosts:
         whole_s = total(terms)
         sent = scored_bytes(self.workload.lengths, samples)
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
-        num_bytes = self._tp_bytes(passes, micro, layout) * count * layout.parallelism.dp
+        num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._small_parts(node)) > count:
             parts_s = max(total(copy.scoring(micro / (parts / count), parts)) for copy in copies)
@@ -224,7 +223,7 @@ class ModelCosts:
         terms = scaled(added(step, update), steps)
         sent = trained_bytes(self.workload.lengths, samples, len(node.inputs))
         terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
-        moved = self._tp_bytes(passes, micro, layout) * count * sizes.dp * (2 + self.workload.checkpoint_activations)
+        moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         cost = CallCost(total(terms), terms, steps * (moved + update_bytes))
         return self._with_memory(cost, node, layout, budget, schedule)
 
@@ -274,12 +273,6 @@ class ModelCosts:
         return replace(
             cost, working_bytes=memory.working, activation_bytes=memory.activations, plain_bytes=memory.plain
         )
-
-    def _tp_bytes(self, passes: Passes, micro: Micro, layout: Layout) -> int:
-        """That the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
-        sizes, row = layout.parallelism, micro.tokens * passes.work.shape.hidden * passes.work.width
-        sums = 2 * 2 * (sizes.tp - 1) * row * passes.work.shape.layers
-        return int(sums + (sizes.pp - 1) * sizes.tp * row)
 
     # Weights
 

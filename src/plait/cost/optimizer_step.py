@@ -16,19 +16,20 @@ def optimizer_step(passes: Passes, elements: Sequence[int], sums: int) -> tuple[
         passes: of the role, by the slowest devices of each stage.
         elements: that are trained, on a device of each stage, before dp divides them.
     """
-    sizes, per = passes.layout.parallelism, parameter_bytes(passes.work.dtype, trained=True)
-    most, profile = max(elements), passes.profile
+    times = passes.times
+    sizes, per = times.layout.parallelism, parameter_bytes(times.work.dtype, trained=True)
+    most, profile = max(elements), times.profile
     passed = 2 * (per.masters + per.moments) + (per.weights if per.masters else 0)
     of_each = passed + per.gradients
     if profile is not None and profile.optimizer_s is not None:
-        terms = {"optimizer": most / sizes.dp * profile.optimizer_s * passes.contention}
+        terms = {"optimizer": most / sizes.dp * profile.optimizer_s * times.contention}
     elif passes.stages:
         parts = zip(elements, passes.stages, strict=True)
         terms = {"optimizer": max(count / sizes.dp * of_each / stage.bytes_per_s for count, stage in parts)}
     else:
-        terms = {"optimizer": most / sizes.dp * of_each / passes.bytes_per_s}
+        terms = {"optimizer": most / sizes.dp * of_each / times.bytes_per_s}
     if sizes.dp > 1:
-        terms["gradients"] = sums * passes.traffic.gather("dp", most * per.gradients)
-        terms["new weights"] = passes.traffic.gather("dp", most * per.weights)
+        terms["gradients"] = sums * times.traffic.gather("dp", most * per.gradients)
+        terms["new weights"] = times.traffic.gather("dp", most * per.weights)
     received = (sizes.dp - 1) / sizes.dp * (sums * per.gradients + per.weights) * sizes.dp * sizes.tp
     return terms, int(received * sum(elements))

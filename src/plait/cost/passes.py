@@ -2,85 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
-from plait.cost.layer_kinds import layer_kinds, stage_counts
+from plait.cost.layer_kinds import stage_counts
 from plait.cost.layer_times import LayerTimes, Micro, Terms, added, scaled, total
-from plait.cost.model_work import ModelWork
-from plait.cost.profile import Profile
-from plait.layout.mesh import Layout
 
-if TYPE_CHECKING:
-    from plait.cost.cluster import ClusterSpec
+Seconds = TypeVar("Seconds")
 
 
-def _of_layers(layers: Sequence[Terms], counts: Sequence[int]) -> Terms:
+def _of_layers(layers: Iterable[tuple[int, Terms]]) -> Terms:
     """Seconds of so many layers of each kind."""
-    return added(*(scaled(layer, count) for layer, count in zip(layers, counts, strict=True) if count))
+    return added(*(scaled(layer, count) for count, layer in layers if count))
 
 
-class Passes(LayerTimes):
-    """What passes of one model over one layout take; its `LayerTimes` are those of the average layer.
+class Passes:
+    """What passes of one model over one layout take.
 
     Args:
-        cluster, devices: see `LayerTimes`.
-        stages: the cluster as the ranks of each stage have it, where stages are on devices of several kinds.
+        times: of the average layer.
+        stages: `times` by the devices of each stage, where stages are on devices of several kinds.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterSpec,
-        work: ModelWork,
-        layout: Layout,
-        profile: Profile | None = None,
-        devices: Layout | None = None,
-        stages: Sequence[ClusterSpec] = (),
-    ) -> None:
-        super().__init__(cluster, work, layout, profile, devices)
-        self.stages = tuple(Passes(stage, work, layout, profile, devices) for stage in stages)
-        unlike = kinds if len(kinds := layer_kinds(work.shape)) > 1 else ()
-        self._unlike = tuple(
-            LayerTimes(cluster, replace(work, shape=kind.shape), layout, profile, devices) for kind in unlike
-        )
-        self.stage_counts = stage_counts(work.shape, layout.parallelism)
-        """How many layers of each of `kinds` a stage has, by stage."""
+    def __init__(self, times: LayerTimes, stages: Sequence[LayerTimes] = ()) -> None:
+        self.times, self.stages = times, tuple(stages)
+        self._kinds = tuple(stage.by_kind() for stage in stages or (times,))
+        self._counts = stage_counts(times.work.shape, times.layout.parallelism)
 
-    @property
-    def kinds(self) -> tuple[LayerTimes, ...]:
-        """By the kind of the layers, what passes took if all layers were of that kind."""
-        return self._unlike or (self,)
+    def of_stage(self, stage: int) -> LayerTimes:
+        """`times` by the devices of a stage; -1: of the last."""
+        return self.stages[stage] if self.stages else self.times
 
-    def of_stage(self, stage: int) -> Passes:
-        """By the devices of a stage, whatever layers are asked about; -1: of the last."""
-        return self.stages[stage] if self.stages else self
+    def kinds(self, stage: int) -> tuple[LayerTimes, ...]:
+        """`LayerTimes.by_kind` by the devices of a stage."""
+        return self._kinds[stage if self.stages else 0]
+
+    def layers(self, seconds: Callable[[LayerTimes], Seconds]) -> list[list[tuple[int, Seconds]]]:
+        """How many layers of each kind each stage has, and what one takes there."""
+        of_stages = [[seconds(kind) for kind in kinds] for kinds in self._kinds]
+        if not self.stages:
+            of_stages *= len(self._counts)
+        return [list(zip(*stage, strict=True)) for stage in zip(self._counts, of_stages, strict=True)]
 
     def forward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage."""
-        return self.of_stage(stage)._stage(micro, stage)
+        return self._stage(micro, stage)
 
     def backward(self, micro: Micro, stage: int) -> Terms:
         """Seconds of a stage: twice a forward's, with sums over tp as a forward has; with adapters those of the
         adapters twice, and of the rest once, as the weights under them get no gradients."""
-        return self.of_stage(stage)._stage(micro, stage, backward=True)
+        return self._stage(micro, stage, backward=True)
 
     def _stage(self, micro: Micro, stage: int, *, backward: bool = False) -> Terms:
-        terms = _of_layers([kind.passed(micro, backward=backward) for kind in self.kinds], self.stage_counts[stage])
-        if stage == self.layout.parallelism.pp - 1:
-            terms["head"] = self.head(micro.head_rows, passes=self.passes(backward))
+        layers = [kind.passed(micro, backward=backward) for kind in self.kinds(stage)]
+        terms = _of_layers(zip(self._counts[stage], layers, strict=True))
+        if stage == self.times.layout.parallelism.pp - 1:
+            times = self.of_stage(stage)
+            terms["head"] = times.head(micro.head_rows, passes=times.passes(backward))
         return terms
 
     def decode_stages(self, rows: float, context: float) -> list[Terms]:
-        """`decode_layer`, of all layers of each stage."""
-        of_stages = [stage.decode_kinds(rows, context) for stage in self.stages] or [
-            self.decode_kinds(rows, context)
-        ] * len(self.stage_counts)
-        return [_of_layers(layers, counts) for layers, counts in zip(of_stages, self.stage_counts, strict=True)]
-
-    def decode_kinds(self, rows: float, context: float) -> list[Terms]:
-        """`decode_layer`, by the kind of the layer."""
-        return [kind.decode_layer(rows, context) for kind in self.kinds]
+        """`LayerTimes.decode_layer`, of all layers of each stage."""
+        return [_of_layers(layers) for layers in self.layers(lambda kind: kind.decode_layer(rows, context))]
 
     def scoring(self, micro: Micro, count: int, *, in_turn: bool = False) -> Terms:
         """`count` micro-batches, forwards alone.
@@ -88,25 +71,33 @@ class Passes(LayerTimes):
         Args:
             in_turn: each passes all stages before the next begins.
         """
-        stages = [self.forward(micro, stage) for stage in range(self.layout.parallelism.pp)]
-        return self._piped(stages, count, self.hop(micro), in_turn=in_turn)
+        stages = [self.forward(micro, stage) for stage in range(self.times.layout.parallelism.pp)]
+        return self._piped(stages, count, self.times.hop(micro), in_turn=in_turn)
 
     def prompts(self, micro: Micro, count: int, *, in_turn: bool) -> Terms:
         """`scoring` of prompts before their samples are generated: a whole model's layers are compiled for that."""
-        profile, sizes = self.profile, self.layout.parallelism
+        times = self.times
+        profile, sizes = times.profile, times.layout.parallelism
         if profile is None or sizes.tp * sizes.pp > 1:
             return self.scoring(micro, count, in_turn=in_turn)
-        layers = scaled(self.generated(profile.layer_s(micro.tokens, "prompts"), micro.tokens), self.work.shape.layers)
-        return scaled(added(layers, {"head": self.head(micro.head_rows)}), count)
+        layer = times.generated(profile.layer_s(micro.tokens, "prompts"), micro.tokens)
+        return scaled(added(scaled(layer, times.work.shape.layers), {"head": times.head(micro.head_rows)}), count)
 
     def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str) -> Terms:
         """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once."""
         stages = []
-        for stage in range(self.layout.parallelism.pp):
+        for stage in range(self.times.layout.parallelism.pp):
             forward = self.forward(micro, stage)
             again = {"recomputing": total(forward) - forward.get("head", 0.0)} if recompute else {}
             stages.append(added(forward, self.backward(micro, stage), again))
-        return self._piped(stages, count, 2 * self.hop(micro), in_turn=schedule == "one at a time")
+        return self._piped(stages, count, 2 * self.times.hop(micro), in_turn=schedule == "one at a time")
+
+    def received_bytes(self, micro: Micro) -> int:
+        """What the devices of one copy receive in one forward of a micro-batch: sums over tp, and hops."""
+        work, sizes = self.times.work, self.times.layout.parallelism
+        row = micro.tokens * work.shape.hidden * work.width
+        sums = 2 * 2 * (sizes.tp - 1) * row * work.shape.layers
+        return int(sums + (sizes.pp - 1) * sizes.tp * row)
 
     def _piped(self, stages: Sequence[Terms], count: int, hop_s: float, *, in_turn: bool) -> Terms:
         """The slowest stage does all micro-batches; before and after it the pipeline fills and drains."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.layer_times import LayerTimes
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
@@ -48,12 +49,14 @@ class RolePasses:
         """Those of a role over a layout.
 
         Args:
-            devices: as of `Passes`.
+            devices: as of `LayerTimes`.
             copy: of the layout, by whose devices; None: by the slowest of all copies, stage by stage.
         """
         mine = copy or layout
-        cluster, stages = self._cluster.among(mine.mesh.ranks), self._cluster.stages_of(mine)
-        return Passes(cluster, self._works[role], layout, self._profile, devices, stages)
+        clusters = (self._cluster.among(mine.mesh.ranks), *self._cluster.stages_of(mine))
+        work, profile = self._works[role], self._profile
+        times, *stages = (LayerTimes(cluster, work, layout, profile, devices) for cluster in clusters)
+        return Passes(times, stages)
 
     def _copies(self, role: str, layout: Layout) -> tuple[Passes, ...]:
         """Those of the copies of a layout that are unlike each other in their devices. All copies have as many samples,
