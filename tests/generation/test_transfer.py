@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.generation.transfer import holdings, parts
-from plait.layout.batches import CacheShape, LayerCache
+from plait.layout.caches import CacheShape, LayerCache
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from tests.layout.judge import judge
 

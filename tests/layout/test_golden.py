@@ -6,16 +6,17 @@ from fractions import Fraction
 
 import pytest
 
-from plait.layout.batches import CacheShape, cache_parameters
+from plait.layout.caches import cache_parameters
 from plait.layout.holdings import Holdings, weights
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.move_cost import Bandwidths, cost
 from plait.layout.move_plan import MovePlan
-from plait.layout.nesting import nested
 from plait.layout.params import Param, Parameters
 from plait.layout.regroup import regrouped
 from tests.cases import slow_but
+from tests.layout.nests import nested, num_bytes
+from tests.layout.uniform_caches import uniform
 
 NODES = (1, 2, 4, 8, 16, 32)
 
@@ -87,7 +88,7 @@ def test_parameter_memory_is_that_of_the_generation_shard(tp: int, generate_tp: 
     before, after = nested([source, goal])
     for rank in range(tp):
         assert before.buffers[rank] == after.buffers[rank]
-        assert after.num_bytes(rank) == SMALL.num_elements * 2 // generate_tp
+        assert num_bytes(rank, after) == SMALL.num_elements * 2 // generate_tp
 
 
 def test_generation_groups() -> None:
@@ -128,6 +129,6 @@ def test_receivers_share_the_sending() -> None:
 
 @pytest.mark.parametrize(("layers", "heads", "per_token"), [(32, 32, 524288), (40, 40, 819200)])
 def test_bytes_of_keys_and_values(layers: int, heads: int, per_token: int) -> None:
-    shape = CacheShape.uniform(layers, heads, heads, key_dim=128, value_dim=128)
+    shape = uniform(layers, heads, heads, key_dim=128, value_dim=128)
     elements = sum(param.num_elements for param in cache_parameters(shape, [1]))
     assert elements * 2 == per_token

@@ -8,12 +8,13 @@ from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import Holdings, merged, weights, zero_shards
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move_plan import MoveKind
-from plait.layout.nesting import nest, nested
+from plait.layout.nesting import nest
 from plait.layout.params import Param, Parameters
 from plait.layout.regroup import regrouped
 from tests.cases import examples
 from tests.layout.cases import pairs
 from tests.layout.judge import judge, places
+from tests.layout.nests import nested, num_bytes
 from tests.layout.played_moves import allocate, view
 
 SMALL = decoder_parameters(
@@ -30,16 +31,10 @@ def test_moves_inside_one_memory(case) -> None:
     plan, _ = judge(source, target, cluster, chunk_bytes=64)
     for rank in {*source.ranks, *target.ranks}:
         together = num_bytes(rank, source, target)
-        sizes = [held.num_bytes(rank) for held in apart]
+        sizes = [num_bytes(rank, held) for held in apart]
         assert max(sizes) <= together <= sum(sizes)
     if before.mesh == after.mesh and before.parallelism == after.parallelism:
         assert {action.kind for _, action in plan} == {MoveKind.VIEW}
-
-
-def num_bytes(rank: int, *parts: Holdings) -> int:
-    """Bytes of all buffers that some of the parts lie in."""
-    lengths = {name: size for part in parts for name, size in part.buffers.get(rank, {}).items()}
-    return sum(lengths.values()) * parts[0].item_bytes
 
 
 def kinds(source: Holdings, target: Holdings) -> set[MoveKind]:
@@ -54,7 +49,7 @@ def test_the_larger_block_hosts_the_smaller_in_either_direction() -> None:
     wide = weights(SMALL, regrouped_layout, "float32", "wide")
     training, generation = nested([narrow, wide])
     assert kinds(training, generation) == {MoveKind.VIEW, MoveKind.SEND, MoveKind.RECV}
-    assert num_bytes(0, training, generation) == wide.num_bytes(0)
+    assert num_bytes(0, training, generation) == num_bytes(0, wide)
     assert generation == wide, "what hosts others lies as it would alone"
     assert kinds(*nested([wide, narrow])) == {MoveKind.VIEW}
 
@@ -78,7 +73,7 @@ def test_after_a_step_weights_go_straight_to_both_layouts() -> None:
         [weights(SMALL, layout, "bfloat16", "narrow"), weights(SMALL, Layout.on(range(4), dp=4), "bfloat16", "wide")]
     )
     plan, _ = judge(masters, merged([training, generation]), Cluster(1, 4))
-    assert all(plan.copied_bytes(rank) <= masters.num_bytes(rank) // 2 for rank in range(4)), "only its own shard"
+    assert all(plan.copied_bytes(rank) <= num_bytes(rank, masters) // 2 for rank in range(4)), "only its own shard"
 
 
 def test_stages_host_halves_of_what_they_have() -> None:

@@ -127,11 +127,6 @@ def test_the_judge_sees_a_missing_message() -> None:
         execute(replace(plan, rows={**plan.rows, 1: row}), allocate(source, target))
 
 
-def test_the_text_of_a_plan() -> None:
-    plan = plan_move(string({0: (0, 240)}, "a"), string({0: (0, 40), 1: (0, 240)}, "b"), Cluster(1, 2))
-    assert plan.to_text() == "rank 0: COPY#160 0@0SEND>1#960\nrank 1: 0@0RECV<0#960\n"
-
-
 def test_cost_by_hand() -> None:
     """960 bytes to each of two ranks of another node, one message each, over 96 B/s shared: 1 + 10 seconds for the one
     that crosses, then 0.5 + 1 inside the node."""

@@ -15,6 +15,7 @@ from plait.layout.holdings import weights, zero_shards
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.params import Block, FlatLayout, Heads, Param, Parameters
 from plait.layout.shards import balanced_stages, check, check_instances, shard, stage_bounds, stages_of, zero_range
+from tests.layout.nests import num_bytes
 
 SMALL = decoder_parameters(layers=3, hidden=4, intermediate=6, heads=4, kv_heads=2, head_dim=2, vocabulary=11)
 TIED = decoder_parameters(
@@ -126,7 +127,7 @@ def test_weights_lie_as_the_flat_layout_says() -> None:
     assert [(SMALL.params[h.param].name, h.offset) for h in held.ranks[3]] == [
         (block.param.name, start) for block, start, _ in flat.entries
     ]
-    assert held.num_bytes(3) == 2 * flat.num_elements
+    assert num_bytes(3, held) == 2 * flat.num_elements
 
 
 def test_what_pipelines_and_heads_need_is_read_from_a_layout() -> None:

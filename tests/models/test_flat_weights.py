@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import weights
 from plait.layout.mesh import Layout
-from plait.layout.nesting import nested
 from plait.layout.params import ALIGNMENT_ELEMENTS, FlatLayout
 from plait.layout.shards import shard
 from plait.models import flat_weights
 from plait.models.flat_weights import FlatWeights
 from plait.models.parallel.peers import Peers
+from tests.layout.nests import nested
 
 SMALL = decoder_parameters(
     layers=2, hidden=6, intermediate=8, heads=4, kv_heads=4, head_dim=2, vocabulary=17, cut_vocabulary=True

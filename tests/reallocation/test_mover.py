@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from plait.launch.interface import Group
-from plait.layout.batches import CacheShape
 from plait.layout.mesh import Cluster, Layout
 from plait.reallocation.mover import AHEAD
+from tests.layout.uniform_caches import uniform
 from tests.reallocation.live_memory import LiveMemory
 from tests.reallocation.worker import Outcome, layouts_of
 
@@ -67,17 +67,9 @@ def test_optimizer_state_to_optimizer_state(four: Group) -> None:
     check(all_ranks(four, "masters_to_masters", Layout.on(range(4), dp=4), Layout.on(range(4), dp=2, tp=2)))
 
 
-@pytest.mark.parametrize("num_bytes", [[5, 0, 17, 1, 300, 8, 64], [], [0, 0]])
-def test_rows(four: Group, num_bytes: list[int]) -> None:
-    slot_of = [number % 2 for number in range(len(num_bytes))]
-    before, after = Layout.on(range(4), dp=2, pp=2), Layout.on((3, 1, 2), dp=3)
-    outcomes = check(all_ranks(four, "rows", before, after, num_bytes, slot_of))
-    assert sum(sum(outcome.report.received.values()) for outcome in outcomes) <= sum(num_bytes)
-
-
 def test_keys_and_values(four: Group) -> None:
     """tp 2 to tp 4, where two ranks share each key-value head, and back to one rank."""
-    shape = CacheShape.uniform(layers=3, heads=8, groups=2, key_dim=4, value_dim=3)
+    shape = uniform(layers=3, heads=8, groups=2, key_dim=4, value_dim=3)
     one, pair, all_four = Layout.on((3,)), Layout.on((0, 1), tp=2), Layout.on(range(4), tp=4)
     for before, after in ((pair, all_four), (all_four, one), (pair, Layout.on((2, 3), pp=2))):
         check(all_ranks(four, "cache", shape, [5, 0, 9], before, after))

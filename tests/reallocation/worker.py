@@ -17,19 +17,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.launch.interface import WorkerContext
-from plait.layout.batches import CacheShape, Spread, cache, cache_parameters, row_parameters, rows
 from plait.layout.boxes import Holding, Slice
+from plait.layout.caches import CacheShape, cache, cache_parameters
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import Holdings, merged, weights, zero_shards
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.layout.move import plan_move
 from plait.layout.move_plan import MoveKind, MovePlan
-from plait.layout.nesting import nested
 from plait.layout.shards import check
 from plait.reallocation.communicator import Channel, Communicator, Message
 from plait.reallocation.memory import DTYPES, allocate, part
 from plait.reallocation.mover import MoveReport, execute, moving
 from plait.reallocation.saving import SavedFiles, loading, saving
+from tests.layout.nests import nested
 from tests.reallocation.live_memory import LiveMemory
 
 SMALL = decoder_parameters(
@@ -149,13 +149,6 @@ class Worker:
         """What a resume under another plan does, and back into the wider dtype."""
         source, target = zero_shards(SMALL, before, "bfloat16", "before"), zero_shards(SMALL, after, "float32", "after")
         return self.move(source, target, Cluster(1, self.size), bucket_bytes=2048, chunk_bytes=256)
-
-    def rows(self, before: Layout, after: Layout, num_bytes: Sequence[int], slot_of: Sequence[int]) -> Outcome:
-        """From the last stage's first tp rank to all ranks of the other layout."""
-        params = row_parameters(num_bytes)
-        source = rows(params, before, Spread(("dp",), tp=0, pp=-1), slot_of, "before")
-        target = rows(params, after, Spread(("dp",)), [number % after.parallelism.dp for number in slot_of], "after")
-        return self.move(source, target, Cluster(1, self.size))
 
     def cache(self, shape: CacheShape, lengths: Sequence[int], before: Layout, after: Layout) -> Outcome:
         """Keys and values of samples that migrate to an instance of another tp."""

@@ -26,7 +26,7 @@ from plait.generation.pool import KVPool
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.kernels import noise
-from plait.layout.batches import CacheShape, LayerCache, cache, cache_parameters
+from plait.layout.caches import CacheShape, LayerCache, cache, cache_parameters
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Layout
 from plait.models.language_model import LanguageModel

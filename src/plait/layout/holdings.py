@@ -46,10 +46,6 @@ class Holdings:
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    def num_bytes(self, rank: int) -> int:
-        """Bytes of the buffers of a rank."""
-        return sum(self.buffers.get(rank, {}).values()) * self.item_bytes
-
     @cached_property
     def by_param(self) -> tuple[tuple[tuple[int, Box], ...], ...]:
         """For each parameter the (rank, box) of all its holdings, ranks ascending."""

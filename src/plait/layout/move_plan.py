@@ -122,20 +122,3 @@ class MovePlan:
     @property
     def num_rounds(self) -> int:
         return 1 + max((action.round for _, action in self if action.peer >= 0), default=-1)
-
-    def to_text(self) -> str:
-        """One line per rank: counts and bytes; then each message, `12@3>5 4096` for seq 12 in round 3 to rank 5."""
-        lines = []
-        for rank in sorted(self.rows):
-            words = [f"rank {rank}:"]
-            for action in self.rows[rank]:
-                size = action.num_elements * self.item_bytes
-                match action.kind:
-                    case MoveKind.VIEW | MoveKind.COPY:
-                        words.append(f"{action.kind}#{size}")
-                    case MoveKind.SEND | MoveKind.WRITE:
-                        words.append(f"{action.seq}@{action.round}{action.kind}>{action.peer}#{size}")
-                    case MoveKind.RECV | MoveKind.READ:
-                        words.append(f"{action.seq}@{action.round}{action.kind}<{action.peer}#{size}")
-            lines.append(" ".join(words))
-        return "\n".join(lines) + "\n"

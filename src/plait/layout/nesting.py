@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.layout.boxes import Holding, dense_strides
-from plait.layout.holdings import Holdings
 from plait.layout.params import Param, aligned
 
 LEAST_SHARE = 0.1
@@ -56,33 +55,6 @@ def nest(parts: Mapping[str, Held], params: Sequence[Param], whole: Collection[s
         alone |= few
     stored = {name: _stored(name, held, hosts) for name, held in parts.items()}
     return {name: _nest(name, held, stored, hosts) for name, held in parts.items()}
-
-
-def nested(parts: Sequence[Holdings]) -> tuple[Holdings, ...]:
-    """The same holdings, nested on each rank where several have some; see `nest`.
-
-    Args:
-        parts: weights of layouts of one model in one dtype, each in a buffer of its own name.
-    """
-    first = parts[0]
-    assert all(part.params == first.params for part in parts), "holdings of different parameters do not nest"
-    assert all(part.dtype == first.dtype for part in parts), "holdings of different dtypes do not nest"
-    nests_of_parts: list[dict[int, AliasedPart]] = [{} for _ in parts]
-    for rank in sorted({rank for part in parts for rank in part.ranks}):
-        mine = {name: (at, part.ranks[rank]) for at, part in enumerate(parts) for name in part.buffers.get(rank, ())}
-        assert len(mine) == sum(rank in part.ranks for part in parts), f"rank {rank}: parts need a buffer each"
-        nests = nest({name: held for name, (_, held) in mine.items()}, first.params)
-        for name, (at, _) in mine.items():
-            nests_of_parts[at][rank] = nests[name]
-    return tuple(
-        Holdings(
-            first.params,
-            first.dtype,
-            {rank: nest_of_rank.held for rank, nest_of_rank in ranks.items()},
-            {rank: nest_of_rank.lengths for rank, nest_of_rank in ranks.items()},
-        )
-        for ranks in nests_of_parts
-    )
 
 
 _Place = tuple[str, int]

@@ -25,7 +25,7 @@ from plait.data.records import Prompt
 from plait.generation.engine import Engine
 from plait.generation.moves import SampleMoves
 from plait.generation.transfer import SampleState, holdings, parts
-from plait.layout.batches import CacheShape
+from plait.layout.caches import CacheShape
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import BUCKET_BYTES, plan_move

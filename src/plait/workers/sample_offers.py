@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from plait.generation.transfer import SampleState
-from plait.layout.batches import CacheShape, LayerCache
+from plait.layout.caches import CacheShape, LayerCache
 from plait.policy.step import Key
 from plait.reallocation.memory import DTYPES
 from plait.speculation.acceptance import Learned

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from plait.errors import ConfigError
-from plait.layout.batches import CacheShape
+from plait.layout.caches import CacheShape
 from plait.layout.params import FlatLayout, Param, Parameters
 from plait.models.parallel.partial_sums import Partials, sharers, sum_partials
 from plait.models.parallel.team import Team

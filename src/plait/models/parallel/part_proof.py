@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
 from plait.errors import ModelError, PlaitError
-from plait.layout.batches import CacheShape, LayerCache, cache_parameters
+from plait.layout.caches import CacheShape, LayerCache, cache_parameters
 from plait.layout.params import Param
 from plait.layout.shards import stage_bounds
 from plait.models.admission import check_batch

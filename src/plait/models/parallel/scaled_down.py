@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from plait.errors import ModelError
-from plait.layout.batches import CacheShape
+from plait.layout.caches import CacheShape
 from plait.layout.mesh import Parallelism
 from plait.models import scalar_loading
 from plait.models.files.pretrained import new_module
