@@ -10,7 +10,7 @@ from plait.schedule.action import Action, Kind
 from plait.schedule.generators import gpipe, in_flight, one_at_a_time, one_f_one_b, opposite
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
-from plait.schedule.validate import MessageMatching, check_transfers, validate
+from plait.schedule.validate import validate
 from tests.cases import examples
 from tests.schedule.workloads import workloads
 
@@ -136,27 +136,7 @@ def test_transfers_of_two_stages_by_hand():
     )
     sizes = {action.id: action.bytes for action in schedule if action.bytes}
     assert sizes == {"0SEND_F0": 8, "1RECV_F0": 8, "1SEND_B1": 4, "0RECV_B1": 4}
-    for transport in (MessageMatching.TAGGED, MessageMatching.FIFO):
-        check_transfers(schedule, transport)
-    with pytest.raises(DataError, match="0SEND_F1 on rank 0 would block for ever"):
-        check_transfers(schedule, MessageMatching.RENDEZVOUS)
-
-
-def test_a_transport_that_matches_by_order_needs_one_order():
-    """Two copies cross: rank 0 sends x before y, rank 1 receives y before x. Tags do not mind."""
-    crossed = parse("rank 0: x:0F0 x:0SEND_F0 y:0F0 y:0SEND_F0\nrank 1: y:1RECV_F0 y:1F0 x:1RECV_F0 x:1F0\n")
-    check_transfers(crossed, MessageMatching.TAGGED)
-    with pytest.raises(DataError, match="x:0SEND_F0: rank 0 sends it where rank 1 receives y:0SEND_F0"):
-        check_transfers(crossed, MessageMatching.FIFO)
-    with pytest.raises(DataError, match="x:0SEND_F0 on rank 0 would block for ever"):
-        check_transfers(crossed, MessageMatching.RENDEZVOUS)
-
-
-def test_messages_without_two_ends_are_refused():
-    with pytest.raises(DataError, match="0SEND_F0 on rank 0: nobody receives it"):
-        check_transfers(parse("rank 0: 0F0 0SEND_F0\n"), MessageMatching.TAGGED)
-    with pytest.raises(DataError, match="1RECV_F0 on rank 0: expected a receive to wait for one send"):
-        check_transfers(parse("rank 0: 1RECV_F0\n"), MessageMatching.TAGGED)
+    validate(schedule)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from plait.schedule.action import Kind
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.pipeline import fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
-from plait.schedule.validate import MessageMatching, check_transfers, validate
+from plait.schedule.validate import validate
 from plait.simulator import kernels
 from plait.simulator.static import Program, simulate
 from tests.schedule.workloads import workloads
@@ -30,7 +30,6 @@ def test_a_pipeline_by_hand():
         "1F0": (1, 2), "1B0": (2, 4), "1F1": (4, 5), "1B1": (5, 7),
     }  # fmt: skip
     assert timeline.makespan_s == 9
-    assert (timeline.busy_s(0), timeline.busy_s(1)) == (6, 6)
 
 
 def test_latency_counts_between_ranks_only():
@@ -112,7 +111,7 @@ def test_an_acyclic_schedule_never_deadlocks_with_eager_receives(workload, rng):
     schedule = Schedule(tuple(map(tuple, rows)))
     validate(schedule, fused_caps_off(workload))
     moved = with_transfers(schedule)
-    check_transfers(moved, MessageMatching.TAGGED)
+    validate(moved)
     assert len(simulate(moved, lambda action: 1.0).spans) == len(moved)
 
 

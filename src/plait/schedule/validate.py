@@ -8,32 +8,16 @@
   posted ahead, whatever the order in which messages arrive
 * memory: no rank holds more than its cap
 * coverage, given a workload: exactly its actions, each on the rank of its stage with the waits of its pipeline
-
-`check_transfers` looks at explicit sends and receives under stricter transports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 
 from plait.errors import DataError
 from plait.schedule.action import Action, Kind
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
-
-
-class MessageMatching(StrEnum):
-    """How messages between two ranks find their receive.
-
-    TAGGED:     by id, receives posted ahead (gloo with tags): any acyclic schedule runs
-    FIFO:       by order (NCCL): both ranks must list their messages in the same order
-    RENDEZVOUS: sends and receives block the row until both sides have come
-    """
-
-    TAGGED = "tagged"
-    FIFO = "fifo"
-    RENDEZVOUS = "rendezvous"
 
 
 def validate(
@@ -57,25 +41,6 @@ def validate(
     caps = caps if caps is not None else workload.caps if workload is not None else None
     if caps is not None:
         _check_memory(schedule, holds, caps)
-
-
-def check_transfers(schedule: Schedule, transport: MessageMatching) -> None:
-    """Raise `DataError`, naming an action, unless sends and receives run to the end under the transport."""
-    actions = _check_ids(schedule)
-    receives = {}
-    for action in schedule:
-        if action.kind in (Kind.RECV_FORWARD, Kind.RECV_BACKWARD):
-            if len(action.waits) != 1 or actions[action.waits[0]].kind not in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD):
-                raise DataError(f"{action.id} on rank {action.rank}: expected a receive to wait for one send")
-            receives[action.waits[0]] = action
-    for action in schedule:
-        if action.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD) and action.id not in receives:
-            raise DataError(f"{action.id} on rank {action.rank}: nobody receives it")
-    _check_cycles(schedule, actions)
-    if transport is MessageMatching.FIFO:
-        _check_fifo(schedule, actions)
-    elif transport is MessageMatching.RENDEZVOUS:
-        _check_rendezvous(schedule, receives)
 
 
 def _check_ids(schedule: Schedule) -> dict[str, Action]:
@@ -198,52 +163,3 @@ def _check_memory(schedule: Schedule, holds: Mapping[str, float], caps: Sequence
             held += holds.get(action.id, 0.0)
             if held > caps[rank] * (1 + 1e-9):
                 raise DataError(f"{action.id} on rank {rank} makes it hold {held:g}, over its cap of {caps[rank]:g}")
-
-
-def _check_fifo(schedule: Schedule, actions: Mapping[str, Action]) -> None:
-    sent: dict[tuple[int, int], list[str]] = {}
-    received: dict[tuple[int, int], list[str]] = {}
-    to = {a.waits[0]: a.rank for a in actions.values() if a.kind.lane == "recv"}
-    for action in schedule:
-        if action.id in to:
-            sent.setdefault((action.rank, to[action.id]), []).append(action.id)
-        if action.kind.lane == "recv":
-            received.setdefault((actions[action.waits[0]].rank, action.rank), []).append(action.waits[0])
-    for pair, names in sent.items():
-        for name, expected in zip(names, received.get(pair, []), strict=True):
-            if name != expected:
-                raise DataError(
-                    f"{name}: rank {pair[0]} sends it where rank {pair[1]} receives {expected}; "
-                    "a transport that matches by order would mix them up"
-                )
-
-
-def _check_rendezvous(schedule: Schedule, receives: Mapping[str, Action]) -> None:
-    """Every row is one lane; a send and its receive pass together or not at all."""
-    partner = {send: receive.id for send, receive in receives.items()}
-    partner |= {receive.id: send for send, receive in receives.items()}
-    rank_of = {action.id: action.rank for action in schedule}
-    rows = schedule.rows
-    cursor = [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while cursor[rank] < len(row):
-                other = partner.get(row[cursor[rank]].id)
-                if other is not None:
-                    theirs = rank_of[other]
-                    if cursor[theirs] == len(rows[theirs]) or rows[theirs][cursor[theirs]].id != other:
-                        break
-                    cursor[theirs] += 1
-                cursor[rank] += 1
-                moved = True
-    for rank, row in enumerate(rows):
-        if cursor[rank] < len(row):
-            action = row[cursor[rank]]
-            theirs = rank_of[partner[action.id]]
-            at = rows[theirs][cursor[theirs]].id if cursor[theirs] < len(rows[theirs]) else "its end"
-            raise DataError(
-                f"{action.id} on rank {rank} would block for ever: rank {theirs} stands at {at}, "
-                f"before {partner[action.id]}"
-            )
