@@ -28,7 +28,7 @@ def a_run(factors: Mapping[str, float], *, devices: int = 1, steps: int = 3) -> 
 
 
 def ratio(value: float, steps: int = 3) -> Ratio:
-    return Ratio(value, 0.0, 1, steps)
+    return Ratio(value, 1, steps)
 
 
 def test_a_carried_factor_is_nearer_to_one_the_fewer_steps_were_measured() -> None:

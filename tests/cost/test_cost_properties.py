@@ -163,8 +163,7 @@ def test_prompts_are_dealt_with_all_their_samples() -> None:
     assert sorted(length for share in shares for length in share) == list(range(1, 13))
 
 
-@given(LENGTHS, st.integers(0, 200))
-def test_survival(lengths: Lengths, tokens: int) -> None:
-    assert lengths.survival(tokens) == sum(one > tokens for one in lengths.values) / len(lengths.values)
+@given(LENGTHS)
+def test_quantiles_are_lengths(lengths: Lengths) -> None:
     assert len(lengths.of(7)) == 7
     assert set(lengths.of(7)) <= set(lengths.values)

@@ -324,7 +324,6 @@ def test_weights_change_between_rollouts() -> None:
     fresh.add(request_of(num_samples=2))
     assert by_uid(drain(fresh)) == after
     assert after["0.0"].logprobs != before["0.0"].logprobs
-    assert engine.updates == []
 
     engine.add(request_of(num_samples=2))
     engine.step()

@@ -9,7 +9,7 @@ import torch
 
 from plait.data.records import Prompt
 from plait.errors import CallError, DataError
-from plait.generation.engine import Engine, WeightUpdate, drain
+from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
@@ -37,7 +37,6 @@ def test_a_sample_that_the_pool_can_never_hold_is_refused_and_the_others_go_on()
         DataError, match=r"the 32 tokens of the pool, found 20 and up to 30; raise `sampling\.kv_tokens`"
     ):
         SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, 0, final=False))
-    assert target.updates == []
     (other,) = drain(target)
     assert len(other.token_ids) == 6
     (stayed,) = drain(source)
@@ -73,7 +72,6 @@ def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv:
         newer.weights.mul_(1.1)
     target = Engine(newer, SamplingSettings(), policy_version=2)
     SampleMoves(target.state).import_sample(state, kv=kv)  # type: ignore[arg-type]
-    assert target.updates == [WeightUpdate(2, kv, 1)]  # type: ignore[arg-type]
     target.step()
     assert target.last_step is not None
     assert target.last_step.num_prefill_tokens == (20 + 4 if kv == "recompute" else 0)
@@ -88,14 +86,6 @@ def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv:
     (sample,) = drain(stayed)
     assert moved.token_ids == sample.token_ids
     assert moved.logprobs == pytest.approx(sample.logprobs, abs=1e-9)
-
-
-def test_of_the_same_weights_nothing_is_recorded() -> None:
-    model = tiny_llama()
-    source = begun(model, with_head(0, 20, [9]))
-    target = Engine(model, SamplingSettings(), policy_version=1)
-    SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, 0))
-    assert target.updates == []
 
 
 def test_stages_have_to_be_of_one_prompt() -> None:
@@ -114,7 +104,7 @@ def test_a_word_that_is_no_choice_is_refused_and_nothing_changes() -> None:
     engine = begun(tiny_llama(), with_head(0, 20, [9]))
     with pytest.raises(CallError, match="kv: expected 'recompute' or 'keep', found 'kep'"):
         engine.update_weights(2, "kep")  # type: ignore[arg-type]
-    assert (engine.policy_version, engine.updates) == (1, [])
+    assert engine.policy_version == 1
     state = SampleMoves(engine.state).export_sample(0, 0)
     with pytest.raises(CallError, match="found 'kep'"):
         SampleMoves(engine.state).import_sample(state, kv="kep")  # type: ignore[arg-type]

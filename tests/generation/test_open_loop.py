@@ -13,7 +13,7 @@ import torch
 
 from plait.data.records import FinishReason, Prompt
 from plait.errors import CallError, DataError
-from plait.generation.engine import Engine, WeightUpdate, drain
+from plait.generation.engine import Engine, drain
 from plait.generation.joint import Alone
 from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
@@ -111,7 +111,6 @@ def test_weights_that_change_in_flight(kv: str) -> None:
     with torch.no_grad():
         model.weights.mul_(1.1)
     engine.update_weights(2, kv)  # type: ignore[arg-type]
-    assert engine.updates == [WeightUpdate(2, kv, 3)]  # type: ignore[arg-type]
     engine.step()
     assert (engine.last_step.num_prefill_tokens > 0) == (kv == "recompute")  # type: ignore[union-attr]
     same = torch.equal(engine.state.pool.layers[1].key[0], old[1][0])  # a block of the prompt

@@ -49,8 +49,6 @@ TWO = Timeline(
 def test_sums_of_a_timeline():
     assert TWO.makespan_s == 4.0
     assert TWO.ranks == (0, 1)
-    assert TWO.busy_s(0) == 2.5
-    assert TWO.busy_s(0, "link") == 2.5
     assert TWO.peak_memory(0) == 7.0
     assert TWO.peak_memory(1) == 0.0
     assert TWO.actions() == {(0, "compute"): ("a", "c"), (0, "link"): ("s",), (1, "compute"): ("b",)}

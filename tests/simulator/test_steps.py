@@ -83,7 +83,8 @@ def test_colocated_is_one_call_after_another() -> None:
     assert prediction.seconds_per_step == pytest.approx(seconds)
     assert starts(prediction)["actor.train"] == (14.4, 20.4)
     assert not any(one.kind == "MOVE" for one in prediction.calls)
-    assert prediction.timeline.busy_s(3) == pytest.approx(3 * seconds)
+    computed = (span.duration_s for span in prediction.timeline.spans if (span.rank, span.lane) == (3, "compute"))
+    assert sum(computed) == pytest.approx(3 * seconds)
 
 
 def test_scores_on_ranks_of_their_own_are_computed_beside_generation_in_parts() -> None:

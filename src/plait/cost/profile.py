@@ -80,11 +80,10 @@ class RunRecord(Settings):
 
 @dataclass(frozen=True)
 class Ratio:
-    """What runs took for what the profile alone foretells as 1: their median, and the mean distance from it as a share
-    of it, of so many runs with so many measured steps."""
+    """What runs took for what the profile alone foretells as 1: their median, of so many runs with so many measured
+    steps."""
 
     value: float
-    spread: float
     runs: int
     steps: int
 
@@ -233,9 +232,7 @@ def _by_kind(runs: Sequence[RunRecord]) -> Iterable[tuple[str, list[RunRecord]]]
 
 def _ratio(kind: str, runs: Sequence[RunRecord]) -> Ratio:
     values = [run.kinds[kind].measured_s / run.kinds[kind].profile_s for run in runs]
-    middle = median(values)
-    spread = sum(abs(value / middle - 1.0) for value in values) / len(values)
-    return Ratio(middle, spread, len(runs), sum(run.steps for run in runs))
+    return Ratio(median(values), len(runs), sum(run.steps for run in runs))
 
 
 def interpolated(points: Sequence[tuple[int, float]], at: float) -> float:

@@ -137,7 +137,7 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
     Args:
         low: numbers of a token that adapters make of all blocks' inputs (`shape_parameters.adapter_inputs`).
     """
-    between, within = _layer_parts(shape, blocks.width, fused=blocks.fused)
+    between, within = layer_bytes(shape, blocks.width, fused=blocks.fused)
     ways = blocks.tp if blocks.splits_tokens else 1
     kept = between // ways + within // blocks.tp + blocks.width * low // shape.layers
     count = 1 if blocks.checkpointed else shape.layers
@@ -146,18 +146,13 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
     return batch.tokens * (kept * count + inputs) + scores
 
 
-def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> int:
-    """Bytes of one token in one block, kept for the backward.
+def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> tuple[int, int]:
+    """Bytes of one token in one block, kept for the backward: between the products that ranks of tp divide (inputs,
+    norms, residuals, and what is added to these), and within them.
 
     Fused: the block's input, the norm of it, queries, keys, values and attention, the projection of that, the residual
     and its norm; gate, up and their product. Else the activated gate, too, and the norms' inputs in float32.
     """
-    return sum(_layer_parts(shape, width, fused=fused))
-
-
-def _layer_parts(shape: ModelShape, width: int, *, fused: bool) -> tuple[int, int]:
-    """The two parts of `layer_bytes`: what is between the products that ranks of tp divide (inputs, norms, residuals,
-    and what is added to these), and what is within them."""
     attention = 2 * shape.heads * shape.head_dim + 2 * shape.kv_heads * shape.head_dim
     if fused:
         return width * 5 * shape.hidden, width * (attention + 3 * shape.active_intermediate)

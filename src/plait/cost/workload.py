@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from statistics import NormalDist
 
 from plait.cost.drafts import NO_DRAFTS, Drafts
@@ -71,10 +70,6 @@ class Lengths:
     @cached_property
     def mean_square(self) -> float:
         return sum(value * value for value in self.values) / len(self.values)
-
-    def survival(self, tokens: int) -> float:
-        """Share of samples that are longer."""
-        return sum(value > tokens for value in self.values) / len(self.values)
 
     def of(self, count: int) -> tuple[int, ...]:
         """`count` lengths, evenly spaced quantiles, ascending."""
@@ -230,12 +225,3 @@ class Workload:
         return math.fsum(
             drawn.prompts * lengths.prompts.mean + drawn.count * lengths.responses.mean for drawn in samples
         )
-
-    @cached_property
-    def drained(self) -> tuple[int, ...]:
-        """Responses longer than 0, 1, 2, … tokens, of all in `lengths`: the survival function, times their number."""
-        counts = [0] * (self.lengths.responses.longest + 1)
-        for value in self.lengths.responses.values:
-            counts[value] += 1
-        ended = accumulate(counts)
-        return tuple(len(self.lengths.responses.values) - count for count in ended)

@@ -23,7 +23,6 @@ from plait.generation.joint import Alone, Joint
 from plait.generation.moves import Parking
 from plait.generation.occupancy import Occupancy
 from plait.generation.records import StepRecord as StepRecord
-from plait.generation.records import WeightUpdate as WeightUpdate
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
 from plait.generation.rows import NO_DRAFTS, Drafts
@@ -73,7 +72,6 @@ class Engine:
             model, settings, self._joint.computes(model), policy_version=policy_version, keep_memory=keep_memory
         )
         """What is in flight; samples leave it and come to it by `moves.SampleMoves`."""
-        self.updates = self.state.updates
         self.last_step: StepRecord | None = None
         self.speculates = speculates if speculates is not None else speculator_of(settings, state.forward)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)

@@ -18,7 +18,6 @@ from plait.generation import transfer
 from plait.generation.checks import allow, check_kv, check_room, check_stages
 from plait.generation.flight import InFlight
 from plait.generation.pool import KVPool
-from plait.generation.records import WeightUpdate
 from plait.generation.request import Request
 from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
@@ -35,7 +34,6 @@ class Holds(Protocol):
     scheduler: Scheduler
     pool: KVPool
     flight: InFlight
-    updates: list[WeightUpdate]
     epoch: int
 
     def names(self, prompt: Prompt) -> tuple[bytes, ...] | None: ...
@@ -135,7 +133,7 @@ class SampleMoves:
 
         Args:
             kv: where the source's policy version is another one than this engine's, what `Engine.update_weights` would
-                have done to the sample. Recorded in `Engine.updates`.
+                have done to the sample.
 
         Raises:
             DataError: it is of another model or dtype, or too long for this pool.
@@ -152,8 +150,6 @@ class SampleMoves:
         check_room(state.scheduler, key[0], num_prompt, response.limit)
         state.expect_work()
         same_weights = last.policy_version == flight.policy_version
-        if not same_weights:
-            state.updates.append(WeightUpdate(flight.policy_version, kv, 1))
         is_current, computed = last.is_current and same_weights, 0
         if same_weights or kv == "keep":
             computed = transfer.contiguous(stages, self.num_shared(request.prompt) if is_current else 0)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from plait.generation.sampler import SamplingRows
 from plait.policy.step import StepKind, StepPlan
-from plait.schedule.update_rule import HeldKV
 from plait.schedule.work import Done
 
 
@@ -71,13 +70,3 @@ class StepRecord:
         """
         name = self.kind.name
         return Done(f"{call}/{name.lower()}", name, self.num_tokens, num_bytes, units=units)
-
-
-@dataclass(frozen=True)
-class WeightUpdate:
-    """An update of the weights with samples in flight."""
-
-    version: int
-    kv: HeldKV
-    num_in_flight: int
-    """Samples that had tokens of older weights."""

@@ -12,7 +12,6 @@ from plait.generation.backend import Computes
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool
-from plait.generation.records import WeightUpdate
 from plait.generation.rows import DecodeBatch
 from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
@@ -47,7 +46,6 @@ class EngineState:
         self.rows = DecodeBatch(settings.max_running, self.limits.block_tokens, model.device)
         self.forward = Forward(model, self.pool, exact=settings.exact, computes=computes)
         self.flight = InFlight(model.eos_token_ids, policy_version)
-        self.updates: list[WeightUpdate] = []
         """Those with samples in flight."""
         self.epoch = 0
         """Counts how often everything in flight was computed again."""
@@ -133,7 +131,6 @@ class EngineState:
     def update_weights(self, version: int, kv: HeldKV) -> None:
         """See `Engine.update_weights`."""
         if self.has_work:
-            self.updates.append(WeightUpdate(version, kv, len(self.flight.started)))
             if kv == "recompute":
                 self._recompute()
             else:

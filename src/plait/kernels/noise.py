@@ -76,11 +76,6 @@ def uniform(keys: Tensor, token_ids: Tensor | int) -> Tensor:
     return _shift(bits, 64 - UNIFORM_BITS).double().add_(0.5).mul_(2.0**-UNIFORM_BITS)
 
 
-def gumbel(keys: Tensor, token_ids: Tensor | int) -> Tensor:
-    """Standard Gumbel variables of the same: int64 of shapes that broadcast, to float64 of their common shape."""
-    return uniform(keys, token_ids).log_().neg_().log_().neg_()
-
-
 def _shift(bits: Tensor, count: int) -> Tensor:
     """Logical shift right: torch's `>>` on int64 copies the sign."""
     return (bits >> count).bitwise_and_(2 ** (64 - count) - 1)

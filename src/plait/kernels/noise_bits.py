@@ -47,5 +47,5 @@ def uniform(key, token_id):
 
 @njit(nogil=True, error_model="numpy")
 def gumbel(key, token_id):
-    """As `noise.gumbel`."""
+    """A standard Gumbel variable of the same."""
     return -math.log(-math.log(uniform(key, token_id)))

@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 class Place:
     """Where a rank is.
 
-    node:       number of its machine, of those of the group; host: its name
-    local_rank: number of the rank among those of its machine
-    device:     number of its device among those that its process sees
-    address:    on which it talks to ranks of other machines
-    status:     a file of its machine with a line for each rank of the group, which the leader sees too; None: none
+    node:    number of its machine, of those of the group; host: its name
+    device:  number of its device among those that its process sees
+    address: on which it talks to ranks of other machines
+    status:  a file of its machine with a line for each rank of the group, which the leader sees too; None: none
     """
 
     node: int = 0
     host: str = ""
-    local_rank: int = 0
     device: int = 0
     address: str = "127.0.0.1"
     status: Path | None = None

@@ -75,7 +75,7 @@ class LocalNode:
                 process.kill()
             raise
         places = [
-            Place(0, self._host, local, local, self.address, order.status)
+            Place(0, self._host, local, self.address, order.status)
             for local in range(order.first_local, order.first_local + len(order.ranks))
         ]
         return Began(processes, key, places)

@@ -54,19 +54,6 @@ def _fastest(space: PlanSpace, meshes: Sequence[tuple[int, ...]]) -> tuple[Place
     return tuple(places)
 
 
-def leanest(space: PlanSpace) -> tuple[Place, ...] | None:
-    """Every call on all devices with as little memory as can be, all that may leave its device offloaded."""
-    everyone = tuple(range(space.problem.num_devices))
-    places = []
-    for slot in range(len(space.graph.slots)):
-        forms = space.forms.of(slot, everyone)
-        if not forms:
-            return None
-        form = min(forms, key=lambda candidate: candidate.static_bytes + candidate.active_bytes)
-        places.append(space.place(slot, everyone, form, "offload"))
-    return tuple(places)
-
-
 MAKERS: Mapping[str, Callable[[PlanSpace], tuple[Place, ...] | None]] = {
     "one-mesh": one_mesh,
     "real": real_heuristic,

@@ -90,10 +90,6 @@ class Timeline:
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({span.rank for span in self.spans}))
 
-    def busy_s(self, rank: int, lane: str = "compute") -> float:
-        """Seconds in which `lane` of `rank` did something."""
-        return sum(span.duration_s for span in self.spans if span.rank == rank and span.lane == lane)
-
     def peak_memory(self, rank: int) -> float:
         """The most that `rank` held at any time; 0 where the ledger was not kept."""
         return max((point.held for point in self.memory if point.rank == rank), default=0.0)

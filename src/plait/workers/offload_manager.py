@@ -49,16 +49,6 @@ class OffloadManager:
         """The rank's recorder; None: what moves is not recorded."""
         self._is_held = False
 
-    @property
-    def device_bytes(self) -> int:
-        """That these buffers take up on the device now."""
-        return sum(unit.memory.device_bytes for unit in self.units)
-
-    @property
-    def host_bytes(self) -> int:
-        """That their copies in host memory take up."""
-        return sum(unit.memory.host_bytes for unit in self.units)
-
     def want(self, *needs: Need, filled: Sequence[OffloadUnit] = ()) -> None:
         """Make room first, then bring back what calls need. Nothing of it may have been dropped.
 

@@ -95,8 +95,8 @@ def test_ranks_are_placed_behind_those_of_other_commands_on_the_machine(joined, 
     assert [process.pid for process in began.processes] == [501, 502]
     assert began.key == worker_key(KEY, 4)
     assert began.places == [
-        Place(1, "host-b", 1, devices[0], "10.0.0.2", STATUS),
-        Place(1, "host-b", 2, devices[1], "10.0.0.2", STATUS),
+        Place(1, "host-b", devices[0], "10.0.0.2", STATUS),
+        Place(1, "host-b", devices[1], "10.0.0.2", STATUS),
     ]
     for process in began.processes:
         process.link.close()

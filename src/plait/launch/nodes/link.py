@@ -131,7 +131,6 @@ class NodeLink:
             Place(
                 self.node,
                 self.joined.host,
-                order.first_local + index,
                 index if self.joined.own_devices else order.first_local + index,
                 self.joined.address,
                 Path(launched.status),
