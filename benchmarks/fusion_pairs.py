@@ -45,7 +45,8 @@ from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.planner.search import search
 from plait.policy.early_scores import PARTED
-from plait.policy.threshold import Outcome, Rollout, finish_times, outcome, spread, tune
+from plait.policy.threshold import Outcome, Rollout, outcome, spread, tune
+from plait.policy.unfinished import finish_times
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prepare import outline
 from plait.schedule.pipeline import fused_workload

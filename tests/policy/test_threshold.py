@@ -7,7 +7,8 @@ import pytest
 from plait.errors import ConfigError
 from plait.policy.migration import Transfer
 from plait.policy.step import Limits, StepKind
-from plait.policy.threshold import Rollout, finish_times, outcome, spread, tune
+from plait.policy.threshold import Rollout, outcome, spread, tune
+from plait.policy.unfinished import finish_times
 from tests.policy.played_engine import Request, SimulatedEngine
 from tests.simulator.played_rollouts import Fusion, Scoring, simulate_rollout
 

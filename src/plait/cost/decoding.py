@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ LONGEST_PIECE = 64
 """Steps that are taken as equal at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class SteadySteps:
+class SteadySteps(NamedTuple):
     """Steps in which the same samples run: so many steps, so many samples, response tokens that they have on average
     over these steps, all together."""
 
@@ -140,9 +139,7 @@ class Pieces:
             shares: lengths of the samples of each instance; running: of them at a time.
         """
         by_instance = [profile(share, running) or (SteadySteps(0, 1, 0.0),) for share in shares]
-        table = np.array(
-            [(piece.steps, piece.running, piece.said) for pieces in by_instance for piece in pieces], float
-        )
+        table = np.array([piece for pieces in by_instance for piece in pieces], float)
         starts = np.cumsum([0, *(len(pieces) for pieces in by_instance[:-1])])
         return cls(table[:, 0], table[:, 1], table[:, 2], starts)
 

@@ -47,6 +47,8 @@ def forward_memory(
         order = rule_named(schedule)
         in_flight = [order.in_flight(stage, sizes.pp, batch.count) for stage in range(sizes.pp)]
 
+    stages = list(zip(stage_counts(shape, sizes), in_flight, strict=True))
+
     def by_stage(fused: bool) -> tuple[int, ...]:
         kinds = activations_by_kind(
             shape,
@@ -60,10 +62,13 @@ def forward_memory(
             ),
             workload.lora if train else NO_LORA,
         )
-        stages = zip(stage_counts(shape, sizes), in_flight, strict=True)
-        return tuple(stage_activations(kinds, counts, shape.layers, number) for counts, number in stages)
+        bytes_of = {
+            stage: stage_activations(kinds, stage[0], shape.layers, stage[1]) for stage in dict.fromkeys(stages)
+        }
+        return tuple(bytes_of[stage] for stage in stages)
 
-    activations, plain = by_stage(workload.fused), by_stage(False)
+    activations = by_stage(workload.fused)
+    plain = by_stage(False) if workload.fused else activations
     head = 0
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp)

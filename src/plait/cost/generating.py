@@ -23,7 +23,7 @@ from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, GroupRule
 from plait.policy.migration import STEPS_OF_A_MOVE
-from plait.policy.threshold import Rollout, outcome
+from plait.policy.threshold import Rollout, outcomes
 from plait.training.memory import BYTES
 
 SHARES = (16, 4)
@@ -164,10 +164,9 @@ class Generating:
         # Of an instance with more samples than run at once, as many as are among the last.
         last = [[length - 1 for length in sorted(share)[:: -(-len(share) // running)]] for share in shares]
         count = sum(map(len, last))
-        serial = outcome(rollout, last, 0)
+        serial, *gathering = outcomes(rollout, last, (0, *(count // part for part in SHARES)))
         tails = [spare]
-        for part in SHARES:
-            gathered = outcome(rollout, last, count // part)
+        for gathered in gathering:
             if gathered.migrated_s is not None:
                 later, more = gathered.generation_s - serial.generation_s, gathered.free_s - serial.free_s
                 tails.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))

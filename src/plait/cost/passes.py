@@ -28,6 +28,12 @@ class Passes:
         self.times, self.stages = times, tuple(stages)
         self._kinds = tuple(stage.by_kind() for stage in stages or (times,))
         self._counts = stage_counts(times.work.shape, times.layout.parallelism)
+        last, first_of = len(self._counts) - 1, dict[tuple[tuple[int, ...], bool], int]()
+        self._alike = tuple(
+            stage if self.stages else first_of.setdefault((counts, stage == last), stage)
+            for stage, counts in enumerate(self._counts)
+        )
+        """By stage, the first that has as many layers on such devices, and the head if it has that."""
 
     def of_stage(self, stage: int) -> LayerTimes:
         """`times` by the devices of a stage; -1: of the last."""
@@ -61,9 +67,15 @@ class Passes:
             terms["head"] = times.head(micro.head_rows, passes=times.passes(backward))
         return terms
 
+    def _by_stage(self, of_stage: Callable[[int], Terms]) -> list[Terms]:
+        """What is said of each stage; of stages that are alike it is asked once."""
+        known = {stage: of_stage(stage) for stage in dict.fromkeys(self._alike)}
+        return [known[stage] for stage in self._alike]
+
     def decode_stages(self, rows: float, context: float) -> list[Terms]:
         """`LayerTimes.decode_layer`, of all layers of each stage."""
-        return [_of_layers(layers) for layers in self.layers(lambda kind: kind.decode_layer(rows, context))]
+        layers = self.layers(lambda kind: kind.decode_layer(rows, context))
+        return self._by_stage(lambda stage: _of_layers(layers[stage]))
 
     def scoring(self, micro: Micro, count: int, *, in_turn: bool = False) -> Terms:
         """`count` micro-batches, forwards alone.
@@ -71,7 +83,7 @@ class Passes:
         Args:
             in_turn: each passes all stages before the next begins.
         """
-        stages = [self.forward(micro, stage) for stage in range(self.times.layout.parallelism.pp)]
+        stages = self._by_stage(lambda stage: self.forward(micro, stage))
         return self._piped(stages, count, self.times.hop(micro), in_turn=in_turn)
 
     def prompts(self, micro: Micro, count: int, *, in_turn: bool) -> Terms:
@@ -85,11 +97,13 @@ class Passes:
 
     def training(self, micro: Micro, count: int, *, recompute: bool, schedule: str) -> Terms:
         """`count` micro-batches, forwards and backwards: 1F1B and GPipe take equally long, fill and drain once."""
-        stages = []
-        for stage in range(self.times.layout.parallelism.pp):
+
+        def of_stage(stage: int) -> Terms:
             forward = self.forward(micro, stage)
             again = {"recomputing": total(forward) - forward.get("head", 0.0)} if recompute else {}
-            stages.append(added(forward, self.backward(micro, stage), again))
+            return added(forward, self.backward(micro, stage), again)
+
+        stages = self._by_stage(of_stage)
         return self._piped(stages, count, 2 * self.times.hop(micro), in_turn=schedule == "one at a time")
 
     def received_bytes(self, micro: Micro) -> int:

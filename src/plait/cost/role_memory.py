@@ -10,7 +10,7 @@ from plait.cost.shape_parameters import adapter_parameters
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
 from plait.layout.params import Parameters
-from plait.layout.shards import elements_by_stage, held_elements
+from plait.layout.shards import elements_by_stage, stage_elements
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES, parameter_bytes
 
@@ -27,6 +27,7 @@ class RoleMemory:
     ) -> None:
         self._workload, self._shapes, self._parameters = workload, shapes, parameters
         self._elements = cache(self._elements_of)
+        self._adapter = cache(self._adapter_of)
         self._held = cache(self._held_of)
 
     def held(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
@@ -39,7 +40,7 @@ class RoleMemory:
         then the model is not cut)."""
         if adapter := self._adapter(role):
             return (adapter,) * sizes.pp
-        return tuple(held_elements(self._parameters(role), sizes, 0, stage, once=True) for stage in range(sizes.pp))
+        return tuple(once for _, once in stage_elements(self._parameters(role), sizes, 0))
 
     def _held_of(self, role: str, sizes: Parallelism, trained: bool) -> tuple[int, ...]:
         workload, dtype = self._workload, self._workload.dtype
@@ -62,6 +63,6 @@ class RoleMemory:
         """What the devices of each stage hold: elements of weights, and of those that are trained there."""
         return elements_by_stage(self._parameters(role), Parallelism(1, tp, pp, stages))
 
-    def _adapter(self, role: str) -> int:
+    def _adapter_of(self, role: str) -> int:
         """Elements of a role's adapter; 0: it has none."""
         return adapter_parameters(self._shapes[role], self._workload.lora)

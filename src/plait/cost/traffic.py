@@ -46,9 +46,9 @@ class Traffic:
         size = getattr(self.layout.parallelism, axis)
         if size == 1:
             return 0.0
-        return self._pass(
-            _sharing(self.cluster.devices_per_node, self.layout, axis), times * (size - 1) / size * num_bytes
-        )
+        if axis not in self._sharing:
+            self._sharing[axis] = _sharing(self.cluster.devices_per_node, self.layout, axis)
+        return self._pass(self._sharing[axis], times * (size - 1) / size * num_bytes)
 
     def _pass(self, sharing: int, num_bytes: float) -> float:
         """
@@ -57,6 +57,11 @@ class Traffic:
         """
         link = self.cluster.inter if sharing else self.cluster.intra
         return link.latency_s + max(1, sharing) * num_bytes / (link.bandwidth * self.cluster.software.links)
+
+    @cached_property
+    def _sharing(self) -> dict[Axis, int]:
+        """Of the axes that were asked about."""
+        return {}
 
     @cached_property
     def _crossings(self) -> int:

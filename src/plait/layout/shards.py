@@ -173,23 +173,26 @@ def _held_by_stage(same: _Same, bounds: tuple[int, ...]) -> tuple[tuple[tuple[Pa
 
 def held_elements(parameters: Parameters, parallelism: Parallelism, tp: int, pp: int, *, once: bool = False) -> int:
     """`shard(…).num_elements`, summed up without making its blocks: searches ask for thousands of layouts."""
-    by_layer, first, last, both = _elements(_Same(parameters), parallelism.tp, tp)
-    bounds = stage_bounds(parameters.num_layers, parallelism)
-    is_first, is_last = pp == 0, pp == len(bounds) - 2
-    num_elements = by_layer[bounds[pp + 1]] - by_layer[bounds[pp]] + first * is_first + last * is_last
-    return num_elements + both * (is_first or (is_last and not once))
+    return stage_elements(parameters, parallelism, tp)[pp][once]
 
 
 def elements_by_stage(parameters: Parameters, parallelism: Parallelism) -> tuple[set[tuple[int, int]], ...]:
     """What the devices of each stage hold: the distinct pairs (elements, those of them that are trained there)."""
-    held = held_elements
-    return tuple(
-        {
-            (held(parameters, parallelism, tp, pp), held(parameters, parallelism, tp, pp, once=True))
-            for tp in range(parallelism.tp)
-        }
-        for pp in range(parallelism.pp)
-    )
+    of_ways = [stage_elements(parameters, parallelism, tp) for tp in range(parallelism.tp)]
+    return tuple(set(stage) for stage in zip(*of_ways, strict=True))
+
+
+def stage_elements(parameters: Parameters, parallelism: Parallelism, tp: int) -> list[tuple[int, int]]:
+    """By stage, of one of tp: (elements, those of them that are trained there)."""
+    by_layer, first, last, both = _elements(_Same(parameters), parallelism.tp, tp)
+    bounds = stage_bounds(parameters.num_layers, parallelism)
+    end = len(bounds) - 2
+    of_stages = []
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
+        is_first, is_last = stage == 0, stage == end
+        alone = by_layer[stop] - by_layer[start] + first * is_first + last * is_last
+        of_stages.append((alone + both * (is_first or is_last), alone + both * is_first))
+    return of_stages
 
 
 @lru_cache(maxsize=1024)

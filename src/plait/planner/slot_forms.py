@@ -59,7 +59,7 @@ class SlotForms:
         self._graph = problem.graph
         self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
         self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
-        self._stages: dict[tuple[str, int, StageWork], tuple[int, ...]] = {}
+        self._stages: dict[tuple[tuple[float, ...], float, float, int, StageWork], tuple[int, ...]] = {}
 
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
         """Those of a slot on a mesh that no other beats in seconds and memory, and those that other calls of the role
@@ -117,11 +117,12 @@ class SlotForms:
         return sizes_of_all
 
     def _cut(self, slot: int, pp: int, work: StageWork) -> tuple[int, ...]:
-        role = self._graph.slots[slot].role
         if pp == 1:
             return ()
-        if (role, pp, work) not in self._stages:
-            facts = self._problem.roles[role]
+        role = self._graph.slots[slot].role
+        facts = self._problem.roles[role]
+        key = (facts.layer_work, facts.first, facts.last, pp, work)
+        if key not in self._stages:
             cut = cut_layers(
                 facts.layer_work,
                 pp,
@@ -130,8 +131,8 @@ class SlotForms:
                 devices=[StageDevices(speed=speed, layer_s=layers) for speed, layers in work],
             )
             assert cut is not None, f"{role}: {pp} stages of {len(facts.layer_work)} layers"
-            self._stages[role, pp, work] = cut
-        return self._stages[role, pp, work]
+            self._stages[key] = cut
+        return self._stages[key]
 
     def _works_of(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> tuple[StageWork, ...]:
         """What the layers of a parallelism take, in each call of the slot's role, its own first; an empty one where all

@@ -61,12 +61,17 @@ def cut_layers(
     for number in range(num_stages):
         after: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (layers + 1)
         for stop in range(number + 1, layers - (num_stages - 1 - number) + 1):
-            for start in range(number, stop):
+            found: tuple[float, float, tuple[int, ...]] | None = None
+            for start in range(stop - 1, number - 1, -1):
+                mine = stage(number, start, stop)
+                if mine == inf or (found is not None and mine > found[0]):
+                    break  # with more layers it takes no less
                 before = best[start]
-                if before is None or (mine := stage(number, start, stop)) == inf:
+                if before is None:
                     continue
                 cut = (max(before[0], mine), before[1] + mine * mine, (*before[2], stop - start))
-                if after[stop] is None or cut < after[stop]:  # type: ignore[operator]
-                    after[stop] = cut
+                if found is None or cut < found:
+                    found = cut
+            after[stop] = found
         best = after
     return None if best[layers] is None else best[layers][2]  # type: ignore[index]

@@ -14,7 +14,7 @@ from itertools import product
 
 from plait.policy.fusion_gate import DRAWS, LEAST_SHARE, THRESHOLDS, WRONG, RolloutSize
 from plait.policy.migration import STEPS_OF_A_MOVE
-from plait.policy.threshold import Outcome, Rollout, outcome
+from plait.policy.threshold import Outcome, Rollout, outcome, outcomes
 from plait.schedule.fusion_times import FusionTimes
 
 LAST_SHARE = 1 / 4
@@ -87,8 +87,8 @@ def _gain(times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], flo
         rollout = _rollout(times, tokens, size)
         scores_s = most * rollout.score_s / size.instances
         plain_s += outcome(replace(rollout, frees=False), steps, 0).total_s / len(draws)
-        for threshold in tried:
-            early_s[threshold] += _ended(outcome(rollout, steps, threshold), scores_s) / len(draws)
+        for threshold, end in zip(tried, outcomes(rollout, steps, tried), strict=True):
+            early_s[threshold] += _ended(end, scores_s) / len(draws)
     return EarlyScores(plain_s - min(early_s.values()) - times.parts_s / size.instances, plain_s, size.parted)
 
 

@@ -14,7 +14,8 @@ from itertools import product
 from math import ceil
 from statistics import median
 
-from plait.policy.threshold import Left, Rollout, Waiting, comings, drained, finish_times, merged, tune
+from plait.policy.threshold import Rollout, Waiting, comings, drained, tune
+from plait.policy.unfinished import Left, finish_times, merged
 
 LEAST_SHARE = 0.02
 """What gathering must gain, of a step."""

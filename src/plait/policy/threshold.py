@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
-StepTime = Callable[[int], float]
-"""Seconds of one decode step of an instance with so many samples."""
+from plait.policy.unfinished import Left, StepTime, finish_times, merged, steps_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +70,6 @@ class GroupPart(NamedTuple):
     is_early: bool
 
 
-class Left(NamedTuple):
-    """An unfinished sample: decode steps that it still needs, and the part that it is scored with."""
-
-    steps: int
-    part: Hashable
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """total_s: until every sample is scored; generation_s: until the last sample ends; kept: instances that finish the
@@ -110,63 +102,74 @@ def spread(lengths: Sequence[int], num_instances: int) -> list[list[int]]:
     return [list(lengths[i::num_instances]) for i in range(num_instances)]
 
 
-def finish_times(steps: Sequence[int], step_s: StepTime, start_s: float = 0.0) -> list[float]:
-    """When each sample of one instance ends, given the decode steps that each still needs; no loop over tokens.
-
-    All run from the start, so between two ends the batch is constant: time grows by steps · t(active).
-    """
-    order = sorted(range(len(steps)), key=lambda k: steps[k])
-    ends = [start_s] * len(steps)
-    now, done = start_s, 0
-    for position, k in enumerate(order):
-        if steps[k] > done:
-            now += (steps[k] - done) * step_s(len(steps) - position)
-            done = steps[k]
-        ends[k] = now
-    return ends
-
-
-def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) -> Outcome:
-    """The times of one rollout when samples migrate once at most `threshold` are unfinished; 0 is serial execution.
+def outcomes(rollout: Rollout, steps: Sequence[Sequence[int]], thresholds: Iterable[int]) -> list[Outcome]:
+    """The times of one rollout when samples migrate once at most a threshold of them is unfinished, for each threshold;
+    0 is serial execution.
 
     steps: decode steps of each sample of each instance
     """
-    ends = [finish_times(row, rollout.step_s) for row in steps]
-    parts = rollout.parts(ends)
-    works = rollout.works(parts)
-    all_ends = sorted(end for row in ends for end in row)
-    count = len(all_ends)
-    serial_s = (all_ends[-1] if all_ends else 0.0) + count * rollout.score_s / rollout.num_instances
-    generation_s = all_ends[-1] if all_ends else 0.0
-    as_they_are = sum(generation_s - max(row, default=0.0) for row in ends)
-    coming = comings(ends, parts, works) if rollout.frees else []
-    if rollout.frees:
-        serial_s = drained(rollout, ends, coming, Waiting())
-    stays = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
-    if threshold <= 0 or count == 0:
-        return stays
-    now = 0.0 if threshold >= count else all_ends[count - threshold - 1]
-    left: list[list[Left]] = []
-    for row, row_ends, row_parts in zip(steps, ends, parts, strict=True):
-        done = _steps_by(now, row, rollout.step_s) if any(end > now for end in row_ends) else 0
-        left.append([Left(s - done, p) for s, end, p in zip(row, row_ends, row_parts, strict=True) if end > now])
-    unfinished = sum(map(len, left))
-    kept = max(1, ceil(unfinished / rollout.max_batch))
-    if unfinished == 0 or kept >= rollout.num_instances:
-        return stays
-    moved_s = now + rollout.migration_s
-    loads = merged(left, kept)
-    later = [finish_times([sample.steps for sample in load], rollout.step_s, moved_s) for load in loads]
-    tail = sorted(end for row in later for end in row)
-    freed = sorted(min(now, max(row, default=0.0)) for row in ends)[: rollout.num_instances - kept]
-    free_s = sum(tail[-1] - time_s for time_s in freed) + sum(tail[-1] - max(row, default=now) for row in later)
-    if rollout.frees:
-        waiting_s = waits_at(rollout, ends, coming, now)
-        coming = comings(later, [[sample.part for sample in load] for load in loads], works)
-        total_s = drained(rollout, later, coming, Waiting(now, waiting_s, moved_s + rollout.load_s))
-    else:
-        total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
-    return Outcome(total_s, tail[-1], kept, now, free_s)
+    course = _Course(rollout, steps)
+    return [course.with_migration(threshold) for threshold in thresholds]
+
+
+def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) -> Outcome:
+    """`outcomes` for one threshold."""
+    return _Course(rollout, steps).with_migration(threshold)
+
+
+class _Course:
+    """A rollout as it goes where no sample migrates, which is the same for all thresholds."""
+
+    def __init__(self, rollout: Rollout, steps: Sequence[Sequence[int]]) -> None:
+        self._rollout, self._steps = rollout, steps
+        self._ends = [finish_times(row, rollout.step_s) for row in steps]
+        self._all_ends = sorted(end for row in self._ends for end in row)
+        self._parts: Sequence[Sequence[Hashable]] = [[None] * len(row) for row in steps]
+        self._works: Mapping[Hashable, float] = {}
+        self._coming: Coming = []
+        count = len(self._all_ends)
+        generation_s = self._all_ends[-1] if count else 0.0
+        if rollout.frees:  # else nobody asks what is scored together
+            parts = rollout.parts(self._ends)
+            self._parts, self._works = parts, rollout.works(parts)
+            self._coming = comings(self._ends, parts, self._works)
+            serial_s = drained(rollout, self._ends, self._coming, Waiting())
+        else:
+            serial_s = generation_s + count * rollout.score_s / rollout.num_instances
+        as_they_are = sum(generation_s - max(row, default=0.0) for row in self._ends)
+        self._serial = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
+
+    def with_migration(self, threshold: int) -> Outcome:
+        rollout, ends, count = self._rollout, self._ends, len(self._all_ends)
+        if threshold <= 0 or count == 0:
+            return self._serial
+        now = 0.0 if threshold >= count else self._all_ends[count - threshold - 1]
+        left = self._left(now)
+        unfinished = sum(map(len, left))
+        kept = max(1, ceil(unfinished / rollout.max_batch))
+        if unfinished == 0 or kept >= rollout.num_instances:
+            return self._serial
+        moved_s = now + rollout.migration_s
+        loads = merged(left, kept)
+        later = [finish_times([sample.steps for sample in load], rollout.step_s, moved_s) for load in loads]
+        tail = sorted(end for row in later for end in row)
+        freed = sorted(min(now, max(row, default=0.0)) for row in ends)[: rollout.num_instances - kept]
+        free_s = sum(tail[-1] - time_s for time_s in freed) + sum(tail[-1] - max(row, default=now) for row in later)
+        if rollout.frees:
+            waiting_s = waits_at(rollout, ends, self._coming, now)
+            coming = comings(later, [[sample.part for sample in load] for load in loads], self._works)
+            total_s = drained(rollout, later, coming, Waiting(now, waiting_s, moved_s + rollout.load_s))
+        else:
+            total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
+        return Outcome(total_s, tail[-1], kept, now, free_s)
+
+    def _left(self, now: float) -> list[list[Left]]:
+        """What each instance has not ended by then."""
+        left: list[list[Left]] = []
+        for row, row_ends, row_parts in zip(self._steps, self._ends, self._parts, strict=True):
+            done = steps_by(now, row, self._rollout.step_s) if any(end > now for end in row_ends) else 0
+            left.append([Left(s - done, p) for s, end, p in zip(row, row_ends, row_parts, strict=True) if end > now])
+        return left
 
 
 Coming = Sequence[tuple[float, float]]
@@ -261,34 +264,13 @@ def tune(
     samples = [rng.choices(lengths, k=batch) for _ in range(draws)]
     steps = [[[length - 1 for length in row] for row in spread(sample, rollout.num_instances)] for sample in samples]
     tried = thresholds if thresholds is not None else range(0, batch + 1, max(1, batch // 64))
-    results = {r: [outcome(rollout, rows, r) for rows in steps] for r in tried}
-    curve = tuple((r, sum(o.total_s for o in outcomes) / draws) for r, outcomes in results.items())
+    serial, *gathered = zip(*(outcomes(rollout, rows, [0, *tried]) for rows in steps), strict=True)
+    results = dict(zip(tried, gathered, strict=True))
+    curve = tuple((r, sum(o.total_s for o in of_draws) / draws) for r, of_draws in results.items())
     best, total_s = min(curve, key=lambda point: (point[1], point[0]))
-    serial_s = sum(outcome(rollout, rows, 0).total_s for rows in steps) / draws
+    serial_s = sum(o.total_s for o in serial) / draws
     kept = sorted(o.kept for o in results[best])[draws // 2]
     return Tuned(best, kept, total_s, serial_s, curve)
-
-
-def _steps_by(now: float, steps: Sequence[int], step_s: StepTime) -> int:
-    """Decode steps that an instance has ended by `now`; one under way counts, for it ends before its samples move."""
-    time_s, done = 0.0, 0
-    for position, length in enumerate(sorted(steps)):
-        if length > done:
-            step_of_rest_s = step_s(len(steps) - position)
-            if time_s + (length - done) * step_of_rest_s > now:
-                return done + ceil((now - time_s) / step_of_rest_s - 1e-9)
-            time_s += (length - done) * step_of_rest_s
-            done = length
-    return done
-
-
-def merged(left: Sequence[Sequence[Left]], kept: int) -> list[list[Left]]:
-    """The loads of the kept instances after migration: the fullest keep theirs, the others' longest go first."""
-    ranked = sorted(left, key=lambda row: (-len(row), -sum(sample.steps for sample in row)))
-    loads = [list(row) for row in ranked[:kept]]
-    for sample in sorted((sample for row in ranked[kept:] for sample in row), key=lambda sample: -sample.steps):
-        min(loads, key=len).append(sample)
-    return loads
 
 
 def _drain(rollout: Rollout, kept: int, now: float, work_s: float, tail: Sequence[float]) -> float:

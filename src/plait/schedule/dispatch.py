@@ -138,23 +138,28 @@ class Dispatcher:
 
     def _round(self, *, here: bool) -> bool:
         """An action of each task that is computed here, or of each other one; whether one of them went on."""
-        tasks = sorted((task for task in self._tasks if (self._here in task.mesh) == here), key=lambda task: task.keys)
+        tasks = [task for task in self._tasks if (self._here in task.mesh) == here]
+        tasks.sort(key=_keys)
         went_on = [self._go_on(task) for task in tasks]
         return any(went_on)
 
     def _begin_ready(self) -> None:
+        if not self._waiting:
+            return
+        program = self._program
         left = {*self._waiting, *(key for task in self._tasks for key in task.keys)}
         busy = {rank for task in self._tasks for rank in task.mesh}
         for key in list(self._waiting):
             if key not in self._waiting:  # it has begun with a partner
                 continue
-            keys = self._program.partners(key)
-            if any(not left.isdisjoint(set(self._program.needs(partner)) - set(keys)) for partner in keys):
+            keys = program.partners(key)
+            others = left.difference(keys)
+            if not all(others.isdisjoint(program.needs(partner)) for partner in keys):
                 continue
-            mesh = frozenset(rank for partner in keys for rank in self._program.mesh(partner))
+            mesh = frozenset(rank for partner in keys for rank in program.mesh(partner))
             if mesh & busy:
                 continue
-            task = self._program.begin(keys)
+            task = program.begin(keys)
             self._waiting = [other for other in self._waiting if other not in keys]
             self._tasks.append(task)
             task.beside = self._tasks
@@ -167,6 +172,10 @@ class Dispatcher:
             task.result = end.value
             self._tasks.remove(task)
             return True
+
+
+def _keys(task: Task) -> tuple[Key, ...]:
+    return task.keys
 
 
 @dataclass

@@ -14,8 +14,8 @@ Said = TypeVar("Said")
 
 
 class SimulatedClock:
-    """`schedule.dispatch.Clock` of a prediction. Works say how long their actions take (`take`, `begin`); time passes
-    only where none of them can go on, from the end of one action to the end of the next.
+    """`schedule.dispatch.Clock` of a prediction. Works say how long their actions take (`take`, `begin`, `spend`); time
+    passes only where none of them can go on, from the end of one action to the end of the next.
 
     Ends at the same moment come in the order in which their actions began, each by itself: what can go on after the
     first goes on before the second has come.
@@ -24,7 +24,7 @@ class SimulatedClock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.spans: list[Span] = []
-        """A span for every action that has begun."""
+        """A span for every action that has begun, but for what was only spent."""
         self._ends: list[tuple[float, int, Callable[[], object]]] = []
         self._begun = 0
 
@@ -54,9 +54,20 @@ class SimulatedClock:
         self.spans.append(
             Span(done.action, done.kind, rank, start, end, done.bytes, done.tokens, done.lane, role),
         )
-        self._begun += 1
-        heapq.heappush(self._ends, (end, self._begun, deliver))
+        self._end_at(end, deliver)
         return end
+
+    def _end_at(self, end_s: float, deliver: Callable[[], object]) -> None:
+        self._begun += 1
+        heapq.heappush(self._ends, (end_s, self._begun, deliver))
+
+    def spend(self, done: Done, seconds: float) -> Work[None]:
+        """An action to its end, of which its work keeps a record of its own."""
+        ended: list[Done] = []
+        self._end_at(self.now_s + seconds, lambda: ended.append(done))
+        yield done
+        while not ended:
+            yield None
 
     def take(self, done: Done, rank: int, role: str, seconds: float, deliver: Callable[[], Said]) -> Work[Said]:
         """An action to its end; what `deliver` says then."""

@@ -18,7 +18,7 @@ from plait.simulator.tails import Spare, spare_of
 
 KIND = {"decode": "DECODE", "prefill": "PREFILL", "score": "SCORE", "train": "TRAIN"}
 MOVE, LOAD, LEAVE, FUNCTIONS = "MOVE", "ONLOAD", "OFFLOAD", "FUNCTIONS"
-
+_DONE = {kind: Done(kind, kind) for kind in (*KIND.values(), MOVE, LOAD, LEAVE, FUNCTIONS)}
 
 IDLE = "filling and draining"
 """Term of a training call that others may use, as cost models name it."""
@@ -103,7 +103,8 @@ class StepProgram:
         return not self._meshes[number] & self._meshes[source]
 
     def partners(self, key: Key) -> tuple[Key, ...]:
-        return tuple((key[0], number) for number in self._groups.get(key[1], (key[1],)))
+        group = self._groups.get(key[1])
+        return (key,) if group is None else tuple((key[0], number) for number in group)
 
     def mesh(self, key: Key) -> frozenset[int]:
         return self._atoms[self._everywhere if key[1] == len(self.graph.calls) else self._begins[key[1]]]
@@ -112,8 +113,8 @@ class StepProgram:
         step, number = keys[0]
         if number == len(self.graph.calls):
             return Task(keys, "end", self._leaving(step), self.mesh(keys[0]))
-        name = " + ".join(self.graph.calls[call].call for _, call in keys)
-        task = Task(keys, name, nothing(), frozenset(rank for key in keys for rank in self.mesh(key)))
+        name = " + ".join([self.graph.calls[call].call for _, call in keys])
+        task = Task(keys, name, nothing(), frozenset().union(*map(self.mesh, keys)))
         if len(keys) > 1:
             task.work = self._trained_together(step, [call for _, call in keys])
         elif self.graph.calls[number].slot == NO_MODEL:
@@ -268,7 +269,7 @@ class StepProgram:
         yield from self._waiting(action.kind, action.end_s - self.clock.now_s)
 
     def _waiting(self, kind: str, seconds: float) -> Work[None]:
-        yield from self.clock.take(Done(kind, kind), 0, "", seconds, _said)
+        yield from self.clock.spend(_DONE[kind], seconds)
 
     def end_step(self) -> None:
         self._generated.clear()
@@ -286,7 +287,3 @@ def _streamed(now: float, seconds: float, chunks: int, begun: float, first: floa
     """
     first = max(first, begun + (ended - begun) / chunks)
     return max(now + seconds, first + seconds, ended + seconds / chunks)
-
-
-def _said() -> None:
-    """An action that only takes time."""
