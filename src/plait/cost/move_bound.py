@@ -80,10 +80,10 @@ def lacking(layers: int, source: Layout, target: Layout, per_node: int) -> tuple
 def _cells(layout: Layout, layers: int, cuts: list[int], ways: int, ranks: int) -> np.ndarray:
     """[ranks, layers between cuts, ways] whether a rank has that part of the model."""
     sizes, bounds = layout.parallelism, stage_bounds(layers, layout.parallelism)
+    number = np.arange(len(layout.mesh.ranks))
+    stage_of = np.repeat(np.arange(sizes.pp), np.diff([cuts.index(bound) for bound in bounds]))
+    of_stage = stage_of == (number // sizes.tp % sizes.pp)[:, None]
+    of_way = np.arange(ways) // (ways // sizes.tp) == (number % sizes.tp)[:, None]
     cells = np.zeros((ranks, len(cuts) - 1, ways), bool)
-    places = [cuts.index(bound) for bound in bounds]
-    wide = ways // sizes.tp
-    for number, rank in enumerate(layout.mesh.ranks):
-        pp, tp = number // sizes.tp % sizes.pp, number % sizes.tp
-        cells[rank, places[pp] : places[pp + 1], tp * wide : (tp + 1) * wide] = True
+    cells[list(layout.mesh.ranks)] = of_stage[:, :, None] & of_way[:, None, :]
     return cells

@@ -25,7 +25,7 @@ class PlanSpace:
         self.places = Places(problem.graph, problem.costs, problem.num_devices)
         cluster = problem.costs.cluster.mesh_cluster
         self.meshes = tuple(mesh.ranks for mesh in cluster.legal_meshes(problem.smallest_mesh))
-        self.forms = SlotForms(problem, self.places, self.meshes)
+        self.forms = SlotForms(problem, self.places)
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
 
     def placement(self, slot: int, ranks: tuple[int, ...], form: Form, after: After = "keep") -> Placement:

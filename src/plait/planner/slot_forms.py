@@ -51,14 +51,15 @@ class SlotForms:
 
     Args:
         places: say what a placement asks for.
-        meshes: that are legal on the cluster.
     """
 
-    def __init__(self, problem: PlanProblem, places: Places, meshes: Sequence[tuple[int, ...]]) -> None:
-        self._problem, self._places, self._whole = problem, places, frozenset(meshes)
+    def __init__(self, problem: PlanProblem, places: Places) -> None:
+        self._problem, self._places = problem, places
         self._graph = problem.graph
+        self._shapes: dict[tuple[int, ...], object] = {}
         self._all: dict[tuple[int, object], tuple[Form, ...]] = {}
         self._forms: dict[tuple[int, object], tuple[Form, ...]] = {}
+        self._made: dict[tuple[int, object, Parallelism, int | None, str], tuple[Form, bool]] = {}
         self._stages: dict[tuple[tuple[float, ...], float, float, int, StageWork], tuple[int, ...]] = {}
 
     def of(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
@@ -79,13 +80,13 @@ class SlotForms:
         return self._forms[key]
 
     def _shape(self, ranks: tuple[int, ...]) -> object:
-        """Equal for meshes on which everything takes as long."""
-        cluster = self._problem.costs.cluster
-        per_node, first, size = cluster.mesh_cluster.devices, ranks[0], len(ranks)
-        if ranks not in self._whole and ranks != tuple(range(first, first + size)):
-            return ranks
-        at = None if first // per_node == ranks[-1] // per_node else first % per_node
-        return size, at, cluster.kinds_of(ranks)
+        """Equal for meshes on which everything takes as long: which of their ranks share a node, and of which kind."""
+        if ranks not in self._shapes:
+            cluster, nodes = self._problem.costs.cluster, dict[int, int]()
+            per_node = cluster.mesh_cluster.devices
+            together = tuple(nodes.setdefault(rank // per_node, len(nodes)) for rank in ranks)
+            self._shapes[ranks] = together, cluster.kinds_of(ranks)
+        return self._shapes[ranks]
 
     def _every(self, slot: int, ranks: tuple[int, ...]) -> tuple[Form, ...]:
         """All forms that have room by themselves, by their seconds."""
@@ -175,6 +176,15 @@ class SlotForms:
         return forms
 
     def _form(
+        self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
+    ) -> tuple[Form, bool]:
+        """And whether it has room by itself."""
+        key = (slot, self._shape(ranks), sizes, tokens, schedule)
+        if key not in self._made:
+            self._made[key] = self._made_on(slot, ranks, sizes, tokens, schedule)
+        return self._made[key]
+
+    def _made_on(
         self, slot: int, ranks: tuple[int, ...], sizes: Parallelism, tokens: int | None, schedule: str
     ) -> tuple[Form, bool]:
         what = self._graph.slots[slot]

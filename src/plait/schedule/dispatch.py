@@ -146,20 +146,20 @@ class Dispatcher:
     def _begin_ready(self) -> None:
         if not self._waiting:
             return
-        program = self._program
-        left = {*self._waiting, *(key for task in self._tasks for key in task.keys)}
-        busy = {rank for task in self._tasks for rank in task.mesh}
+        program, left = self._program, {*self._waiting, *(key for task in self._tasks for key in task.keys)}
+        busy = frozenset[int]().union(*[task.mesh for task in self._tasks])
+        begun: set[Key] = set()
         for key in list(self._waiting):
-            if key not in self._waiting:  # it has begun with a partner
+            if key in begun:  # with a partner
                 continue
             keys = program.partners(key)
-            others = left.difference(keys)
-            if not all(others.isdisjoint(program.needs(partner)) for partner in keys):
+            if not all(left.intersection(program.needs(partner)).issubset(keys) for partner in keys):
                 continue
-            mesh = frozenset(rank for partner in keys for rank in program.mesh(partner))
-            if mesh & busy:
+            mesh = frozenset[int]().union(*map(program.mesh, keys))
+            if not mesh.isdisjoint(busy):
                 continue
             task = program.begin(keys)
+            begun.update(keys)
             self._waiting = [other for other in self._waiting if other not in keys]
             self._tasks.append(task)
             task.beside = self._tasks

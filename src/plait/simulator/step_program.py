@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from plait.schedule.dispatch import Key, Task
 from plait.schedule.work import Done, Work, nothing
@@ -24,8 +25,7 @@ IDLE = "filling and draining"
 """Term of a training call that others may use, as cost models name it."""
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(NamedTuple):
     """What was done, on all ranks of a mask at once; of a call that scores parts beside generation its seconds as if in
     one piece, until its end. `call` is the number of the call that it was done for, the number of calls where it ends
     the step."""
@@ -68,6 +68,8 @@ class StepProgram:
         """Generation of this step → what its ranks have to spare until its end."""
         self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
         self._begins = [self._mask(number, begins=True) for number in range(len(self.graph.calls))]
+        self._sources = [*map(self._source, range(len(self.graph.calls))), None]
+        """Of each call the generation whose samples it may score as they end, on ranks of its own."""
         self._everywhere = 0
         for mask in self._begins:
             self._everywhere |= mask
@@ -87,20 +89,22 @@ class StepProgram:
                         mask |= copies.movers
         return mask
 
+    def _source(self, number: int) -> int | None:
+        source = self.graph.calls[number].source
+        if source is None or self.graph.ahead or self._meshes[number] & self._meshes[source]:
+            return None
+        return source
+
     def needs(self, key: Key) -> Collection[Key]:
         step, number = key
-        if number == len(self.graph.calls):
-            return [(step, call) for call in range(number)]
-        if self.graph.ahead:
+        if self.graph.ahead and number < len(self.graph.calls):
             return [(step, call) for call in self.order.needs_ahead(number)]
         waits = self.graph.waits[number][self._streams(number)]
         return waits if step == 0 else [(step, call) for _, call in waits]
 
     def _streams(self, number: int) -> bool:
-        source = self.graph.calls[number].source
-        if source is None or source not in self._generated or self.graph.ahead:
-            return False
-        return not self._meshes[number] & self._meshes[source]
+        """Whether it scores the samples of a generation that has begun, on ranks of its own."""
+        return self._sources[number] in self._generated
 
     def partners(self, key: Key) -> tuple[Key, ...]:
         group = self._groups.get(key[1])
@@ -164,12 +168,12 @@ class StepProgram:
             yield from self._room(step, number, place.mask, {call.slot, call.judge})
         if slot.mode == "train":
             self._stale |= {copies for copies in self.copies if copies.role == slot.role}
-        now = self.clock.now_s
+        now, cost = self.clock.now_s, self._cost(number)
         seconds = place.seconds[self.graph.calls_of[call.slot].index(number)]
         end = None
         if slot.mode == "decode":
             seconds += self._ending(number, place)
-            first = now + min(seconds, self._cost(number).first_s)
+            first = now + min(seconds, cost.first_s)
             self._generated[number] = (now, first, now + seconds)
         elif self._streams(number):
             assert call.source is not None
@@ -182,12 +186,12 @@ class StepProgram:
                 task.mesh = frozenset()
             end = _streamed(now, others_s + seconds, place.chunks, *self._generated[call.source])
         elif call.source in self._spare and not call.beside and call.slot not in self._brought:
-            seconds += self._cost(number).in_parts_s
+            seconds += cost.in_parts_s
             seconds -= self._spare[call.source].hidden(place.mask, seconds)
         end = now + seconds if end is None else end
-        kind, num_bytes = KIND[slot.mode], self._cost(number).bytes
+        kind = KIND[slot.mode]
         yield from self._taking(
-            Action(call.call, kind, slot.role, place.mask, end - seconds, end, step, number, num_bytes)
+            Action(call.call, kind, slot.role, place.mask, end - seconds, end, step, number, cost.bytes)
         )
 
     def _cost(self, number: int) -> ForetoldCall:
