@@ -68,6 +68,7 @@ class StandIn:
     crowded_s: float = 0.0
     process_bytes: int = 0
     engine_bytes: int = 0
+    engine_widened_bytes: int = 0
     engine_is_whole: bool = False
     slack_bytes: int = 0
     keeps_freed: bool = False

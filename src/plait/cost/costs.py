@@ -122,6 +122,11 @@ class Costs(Protocol):
         ...
 
     @property
+    def engine_widened_bytes(self) -> int:
+        """More than that, where its packed weights are widened."""
+        ...
+
+    @property
     def engine_is_whole(self) -> bool:
         """Whether it holds that only where an instance is of one rank."""
         ...

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
+from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows, memory_table
 from plait.cost.generation_memory import widened_bytes
-from plait.cost.held_parameters import HeldPart, held_parts, rows_of
+from plait.cost.held_parameters import HeldPart, held_parts, num_guessing, rows_of
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
@@ -118,6 +119,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     during = _during(rank, facts, held, working, left)
     most = max(count for _, count in during)
     roles = {p.call: p.role for p in facts.plan.placements if p.mode == "decode"}
+    draft_extra = num_guessing(rank, facts) * draft_widened(facts.recipe, facts.shapes)
     grown = {call: widened_bytes(packed.get(role, 0), facts.recipe.dtype) for call, role in roles.items()}
     slack = slack_rows(
         facts.recipe.device,
@@ -126,7 +128,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
             plain=plain_activations(rank, facts),
             weights=max((part.num_bytes for part in held if not part.is_state), default=0),
             working=most - during[0][1],
-            widened=max(count + grown.get(what, 0) for what, count in during) - most,
+            widened=draft_extra + max(count + grown.get(what, 0) for what, count in during) - most,
         ),
         moves=facts.plan.num_ranks > 1 or not facts.offload_policy.keeps_all,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes
+from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, widened_bytes
 from plait.layout.mesh import Layout
 from plait.models.shape import ModelShape
 from plait.recipes.engine_checks import guesses, guesses_whole
@@ -33,9 +33,22 @@ def draft_rows(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Rows:
         return rows
     shape, dtype = shapes[recipe.sampling.draft_model], recipe.dtype.value
     rows.append((f"draft model: weights ({dtype})", shape.parameters * BYTES[dtype]))
-    if recipe.dtype != "float64":
-        rows.append(("draft model: weights packed for decoding", packed_bytes(shape, dtype)))
+    if packed := _packed_draft(recipe, shapes):
+        rows.append(("draft model: weights packed for decoding", packed))
     return rows
+
+
+def draft_widened(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
+    """Bytes that an engine which guesses may take on top of `draft_rows`, all the time: see `widened_bytes`."""
+    return widened_bytes(_packed_draft(recipe, shapes), recipe.dtype.value)
+
+
+def _packed_draft(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
+    """Bytes of a draft model's weights once more, as a CPU's forwards read them; 0: there is none, or no copy."""
+    name = recipe.sampling.draft_model
+    if name is None or not guesses(recipe) or recipe.device != "cpu" or recipe.dtype == "float64":
+        return 0
+    return packed_bytes(shapes[name], recipe.dtype.value)
 
 
 def draft_cache(recipe: Recipe, shapes: Mapping[str, ModelShape], kv_tokens: int) -> Rows:

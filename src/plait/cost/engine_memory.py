@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from plait.cost.draft_memory import draft_rows
+from plait.cost.draft_memory import draft_rows, draft_widened
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.models.shape import ModelShape
@@ -32,3 +32,8 @@ def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
     shape, dtype = shapes[recipe.model], recipe.dtype.value
     kept = POOL_TOKENS[recipe.sampling.engine](recipe, shape)
     return shape.parameters * BYTES[dtype] + kept * kv_bytes_per_token(shape, dtype)
+
+
+def engine_widened_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
+    """More than `engine_bytes` of an engine on our ranks, where a draft model's packed weights are widened."""
+    return 0 if abilities(recipe).computes_elsewhere else draft_widened(recipe, shapes)

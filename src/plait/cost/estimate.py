@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.cost.draft_memory import draft_cache, draft_rows
+from plait.cost.draft_memory import draft_cache, draft_rows, draft_widened
 from plait.cost.engine_memory import POOL_TOKENS
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
 from plait.cost.layer_kinds import layer_kinds
@@ -142,7 +142,8 @@ def memory_table(
             plain=largest[False][0],
             weights=max((shapes[model.name].parameters * width for model in models), default=0),
             working=most - read,
-            widened=max(0, generation + widened_bytes(packed, recipe.dtype) - most),
+            widened=max(0, generation + widened_bytes(packed, recipe.dtype) - most)
+            + (draft_widened(recipe, shapes) if cache else 0),
         ),
     )
     return MemoryTable([*process.items(), *held, *rows], during, slack)

@@ -97,7 +97,11 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
 
 def _drafting(rank: int, placed: Placed) -> list[HeldPart]:
     """What the engines that guess on a device take for it; it stays."""
-    instances = [place.instance_on(rank) for place in placed.places.values()]
-    num_engines = sum(instance is not None and drafts_on(placed.recipe, rank, instance) for instance in instances)
-    rows = draft_rows(placed.recipe, placed.shapes) * num_engines
+    rows = draft_rows(placed.recipe, placed.shapes) * num_guessing(rank, placed)
     return [HeldPart(what, num_bytes, "keep", frozenset()) for what, num_bytes in rows]
+
+
+def num_guessing(rank: int, placed: Placed) -> int:
+    """Engines on a device that guess."""
+    instances = [place.instance_on(rank) for place in placed.places.values()]
+    return sum(instance is not None and drafts_on(placed.recipe, rank, instance) for instance in instances)

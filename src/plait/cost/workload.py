@@ -140,7 +140,7 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess
     engine_bytes: of an engine on each rank that generates, all the time: known texts, a draft model; all that another
-                 engine takes
+                 engine takes; engine_widened_bytes: more, where a draft model's packed weights are widened
     elsewhere:   whether keys and values are another engine's, and among these
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
@@ -168,6 +168,7 @@ class Workload:
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
     engine_bytes: int = 0
+    engine_widened_bytes: int = 0
     elsewhere: bool = False
     function_s: float = 0.0
     workers: int = 1

@@ -70,13 +70,14 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     for of_family in weights:
         if of_family.moving is not None:
             most = np.maximum(most, kept + of_family.moving)
+    drafting = costs.engine_widened_bytes * has_engine(graph, places, costs) if costs.engine_widened_bytes else 0
     slack = costs.slack(
         activations=activations,
         plain=_activations(graph, places, [place.plain for place in places]),
         weights=np.maximum.reduce([of_family.largest for of_family in weights]),
         working=most - read,
         moves=len(kept) > 1 or any(of_family.units for of_family in weights),
-        widened=np.maximum(0, widened - most),
+        widened=drafting + np.maximum(0, widened - most),
     )
     return Held(most, slack)
 
@@ -90,14 +91,16 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
 def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats | int:
     """[ranks], or of each, of the process itself, and of an engine where it generates."""
     process = sum(costs.process_terms.values())
-    if not costs.engine_bytes:
-        return process
+    return process + costs.engine_bytes * has_engine(graph, places, costs) if costs.engine_bytes else process
+
+
+def has_engine(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats:
+    """[ranks] 1 where an engine holds what it holds all the time, else 0."""
     generating = 0
     for slot, place in zip(graph.slots, places, strict=True):
         is_there = place.is_whole or not costs.engine_is_whole
         generating |= place.mask if slot.mode == "decode" and is_there else 0
-    has_engine = np.array([generating >> rank & 1 for rank in range(len(places[0].parts))], float)
-    return process + costs.engine_bytes * has_engine
+    return np.array([generating >> rank & 1 for rank in range(len(places[0].parts))], float)
 
 
 def kept_bytes(weights: Sequence[Weights]) -> Floats:

@@ -116,13 +116,13 @@ class Pair:
         return [both_s / alone_s, *(self._between(rows, weights, size) for size in BETWEEN_SIZES)]
 
     def _computing(self, rows: Any, weights: list[Any]) -> float:
-        import torch
+        from plait.models.compute.cpu_linear import linear
 
         taken = []
         for _ in range(TURNS):
             started = time.perf_counter()
             for weight in weights:
-                torch.mm(rows, weight)
+                linear(rows, weight)
             taken.append(time.perf_counter() - started)
         return median(taken[1:])
 
@@ -131,11 +131,13 @@ class Pair:
         import torch
         from torch.nn import functional
 
+        from plait.models.compute.cpu_linear import linear
+
         tensor, taken = torch.zeros(num_bytes // rows.itemsize, dtype=rows.dtype), []
         for turn in range(BETWEEN_REPEATS):
             gate, up, down = (weights[(3 * turn + number) % len(weights)] for number in range(3))
             normed = functional.rms_norm(rows, rows.shape[-1:])
-            torch.mm(functional.silu(torch.mm(normed, gate)) * torch.mm(normed, up), down)
+            linear(functional.silu(linear(normed, gate)) * linear(normed, up), down)
             started = time.perf_counter()
             self._dist.all_reduce(tensor, async_op=True).wait()
             taken.append(time.perf_counter() - started)

@@ -11,7 +11,7 @@ from itertools import combinations
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
-from plait.cost.engine_memory import engine_bytes
+from plait.cost.engine_memory import engine_bytes, engine_widened_bytes
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.idle_away import with_idle_away
 from plait.cost.layer_kinds import layer_kinds
@@ -87,14 +87,15 @@ class Planning:
     @cached_property
     def workload(self) -> Workload:
         workload, name = Workload.of(self.recipe, self.flow, self.lengths), self.recipe.sampling.draft_model
-        profile = self.calibration.profile
+        profile, generates = self.calibration.profile, bool(self.flow.of_kind(CallKind.GENERATE))
         guesses = guesses_of_run(of_engines(self.recipe), profile, self.drafts, self.acceptance)
         return replace(
             workload,
             function_s=max(self._function_s.values(), default=0.0),
             drafts=NO_DRAFTS if guesses is None else guesses.drafts,
             draft_model=None if name is None else self.shapes[name],
-            engine_bytes=engine_bytes(self.recipe, self.shapes) if self.flow.of_kind(CallKind.GENERATE) else 0,
+            engine_bytes=engine_bytes(self.recipe, self.shapes) if generates else 0,
+            engine_widened_bytes=engine_widened_bytes(self.recipe, self.shapes) if generates else 0,
             elsewhere=abilities(self.recipe).computes_elsewhere,
         )
 
