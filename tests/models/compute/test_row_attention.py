@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import flex_attention
+from torch.utils.checkpoint import checkpoint as recompute
 
 from plait.data.packed import pack
 from plait.models.compute import flex_plan, row_attention
@@ -146,6 +147,34 @@ def test_it_is_used_where_a_device_has_a_kernel(eager, monkeypatch: pytest.Monke
     assert isinstance(row_plan(batch, query, key, value, form), FlexPlan)
     assert not isinstance(row_plan(batch, query[..., :8], key[..., :8], value, form), FlexPlan)
     torch.testing.assert_close(PackedContext(batch).attend(0, query, key, value, form), expected)
+
+
+def test_a_layer_that_is_computed_again_may_be_the_first_to_ask(
+    eager, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """What the proof saves for its own backward is none of what the layer saves."""
+    batch = pack([([1] * 20, [[1] * 9, [1] * 30]), ([1] * 4, [[1] * 5])])
+    generator = torch.Generator().manual_seed(2)
+    drawn = [torch.randn(heads, batch.num_tokens, 16, generator=generator) for heads in (4, 2, 2)]
+    form, grad = AttentionForm(0.25), torch.randn(batch.num_tokens, 4, 16, generator=generator)
+
+    def gradients(checkpointed: bool) -> list[Tensor]:
+        leaves, context = [tensor.clone().requires_grad_() for tensor in drawn], PackedContext(batch)
+
+        def layer(*tensors: Tensor) -> Tensor:
+            query, key, value = (tensor.tanh() for tensor in tensors)
+            return context.attend(0, query, key, value, form).sigmoid()
+
+        out = recompute(layer, *leaves, use_reentrant=False) if checkpointed else layer(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+    expected = gradients(False)
+    monkeypatch.setattr(row_attention, "has_kernel", lambda kind: True)
+    monkeypatch.setattr(flex_plan, "compiled", lambda: eager)
+    is_proven.cache_clear()
+    torch.testing.assert_close(gradients(True), expected)
+    assert is_proven.cache_info().currsize == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_a_cpu_computes_in_pieces() -> None:

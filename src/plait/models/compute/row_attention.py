@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from plait.data.packed import PackedBatch, pack
 from plait.errors import first_line
@@ -127,8 +128,14 @@ def error_of(kind: Attention, kernel: Kernel | None = None) -> float:
 
 def _passes(row_plan: RowPlan, inputs: list[Tensor], grad: Tensor, form: AttentionForm) -> list[Tensor]:
     """The output, and the gradients of the inputs."""
-    with torch.enable_grad():
+    # The first to ask may be a layer that is computed again in its backward (checkpoint_activations). Its hooks, which
+    # count what the layer saves, are kept from what is saved here.
+    with torch.enable_grad(), saved_tensors_hooks(_as_it_is, _as_it_is):
         leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
         query, key, value, *sinks = leaves
         out = row_plan.attend(query, key, value, replace(form, sinks=sinks[0] if sinks else None))
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
