@@ -13,7 +13,9 @@ from plait.launch.failures import WorkerError
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.layout.params import Parameters
+from plait.models.compute import row_attention
 from plait.models.files.saving import save_pretrained
+from plait.models.parallel.part_proof import Proof
 from plait.models.parallel.partial import part_of
 from plait.models.parallel.team import Team
 from tests.cases import slow_but
@@ -342,3 +344,14 @@ def test_a_model_alone() -> None:
     flat = torch.ones(layout.num_elements)
     part.trained.sum_partial_gradients(flat)
     assert flat.eq(1).all()
+
+
+def test_no_kernel_is_compiled_to_prove_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose kernel of training is proven when it is first used."""
+    monkeypatch.setattr(row_attention, "has_kernel", lambda kind: True)
+    monkeypatch.setattr(row_attention, "is_proven", lambda *of: pytest.fail("it is compiled"))
+    proof = Proof(tiny_model("llama"), Team.alone())
+    proof.record_whole()
+    proof.record_stage()
+    proof.check()
+    assert proof.cached == proof.whole_cached != {}

@@ -2,7 +2,7 @@
 
 First the stage, still uncut, against the whole model: its output from the whole one's input. Then the cut stage
 against the uncut: its output, and the gradients of its input and of small parameters that are not cut, under a
-random gradient of the output.
+random gradient of the output. Attention is in pieces on every device, as where models are admitted (`admission`).
 
 Shapes: T tokens of a packed row, H hidden size, V vocabulary, N rows of any numbers.
 """
@@ -25,6 +25,7 @@ from plait.layout.params import Param
 from plait.layout.shards import stage_bounds
 from plait.models.admission import check_batch
 from plait.models.compute.attention import PackedContext
+from plait.models.compute.row_attention import pieces_plan
 from plait.models.parallel.stage import boundary_recorder, decoder_list
 from plait.models.parallel.team import Team
 from plait.models.shape import config_fields
@@ -157,7 +158,7 @@ class Proof:
 
     def _run(self, input_TH: Tensor | None) -> Tensor:
         self.cached = {}
-        batch, context = self.batch, PackedContext(self.batch, self._note_cached)
+        batch, context = self.batch, PackedContext(self.batch, self._note_cached, planned=pieces_plan)
         return self.model.backbone.hidden(batch.token_ids_T, batch.position_ids_T, context, inputs_TH=input_TH)
 
     def _note_cached(self, layer: int, key: Tensor, value: Tensor) -> None:
