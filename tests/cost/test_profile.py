@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from plait.cost.model_work import ModelWork
 from plait.cost.profile import LinkRecord, Profile, interpolated
 from plait.cost.workload import Lengths, SampleLengths, Workload
 from plait.errors import DataError
+from plait.generation.engine import Engine
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.files.known_shapes import KNOWN
@@ -278,6 +280,25 @@ def test_an_engine_that_is_measured_has_room_for_its_samples_alone() -> None:
     however many positions the model has."""
     engine = work_of_profile.engine_for(tiny_model("llama", dtype=torch.float32), 8, 100, 20)
     assert engine.state.limits.num_blocks == 9 * 8
+
+
+@pytest.mark.parametrize(("measured_s", "asks"), [("decode_s", True), ("decode_by_layers_s", False)])
+def test_steps_by_layers_are_those_of_parts_of_models_which_are_not_replayed(
+    measured_s: str, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    captured = SimpleNamespace(logits=lambda batch, pool: asked.append(batch.num_tokens), drop=lambda: None)
+    engine_for = work_of_profile.engine_for
+
+    def as_on_a_gpu(*of: Any) -> Engine:
+        engine = engine_for(*of)
+        monkeypatch.setattr(engine.state.forward.module, "captured", captured)
+        monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
+        return engine
+
+    monkeypatch.setattr(work_of_profile, "engine_for", as_on_a_gpu)
+    assert getattr(work_of_profile, measured_s)(tiny_model("llama", dtype=torch.float32), 3, 8) > 0
+    assert bool(asked) == asks
 
 
 def on_two(profile: Profile, layout: Layout, call: str = "ref.logprobs"):

@@ -112,12 +112,19 @@ def decode_s(model: LanguageModel, samples: int, context: int) -> float:
 
 
 def decode_by_layers_s(model: LanguageModel, samples: int, context: int) -> float:
-    """As `decode_s`, by the model's own layers: responses are too short for weights to be packed."""
-    return _steps_s(model, samples, context, min(PACK_STEPS - 1, response_tokens(model.max_positions)))
+    """As `decode_s`, by the model's own layers, as in parts of models: responses are too short for weights to be
+    packed, and on a GPU no step is replayed."""
+    tokens = min(PACK_STEPS - 1, response_tokens(model.max_positions))
+    return _steps_s(model, samples, context, tokens, replays=False)
 
 
-def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int) -> float:
-    engine = _begun(model, samples, context, tokens)
+def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int, *, replays: bool = True) -> float:
+    engine = engine_for(model, samples, context, tokens)
+    if not replays:
+        engine.state.forward.module.captured = None
+    _begin(engine, samples, context, tokens)
+    if model.device.type != "cpu":
+        engine.step()  # captures the step that follows, which takes some ten times as long
     taken: list[float] = []
     for _ in repeats(taken):
         started = now(model.device.type)
@@ -130,16 +137,6 @@ def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int) -> f
 def response_tokens(positions: int) -> int:
     """Tokens of a response, of which some are drawn: more than steps are measured, where the model has room."""
     return min(SAMPLE_TOKENS, positions // 2)
-
-
-def _begun(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
-    """An engine that has computed the prompt, and packed the weights if responses are long enough for that. On a GPU it
-    has captured the step that follows, too: a new engine does it once, for some ten times what the step takes."""
-    engine = engine_for(model, samples, context, tokens)
-    _begin(engine, samples, context, tokens)
-    if model.device.type != "cpu":
-        engine.step()
-    return engine
 
 
 def engine_for(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
