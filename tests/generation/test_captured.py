@@ -47,9 +47,10 @@ class Again:
 
     made: list[Again] = []  # noqa: RUF012
 
-    def __init__(self, compute: Callable[[], Tensor], beside: Graph | None) -> None:
+    def __init__(self, compute: Callable[[], Tensor], beside: Graph | None, again: bool) -> None:
         self.compute = compute
         self.beside = beside
+        self.again = again
         self.out = compute().clone()
         self.replays = 0
         Again.made.append(self)
@@ -62,8 +63,8 @@ class Again:
         """Its memory has no name."""
 
 
-def capture(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Again, Tensor]:
-    graph = Again(compute, beside)
+def capture(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
+    graph = Again(compute, beside, again)
     return graph, graph.out
 
 
@@ -268,7 +269,7 @@ class Played:
 
 def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, shared = Played(monkeypatch), object()
-    beside = Again(lambda: torch.zeros(1), None)
+    beside = Again(lambda: torch.zeros(1), None, False)
     monkeypatch.setattr(beside, "pool", lambda: shared)
     streams: list[Stream] = []
 
@@ -276,10 +277,12 @@ def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch:
         streams.append(cuda.now)
         return torch.ones(2)
 
-    assert by_cuda(compute, None)[1].tolist() == [1.0, 1.0]
-    by_cuda(compute, beside)
+    assert by_cuda(compute, None, again=False)[1].tolist() == [1.0, 1.0]
+    by_cuda(compute, beside, again=False)
     assert cuda.pools == [None, shared]
     assert streams == [cuda.aside] * 6
+    by_cuda(compute, beside, again=True)
+    assert streams == [cuda.aside] * 8, "what it waits for is known"
     assert cuda.now is cuda.own
 
 
@@ -292,7 +295,7 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.Mo
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        by_cuda(fails_when_captured, None)
+        by_cuda(fails_when_captured, None, again=False)
     assert cuda.now is cuda.own
 
 
@@ -307,7 +310,7 @@ def test_what_waits_for_the_device_is_found_before_a_capture(monkeypatch: pytest
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="synchronizing"):
-        by_cuda(waits, None)
+        by_cuda(waits, None, again=False)
     assert (cuda.now, cuda.mode, cuda.pools) == (cuda.own, 0, [])
 
 
@@ -467,6 +470,35 @@ def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pyte
         assert len(Again.made) == times, "as often as they have moved, and not with every step"
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_was_shown_to_be_right_is_not_shown_again(
+    breaks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless another way is taken from then on."""
+    at: list[int] = [1]
+    plain: list[int] = []
+
+    def breaking(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
+        if breaks and again:
+            raise RuntimeError("no room")
+        return capture(compute, beside, again=again)
+
+    engine, steps = captured_engine(monkeypatch, max_running=4, by=breaking, addresses=lambda: tuple(at), fused="eager")
+    plainly = steps._plainly
+    monkeypatch.setattr(steps, "_plainly", lambda batch, pool: plain.append(batch.num_tokens) or plainly(batch, pool))
+    engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=12, stop_token_ids=())))
+    for _ in range(4):
+        engine.step()
+    assert [graph.again for graph in Again.made] == [False]
+    assert plain == [4]
+    at[0] = 2
+    engine.step()
+    assert [graph.again for graph in Again.made] == [False, not breaks]
+    assert plain == ([4, 4] if breaks else [4])
+    assert list(steps.refusals) == (["fused"] if breaks else [])
+    assert ("no room" in capsys.readouterr().err) == breaks
+
+
 def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = captured_engine(monkeypatch, max_running=4)
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=12, stop_token_ids=())))
@@ -480,8 +512,8 @@ def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pyt
 
 
 def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Again, Tensor]:
-        graph, out = capture(compute, beside)
+    def wrong(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
+        graph, out = capture(compute, beside, again=again)
         monkeypatch.setattr(graph, "replay", lambda: out.mul_(1.2))
         return graph, out
 
@@ -506,7 +538,7 @@ def test_what_cannot_be_captured_is_computed_plainly(
 ) -> None:
     """A compiler may raise anything, with a message or without."""
 
-    def broken(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Again, Tensor]:
+    def broken(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
         raise error
 
     engine, steps = captured_engine(monkeypatch, by=broken, max_running=4)

@@ -9,7 +9,8 @@ so many samples, rows and rows of a sample at most, and where the rows of each s
 What fills a graph up are samples of nobody, which hold nothing.
 
 What is captured is shown to be right before it is used: its first replay is held against the step computed plainly. Of
-several ways to compute a step the first is taken that can be captured and says the same.
+several ways to compute a step the first is taken that can be captured and says the same. Captured again, because
+addresses have changed, it is the same computation, and is not held against anything.
 
 Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M columns of the block tables, V vocabulary.
 """
@@ -17,7 +18,8 @@ Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M colu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -55,15 +57,26 @@ class Graph(Protocol):
 Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
 """Logits [T, V] of a batch."""
 
-Capture = Callable[[Callable[[], Tensor], Graph | None], tuple[Graph, Tensor]]
-"""Captures a computation: the graph, and the tensor that each replay writes its result to. The other graph, if there is
-one, is never replayed at the same time: it may compute in the same memory, but for the results."""
+
+class Capture(Protocol):
+    """Captures a computation."""
+
+    def __call__(self, compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Graph, Tensor]:
+        """The graph, and the tensor that each replay writes its result to.
+
+        Args:
+            compute: results of any shape.
+            beside: a graph that is never replayed at the same time: both may compute in one memory, but for results.
+            again: it has been captured before, at other addresses.
+        """
+        ...
 
 
-def by_cuda(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Graph, Tensor]:
-    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. It is computed twice
-    before, so that kernels are compiled and memory is there, and so that what waits for the device is found before a
-    capture begins, which it would break: what torch allocates for a broken capture is not always given back.
+def by_cuda(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Graph, Tensor]:
+    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. It is computed before, so
+    that kernels are compiled and memory is there; and the first time once more, so that what waits for the device is
+    found before a capture begins, which it would break: what torch allocates for a broken capture is not always given
+    back.
 
     Raises:
         RuntimeError: the computation asks the device for a number, or does something else that no graph can.
@@ -72,12 +85,9 @@ def by_cuda(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Graph,
     aside.wait_stream(stream)
     with torch.cuda.stream(aside):
         compute()
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            compute()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+        if not again:
+            with _no_waits():
+                compute()
     stream.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     try:
@@ -87,6 +97,17 @@ def by_cuda(compute: Callable[[], Tensor], beside: Graph | None) -> tuple[Graph,
     finally:
         torch.cuda.set_stream(stream)  # a capture that fails leaves its own
     return graph, out
+
+
+@contextmanager
+def _no_waits() -> Iterator[None]:
+    """Within it what waits for the device raises."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @cache
@@ -112,6 +133,8 @@ class CapturedSteps:
         self._plainly = list(ways.values())[-1]
         self._addresses, self._capture = addresses, capture
         self._steps: dict[Size, Step] = {}
+        self._shown: set[Size] = set()
+        """That the first of the ways was shown to be right for."""
         self._at: tuple[int, ...] = ()
         self.refusals: dict[str, str] = {}
         """Ways that are not taken, and why; without any way left steps are computed plainly, and not replayed."""
@@ -143,34 +166,37 @@ class CapturedSteps:
 
     def _capture_step(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a graph for such batches is there and computes what the plain step computes."""
-        expected_TV = _logits(self._plainly(batch, pool))
         while self._ways:
             way, compute = next(iter(self._ways.items()))
             step = Step.of(size, batch.token_ids_T.device)
-            why = self._refusal(step, compute, batch, pool, expected_TV)
+            why = self._refusal(step, compute, batch, pool)
             if why is None:
                 self._steps[size] = step
+                self._shown.add(size)
                 return True
             self.drop()
+            self._shown.clear()
             del self._ways[way]
             self.refusals[way] = why
             others = f"they are computed {next(iter(self._ways))}" if self._ways else "nothing of them is captured"
             say(f"plait: steps of generation {way}: {why}; {others}, slower", file=sys.stderr)
         return False
 
-    def _refusal(
-        self, step: Step, compute: Compute, batch: RaggedBatch, pool: KVPool, expected_TV: Tensor
-    ) -> str | None:
+    def _refusal(self, step: Step, compute: Compute, batch: RaggedBatch, pool: KVPool) -> str | None:
         """Capture a way to compute a step; why it is not taken, or None."""
         assert pool.spare is not None
+        again = step.size in self._shown
+        expected_TV = None if again else _logits(self._plainly(batch, pool))
         step.fill(batch, pool.spare, pool.block_tokens)
         try:
             beside = next(iter(self._steps.values()), None)
             step.graph, step.out_BV = self._capture(
-                lambda: _logits(compute(step.inputs, pool)), beside and beside.graph
+                lambda: _logits(compute(step.inputs, pool)), beside and beside.graph, again=again
             )
         except Exception as error:  # torch's compiler, and Triton's, may raise anything
             return f"cannot be captured: {first_line(error)}"
+        if expected_TV is None:
+            return None
         step.graph.replay()
         off = (step.out_BV[: len(expected_TV)].float() - expected_TV.float()).norm() / expected_TV.float().norm()
         if not float(off) <= CLOSE[expected_TV.dtype]:
