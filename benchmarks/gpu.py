@@ -1,25 +1,27 @@
 """What a GPU does by plait, against Transformers, the device's own limits, vLLM, TRL and plait's predictions.
 
     python benchmarks/gpu.py                                  # 25 minutes of a machine with one GPU
-    python benchmarks/gpu.py --parts tokens,decode --shapes 135M --within-s 570
+    python benchmarks/gpu.py --within-s 570                   # what says most, in ten minutes
+    python benchmarks/gpu.py --parts predicted,two --within-s 570   # and some of the rest by another command
     python benchmarks/gpu.py --tiny                           # on a CPU: does the benchmark itself work?
 
 Each part is a process of its own for each shape, with a time of its own (`--limits` prints them): one that fails or
-takes longer is said and left, and the next one begins. Models have random weights: nothing is fetched. `--folder` keeps
-them, so that parts may be run by several commands.
+takes longer is said and left, and the next one begins. What says most comes first: that tokens are right and how fast
+they are drawn and trained on, for the small model and then for the larger one. Models have random weights: nothing is
+fetched. `--folder` keeps them, so that parts may be run by several commands.
 
 In the folder of `--report` (by default that of `--folder`, and without either `gpu-report` where the command is given)
 stand `results.jsonl`, one line for each measurement, written when it is made, and for how each part ended; and what
 each part printed, whole, as `PART.log`.
 
-    tests       plait's own tests that need a GPU
     tokens      greedy tokens and log-probs against Transformers
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
-    vllm        the same by vLLM, where it is installed (`--vllm-python`)
     training    MFU of micro-batches of 16k tokens, activations kept and recomputed
+    tests       plait's own tests that need a GPU
     predicted   `plait profile`, then a run of GRPO: step time and peak memory beside what was forecast
-    grpo, ppo   steps against TRL's, where it is installed
     two         two processes on one device, where NCCL allows it
+    vllm        seconds of a decode step by vLLM, where it is installed (`--vllm-python`)
+    grpo, ppo   steps against TRL's, where it is installed
 
 Exit code 1: a part failed, or took too long, or found what it compares far off; 2: something that all need is missing.
 """
@@ -45,20 +47,24 @@ from ending import ends_when_terminated
 from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
+ROUNDS = (("tokens", "decode", "training"), ("tests",), ("predicted",), ("two",), ("vllm",), ("grpo", "ppo"))
+"""Parts in the order in which they are run; of one round all of a shape before those of the next one."""
+OF_SHAPES = ("tokens", "decode", "training", "predicted", "vllm")
+"""Parts that are run for each shape."""
 LIMITS: Mapping[str, int] = {
-    "tests": 150,
-    "tokens": 180,
-    "decode": 240,
-    "vllm": 120,
-    "training": 180,
-    "predicted": 450,
+    "tokens": 110,
+    "decode": 120,
+    "training": 90,
+    "tests": 120,
+    "predicted": 210,
+    "two": 60,
+    "vllm": 65,
     "grpo": 60,
     "ppo": 60,
-    "two": 60,
 }
-"""Seconds of each part, of all shapes together, in the order in which they are run."""
-OF_SHAPES = ("tokens", "decode", "vllm", "training", "predicted")
-"""Parts that are run for one shape after the other."""
+"""Seconds of each part, for each shape."""
+LEAST = 0.5
+"""Of its seconds, below which a part is not begun: a shorter one behind it may still have room."""
 DUMP_S = 5.0
 """For a part that is stopped to say where it was."""
 _AS_THEIR_PACKAGE = "torch transformers accelerate safetensors numpy numba pydantic cyclopts rich gguf jinja2"
@@ -67,6 +73,7 @@ NEEDED: Mapping[str, str] = {"yaml": "pyyaml", **{name: name for name in _AS_THE
 TESTED_BY: Mapping[str, str] = {"pytest": "pytest", "pytest_timeout": "pytest-timeout", "hypothesis": "hypothesis"}
 """Module → package: what plait's tests need beside."""
 HERE = Path(__file__).resolve().parent
+LEFT_OUT = "left out"
 REPORT = Path("gpu-report")
 """Where what was found stays, if no folder is named."""
 
@@ -89,8 +96,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = Job(device, dtype, shapes, options.tiny, str(folder), str(report))
         job.record("machine", "", **machine())
         until = began + options.within_s if options.within_s else float("inf")
-        went_well = [run_part(part, job, options, until) for part in options.parts]
-    return int(not all(went_well))
+        ended = {one: run_part(*one, job, options, until) for one in order(options.parts, shapes)}
+    print("\n".join(("== in all", *(f"{f'{part} {shape}':<16} {how}" for (part, shape), how in ended.items()))))
+    return int(not all(how == "done" or how.startswith(LEFT_OUT) for how in ended.values()))
+
+
+def order(parts: Sequence[str], shapes: Sequence[str]) -> list[tuple[str, str]]:
+    """Each part with each of its shapes ("" where it has none), in the order in which they are run."""
+    return [
+        (part, shape)
+        for together in ROUNDS
+        for shape in (shapes if set(together) <= set(OF_SHAPES) else ("",))
+        for part in together
+        if part in parts
+    ]
 
 
 def unready(is_tiny: bool) -> str | None:
@@ -127,33 +146,27 @@ def machine() -> dict[str, object]:
     return found
 
 
-def run_part(part: str, job: Job, options: argparse.Namespace, until: float) -> bool:
-    """One part, for each shape that it has; whether it went well, or there is nothing to run it with.
+def run_part(part: str, shape: str, job: Job, options: argparse.Namespace, until: float) -> str:
+    """One part, for one shape; how it ended.
 
     Args:
         until: no part goes on after this time of the monotonic clock.
     """
+    now, title = time.monotonic(), f"{part} {shape}".rstrip()
+    print(f"== {title}", flush=True)
+    wanted_s = options.limit_s or LIMITS[part]
+    limit_s = min(wanted_s, until - now)
     if (missing := lacks(part, options)) is not None:
-        print(f"== {part}\nleft out: {missing}", flush=True)
-        job.record(part, "", ended=f"left out: {missing}")
-        return True
-    shapes = job.shapes if part in OF_SHAPES else ("",)
-    last = time.monotonic() + (options.limit_s * len(shapes) or LIMITS[part])
-    went_well = True
-    for number, shape in enumerate(shapes):
-        now = time.monotonic()
-        limit_s = min((last - now) / (len(shapes) - number), until - now)
-        title = f"{part} {shape}".rstrip()
-        print(f"== {title}", flush=True)
-        if limit_s <= 0:
-            ended = "not begun: there is no time left"
-        else:
-            own = job.of_shape(shape) if shape else job
-            ended = run(command_of(part, own.saved(), options), own, Path(job.report) / f"{part}.log", limit_s)
-        print(f"-- {title}: {ended}, {time.monotonic() - now:.0f} s", flush=True)
-        job.record(part, shape, ended=ended, seconds=round(time.monotonic() - now, 1))
-        went_well &= ended == "done"
-    return went_well
+        ended = f"{LEFT_OUT}: {missing}"
+    elif limit_s < LEAST * wanted_s:
+        ended = "not begun: there is no time left"
+    else:
+        own = job.of_shape(shape) if shape else job
+        ended = run(command_of(part, own.saved(), options), own, Path(job.report) / f"{part}.log", limit_s)
+    seconds = time.monotonic() - now
+    print(f"-- {title}: {ended}, {seconds:.0f} s", flush=True)
+    job.record(part, shape, ended=ended, seconds=round(seconds, 1))
+    return ended
 
 
 def run(command: Sequence[str], job: Job, log: Path, limit_s: float) -> str:
@@ -261,9 +274,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a random model of two layers, on a CPU")
     parser.add_argument("--parts", type=_parts, default=list(LIMITS), help="comma-separated")
     parser.add_argument("--shapes", type=_shapes, default=["135M", "1.5B"], help="comma-separated")
-    parser.add_argument("--limit-s", type=int, default=0, help="of each part and shape, in place of its own")
+    parser.add_argument("--limit-s", type=int, default=0, help="of each part, in place of its own")
     parser.add_argument("--limits", action="store_true", help="print the seconds of each part")
-    parser.add_argument("--within-s", type=int, default=0, help="of the whole command; parts are shortened to it")
+    parser.add_argument("--within-s", type=int, default=0, help="of the whole command: what has no time is left")
     parser.add_argument("--folder", type=Path, help="for models and measurements, which are kept there")
     parser.add_argument("--report", type=Path, help="for results.jsonl and logs; --folder, or gpu-report")
     parser.add_argument("--vllm-python", type=Path, help="the Python that vLLM is installed for")

@@ -44,7 +44,17 @@ def options_of(gpu: ModuleType, *arguments: str) -> argparse.Namespace:
 
 
 def test_all_parts_together_take_25_minutes_at_most(gpu: ModuleType) -> None:
-    assert sum(gpu.LIMITS.values()) <= 25 * 60
+    ordered = gpu.order(list(gpu.LIMITS), ("135M", "1.5B"))
+    assert {part for part, _ in ordered} == set(gpu.LIMITS)
+    assert sum(gpu.LIMITS[part] for part, _ in ordered) <= 25 * 60
+
+
+def test_what_says_most_comes_first_and_of_the_small_model(gpu: ModuleType) -> None:
+    said = [f"{part} {shape}".rstrip() for part, shape in gpu.order(list(gpu.LIMITS), ("135M", "1.5B"))]
+    assert said[:3] == ["tokens 135M", "decode 135M", "training 135M"]
+    assert said[3:7] == ["tokens 1.5B", "decode 1.5B", "training 1.5B", "tests"]
+    assert said[7:10] == ["predicted 135M", "predicted 1.5B", "two"]
+    assert gpu.order(["two", "decode"], ("tiny",)) == [("decode", "tiny"), ("two", "")]
 
 
 def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
@@ -75,21 +85,30 @@ def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
     ]
 
 
-def test_each_shape_is_a_process_that_shares_the_time_of_the_part(
+def test_each_shape_is_a_process_with_the_time_of_the_part(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of 4 s the first may take a third; what it leaves the others share."""
-    seconds = {"135M": 0, "1.5B": 5, "tiny": 60}
+    """A part that has less than half of its time left is not begun."""
+    seconds = {"135M": 0, "1.5B": 60}
     shape_of = "import json, sys, time; (shape,) = json.load(open(sys.argv[1]))['shapes']; "
     command = [sys.executable, "-c", f"{shape_of} time.sleep({seconds}[shape])"]
     monkeypatch.setattr(gpu, "command_of", lambda part, job, options: [*command, str(job)])
-    monkeypatch.setattr(gpu, "LIMITS", {"decode": 4})
-    job = gpu.Job("cpu", "float32", ("135M", "1.5B", "tiny"), True, str(tmp_path), str(tmp_path))
-    options = options_of(gpu, "--tiny")
-    assert not gpu.run_part("decode", job, options, float("inf"))
-    assert [one["ended"] for one in results(tmp_path)] == ["done", "stopped after 2 s", "stopped after 2 s"]
-    assert not gpu.run_part("decode", job, options, time.monotonic())
-    assert {one["ended"] for one in results(tmp_path)[3:]} == {"not begun: there is no time left"}
+    monkeypatch.setattr(gpu, "LIMITS", {"decode": 2})
+    job = gpu.Job("cpu", "float32", ("135M", "1.5B"), True, str(tmp_path), str(tmp_path))
+    options, forever = options_of(gpu, "--tiny"), float("inf")
+    assert gpu.run_part("decode", "135M", job, options, forever) == "done"
+    assert gpu.run_part("decode", "1.5B", job, options, forever) == "stopped after 2 s"
+    monkeypatch.setattr(gpu, "LIMITS", {"decode": 60, "two": 6})
+    until = time.monotonic() + 8
+    assert gpu.run_part("decode", "135M", job, options, until) == "not begun: there is no time left"
+    of_two = job.of_shape("135M")  # shorter, so there is time
+    assert gpu.run_part("two", "", of_two, options, until) == "done"
+    assert [(one["part"], one["shape"], one["ended"]) for one in results(tmp_path)] == [
+        ("decode", "135M", "done"),
+        ("decode", "1.5B", "stopped after 2 s"),
+        ("decode", "135M", "not begun: there is no time left"),
+        ("two", "", "done"),
+    ]
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
