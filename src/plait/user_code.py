@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from plait.errors import PlaitError
+from plait.errors import ConfigError, PlaitError
 
 IMPORT_LIMIT_S = 120.0
 """For a user's file to be imported, heavy libraries and all."""
@@ -37,6 +37,31 @@ MAX_FRAMES_CHARS = 6000
 _PLAIT = str(Path(__file__).resolve().parent)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _RAISE = dis.opmap["RAISE_VARARGS"]
+_importing: list[str] = []
+"""Files and modules of the user's that are being imported, the outermost first."""
+
+
+@contextlib.contextmanager
+def importing(what: str) -> Iterator[None]:
+    """While inside, a file or module of the user's is imported for what is defined in it."""
+    _importing.append(what)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def refuse_while_importing(what: str) -> None:
+    """See that `what` is not called by a file that is only imported: it would begin again in every process.
+
+    Raises:
+        ConfigError: it is; says where the call belongs.
+    """
+    if _importing:
+        raise ConfigError(
+            f"{what} is called while {_shown(_importing[-1])} is imported, as the processes of a run do to find the "
+            'functions in it; put the call under `if __name__ == "__main__":`, or these functions into a file of their own'
+        )
 
 
 class UserCode:

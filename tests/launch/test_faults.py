@@ -327,6 +327,8 @@ import os, signal, sys, time
 from plait.launch.local import LocalProcesses
 from tests.launch.workers import Echo
 
+FOLDER, HOW = sys.argv[1:]  # also where a worker imports it
+
 class Point:
     def __init__(self, x):
         self.x = x
@@ -341,18 +343,18 @@ class OfTheScript(Echo):
 if __name__ == "__main__":
     group = LocalProcesses().start(OfTheScript, 2)
     assert isinstance(group.submit(0, "moved", Point(1)).result(60.0), Point)
-    if sys.argv[2] == "killed":
+    if HOW == "killed":
         group.submit(0, "rendezvous").result(60.0)
     for rank in range(2):
-        group.submit(rank, "spawn_and_hang", f"{sys.argv[1]}/pids{rank}")
-    if sys.argv[2] != "killed":
-        files = [f"{sys.argv[1]}/pids{rank}" for rank in range(2)]
+        group.submit(rank, "spawn_and_hang", f"{FOLDER}/pids{rank}")
+    if HOW != "killed":
+        files = [f"{FOLDER}/pids{rank}" for rank in range(2)]
         while not all(os.path.exists(file) and open(file).read().endswith("\\n") for file in files):
             time.sleep(0.01)
-    if sys.argv[2] == "stopped":
+    if HOW == "stopped":
         os.kill(group.pids[1], signal.SIGSTOP)
     print(*group.pids, flush=True)
-    if sys.argv[2] == "left open":
+    if HOW == "left open":
         sys.exit(4)
     time.sleep(1000)
 """

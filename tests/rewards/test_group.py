@@ -125,6 +125,26 @@ def test_two_files_of_one_name(tmp_path):
     assert [function() for function in functions] == [[1.0], [2.0]]
 
 
+def test_a_file_that_has_changed_is_imported_anew(tmp_path):
+    file = tmp_path / "edited.py"
+    file.write_text("def f(**_): return [1.0]\n")
+    first = load_function(f"{file}:f")
+    assert load_function(f"{file}:f") is first
+    file.write_text("def f(**_): return [20.0]\n")
+    assert load_function(f"{file}:f")() == [20.0]
+
+
+def test_a_file_that_is_imported_begins_no_run(tmp_path):
+    """A script without a guard: each process of a run would begin another."""
+    file = tmp_path / "unguarded.py"
+    file.write_text("import plait\ndef f(**_): return [1.0]\nplait.train(model='m', run_dir='never')\n")
+    with pytest.raises(ConfigError, match=r"is called while .*unguarded.py is imported.* under `if __name__ ==") as said:
+        load_function(f"{file}:f")
+    assert "plait.train(model='m'" in said.value.frames
+    file.write_text("def f(**_): return [1.0]\n")
+    assert load_function(f"{file}:f")() == [1.0]
+
+
 def test_names_are_unique_and_what_cannot_be_sent_is_refused():
     made = reward_functions([samples.length, "tests.rewards.samples:length", samples.Weighted(2)])
     assert [function.name for function in made] == ["length", "length#2", "Weighted"]

@@ -56,6 +56,8 @@ from tests.rewards.samples import group
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 
+ASKED = sys.argv[1]  # also where a worker imports it
+
 def in_the_script(completions, log_extra, **columns):
     log_extra("pid", [os.getpid()] * len(completions))
     return [4.0] * len(completions)
@@ -64,7 +66,7 @@ if __name__ == "__main__":
     functions = reward_functions([in_the_script, "tests.rewards.samples:faulty"])
     with RewardPool(functions, timeout_s=100) as pool:
         one, = pool.score(group(0, "abc"))
-        pool.submit(group(1, sys.argv[1]))
+        pool.submit(group(1, ASKED))
         interrupts = []
         signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
         print(one.rewards[0], one.extras["pid"][0], flush=True)

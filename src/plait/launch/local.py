@@ -163,7 +163,8 @@ class LocalProcesses:
         ranks, places = self._begun(num_ranks)
         beat_s = min(_LONGEST_BEAT_S, self._freeze_after_s / _BEATS_PER_FREEZE)
         starts = [
-            Start(pickled, main_file, main_module, rank, num_ranks, beat_s, place) for rank, place in enumerate(places)
+            Start(pickled, main_file, main_module, tuple(sys.argv), rank, num_ranks, beat_s, place)
+            for rank, place in enumerate(places)
         ]
         limit_s = self._stalled_after_s
         stillness = Stillness(num_ranks, self._progress, limit_s) if limit_s > 0 else None

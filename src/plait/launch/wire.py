@@ -37,6 +37,8 @@ class Start:
     """File of the controller's script, where `__main__` in a pickle is found; None if there is none."""
     main_module: str | None
     """Its module name, if it was started by that (`python -m`)."""
+    argv: tuple[str, ...]
+    """Its arguments, which the script may read where it is imported."""
     rank: int
     num_ranks: int
     beat_s: float

@@ -43,6 +43,7 @@ from plait.launch.wire import (
     StoreAnswer,
 )
 from plait.orphan_guard import die_with
+from plait.user_code import importing
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # what torch.distributed.Store is
@@ -166,7 +167,7 @@ def _run(service: _Service) -> None:
     while not service.stopping:
         match service.inbox.get():
             case Start() as start:
-                main.start = start
+                main.start, sys.argv = start, list(start.argv)
                 worker = _timed(service, 0, partial(_construct, service, start, main), send_result=False)
             case Call() as call:
                 _timed(service, call.number, partial(_call, worker, call, main))
@@ -246,12 +247,14 @@ class _ControllersMain:
         start = self.start
         assert start is not None, "the first message is Start"
         if SCRIPT_MODULE not in sys.modules:
-            if start.main_module is not None:
-                names = runpy.run_module(start.main_module, run_name=SCRIPT_MODULE, alter_sys=True)
-            elif start.main_file is not None:
-                names = runpy.run_path(start.main_file, run_name=SCRIPT_MODULE)
-            else:
+            where = start.main_module or start.main_file
+            if where is None:
                 raise pickle.UnpicklingError("it was typed in: put it into a file, which a worker process can import")
+            with importing(where):
+                if start.main_module is not None:
+                    names = runpy.run_module(where, run_name=SCRIPT_MODULE, alter_sys=True)
+                else:
+                    names = runpy.run_path(where, run_name=SCRIPT_MODULE)
             module = types.ModuleType(SCRIPT_MODULE)
             module.__dict__.update(names)
             sys.modules[SCRIPT_MODULE] = module

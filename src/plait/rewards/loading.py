@@ -11,7 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.user_code import IMPORT_LIMIT_S, UserCode
+from plait.user_code import IMPORT_LIMIT_S, UserCode, importing
+
+_sources: dict[str, bytes] = {}
+"""What files of the user's held when they were imported, by the names of their modules."""
 
 
 def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
@@ -53,7 +56,8 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
         module = load_file(Path(module_name))
     else:
         try:
-            module = importlib.import_module(module_name)
+            with importing(module_name):
+                module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
                 raise
@@ -71,11 +75,13 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file as a module of its own; its folder becomes importable, as when it is run as a script."""
+    """Import a file as a module of its own, anew where it has changed since; its folder becomes importable, as when it
+    is run as a script."""
     resolved = path.resolve()
     name = f"plait_user_{resolved.stem}"
+    source = resolved.read_bytes()
     loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(resolved):
+    if loaded is not None and getattr(loaded, "__file__", None) == str(resolved) and _sources.get(name) == source:
         return loaded
     spec = importlib.util.spec_from_file_location(name, resolved)
     assert spec is not None, f"{resolved} has no loader"
@@ -84,8 +90,10 @@ def load_file(path: Path) -> ModuleType:
         sys.path.append(str(resolved.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _sources[name] = source
     try:
-        spec.loader.exec_module(module)
+        with importing(str(resolved)):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -106,9 +106,8 @@ class RewardPool:
         self._seed = seed
         self._output = output
         self._memory_bytes = None if memory_gb is None else round(memory_gb * 1e9)
-        self._start_message = pickle.dumps(
-            {"functions": [(function.name, function.target) for function in functions], "main_file": main_file()}
-        )
+        targets = [(function.name, function.target) for function in functions]
+        self._start_message = pickle.dumps({"functions": targets, "main_file": main_file(), "argv": sys.argv})
         self._calls: deque[Call] = deque()
         self._groups: dict[int, Group] = {}
         self._finished: list[GroupScores] = []

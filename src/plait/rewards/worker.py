@@ -130,6 +130,7 @@ class _Unpickler(pickle.Unpickler):
 def _load(line: Line) -> list[RewardCall] | None:
     """Load the functions that the first message names; None, after a report, if one cannot be loaded."""
     start = pickle.loads(line.receive())
+    sys.argv = start["argv"]
     functions: list[RewardCall] = []
     for name, target in start["functions"]:
         try:

@@ -47,6 +47,7 @@ from plait.runtime.steps.calls import Calls
 from plait.runtime.steps.filling import build_roles
 from plait.runtime.steps.reward_pools import open_pools
 from plait.schedule.plan import Plan
+from plait.user_code import refuse_while_importing
 from plait.workers.recorder import Recorder
 
 
@@ -75,9 +76,11 @@ def train(
         The outcome; of several stages that of the last one that ran.
 
     Raises:
-        UserError: something in the input cannot be used; nothing was started.
+        UserError: something in the input cannot be used, or the call stands in a file that another run imports;
+            nothing was started.
         RunError: the run had to stop.
     """
+    refuse_while_importing("`plait.train`")
     overrides = [
         pair for name, value in keys.items() for pair in flattened(name, value, replaces=algorithm is not None)
     ]
