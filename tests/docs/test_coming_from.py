@@ -33,6 +33,8 @@ def page(system: System) -> str:
         "name of theirs with ours. Data formats ([data.md](data.md)) and reward functions ([rewards.md](rewards.md))",
         "are taken as they stand; options of algorithms are compared in [algorithms.md](algorithms.md#options).",
     ]
+    if system.begin:
+        lines += ["", system.begin.rstrip()]
     for title, entries in system.groups.items():
         lines += ["", f"## {title}", "", f"| {system.title} | here | |", "|---|---|---|"]
         for entry in entries:
@@ -114,6 +116,14 @@ def test_answers(key: str, said: str) -> None:
 @pytest.mark.parametrize("key", ["stepps", "n", "path", "model.name", "rollout", "x", "lora.lr", "options.gamma"])
 def test_what_is_nobodys_gets_no_answer(key: str) -> None:
     assert answer(key) == ""
+
+
+def test_the_recipe_for_a_script_of_trl_is_one(tmp_path: Path) -> None:
+    _, _, rest = (DOCS / "coming-from-trl.md").read_text().partition("```yaml\n")
+    (tmp_path / "right.yaml").write_text(rest.partition("```")[0])
+    recipe = load_recipe(tmp_path / "right.yaml")
+    assert (recipe.steps, recipe.prompts_per_step, recipe.lora.rank) == (100, 8, 16)
+    validate_options(options_class(load_flow(recipe.algorithm)) or object, recipe.options)
 
 
 def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> None:

@@ -138,6 +138,15 @@ def test_alpha_and_targets_are_the_settings(tmp_path: Path) -> None:
     assert (config["r"], config["lora_alpha"], sorted(config["target_modules"])) == (2, 3, ["down_proj", "q_proj"])
 
 
+def test_a_saved_adapter_names_its_base_from_the_root_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_pretrained(tiny_llama(torch.float32), tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    view = add_lora(load_model("base", dtype="float32"), RANK_4, name="a", seed=0)
+    save_adapter(view, tmp_path / "it")
+    monkeypatch.chdir(tmp_path / "it")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "it").peft_config["default"].r == 4
+
+
 def test_greedy_generation_is_that_of_the_unmerged_model_in_peft() -> None:
     view = stirred(add_lora(tiny_llama(), RANK_4, name="actor", seed=1), seed=3)
     prompts = ([5, 6, 7, 8], [40, 41, 42], [9])

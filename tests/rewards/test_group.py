@@ -138,7 +138,9 @@ def test_a_file_that_is_imported_begins_no_run(tmp_path):
     """A script without a guard: each process of a run would begin another."""
     file = tmp_path / "unguarded.py"
     file.write_text("import plait\ndef f(**_): return [1.0]\nplait.train(model='m', run_dir='never')\n")
-    with pytest.raises(ConfigError, match=r"is called while .*unguarded.py is imported.* under `if __name__ ==") as said:
+    with pytest.raises(
+        ConfigError, match=r"is called while .*unguarded.py is imported.* under `if __name__ =="
+    ) as said:
         load_function(f"{file}:f")
     assert "plait.train(model='m'" in said.value.frames
     file.write_text("def f(**_): return [1.0]\n")

@@ -41,7 +41,7 @@ def save_adapter(model: Model, folder: str | Path) -> None:
         **peft_fields(own.settings, model.module.base_model),
         task_type=model.peft_task,
         modules_to_save=heads or None,
-        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+        base_model_name_or_path=_base_of(model),
         inference_mode=True,
     )
     tensors = {f"{_PREFIX}{name}": param.detach().cpu().clone() for name, param in own.parameters.items()}
@@ -54,6 +54,12 @@ def save_adapter(model: Model, folder: str | Path) -> None:
             model.tokenizer.save_pretrained(work)
 
     write_folder(folder, write)
+
+
+def _base_of(model: Model) -> str | None:
+    """The hub id or the folder that the model was read from, from the root on: an adapter is loaded from anywhere."""
+    name = getattr(model.config, "_name_or_path", None)
+    return str(Path(name).resolve()) if name and Path(name).is_dir() else name or None
 
 
 def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:

@@ -39,6 +39,8 @@ class System:
     title: str
     names_of: str
     """Which names they are, for the docs."""
+    begin: str
+    """What one who comes from it reads first, as Markdown, for the docs; empty where there is nothing."""
     groups: Mapping[str, tuple[OtherName, ...]]
 
     def entries(self) -> Iterator[OtherName]:
@@ -55,6 +57,7 @@ def systems() -> tuple[System, ...]:
             name,
             section["title"],
             section["names_of"],
+            section.get("begin", ""),
             {title: _entries(group) for title, group in section["groups"].items()},
         )
         for name, section in tree.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -55,7 +55,7 @@ def train(
     recipe: str | Path | Recipe | None = None,
     *,
     algorithm: str | Callable[..., Any] | None = None,
-    reward: str | Callable[..., Any] | None = None,
+    reward: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     resume: bool = False,
     trust_run_code: bool = False,
     **keys: Any,
@@ -66,7 +66,8 @@ def train(
         recipe: a YAML file, a Recipe, or None to give every key here. A file may have several stages: all are run, and
             a key is for every stage, or under a stage's name for that one (`policy={"steps": 20}`).
         algorithm: a built-in name, `FILE.py:FUNCTION`, or a flow.
-        reward: `FILE.py:FUNCTION`, `package.module:function`, or a function defined at the top level of a file.
+        reward: `FILE.py:FUNCTION`, `package.module:function`, a function defined at the top level of a file, or a list
+            of such.
         resume: continue the run in `run_dir`.
         trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's, as
@@ -85,9 +86,12 @@ def train(
         pair for name, value in keys.items() for pair in flattened(name, value, replaces=algorithm is not None)
     ]
     if algorithm is not None:
-        overrides.append(("algorithm", algorithm if isinstance(algorithm, str) else path_of(algorithm)))
+        overrides.append(("algorithm", _path(algorithm)))
     if reward is not None:
-        overrides.append(("reward.functions", [reward if isinstance(reward, str) else path_of(reward)]))
+        rewards = reward if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+        overrides.append(("reward.functions", [_path(function) for function in rewards]))
+    if not isinstance(recipe, str | Path | Recipe | None):
+        raise ConfigError(f"expected the path of a recipe, or its keys as arguments, found a {type(recipe).__name__}")
     if isinstance(recipe, Recipe):
         if overrides:
             raise ConfigError(f"give keys in the Recipe itself, found {sorted(key for key, _ in overrides)} beside it")
@@ -186,14 +190,18 @@ def _plan_in(path: Path) -> Plan | None:
         return None
 
 
+def _path(function: str | Callable[..., Any]) -> str:
+    return function if isinstance(function, str) else path_of(function)
+
+
 def path_of(function: Callable[..., Any]) -> str:
     """`FILE.py:FUNCTION`, under which a run's recipe names a function given from Python, and finds it again.
 
     Raises:
         ConfigError: the function is not defined at the top level of a file.
     """
-    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
-    if file is None or "." in function.__qualname__ or not Path(file).is_file():
+    file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
+    if file is None or not function.__qualname__.isidentifier() or not Path(file).is_file():
         raise ConfigError(
             f"`{getattr(function, '__qualname__', function)}` cannot be named in a recipe: give a function that is "
             "defined at the top level of a file, or its path FILE.py:FUNCTION"

@@ -16,7 +16,7 @@ MATRIX_SIZE = {"cpu": 1024, "cuda": 4096}
 """Rows and columns of a product that runs at the highest rate."""
 REPEATS = 5
 ENOUGH_S = 0.3
-"""Of one kind of work, after which it is not repeated: a product that takes long here is not the fastest one."""
+"""Seconds of one kind of work, after which it is not repeated: what takes long here is not the fastest."""
 
 
 def measure_rates(dtype: str, device: str = "cpu") -> MachineRates:
