@@ -60,7 +60,7 @@ def refuse_while_importing(what: str) -> None:
     if _importing:
         raise ConfigError(
             f"{what} is called while {_shown(_importing[-1])} is imported, as the processes of a run do to find the "
-            'functions in it; put the call under `if __name__ == "__main__":`, or these functions into a file of their own'
+            'functions in it; put the call under `if __name__ == "__main__":`, or the functions into another file'
         )
 
 

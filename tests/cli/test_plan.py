@@ -257,6 +257,10 @@ def test_it_fits_the_terminal(
         (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "3"), "expected a multiple of 3"),
         (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "64"), "64"),
         (("plan", "--cluster", "4xH100", "--prompts_per_stp", "4"), "prompts_per_step"),
+        (
+            ("plan", "--cluster", "4xH100", "--device", "cpu"),
+            "key `device`: expected cuda, for a cluster of H100",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_message(

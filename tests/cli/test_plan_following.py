@@ -124,13 +124,13 @@ def test_a_dry_run_takes_the_command(
     """On one node and on two, of a recipe that says nothing of devices, or another number."""
     monkeypatch.chdir(tmp_path)
     path = Path(dry_recipe(tmp_path, "smollm2-135m"))
-    path.write_text(f"{path.read_text()}devices: {devices}\n")
+    path.write_text(f"{path.read_text()}devices: {devices}\ndevice: cuda\n")
     place = ("--cluster", cluster, "--evaluations", 5, "--lengths", "64:128", "--out", "split")
     code, out, err = run(capsys, "plan", path, *place)
     assert code == 0, err
     words = ["train", *shlex.split(out.rpartition("\nplait train ")[2])]
     names = {"I": "0", "HOST:PORT": "localhost:4000"}
-    code, out, err = run(capsys, *[names.get(word, word) for word in words], "--dry-run")
+    code, out, err = run(capsys, *[names.get(word, word) for word in words], "--device", "cpu", "--dry-run")
     assert code == 0, err
     assert "device" in out
 

@@ -95,7 +95,7 @@ def test_acceptance_may_be_stated(recipe: str, capsys: pytest.CaptureFixture[str
     stated = ("--acceptance-rate", 0.5, "--acceptance-length", 3)
     off, unknown = told(capsys, *ask), told(capsys, *ask, "--sampling.speculation", "adaptive")
     assert off["speculation"] is None
-    assert unknown["speculation"]["source"].startswith("nothing is known of them")  # type: ignore[index]
+    assert unknown["speculation"]["source"].startswith("plain steps, as nothing is known of what")  # type: ignore[index]
     assert unknown["seconds_per_step"] == off["seconds_per_step"]
     auto = told(capsys, *ask, "--sampling.speculation", "adaptive", *stated)
     assert auto["speculation"] == {"source": "as stated", "tokens": 3.0, "rows": 5.0, "passes": 0.0}
@@ -114,7 +114,9 @@ def test_acceptance_may_be_stated(recipe: str, capsys: pytest.CaptureFixture[str
 
 
 def test_acceptance_that_cannot_be_is_refused(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "sft.yaml").write_text("model: llama-2-7b\nalgorithm: sft\nsteps: 2\ndata: {source: pairs.jsonl}\n")
+    (tmp_path / "sft.yaml").write_text(
+        "model: llama-2-7b\nalgorithm: sft\nsteps: 2\ndata: {source: pairs.jsonl}\ndevice: cuda\n"
+    )
     for name, words, message in (
         (recipe, ("--sampling.speculation", "adaptive", "--acceptance-rate", "0.5"), "--acceptance-length is missing"),
         (recipe, ("--sampling.speculation", "4", "--acceptance-rate", "2"), "expected a share of the guessed tokens"),
@@ -127,6 +129,8 @@ def test_acceptance_that_cannot_be_is_refused(recipe: str, tmp_path: Path, capsy
 def test_a_flow_that_draws_nothing_has_no_other_staleness(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sft.yaml").write_text("model: llama-2-7b\nalgorithm: sft\nsteps: 2\ndata: {source: pairs.jsonl}\n")
+    (tmp_path / "sft.yaml").write_text(
+        "model: llama-2-7b\nalgorithm: sft\nsteps: 2\ndata: {source: pairs.jsonl}\ndevice: cuda\n"
+    )
     answer = told(capsys, "simulate", "sft.yaml", "--cluster", "2xA100-80G", "--lengths", "64:64", "--json")
     assert answer["variants"] == []

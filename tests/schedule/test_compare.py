@@ -1,7 +1,7 @@
 import pytest
 
 from plait.schedule.compare import Busy, compare, compare_calls, whole_side
-from plait.schedule.gantt import ascii_gantt, svg_gantt, svg_gantts
+from plait.schedule.gantt import ascii_gantt, letter_of, svg_gantt, svg_gantts
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import fused_workload
 from plait.schedule.timeline import Span, Timeline
@@ -52,6 +52,11 @@ def test_a_long_timeline_is_scaled_and_an_empty_one_said():
     long = timeline(("0F0", 0, 500), ("0B0", 750, 1000))
     assert ascii_gantt(long, width=8).splitlines()[0] == "rank 0 |ffff..bb|".replace("b", "B")
     assert ascii_gantt(Timeline(())) == "(nothing)\n"
+
+
+def test_no_two_kinds_of_actions_of_a_step_share_a_letter():
+    kinds = ("PREFILL", "DECODE", "SCORE", "TRAIN", "STEP", "MOVE", "OFFLOAD", "ONLOAD")
+    assert len({letter_of(kind) for kind in kinds}) == len(kinds)
 
 
 def test_a_picture_has_a_box_for_every_action():

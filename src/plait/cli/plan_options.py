@@ -13,6 +13,7 @@ from plait.cli.app import Number, Whole
 from plait.errors import ConfigError
 
 if TYPE_CHECKING:
+    from plait.cost.cluster import ClusterSpec
     from plait.recipes.recipe import Recipe
     from plait.runtime.prediction.planning import Planning
 
@@ -88,6 +89,7 @@ class OnCluster:
             spec, source = machine_of(recipe, foreseen.shapes[recipe.model], count)
         else:
             spec = read_cluster(self.cluster, self.devices)
+            _check_device(recipe.device, spec)
             source = of_cluster(spec, profiles_of_gpu(spec.device.name))
             foreseen = outline(recipe, device_memory=spec.device.memory_bytes)
         sizes = lengths_of(self.lengths, foreseen.recipe, lambda: prompt_lengths(foreseen))
@@ -117,6 +119,16 @@ class OnCluster:
                 f"--stage: {path} has several, each with a plan of its own: {', '.join(names)}; found {stated}"
             )
         return load_stages(path, overrides).foreseen(self.stage)
+
+
+def _check_device(device: str, spec: ClusterSpec) -> None:
+    """Raises ConfigError where a recipe computes on CPUs, and the cluster has GPUs that plait knows."""
+    from plait.cost.hardware import DEVICES
+
+    if device == "cpu" and spec.device in DEVICES.values():
+        raise ConfigError(
+            f"key `device`: expected cuda, for a cluster of {spec.device.name}, found cpu; give `--device cuda`"
+        )
 
 
 def check_files(overwrite: bool, **paths: Path | None) -> None:

@@ -15,7 +15,8 @@ from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
-from plait.schedule.gantt import ascii_gantt
+from plait.runtime.prediction.guesses import UNKNOWN
+from plait.schedule.gantt import ascii_gantt, letter_of
 from plait.schedule.timeline import Span, Timeline
 from plait.simulator.step_memory import RankMemory
 from plait.simulator.steps import CallRecord
@@ -81,7 +82,7 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         drafts = guesses.drafts
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""
         text = f"{drafts.tokens:.3g} tokens of a sample in a decode step, for {drafts.rows:.3g} rows{passes}"
-        yield from _line("speculation", f"{text}, {guesses.source}", width)
+        yield from _line("speculation", guesses.source if guesses == UNKNOWN else f"{text}, {guesses.source}", width)
     elif generates and (why := said_of_no_guesses(planning.recipe)) is not None:
         yield from _line("speculation", why, width)
     if planning.recipe.max_staleness:
@@ -171,7 +172,7 @@ def _gantt(report: Report, width: int) -> Iterator[str]:
         if not lane or cells.strip("|."):
             yield f"{' '.join([titles[int(rank)], *lane]):>{wide}} |{cells}"
     yield f"{'':>{wide}}  {scale.lstrip().rjust(slices)}"
-    words = [f"{kind[0]} {kind.lower()}" for kind in dict.fromkeys(span.kind for span in spans)]
+    words = [f"{letter_of(kind)} {kind.lower()}" for kind in dict.fromkeys(span.kind for span in spans)]
     yield from _hung("", ", ".join(words), width)
 
 

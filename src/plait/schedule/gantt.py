@@ -29,6 +29,8 @@ _LEAST_EDGED = 2.5
 """Width of a box with a white edge: narrower ones would be nothing else."""
 _LETTER = 5.6
 """Width of one, about."""
+_LETTERS = {"STEP": "o", "OFFLOAD": "<", "ONLOAD": ">"}
+"""Of kinds whose first letter is that of another: the optimizer's step beside scoring, what goes and what comes."""
 
 
 def ascii_gantt(timeline: Timeline, width: int = 100) -> str:
@@ -36,7 +38,7 @@ def ascii_gantt(timeline: Timeline, width: int = 100) -> str:
     fit.
 
     A character stands for the action that fills most of its slice: the first letter of its model, capital for a
-    backward, `.` for idle. Other kinds show the first letter of the kind.
+    backward, `.` for idle. Other kinds show `letter_of` them.
     """
     end = max((span.end_s for span in timeline.spans), default=0.0)
     if end <= 0:
@@ -218,4 +220,9 @@ def _letter(span: Span) -> str:
         case "B":
             return (span.role or "b")[0].upper()
         case kind:
-            return kind[:1] or "#"
+            return letter_of(kind)
+
+
+def letter_of(kind: str) -> str:
+    """What stands for actions of a kind other than forwards and backwards."""
+    return _LETTERS.get(kind, kind[:1] or "#")

@@ -90,7 +90,7 @@ class Guesses:
     source: str
 
 
-UNKNOWN = Guesses(NO_DRAFTS, f"nothing is known of them; {RATE} and {LENGTH} state it: plain steps")
+UNKNOWN = Guesses(NO_DRAFTS, f"plain steps, as nothing is known of what guesses come to; {RATE} and {LENGTH} state it")
 
 
 def guesses_of_run(
