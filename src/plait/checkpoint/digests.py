@@ -34,11 +34,3 @@ def digest_of_size(path: Path, size_bytes: int) -> FileDigest:
         while chunk := file.read(_READ_BYTES):
             crc32 = zlib.crc32(chunk, crc32)
     return FileDigest(found_bytes, crc32)
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

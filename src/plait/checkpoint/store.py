@@ -31,10 +31,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plait.checkpoint.digests import digest_of_size, sync_folder, write_durably
+from plait.checkpoint.digests import digest_of_size, write_durably
 from plait.errors import RunError
 from plait.json_text import parse
 from plait.models.files.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
+from plait.output import sync
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1
@@ -144,12 +145,12 @@ class CheckpointStore:
             files = {name: asdict(digest) for name, digest in digests.items()}
             manifest = {"format": _FORMAT, "step": step, "files": files}
             write_durably(unfinished / _MANIFEST, json.dumps(manifest, indent=1).encode())
-            sync_folder(unfinished)
+            sync(unfinished)
             if final.exists():  # a damaged one, or the same step saved twice
                 shutil.rmtree(self._path(step, ".replaced"), ignore_errors=True)
                 os.rename(final, self._path(step, ".replaced"))
             os.rename(unfinished, final)
-            sync_folder(self.folder)
+            sync(self.folder)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise RunError(self._refusal(step, error, file_bytes(entries) + len(state_bytes))) from error

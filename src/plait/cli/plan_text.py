@@ -59,8 +59,8 @@ def _facts(report: Report, width: int) -> Iterator[str]:
     yield from _line("step", f"{prediction.seconds_per_step:.4g} s", width)
     yield from _line("tokens", f"{report.tokens_per_s:,.0f} a second, of prompts and responses", width)
     if (price := report.price_of_1000_steps) is not None:
-        each = cluster.price_per_device_hour
-        rate = f"{cluster.price_per_hour:g} for an hour of all" if each is None else f"{each:g} for a device's hour"
+        hourly = cluster.price_per_device_hour
+        rate = f"{cluster.price_per_hour:g} for an hour of all" if hourly is None else f"{hourly:g} for a device's hour"
         text = f"{price:,.2f}, at {rate}"
         yield from _line("1,000 steps", text, width)
     lengths = (

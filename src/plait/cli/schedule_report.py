@@ -22,8 +22,8 @@ def baselines_of(workload: Workload) -> dict[str, float]:
 
     alone = {model: one_f_one_b(workload.only(model)) for model in workload.models()}
     baselines = {"1F1B-serial": serial_makespan(workload, alone)}
-    both = [score(workload, schedule) for schedule in opposite(workload)]
-    fitting = [s.makespan for s in both if all(p <= c for p, c in zip(s.peak_memory, workload.caps, strict=True))]
+    scored = [score(workload, schedule) for schedule in opposite(workload)]
+    fitting = [s.makespan for s in scored if all(p <= c for p, c in zip(s.peak_memory, workload.caps, strict=True))]
     if len(alone) > 1 and fitting:
         baselines["1F1B-opposite"] = min(fitting)
     order = greedy(workload)

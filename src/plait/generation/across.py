@@ -23,6 +23,6 @@ def downloaded(token_ids_D: Tensor, logprobs_D: Tensor) -> tuple[list[int], list
     """What a step has drawn, on the host: the one wait of the step."""
     if token_ids_D.device.type == "cpu":
         return token_ids_D.tolist(), logprobs_D.tolist()
-    both = torch.stack([token_ids_D.double(), logprobs_D.double()])  # float64 holds every id and every float32
-    token_ids, logprobs = both.tolist()
+    stacked_2D = torch.stack([token_ids_D.double(), logprobs_D.double()])  # float64 holds every id and every float32
+    token_ids, logprobs = stacked_2D.tolist()
     return [int(token_id) for token_id in token_ids], logprobs

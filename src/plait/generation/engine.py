@@ -282,7 +282,7 @@ class Engine:
         Args:
             kv: of samples in flight. "recompute": from the new weights, as if they had been there from the start;
                 "keep": what the old ones computed stays, which costs nothing and is not what the trainer will compute.
-                Recorded in `updates`. Nothing of the old weights reaches later requests either way.
+                Nothing of the old weights reaches later requests either way.
 
         Raises:
             CallError: `kv` is neither.

@@ -68,9 +68,9 @@ class ExactForward:
         at_once = 1 if self._mixture else ROWS
         hidden = []
         for start in range(0, len(rows), at_once):
-            some = rows[start : start + at_once]
-            hidden_nH = self._hidden(some)
-            hidden += [hidden_nH[i] for i, row in enumerate(some) if row.read]
+            chunk = rows[start : start + at_once]
+            hidden_nH = self._hidden(chunk)
+            hidden += [hidden_nH[i] for i, row in enumerate(chunk) if row.read]
         logits = []
         for start in range(0, len(hidden), ROWS):
             part_nH = torch.stack(hidden[start : start + ROWS])

@@ -57,8 +57,8 @@ class LocalNode:
         self.own_devices = own_devices
         self.cores = len(os.sched_getaffinity(0))
         self.devices = visible_devices()
-        both = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        self._interfaces = dict(interfaces or dict.fromkeys(both, _LOOPBACK_INTERFACE))
+        variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        self._interfaces = dict(interfaces or dict.fromkeys(variables, _LOOPBACK_INTERFACE))
         self._host = socket.gethostname()
         self.name = f"node {self.node} ({self._host})"
 

@@ -29,8 +29,8 @@ def hardware() -> tuple[tuple[str, str], ...]:
         with contextlib.suppress(OSError):
             lines = (line.partition(":") for line in file.read_text().splitlines())
             models |= {value.strip() for key, _, value in lines if key == "Model"}
-    found = {"cpu": cpu_name(), "cuda": " and ".join(sorted(models))}
-    return tuple((device, kind) for device, kind in found.items() if kind)
+    kinds = {"cpu": cpu_name(), "cuda": " and ".join(sorted(models))}
+    return tuple((device, kind) for device, kind in kinds.items() if kind)
 
 
 def cpu_name() -> str:

@@ -79,8 +79,8 @@ class HostMemory:
     @property
     def device_bytes(self) -> int:
         """That the buffers take up on their device now."""
-        both = self._buffers | self._scratch
-        return sum(buffer.untyped_storage().nbytes() for key, buffer in both.items() if key not in self._away)
+        buffers = self._buffers | self._scratch
+        return sum(buffer.untyped_storage().nbytes() for key, buffer in buffers.items() if key not in self._away)
 
     @property
     def host_bytes(self) -> int:

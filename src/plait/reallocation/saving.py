@@ -22,9 +22,10 @@ from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move import BUCKET_BYTES, plan_move
 from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
+from plait.output import sync
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, moving
-from plait.reallocation.stores import store_files, sync_folder
+from plait.reallocation.stores import store_files
 from plait.schedule.work import Work
 
 
@@ -109,7 +110,7 @@ def _write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(unfinished, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise RunError(f"{path}: expected to write {len(text)} bytes, found: {error}; free some space") from error

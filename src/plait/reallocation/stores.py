@@ -23,6 +23,7 @@ from plait.layout.boxes import Slice
 from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
+from plait.output import sync
 from plait.reallocation.memory import DTYPES
 
 _FILE_DTYPES = {
@@ -179,7 +180,7 @@ class _Writing:
         os.close(self._descriptor)
         self._descriptor = -1
         os.rename(self._part, self._path)
-        sync_folder(self._path.parent)
+        sync(self._path.parent)
 
     def discard(self) -> None:
         if self._descriptor >= 0:
@@ -192,11 +193,3 @@ def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -121,8 +121,8 @@ def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Sections are laid over each other; any other value of a stage takes the place of the common one."""
     laid = without_other_length(dict(common), own)
     for name, value in own.items():
-        both = isinstance(value, dict) and isinstance(laid.get(name), dict)
-        laid[name] = _over(laid[name], value) if both else value
+        are_sections = isinstance(value, dict) and isinstance(laid.get(name), dict)
+        laid[name] = _over(laid[name], value) if are_sections else value
     return laid
 
 

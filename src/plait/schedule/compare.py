@@ -148,9 +148,9 @@ def compare(a: Timeline, b: Timeline) -> Comparison:
     An action that occurs several times in a step is matched in the order of time.
     """
     left, right = _keyed(a), _keyed(b)
-    both = [key for key in left if key in right]
+    common = [key for key in left if key in right]
     kinds: dict[str, list[tuple[float, float]]] = {}
-    for key in both:
+    for key in common:
         kinds.setdefault(left[key].kind, []).append((left[key].duration_s, right[key].duration_s))
     return Comparison(
         tuple(_error(kind, pairs) for kind, pairs in sorted(kinds.items())),

@@ -82,12 +82,13 @@ class LookedUp:
     def of(cls, guesses: Guesses, cost: StepCost, num_context: int, spent_s: float) -> Self:
         """What is computed of guesses where there are no others."""
         num_samples = len(guesses.lengths_B)
-        found = nothing(num_samples)
+        choice = nothing(num_samples)
         if guesses.num_tokens:
             seconds_M1 = cost.seconds(np.arange(num_samples, num_samples + guesses.num_tokens + 1), num_context)
-            found = weigh(guesses, seconds_M1, np.zeros(len(seconds_M1)), Room(inf)).best
-        is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < found.lengths_B[:, None]
-        return cls((guesses.survival_BK * is_taken_BK).sum(1), found.lengths_B, found.gain, cost, num_context, spent_s)
+            choice = weigh(guesses, seconds_M1, np.zeros(len(seconds_M1)), Room(inf)).best
+        is_taken_BK = np.arange(guesses.survival_BK.shape[1]) < choice.lengths_B[:, None]
+        tokens_B = (guesses.survival_BK * is_taken_BK).sum(1)
+        return cls(tokens_B, choice.lengths_B, choice.gain, cost, num_context, spent_s)
 
     def seconds(self, num_rows_X: IntArray) -> FloatArray:
         """[X], of steps of so many rows."""

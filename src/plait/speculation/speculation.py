@@ -316,8 +316,8 @@ class Speculation:
         if not self.probes.is_known(num_samples):
             return LEAST_SURVIVAL
         rows_X = np.array([num_samples, num_samples + 1, 2 * num_samples])
-        plain, one, twice = self.cost.seconds(rows_X, num_context).tolist()
-        row_s = min(one - plain, (twice - plain) / num_samples)
+        plain, one_more, twice = self.cost.seconds(rows_X, num_context).tolist()
+        row_s = min(one_more - plain, (twice - plain) / num_samples)
         return max(LEAST_SURVIVAL, 0.5 * min(1.0, row_s * num_samples / max(plain, 1e-12)))
 
     def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:

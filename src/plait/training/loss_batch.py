@@ -199,8 +199,8 @@ class MicroBatchLoss:
                     f"{sorted(places)} of prompt {uid}; give {self._role}.train whole_groups=True and samples in pairs"
                 )
         counted = self._counted_N.tolist()
-        both = [(p[0], p[1]) for p in prompts.values() if counted[p[0]] and counted[p[1]]]
-        chosen_P, rejected_P = torch.tensor(both, dtype=torch.int64, device=self.mask.device).reshape(-1, 2).unbind(1)
+        pairs = [(p[0], p[1]) for p in prompts.values() if counted[p[0]] and counted[p[1]]]
+        chosen_P, rejected_P = torch.tensor(pairs, dtype=torch.int64, device=self.mask.device).reshape(-1, 2).unbind(1)
         return chosen_P, rejected_P
 
     def _masked(self, values_R: Tensor) -> Tensor:

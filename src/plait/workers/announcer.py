@@ -251,7 +251,7 @@ class Announcer:
             return nothing()
         copies = [self.rank_state.copies[role][number] for number in numbers]
         moved = {(role, number) for number in numbers}
-        told = self.tell({rank for each in copies for rank in each.ranks}, Move(role, numbers), moved)
+        told = self.tell({rank for copy in copies for rank in copy.ranks}, Move(role, numbers), moved)
         self.fresh.moved(moved)
         if told.own is None:
             return nothing()

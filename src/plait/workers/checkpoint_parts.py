@@ -36,7 +36,7 @@ class CheckpointParts:
         """
         saved: list[Saved] = self._announcer.ask(self._ranks, Save(str(folder)), "its part of the checkpoint")
         counts = {role: of_role for of_rank in saved for role, of_role in of_rank.counts.items()}
-        broken = [each for of_rank in saved for each in of_rank.broken]
+        broken = [name for of_rank in saved for name in of_rank.broken]
         refuse_broken(broken)
         return {path.name: digest_of(path) for path in sorted(folder.iterdir())}, {"counts": counts}
 

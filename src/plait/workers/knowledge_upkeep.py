@@ -86,10 +86,11 @@ class TakeUpKnowledge:
     def run(self, rank_state: RankState) -> Work[KnowledgeTaken]:
         notes = []
         for role, role_state in rank_state.roles.items():
-            of_role = sorted((one for one in self.known if one.role == role), key=lambda one: one.instance)
-            if role_state.engine is None or not of_role:
+            engines = [engine for engine in self.known if engine.role == role]
+            if role_state.engine is None or not engines:
                 continue
-            before = of_role[_instance(rank_state, role) % len(of_role)]
+            engines.sort(key=lambda engine: engine.instance)
+            before = engines[_instance(rank_state, role) % len(engines)]
             why = before.circumstances.differs(_circumstances(rank_state, role))
             speculates = role_state.engine.speculates
             speculates.take_up(before.knowledge.elsewhere if why else before.knowledge)
@@ -147,8 +148,8 @@ def _circumstances(rank_state: RankState, role: str) -> Circumstances:
 
 
 def _packed(known: Sequence[Known]) -> list[dict[str, Any]]:
-    return [each.model_dump(mode="json") for each in known]
+    return [engine.model_dump(mode="json") for engine in known]
 
 
 def _unpacked(message: Message) -> list[Known]:
-    return [Known.model_validate(each) for each in message.header["known"]]
+    return [Known.model_validate(engine) for engine in message.header["known"]]

@@ -84,7 +84,7 @@ class Plain(Protocol):
 
     def to_message(self) -> Message:
         mine: Any = self
-        return Message({each.name: getattr(self, each.name) for each in dataclasses.fields(mine)}, kind=self.kind)
+        return Message({field.name: getattr(self, field.name) for field in dataclasses.fields(mine)}, kind=self.kind)
 
     @classmethod
     def of(cls, message: Message) -> Self:

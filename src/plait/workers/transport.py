@@ -123,7 +123,7 @@ class Transport:
         """Until a message comes, a connection breaks, one of `others` (with a `fileno`) can be read, or `seconds` have
         passed. What came since the last such wait ends it at once. Returns whether it was ended by anything."""
         with self._waiting_for(what):
-            ready = connection.wait([each.fileno() for each in (self._bell, *others)], seconds)
+            ready = connection.wait([source.fileno() for source in (self._bell, *others)], seconds)
         self._bell.hush()
         return bool(ready)
 

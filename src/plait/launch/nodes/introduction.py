@@ -11,6 +11,7 @@ import hmac
 import os
 import socket
 import time
+from collections.abc import Iterator
 
 from plait.errors import ConfigError, RunError
 from plait.launch.wire import KEY_BYTES, Channel
@@ -53,7 +54,7 @@ def welcomed(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
     Raises:
         Stranger: the other end has not the key, or did not say so in time. The connection is closed.
     """
-    try:
+    with _closed_to_strangers(link):
         link.settimeout(GREETING_S)
         ours = os.urandom(_NUMBER_BYTES)
         link.sendall(_WORD + ours)
@@ -63,12 +64,6 @@ def welcomed(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
             raise Stranger("it has another key")
         link.sendall(_proof(connection_key, b"leader"))
         return _channel(link, connection_key, controller=True), connection_key
-    except OSError as error:
-        link.close()
-        raise Stranger(str(error)) from error
-    except Stranger:
-        link.close()
-        raise
 
 
 def introduced(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
@@ -77,7 +72,7 @@ def introduced(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
     Raises:
         Stranger: the other end is no leader of this run: it has another key, or is something else. Closed then.
     """
-    try:
+    with _closed_to_strangers(link):
         link.settimeout(GREETING_S)
         if _received(link, len(_WORD)) != _WORD:
             raise Stranger("it is no leader of a run of plait of this version")
@@ -87,6 +82,13 @@ def introduced(link: socket.socket, key: bytes) -> tuple[Channel, bytes]:
         if not hmac.compare_digest(_received(link, KEY_BYTES), _proof(connection_key, b"leader")):
             raise Stranger("it has another key")
         return _channel(link, connection_key, controller=False), connection_key
+
+
+@contextlib.contextmanager
+def _closed_to_strangers(link: socket.socket) -> Iterator[None]:
+    """A connection of which an end that fails is a stranger, too: it is closed then."""
+    try:
+        yield
     except OSError as error:
         link.close()
         raise Stranger(str(error)) from error

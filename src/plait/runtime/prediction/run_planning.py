@@ -93,7 +93,10 @@ def settled_by_costs(
     recipe = run.recipe
     calls = {node.call: placements_of(plan, str(node.role)).generate for node in run.flow.of_kind(CallKind.GENERATE)}
     rings = [
-        (call, instance, len(some)) for call, some in calls.items() for instance in some if instance.parallelism.pp > 1
+        (call, instance, len(instances))
+        for call, instances in calls.items()
+        for instance in instances
+        if instance.parallelism.pp > 1
     ]
     has_groups = recipe.sampling.stated_groups is None and bool(rings)
     is_told = recipe.fusion_rule.is_open and any(p.name == FUSION and not p.settings for p in plan.policies)

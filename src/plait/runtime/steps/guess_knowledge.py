@@ -40,7 +40,7 @@ def writing_parts(workers: Workers, recipe: Recipe, tell: Callable[[str], None])
         written = workers.checkpoint.save(folder)
         if learns_of_guesses(recipe):
             known, notes = workers.guess_knowledge.told()
-            engines = [each.model_dump(mode="json") for each in known]
+            engines = [engine.model_dump(mode="json") for engine in known]
             record = {"format": FORM.format, "version": FORM.version, "engines": engines}
             write_file(folder / NAME, json.dumps(record) + "\n")
             _tell_all(notes, tell)
@@ -75,7 +75,7 @@ def read_known(path: Path) -> list[Known]:
     if not isinstance(engines, list):
         raise DataError(f"{path}: expected a list under `engines`, found {engines!r:.80}")
     try:
-        return [Known.model_validate(each) for each in engines]
+        return [Known.model_validate(engine) for engine in engines]
     except ValidationError as error:
         raise DataError(f"{path}: {what_is_refused(error)}") from None
 

@@ -228,11 +228,11 @@ class Tail:
             ended: prompts whose last sample has ended.
             unfinished: prompts of the others.
         """
-        each, before = self._batch.per_prompt, self._parted or Counter()
-        count = sum(each - before[uid] for uid in ended)
+        per_prompt, before = self._batch.per_prompt, self._parted or Counter()
+        count = sum(per_prompt - before[uid] for uid in ended)
         if self._parted is None and self._unfinished <= self._batch.parted:
             left = Counter(uid for uids in unfinished for uid in uids)
-            self._parted = Counter({uid: each - number for uid, number in left.items()})
+            self._parted = Counter({uid: per_prompt - number for uid, number in left.items()})
             count += self._parted.total()
         return count
 
