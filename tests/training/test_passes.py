@@ -93,7 +93,7 @@ def together(trainers: dict[str, Trainer], rows: Rows, seed: int) -> tuple[dict[
     """Train both by one random schedule for each pair of mini-batches: metrics, and the actions done."""
     done: list[str] = []
     results: dict[str, list[MiniBatchResult]] = {role: [] for role in trainers}
-    batches = {role: list(trainer.mini_batches(rows, CALLS[role], **PASSES)) for role, trainer in trainers.items()}
+    batches = {role: list(trainer.begin(rows, CALLS[role], **PASSES).batches) for role, trainer in trainers.items()}
     for number in range(PASSES["mini_batches"]):
         opened = {role: trainer.open(batches[role][number], compares=number == 0) for role, trainer in trainers.items()}
         workload = both(opened)
@@ -126,7 +126,7 @@ def test_a_schedule_of_both_gives_the_bits_of_each_alone(models):
 
 def test_every_rank_knows_the_pipelines_of_all_copies():
     trainer = make_trainer(tiny_llama(), micro_batch_tokens=BUDGET)
-    batch = next(trainer.mini_batches(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0))
+    batch = next(trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0).batches)
     opened = trainer.open(batch)
     pipeline = opened.pipeline(0, (3, 1))
     assert (pipeline.model, pipeline.copy, pipeline.ranks) == ("actor", 0, (3, 1))
@@ -136,7 +136,7 @@ def test_every_rank_knows_the_pipelines_of_all_copies():
 
 def test_a_mini_batch_is_closed_when_all_of_it_is_done():
     trainer = make_trainer(tiny_llama(), micro_batch_tokens=BUDGET)
-    opened = trainer.open(next(trainer.mini_batches(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0)))
+    opened = trainer.open(next(trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0).batches))
     for index in range(len(opened.stage.micros) - 1):
         opened.stage.forward(index, None)
         opened.stage.backward(index, None)
@@ -152,7 +152,7 @@ def test_nothing_trained_is_nothing_to_do():
     mask = Column("trained", RETURNS.level, 9, 0)
     rows = rows_with(mask).with_column(mask, np.zeros(rows_with().num_tokens))
     call = LossCall(policy_loss, {"advantages": ADVANTAGES}, mask=mask)
-    opened = trainer.open(next(trainer.mini_batches(rows, call, mini_batches=1, epochs=1, step=0)))
+    opened = trainer.open(next(trainer.begin(rows, call, mini_batches=1, epochs=1, step=0).batches))
     assert opened.copies == ((),)
     result = trainer.close(opened)
     assert (result.metrics, result.report) == ({"actor/loss": 0.0}, None)

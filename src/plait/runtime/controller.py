@@ -55,7 +55,7 @@ def train(session: Session) -> Outcome:
         if done.step < recipe.steps:
             return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)
         after = session.records.evaluation(done.step)
-        if after is None and session.prepared.num_held_out:
+        if after is None:
             after = evaluate(session, stop, "leaving the last evaluation, which --resume makes up for")
         if after is None and session.prepared.num_held_out:
             return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)

@@ -148,18 +148,11 @@ class Trainer:
 
     def begin(self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int) -> BegunTraining:
         """What `train` does, in the hands of the caller. Arguments are those of `train`."""
-        rows = rows.ordered()
-        batches = self.mini_batches(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
-        return BegunTraining(self, rows, call, batches, epochs)
-
-    def mini_batches(
-        self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int
-    ) -> Iterator[MiniBatch]:
-        """What `train` opens one after the other, of rows that are in order."""
         assert self._updates is not None, f"role {self.role} is frozen"
-        seed = self._updates.seed
+        rows, seed = rows.ordered(), self._updates.seed
         drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=seed, step=step, whole_groups=call.whole_groups)
-        return (MiniBatch(rows.select(members), call, self.role, self._samples) for members in drawn)
+        batches = (MiniBatch(rows.select(members), call, self.role, self._samples) for members in drawn)
+        return BegunTraining(self, rows, call, batches, epochs)
 
     def _train_alone(self, begun: BegunTraining, opened: OpenMiniBatch) -> Work[None]:
         yield from opened.run(self._execution.pipeline, begun.name)
