@@ -133,15 +133,15 @@ class Pieces:
     starts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, shares: Sequence[tuple[int, ...]], running: int) -> Pieces:
+    def of(cls, shares: Sequence[tuple[int, ...]], most: int) -> Pieces:
         """
         Args:
-            shares: lengths of the samples of each instance; running: of them at a time.
+            shares: lengths of the samples of each instance; most: of them at a time.
         """
-        by_instance = [profile(share, running) or (SteadySteps(0, 1, 0.0),) for share in shares]
-        table = np.array([piece for pieces in by_instance for piece in pieces], float)
+        by_instance = [profile(share, most) or (SteadySteps(0, 1, 0.0),) for share in shares]
         starts = np.cumsum([0, *(len(pieces) for pieces in by_instance[:-1])])
-        return cls(table[:, 0], table[:, 1], table[:, 2], starts)
+        steps, running, said = (np.array(column, float) for column in zip(*itertools.chain(*by_instance), strict=True))
+        return cls(steps, running, said, starts)
 
 
 def dealt(lengths: Sequence[int], per_prompt: int, instances: int) -> list[tuple[int, ...]]:

@@ -153,17 +153,19 @@ class Dispatcher:
             if key in begun:  # with a partner
                 continue
             keys = program.partners(key)
-            if not all(left.intersection(program.needs(partner)).issubset(keys) for partner in keys):
-                continue
-            mesh = frozenset[int]().union(*map(program.mesh, keys))
-            if not mesh.isdisjoint(busy):
-                continue
-            task = program.begin(keys)
-            begun.update(keys)
-            self._waiting = [other for other in self._waiting if other not in keys]
-            self._tasks.append(task)
-            task.beside = self._tasks
-            busy |= mesh | task.mesh
+            for partner in keys:
+                if not left.intersection(program.needs(partner)).issubset(keys):
+                    break
+            else:
+                mesh = frozenset[int]().union(*map(program.mesh, keys))
+                if not mesh.isdisjoint(busy):
+                    continue
+                task = program.begin(keys)
+                begun.update(keys)
+                self._waiting = [other for other in self._waiting if other not in keys]
+                self._tasks.append(task)
+                task.beside = self._tasks
+                busy |= mesh | task.mesh
 
     def _go_on(self, task: Task) -> bool:
         try:

@@ -99,12 +99,8 @@ class StepProgram:
         step, number = key
         if self.graph.ahead and number < len(self.graph.calls):
             return [(step, call) for call in self.order.needs_ahead(number)]
-        waits = self.graph.waits[number][self._streams(number)]
+        waits = self.graph.waits[number][self._sources[number] in self._generated]
         return waits if step == 0 else [(step, call) for _, call in waits]
-
-    def _streams(self, number: int) -> bool:
-        """Whether it scores the samples of a generation that has begun, on ranks of its own."""
-        return self._sources[number] in self._generated
 
     def partners(self, key: Key) -> tuple[Key, ...]:
         group = self._groups.get(key[1])
@@ -175,16 +171,16 @@ class StepProgram:
             seconds += self._ending(number, place)
             first = now + min(seconds, cost.first_s)
             self._generated[number] = (now, first, now + seconds)
-        elif self._streams(number):
-            assert call.source is not None
+        elif (source := self._sources[number]) in self._generated:
+            assert source is not None
             others_s = 0.0
             if not self.units:
                 # What waits for samples leaves its ranks to others that do: all of them end as if one did their work.
-                before = self._streaming.setdefault(call.source, [])
+                before = self._streaming.setdefault(source, [])
                 others_s = sum(taken_s for mask, taken_s in before if mask & place.mask)
                 before.append((place.mask, seconds))
                 task.mesh = frozenset()
-            end = _streamed(now, others_s + seconds, place.chunks, *self._generated[call.source])
+            end = _streamed(now, others_s + seconds, place.chunks, *self._generated[source])
         elif call.source in self._spare and not call.beside and call.slot not in self._brought:
             seconds += cost.in_parts_s
             seconds -= self._spare[call.source].hidden(place.mask, seconds)

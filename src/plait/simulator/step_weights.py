@@ -207,7 +207,7 @@ def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], co
             ranks = (after == word) & (same[0].parts >= 0)
             if not ranks.any():
                 continue
-            mask = sum(1 << int(rank) for rank in np.flatnonzero(ranks))
+            mask = int.from_bytes(np.packbits(ranks, bitorder="little").tobytes(), "little")
             dropped = (
                 next((copy for copy in copies if copy.drops and copy.slots & slots), None) if word == DROP else None
             )
