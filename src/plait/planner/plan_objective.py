@@ -9,10 +9,9 @@ import numpy as np
 
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_space import fused_slots
+from plait.planner.step_bound import StepBound
 from plait.simulator.places import Place
-from plait.simulator.step_program import IDLE
 from plait.simulator.step_simulator import StepSimulator
-from plait.simulator.tails import LAST_SHARE
 
 EXCESS_WEIGHT = 3.0
 """What too much memory weighs, as a share of a device's."""
@@ -57,7 +56,7 @@ class Objective:
         self._limits = np.array([cluster.memory_of(rank) for rank in range(problem.num_devices)], float)
         self._everyone = (1 << problem.num_devices) - 1
         self._known: dict[tuple[Place, ...], Judged] = {}
-        self._least: dict[Place, float] = {}
+        self._least_s = StepBound(problem.graph, self._simulator.functions_s)
 
     def __call__(self, places: Sequence[Place]) -> Judged:
         key = tuple(places)
@@ -67,42 +66,28 @@ class Objective:
         return judged
 
     def bound(self, places: Sequence[Place]) -> float:
-        """No more than the value of a plan, in a hundredth of the time: what the ranks at either end of each mesh
-        compute."""
-        rows = [(place.mask, self._least_s(place)) for place in places]
-        least = 0.0
-        for mask, _ in rows:
-            for rank in (mask & -mask, 1 << mask.bit_length() - 1):
-                least = max(least, sum(seconds for other, seconds in rows if other & rank))
-        return least
+        """No more than the value of a plan, in a small part of the time; memory is left out."""
+        worth = weighed_s(self._least_s(places), places)
+        return worth + worth * self._idleness(places)
 
-    def _least_s(self, place: Place) -> float:
-        """Seconds of a place's calls, whatever of them is behind others."""
-        seconds = self._least.get(place)
-        if seconds is None:
-            graph, seconds = self._problem.graph, sum(place.seconds)
-            mode = graph.slots[place.slot].mode
-            if mode == "score" and graph.fuses:
-                seconds *= LAST_SHARE
-            elif mode == "train":
-                seconds -= sum(cost.terms.get(IDLE, 0.0) for cost in place.costs)
-            elif place.costs[0].tails:
-                seconds += min(tail.end_s for tail in place.costs[0].tails) - place.costs[0].tails[0].end_s
-            self._least[place] = seconds
-        return seconds
+    def _idleness(self, places: Sequence[Place]) -> float:
+        """What a plan that leaves devices idle is worth less, as a share."""
+        idle = self._idle(places)
+        return idle / self._problem.num_devices + MISFIT if idle else 0.0
+
+    def _idle(self, places: Sequence[Place]) -> int:
+        used = 0
+        for place in places:
+            used |= place.mask
+        return (self._everyone & ~used).bit_count()
 
     def _judged(self, places: tuple[Place, ...]) -> Judged:
         self.evaluations += 1
         played = self._simulator.play(places)
         seconds = played.step_s
         excess = max(0.0, float((played.peak / self._limits).max()) - 1.0)
-        used = 0
-        for place in places:
-            used |= place.mask
-        idle = (self._everyone & ~used).bit_count()
         value = worth = weighed_s(seconds, places)
         if excess > 0:
             value += worth * (EXCESS_WEIGHT * excess + MISFIT)
-        if idle:
-            value += worth * (idle / self._problem.num_devices + MISFIT)
-        return Judged(value, seconds, excess, idle)
+        value += worth * self._idleness(places)
+        return Judged(value, seconds, excess, self._idle(places))

@@ -42,13 +42,16 @@ class Played:
 
 
 class StepSimulator:
-    """Plays steps of one flow; what is known of weights is kept from plan to plan."""
+    """Plays steps of one flow; what is known of weights is kept from plan to plan.
+
+    functions_s: call that functions answer → its seconds
+    """
 
     def __init__(self, graph: StepGraph, costs: CostSource) -> None:
         self.graph, self.costs = graph, costs
         self._weights: dict[Hashable, Weights] = {}
         self._pools = PoolRoom(graph, costs)
-        self._functions_s = {
+        self.functions_s = {
             call.call: costs.call(call.call, "score", Layout.on((0,))).seconds
             for call in graph.calls
             if call.slot == NO_MODEL
@@ -79,7 +82,7 @@ class StepSimulator:
         weights = self.weights(places)
         places = self._pools.fitted(places, weights)
         clock = SimulatedClock()
-        program = StepProgram(self.graph, places, weights, clock, self._functions_s)
+        program = StepProgram(self.graph, places, weights, clock, self.functions_s)
         ends = []
         for step in range(steps):
             dispatcher = Dispatcher(program, clock, here=None)
