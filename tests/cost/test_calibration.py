@@ -69,6 +69,18 @@ def test_the_nearest_is_scaled_and_its_doubt_is_said() -> None:
     assert "scaled to this run" in alone.source
 
 
+def test_where_products_are_widened_only_what_reads_weights_goes_by_their_bytes() -> None:
+    """Rows of bfloat16 are computed in float32 there, and take as long; in float64 they take twice as long."""
+    widening = PROFILE.model_copy(update={"widens": True})
+    one, two = (calibrated([widening], SHAPE, dtype, 1).profile for dtype in ("float32", "float64"))
+    assert one is not None
+    assert two is not None
+    assert (one.forward, one.products, one.head) == (PROFILE.forward, PROFILE.products, PROFILE.head)
+    assert one.decode[0] == (1, 10, 2 * PROFILE.decode[0][2])
+    assert two.forward == ((10, 2.0), (20, 4.0))
+    assert two.decode[0] == (1, 10, 4 * PROFILE.decode[0][2])
+
+
 def test_twice_the_weights_of_a_layer_are_another_shape() -> None:
     wide = replace(SHAPE, attention_parameters=2 * SHAPE.attention_parameters, intermediate=2 * SHAPE.intermediate)
     found = calibrated([PROFILE], wide, "bfloat16", 1)

@@ -14,7 +14,7 @@ from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 OTHER_DTYPE = 0.5
-"""What another dtype adds to the error: seconds are scaled by the bytes of a number."""
+"""What another dtype adds to the error: seconds are scaled by the bytes of a number, as it is computed."""
 OTHER_THREADS = 0.25
 """What each doubling or halving of the threads adds, over which seconds are divided."""
 OTHER_LAYERS = 0.1
@@ -122,9 +122,10 @@ def distance(profile: Profile, shape: ModelShape, dtype: str, threads: int) -> f
 def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
     """As another dtype and other threads would take; other shapes are scaled where seconds are asked for."""
     factor = BYTES[dtype] / BYTES[profile.dtype] * profile.threads / threads
-    points = lambda measured: tuple((size, factor * seconds) for size, seconds in measured)  # noqa: E731
+    computing = _computed_bytes(dtype, profile) / _computed_bytes(profile.dtype, profile) * profile.threads / threads
+    points = lambda measured: tuple((size, computing * seconds) for size, seconds in measured)  # noqa: E731
     steps = lambda measured: tuple((samples, context, factor * seconds) for samples, context, seconds in measured)  # noqa: E731
-    rates: Points = tuple((rows, rate / factor) for rows, rate in profile.products)
+    rates: Points = tuple((rows, rate / computing) for rows, rate in profile.products)
     return profile.model_copy(
         update={
             "dtype": dtype,
@@ -140,3 +141,8 @@ def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
             "products": rates,
         }
     )
+
+
+def _computed_bytes(dtype: str, profile: Profile) -> int:
+    """Bytes of a number in products of many rows."""
+    return max(BYTES["float32"], BYTES[dtype]) if profile.widens else BYTES[dtype]

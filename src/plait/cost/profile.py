@@ -104,6 +104,7 @@ class Profile(Settings):
     head_backward:     (rows, seconds of the head's and the embedding's backward); empty: not measured
     drawing:           (samples, seconds of a step of generation beside its layers); empty: not measured
     products:          (rows, floating point operations per second of a product with a layer's largest matrix)
+    widens:            whether products of bfloat16 are computed in float32 (`models.compute.widened`)
     optimizer_s:       seconds of an optimizer step, of each number that is trained
     host:              copies between a device and its host's memory, in the slower direction; None: as `send`
     error:             mean of |predicted / measured - 1| over whole steps of sizes that were not among the points
@@ -130,6 +131,7 @@ class Profile(Settings):
     products: Points = Field(min_length=1)
     copy_bytes_per_s: float = Field(gt=0)
     packing_bytes_per_s: float | None = Field(None, gt=0)
+    widens: bool = False
     optimizer_s: float | None = Field(None, gt=0)
     send: LinkRecord
     all_reduce: LinkRecord

@@ -39,6 +39,7 @@ from plait.cost.measured.work import (
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import Points, Profile, Steps
 from plait.memory_limits import machine_bytes
+from plait.models.compute import widened
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 
@@ -106,6 +107,7 @@ def measure(
         products=_products(measured["products"], models.shape),
         copy_bytes_per_s=copy_rate,
         packing_bytes_per_s=models.packing_rate(measured["packing"][ALONE][0]),
+        widens=device == "cpu" and widened.WIDENS,
         optimizer_s=measured["optimizer"][ALONE][0],
         send=links.send,
         all_reduce=links.all_reduce,
@@ -233,6 +235,7 @@ def _products(measured: Mapping[Size, Seconds], shape: ModelShape) -> Points:
 def _copy_s(device: str) -> Seconds:
     source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    target.copy_(source)  # memory that nobody has touched takes several times as long
     return (seconds_of(lambda: target.copy_(source), device),)
 
 
