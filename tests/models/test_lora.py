@@ -21,6 +21,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
+from plait.models.compute import widened
 from plait.models.files.saving import merged_weight, save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
@@ -79,6 +80,20 @@ def in_peft(view: LanguageModel, module: Any) -> Any:
     loaded = peft.set_peft_model_state_dict(model, state)
     assert not loaded.unexpected_keys
     return model.eval()
+
+
+@pytest.mark.parametrize("widens", [True, False])
+def test_adapters_of_bfloat16_compute_as_the_layers_under_them(monkeypatch: pytest.MonkeyPatch, widens: bool) -> None:
+    """Without instructions for it: summed in float32, rounded once; with them by torch, whose sums are the same."""
+    monkeypatch.setattr(widened, "WIDENS", widens)
+    view = stirred(add_lora(tiny_model("llama", dtype=torch.bfloat16), RANK_4, name="actor", seed=0))
+    layers = adapted_layers(view.module.base_model).values()
+    for low in (of[view.own.adapter] for layer in layers for of in (layer.lora_A, layer.lora_B)):
+        assert ("forward" in vars(low)) == widens
+        x = torch.linspace(-1, 1, 6 * low.in_features).view(6, -1).bfloat16()
+        exact = (x.double() @ low.weight.double().t()).float()
+        torch.testing.assert_close(low(x).float(), exact, rtol=2**-7, atol=2**-7)
+    assert logprobs_of(view).isfinite().all()
 
 
 def kept_bytes(*models: Any) -> int:

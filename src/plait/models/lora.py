@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param
+from plait.models.compute import cpu_linear, widened
 from plait.models.draws import generator
 from plait.models.files.hub import read_config
 from plait.models.files.pretrained import new_module
@@ -74,6 +75,8 @@ def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -
     for at, layer in layers.items():
         layer.lora_A[name].weight = adapter.parameters[f"{prefix}.{at}.lora_A.weight"]
         layer.lora_B[name].weight = adapter.parameters[f"{prefix}.{at}.lora_B.weight"]
+    if widened.takes(base.weights):
+        cpu_linear.install(decoder)  # thin products of bfloat16 by torch take 20 times as long
     return base.with_own(adapter)
 
 
