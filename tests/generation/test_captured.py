@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Sample
-from plait.generation import captured
+from plait.generation import captured, module_forward
 from plait.generation import pool as pool_module
 from plait.generation.captured import (
     MOST_ROWS,
@@ -30,7 +31,7 @@ from plait.generation.captured import (
 from plait.generation.engine import drain
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.module_forward import ModuleForward
-from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import speculator_of
 from plait.kernels import device_attention
@@ -474,29 +475,52 @@ def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pyte
 def test_what_was_shown_to_be_right_is_not_shown_again(
     breaks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unless another way is taken from then on."""
+    """Unless another way is taken from then on. A step is computed as often as its context is made."""
     at: list[int] = [1]
-    plain: list[int] = []
+    computed: list[RaggedBatch] = []
 
     def breaking(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
-        if breaks and again:
+        if breaks and again and not steps.refusals:
             raise RuntimeError("no room")
         return capture(compute, beside, again=again)
 
+    def context(pool: Any, batch: RaggedBatch, *of: Any, **options: Any) -> RaggedContext:
+        computed.append(batch)
+        return RaggedContext(pool, batch, *of, **options)
+
     engine, steps = captured_engine(monkeypatch, max_running=4, by=breaking, addresses=lambda: tuple(at), fused="eager")
-    plainly = steps._plainly
-    monkeypatch.setattr(steps, "_plainly", lambda batch, pool: plain.append(batch.num_tokens) or plainly(batch, pool))
+    monkeypatch.setattr(module_forward, "RaggedContext", context)
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=12, stop_token_ids=())))
-    for _ in range(4):
-        engine.step()
-    assert [graph.again for graph in Again.made] == [False]
-    assert plain == [4]
-    at[0] = 2
     engine.step()
-    assert [graph.again for graph in Again.made] == [False, not breaks]
-    assert plain == ([4, 4] if breaks else [4])
+    computed.clear()
+    engine.step()
+    assert [graph.again for graph in Again.made] == [False]
+    assert len(computed) == 4, "plainly, when it is captured, when it is held against that, and as a step"
+    for moved, times in ((2, 4 if breaks else 2), (3, 2)):
+        at[0] = moved
+        computed.clear()
+        engine.step()
+        assert len(computed) == times
+    assert [graph.again for graph in Again.made] == [False, not breaks, True]
     assert list(steps.refusals) == (["fused"] if breaks else [])
     assert ("no room" in capsys.readouterr().err) == breaks
+
+
+def test_what_a_capture_takes_is_no_part_of_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are weighed by the seconds of steps: the first one of a size would say that they never pay."""
+
+    def slow(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
+        time.sleep(0.5)
+        return capture(compute, beside, again=again)
+
+    engine, steps = captured_engine(monkeypatch, max_running=4, by=slow)
+    told: list[float] = []
+    monkeypatch.setattr(engine.speculates, "done", lambda plan, num_drawn, seconds: told.append(seconds))
+    engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=4, stop_token_ids=())))
+    list(drain(engine))
+    assert Again.made
+    assert 0.5 * len(Again.made) < steps.seconds == engine.state.forward.capturing_s
+    assert max(told) < 0.5
 
 
 def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M colu
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,13 +60,12 @@ Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
 
 
 class Capture(Protocol):
-    """Captures a computation."""
+    """Captures a computation: the graph, and the tensor that each replay writes its result to."""
 
     def __call__(self, compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Graph, Tensor]:
-        """The graph, and the tensor that each replay writes its result to.
-
+        """
         Args:
-            compute: results of any shape.
+            compute: gives the result, of any shape.
             beside: a graph that is never replayed at the same time: both may compute in one memory, but for results.
             again: it has been captured before, at other addresses.
         """
@@ -136,6 +136,8 @@ class CapturedSteps:
         self._shown: set[Size] = set()
         """That the first of the ways was shown to be right for."""
         self._at: tuple[int, ...] = ()
+        self.seconds = 0.0
+        """That captures have taken so far, and showing that they are right."""
         self.refusals: dict[str, str] = {}
         """Ways that are not taken, and why; without any way left steps are computed plainly, and not replayed."""
 
@@ -168,8 +170,9 @@ class CapturedSteps:
         """Whether a graph for such batches is there and computes what the plain step computes."""
         while self._ways:
             way, compute = next(iter(self._ways.items()))
-            step = Step.of(size, batch.token_ids_T.device)
+            began, step = time.perf_counter(), Step.of(size, batch.token_ids_T.device)
             why = self._refusal(step, compute, batch, pool)
+            self.seconds += time.perf_counter() - began
             if why is None:
                 self._steps[size] = step
                 self._shown.add(size)

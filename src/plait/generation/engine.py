@@ -194,8 +194,10 @@ class Engine:
         packing_s = time.perf_counter() - preparing_s
         if self._joint.most_groups > 1 and (plan.rows or plan.chunks):
             self._joint.expect(self._turns.num_next(scheduler, plan, groups))
+        capturing_s = state.forward.capturing_s
         draws = self._compute(plan, drafts)
-        seconds = time.perf_counter() - self._joint.waited_s - busy_s - packing_s
+        capturing_s = state.forward.capturing_s - capturing_s
+        seconds = time.perf_counter() - self._joint.waited_s - busy_s - packing_s - capturing_s
         self._turns.launch(Turn(plan, draws, seconds))
         record = replace(StepRecord.of(plan, 0, 0), packing_s=packing_s, num_groups=len(self._turns))
         self._land_all_but(groups - 1)

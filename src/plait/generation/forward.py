@@ -76,6 +76,11 @@ class Forward:
         return self._exact is not None or (served and self.model.part is None)
 
     @property
+    def capturing_s(self) -> float:
+        """Seconds in which steps were captured to be replayed, so far: a step in which one is takes as much longer."""
+        return 0.0 if self.module.captured is None else self.module.captured.seconds
+
+    @property
     def _prepared(self) -> Backend:
         """What computes the next step."""
         return next((backend for backend in self.backends if backend.is_prepared), self.module)
