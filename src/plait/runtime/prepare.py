@@ -120,7 +120,7 @@ def _searched(run: Outline, prompts: Lengths, machines: Machines) -> Plan:
     """The plan of a run that leaves it open. Says by which numbers it was found."""
     planning = planning_for_run(run, prompts, machines)
     plan = auto_plan(planning)
-    loading(f"the plan was found by numbers {planning.calibration.source}")
+    loading(f"the plan that was found by {planning.calibration.source}")
     return plan
 
 

@@ -20,6 +20,9 @@ MEASURE_S = {"cpu": 120.0, "cuda": 300.0}
 """After which a run goes on without having measured, by what is kept, or conservative numbers. On a GPU torch compiles
 for a minute or two of it."""
 
+_ERROR = "error: "
+"""What a command begins its own errors with, which further lines may follow."""
+
 
 def machine_of(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[ClusterSpec, Calibration]:
     """So many processes of this machine, and where their seconds come from.
@@ -40,7 +43,7 @@ def measured_machine(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[C
     cluster, calibration = machine_of(recipe, shape, devices)
     if calibration.exact:
         return cluster, calibration
-    loading("what this machine takes for a layer of the model; measured once, and kept")
+    loading("what this machine takes for a layer of the model: measured now, for half a minute or more, and kept")
     if trouble := _measure(recipe, threads_of(recipe, devices)):
         say(f"predictions are by {calibration.source}: {trouble}", file=sys.stderr)
     return machine_of(recipe, shape, devices)
@@ -64,5 +67,8 @@ def _measure(recipe: Recipe, threads: int) -> str:
         return f"`plait profile` took more than {within_s:.0f} s"
     except OSError as error:
         return f"`plait profile` could not be started: {error}"
-    lines = done.stderr.strip().splitlines()
-    return "" if done.returncode == 0 else f"`plait profile` failed: {lines[-1] if lines else done.returncode}"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    said = next((line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)), lines[-1])
+    return f"`plait profile` failed: {said}"
