@@ -40,7 +40,7 @@ def calling(state: StepState, name: str, result: dict[str, float] | None) -> Wor
 
 
 def claimed(order: GraphOrder, state: StepState, node: Node, name: str, result: dict[str, float] | None = None) -> None:
-    to_the_end(order.claiming(node, calling(state, name, result)))
+    to_the_end(order.ascribing(node, calling(state, name, result)))
 
 
 @pytest.mark.parametrize("ended", [(FIRST, SECOND), (SECOND, FIRST)], ids=["in order", "the other way round"])

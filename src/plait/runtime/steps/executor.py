@@ -165,7 +165,7 @@ class _Steps:
             yield from self._together(nodes, state, order)
         else:
             work = self.calls.work(nodes[0], state, partial(self.batches.draw, state), task)
-            yield from order.claiming(nodes[0], work)
+            yield from order.ascribing(nodes[0], work)
         if self.beside is not None:
             self.beside.ended.update(task.keys)
 
@@ -174,8 +174,8 @@ class _Steps:
         trainings = []
         for node in nodes:
             trainings.append(self.calls.training(node, state))
-            order.claim(node)
+            order.ascribe(node)
         results = yield from self.calls.trained_together(trainings)
         for node, metrics in zip(nodes, results, strict=True):
             order.training_ended(node, metrics)
-            order.claim(node)
+            order.ascribe(node)

@@ -24,7 +24,7 @@ class GraphOrder:
         self._trained: dict[int, dict[str, float] | None] = {}
         """Training call → its metrics, until those before it have ended."""
 
-    def claiming(self, node: Node, work: Work[Any]) -> Work[None]:
+    def ascribing(self, node: Node, work: Work[Any]) -> Work[None]:
         """A call's work: the metrics that an action of it adds to the step are this call's."""
         while True:
             try:
@@ -32,12 +32,12 @@ class GraphOrder:
             except StopIteration as end:
                 if node.kind is CallKind.TRAIN:
                     self.training_ended(node, end.value)
-                self.claim(node)
+                self.ascribe(node)
                 return
-            self.claim(node)
+            self.ascribe(node)
             yield done
 
-    def claim(self, node: Node) -> None:
+    def ascribe(self, node: Node) -> None:
         """The metrics that are new in the step are this call's."""
         state = self._state
         state.said_by |= {name: node.id for name in state.metrics if name not in state.said_by}
