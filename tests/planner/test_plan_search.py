@@ -34,7 +34,7 @@ from plait.simulator.steps import predict
 from tests.cases import examples
 from tests.schedule.test_placements import PPO, SFT
 from tests.schedule.workloads import never
-from tests.simulator.stand_in_costs import StandIn
+from tests.simulator.stand_in_costs import StandIn, Tail
 from tests.simulator.test_steps import WORK
 
 ROLES = ("actor", "critic", "ref", "reward")
@@ -322,8 +322,10 @@ def test_roles_train_together_only_where_a_step_gains_three_percent(
     assert bool(fused_slots(found.best.places)) is is_proposed
 
 
-def test_no_plan_is_worth_less_than_its_bound() -> None:
-    of = problem(4)
+@pytest.mark.parametrize("traits", [{}, {"fuses": True}, {"ahead": True}], ids=str)
+def test_no_plan_is_worth_less_than_its_bound(traits) -> None:
+    of = problem(4, tails=(Tail(0.0, 6.0), Tail(-0.5, 4.0, 0.1)), first_s=1.0)
+    of = replace(of, graph=replace(of.graph, **traits), pairs=(("actor", "critic"),))
     space = PlanSpace(of)
     objective, moves, rng = Objective(space.problem), Moves(space), Random("bounds")
     state = moves.greedy()
@@ -331,6 +333,14 @@ def test_no_plan_is_worth_less_than_its_bound() -> None:
     for _ in range(300):
         state = moves.near(state, rng)
         assert objective.bound(state) <= objective(state).value * (1 + 1e-12)
+
+
+def test_the_bound_is_the_step_itself_where_every_call_is_on_all_devices_and_nothing_is_moved() -> None:
+    space = PlanSpace(problem(2, flow=SMALL))
+    places = one_mesh(space)
+    assert places is not None
+    objective = Objective(space.problem)
+    assert objective.bound(places) == pytest.approx(objective(places).seconds, rel=1e-6)
 
 
 def test_the_heuristic_of_real_is_tensor_parallel_inside_nodes_and_a_pipeline_over_them() -> None:
