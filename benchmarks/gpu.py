@@ -52,11 +52,11 @@ ROUNDS = (("tokens", "decode", "training"), ("tests",), ("predicted",), ("two",)
 OF_SHAPES = ("tokens", "decode", "training", "predicted", "vllm")
 """Parts that are run for each shape."""
 LIMITS: Mapping[str, int] = {
-    "tokens": 110,
+    "tokens": 100,
     "decode": 120,
-    "training": 90,
+    "training": 120,
     "tests": 120,
-    "predicted": 210,
+    "predicted": 195,
     "two": 60,
     "vllm": 65,
     "grpo": 60,
