@@ -61,7 +61,7 @@ def test_another_prompt_column(tmp_path):
     ("lines", "said"),
     [
         (['{"prompt": "a"}', '{"prompt": }'], ["a.jsonl:2", "malformed JSON", "column 12", "data.source"]),
-        (['{"prompt": "a"}', "", '["a"]'], ["a.jsonl:3", "expected a JSON object", "list"]),
+        (['{"prompt": "a"}', "", '["a"]'], ["a.jsonl:3", "expected a JSON object", "list", "one object per line"]),
         (['{"promt": "a", "x": 1}'], ["a.jsonl:1", "no column `prompt`", "did you mean `promt`", "data.prompt_column"]),
         (["{}"], ["no column `prompt`", "found no column"]),
         (['{"prompt": 7}'], ["a.jsonl:1", "text or a list of messages", "int"]),

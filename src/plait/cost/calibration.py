@@ -83,7 +83,7 @@ def calibrated(
     )
     added = distance(best, shape, dtype, threads)
     chosen = best if added == 0 else _scaled(best, dtype, threads)
-    label = f"measured with {best.model} in {best.dtype}, {best.threads} thread{'s' * (best.threads > 1)}"
+    label = f"what was measured with {best.model} in {best.dtype}, {best.threads} thread{'s' * (best.threads > 1)}"
     if added > 0:
         label += f", scaled to this run (± {added:.0%})"
     past = chosen.past(devices) if added == 0 else ()

@@ -84,7 +84,9 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
         except Malformed as error:
             raise DataError(f"{place}: malformed JSON ({error}); `{key}` takes one object per line") from None
         if not isinstance(value, dict):
-            raise DataError(f"{place}: expected a JSON object, found {type(value).__name__}")
+            raise DataError(
+                f"{place}: expected a JSON object, found {type(value).__name__}; `{key}` takes one object per line"
+            )
         yield value, place
 
 

@@ -32,7 +32,8 @@ def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
         )
     if module.endswith(".py") or "/" in module:
         if not Path(module).is_file():
-            raise ConfigError(f"`{key}`: the file `{module}` does not exist")
+            place = "" if Path(module).is_absolute() else f" in {Path.cwd()}, where the command runs"
+            raise ConfigError(f"`{key}`: the file `{module}` does not exist{place}")
     elif not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"`{key}`: `{module}` is neither a Python file nor a module name")
     return module, name

@@ -30,7 +30,7 @@ _LEAST_EDGED = 2.5
 _LETTER = 5.6
 """Width of one, about."""
 _LETTERS = {"STEP": "o", "OFFLOAD": "<", "ONLOAD": ">"}
-"""Of kinds whose first letter is that of another: the optimizer's step beside scoring, what goes and what comes."""
+"""Signs for kinds whose first letter is that of another: the optimizer's step beside scoring, what goes and comes."""
 
 
 def ascii_gantt(timeline: Timeline, width: int = 100) -> str:

@@ -71,8 +71,8 @@ def test_a_folder_of_someone_else_is_never_used_or_cleared(tmp_path: Path, overw
 
 def test_a_file_in_the_way_and_a_run_that_is_not_there(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigError, match=r"key `run_dir`.*cannot be written"):
+    for path, said in ((tmp_path / "file", "is a file; give"), (tmp_path / "file" / "below", "cannot be written")):
+        with pytest.raises(ConfigError, match=rf"key `run_dir`.*{said}"):
             begun(path, RECIPE)
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="no run to resume"):

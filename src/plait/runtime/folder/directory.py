@@ -63,6 +63,8 @@ class RunDirectory:
                 another process, or cannot be written; names the key `run_dir`, --resume and --overwrite.
         """
         path = Path(os.path.expanduser(path))
+        if path.is_file():
+            raise ConfigError(f"key `run_dir`: {path} is a file; give a folder that is new or empty")
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         try:
             path.mkdir(parents=True, exist_ok=True)
