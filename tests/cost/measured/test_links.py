@@ -19,9 +19,9 @@ def test_processes_that_share_a_machine_compute_as_runs_do(monkeypatch: pytest.M
     monkeypatch.setattr(widened, "WIDENS", widens)
     monkeypatch.setattr(widened, "product", lambda x, weight, bias: products.append(weight) or x)
     pair = Pair.__new__(Pair)
-    pair._dist = SimpleNamespace(all_reduce=lambda tensor, async_op: SimpleNamespace(wait=lambda: None))
+    pair.dist = SimpleNamespace(all_reduce=lambda tensor, async_op: SimpleNamespace(wait=lambda: None))
     rows, weights = torch.ones(2, 4).bfloat16(), [torch.ones(4, 4).bfloat16() for _ in range(3)]
     with torch.inference_mode():
-        assert pair._computing(rows, weights) > 0
-        assert pair._between(rows, weights, 16) > 0
+        assert pair.computing(rows, weights) > 0
+        assert pair.between(rows, weights, 16) > 0
     assert len(products) == (3 * (TURNS + BETWEEN_REPEATS) if widens else 0)

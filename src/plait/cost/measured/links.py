@@ -81,7 +81,7 @@ class Pair:
         self.rank = context.rank
         wait = timedelta(seconds=WAIT_S)
         dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=2, timeout=wait)
-        self._dist: Any = dist
+        self.dist: Any = dist
 
     def measure(self, dtype: str, rounds: int) -> tuple[Measured, Measured, Measured, float]:
         """Sends one way, sums, sums between which both compute; times as long as alone that computing takes where both
@@ -109,13 +109,14 @@ class Pair:
     def _round(self, rows: Any, weights: list[Any]) -> list[float]:
         """Times as long as alone that computing takes where both do; seconds of a sum of each size between which both
         compute."""
-        alone_s = self._computing(rows, weights) if self.rank == 0 else 1.0
-        self._dist.barrier()
-        both_s = self._computing(rows, weights)
-        self._dist.barrier()
-        return [both_s / alone_s, *(self._between(rows, weights, size) for size in BETWEEN_SIZES)]
+        alone_s = self.computing(rows, weights) if self.rank == 0 else 1.0
+        self.dist.barrier()
+        both_s = self.computing(rows, weights)
+        self.dist.barrier()
+        return [both_s / alone_s, *(self.between(rows, weights, size) for size in BETWEEN_SIZES)]
 
-    def _computing(self, rows: Any, weights: list[Any]) -> float:
+    def computing(self, rows: Any, weights: list[Any]) -> float:
+        """Seconds of the product of rows [N, C] and every weight [C, C], as layers compute it."""
         from plait.models.compute.cpu_linear import linear
 
         taken = []
@@ -126,8 +127,9 @@ class Pair:
             taken.append(time.perf_counter() - started)
         return median(taken[1:])
 
-    def _between(self, rows: Any, weights: list[Any], num_bytes: int) -> float:
-        """What a sum takes behind some work like a layer's, which two processes never end at the same time."""
+    def between(self, rows: Any, weights: list[Any], num_bytes: int) -> float:
+        """Seconds of a sum behind some work like a layer's, which two processes never end at the same time; of rows [N, C]
+        and weights [C, C]."""
         import torch
         from torch.nn import functional
 
@@ -139,7 +141,7 @@ class Pair:
             normed = functional.rms_norm(rows, rows.shape[-1:])
             linear(functional.silu(linear(normed, gate)) * linear(normed, up), down)
             started = time.perf_counter()
-            self._dist.all_reduce(tensor, async_op=True).wait()
+            self.dist.all_reduce(tensor, async_op=True).wait()
             taken.append(time.perf_counter() - started)
         return fmean(sorted(taken[1:])[: -BETWEEN_REPEATS // 50])  # without what the machine did otherwise
 
@@ -157,7 +159,7 @@ class Pair:
     def _there_and_back(self, tensor: Any) -> None:
         peer = 1 - self.rank
         for sends in (self.rank == 0, self.rank == 1):
-            (self._dist.send if sends else self._dist.recv)(tensor, peer)
+            (self.dist.send if sends else self.dist.recv)(tensor, peer)
 
     def _summed(self, tensor: Any) -> None:
-        self._dist.all_reduce(tensor)
+        self.dist.all_reduce(tensor)

@@ -162,7 +162,7 @@ def _works(models: Models, sizes: Sizes) -> dict[str, dict[Size, Work]]:
         for steps in (sizes.decoded, sizes.by_layers)
     )
     return {
-        "copying": {ALONE: partial(_copy_s, device)},
+        "copying": {ALONE: partial(copy_s, device)},
         "forward": {(tokens,): partial(models.row, forward_s, tokens) for tokens in sizes.rows},
         "prompts": {(tokens,): partial(models.step, prompt_s, tokens) for tokens in prompts},
         "decode": {size: partial(models.step, decode_s, *size) for size in decoded},
@@ -232,7 +232,7 @@ def _products(measured: Mapping[Size, Seconds], shape: ModelShape) -> Points:
     return tuple((rows, rows * operations / seconds) for (rows,), (seconds,) in measured.items())
 
 
-def _copy_s(device: str) -> Seconds:
+def copy_s(device: str) -> Seconds:
     source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)  # memory that nobody has touched takes several times as long
