@@ -60,7 +60,7 @@ class Traffic:
 
     @cached_property
     def _sharing(self) -> dict[Axis, int]:
-        """Of the axes that were asked about."""
+        """How many share the link out of a node, by the axis, as far as that was asked."""
         return {}
 
     @cached_property

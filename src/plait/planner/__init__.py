@@ -5,6 +5,6 @@ ranks do what).
 `search` and `exact` find one; `engines` and `kernels` are their compiled inner loops.
 
 `plan_space` has the plans that may be proposed, of the ways to compute a call that `slot_forms` has; `plan_objective`
-judges one by simulated steps, `plan_baselines` makes those of others, `plan_moves` such as are near one, and
-`plan_search` finds the best; `stage_layers` cuts layers.
+judges one by simulated steps, `step_bound` says what one takes at least, `plan_baselines` makes those of others,
+`plan_moves` such as are near one, and `plan_search` finds the best; `stage_layers` cuts layers.
 """

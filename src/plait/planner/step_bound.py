@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 
 
 class _Least(NamedTuple):
-    """Of a call: begin_s, end_s: no earlier; own_s: from its begin to its end, or to it from the end of the generation
+    """A call. begin_s, end_s: no earlier; own_s: from its begin to its end, or to it from the end of the generation
     whose samples it scores; busy_s: of the ranks of a mask, which do nothing else meanwhile"""
 
     begin_s: float
@@ -92,7 +92,7 @@ class StepBound:
         return _Least(begin_s, end_s, last_s, 0.0, 0, {*call.beside, call.source})
 
     def _seconds_of(self, place: Place) -> list[tuple[float, float, float]]:
-        """Of each call: from its begin to its end; in which its ranks are busy; and all of it, if scored in parts."""
+        """Each call from its begin to its end; in which its ranks are busy; and all of it, if scored in parts."""
         known = self._seconds.get(place)
         if known is None:
             mode = self._graph.slots[place.slot].mode

@@ -69,7 +69,7 @@ class StepProgram:
         self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
         self._begins = [self._mask(number, begins=True) for number in range(len(self.graph.calls))]
         self._sources = [*map(self._source, range(len(self.graph.calls))), None]
-        """Of each call the generation whose samples it may score as they end, on ranks of its own."""
+        """The generation whose samples each call may score as they end, on ranks of its own."""
         self._everywhere = 0
         for mask in self._begins:
             self._everywhere |= mask
