@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.cost.draft_memory import draft_rows, draft_widened
-from plait.cost.engine_memory import engine_widened_bytes
+from plait.cost.engine_memory import engine_bytes
 from plait.cost.estimate import memory_table
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
@@ -39,7 +39,7 @@ def test_a_packed_copy_has_two_bytes_a_number_and_may_have_four(
 ) -> None:
     recipe = a_recipe(**keys)
     assert dict(draft_rows(recipe, {"it": SMOLLM2})).get(COPY, 0) == copy_bytes
-    assert draft_widened(recipe, {"it": SMOLLM2}) == engine_widened_bytes(recipe, {"it": SMOLLM2}) == more_bytes
+    assert draft_widened(recipe, {"it": SMOLLM2}) == engine_bytes(recipe, {"it": SMOLLM2}).widened == more_bytes
 
 
 def test_it_grows_all_moments_of_a_step() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from plait.cost.generation_memory import NO_ENGINE, EngineBytes
 from plait.cost.working_memory import PROCESS
 from plait.layout.mesh import Cluster, Layout
 from plait.schedule.plan import Mode
@@ -67,8 +68,7 @@ class StandIn:
     first_s: float = 0.0
     crowded_s: float = 0.0
     process_bytes: int = 0
-    engine_bytes: int = 0
-    engine_widened_bytes: int = 0
+    engine_bytes: EngineBytes = NO_ENGINE
     engine_is_whole: bool = False
     slack_bytes: int = 0
     keeps_freed: bool = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.generation_memory import EngineBytes
 from plait.cost.working_memory import Amount
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
@@ -117,13 +118,8 @@ class Costs(Protocol):
         ...
 
     @property
-    def engine_bytes(self) -> int:
+    def engine_bytes(self) -> EngineBytes:
         """What an engine holds all the time on a rank that generates, beside the models of roles."""
-        ...
-
-    @property
-    def engine_widened_bytes(self) -> int:
-        """More than that, where its packed weights are widened."""
         ...
 
     @property

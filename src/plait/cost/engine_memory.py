@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from plait.cost.draft_memory import draft_rows, draft_widened
-from plait.cost.generation_memory import kv_bytes_per_token
+from plait.cost.generation_memory import EngineBytes, kv_bytes_per_token
 from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.models.shape import ModelShape
 from plait.recipes.engine_checks import abilities
@@ -17,7 +17,7 @@ POOL_TOKENS: Mapping[str, Callable[[Recipe, ModelShape], int]] = {"vllm": pool_t
 the longest sample does not fit."""
 
 
-def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
+def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> EngineBytes:
     """Bytes of the engine alone: on our ranks known texts, a draft model and its packed copy; in another program
     weights, keys and values.
 
@@ -28,12 +28,8 @@ def engine_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
         ConfigError: the longest sample does not fit into the other program's model, or its keys and values.
     """
     if not abilities(recipe).computes_elsewhere:
-        return sum(count for _, count in draft_rows(recipe, shapes))
+        held = sum(count for _, count in draft_rows(recipe, shapes))
+        return EngineBytes(held, draft_widened(recipe, shapes))
     shape, dtype = shapes[recipe.model], recipe.dtype.value
     kept = POOL_TOKENS[recipe.sampling.engine](recipe, shape)
-    return shape.parameters * BYTES[dtype] + kept * kv_bytes_per_token(shape, dtype)
-
-
-def engine_widened_bytes(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
-    """More than `engine_bytes` of an engine on our ranks, where a draft model's packed weights are widened."""
-    return 0 if abilities(recipe).computes_elsewhere else draft_widened(recipe, shapes)
+    return EngineBytes(shape.parameters * BYTES[dtype] + kept * kv_bytes_per_token(shape, dtype))

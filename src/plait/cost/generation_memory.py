@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from plait.cost.shape_parameters import packed_adapter_parameters
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
+
+
+@dataclass(frozen=True)
+class EngineBytes:
+    """Bytes of an engine. held: all the time; widened: more, where a draft model's packed weights are widened"""
+
+    held: int = 0
+    widened: int = 0
+
+
+NO_ENGINE = EngineBytes()
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:

@@ -59,7 +59,6 @@ class ModelCosts:
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
         self._nodes = {node.call: node for node in flow.nodes}
         self.engine_bytes, self.engine_is_whole = workload.engine_bytes, workload.guesses_whole
-        self.engine_widened_bytes = workload.engine_widened_bytes
         self._profile = profile
         self.corrections = Corrections({} if profile is None else profile.ratios(cluster.num_devices))
         self._given = dict(parameters or {})

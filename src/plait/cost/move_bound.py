@@ -31,7 +31,6 @@ class BoundedMoves:
         self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
         self.process_terms, self.slack = costs.process_terms, costs.slack
         self.engine_bytes, self.engine_is_whole = costs.engine_bytes, costs.engine_is_whole
-        self.engine_widened_bytes = costs.engine_widened_bytes
         self.keeps_freed = costs.keeps_freed
         self.move = cache(self._move)
 

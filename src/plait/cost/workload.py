@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 from plait.cost.drafts import NO_DRAFTS, Drafts
+from plait.cost.generation_memory import NO_ENGINE, EngineBytes
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
@@ -140,7 +141,7 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess
     engine_bytes: of an engine on each rank that generates, all the time: known texts, a draft model; all that another
-                 engine takes; engine_widened_bytes: more, where a draft model's packed weights are widened
+                 engine takes
     elsewhere:   whether keys and values are another engine's, and among these
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
@@ -167,8 +168,7 @@ class Workload:
     drafts: Drafts = NO_DRAFTS
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
-    engine_bytes: int = 0
-    engine_widened_bytes: int = 0
+    engine_bytes: EngineBytes = NO_ENGINE
     elsewhere: bool = False
     function_s: float = 0.0
     workers: int = 1

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.cost.generation_memory import EngineBytes
 from plait.layout.mesh import Cluster, Layout
 from plait.schedule.plan import Mode
 
@@ -127,13 +128,8 @@ class CostSource(Protocol):
         ...
 
     @property
-    def engine_bytes(self) -> int:
+    def engine_bytes(self) -> EngineBytes:
         """What an engine holds all the time on a rank that generates, beside the models of roles."""
-        ...
-
-    @property
-    def engine_widened_bytes(self) -> int:
-        """More than that, where its packed weights are widened."""
         ...
 
     @property

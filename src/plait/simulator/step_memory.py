@@ -70,7 +70,8 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     for of_family in weights:
         if of_family.moving is not None:
             most = np.maximum(most, kept + of_family.moving)
-    drafting = costs.engine_widened_bytes * has_engine(graph, places, costs) if costs.engine_widened_bytes else 0
+    engine = costs.engine_bytes.widened
+    drafting = engine * has_engine(graph, places, costs) if engine else 0
     slack = costs.slack(
         activations=activations,
         plain=_activations(graph, places, [place.plain for place in places]),
@@ -91,7 +92,8 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
 def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats | int:
     """[ranks], or of each, of the process itself, and of an engine where it generates."""
     process = sum(costs.process_terms.values())
-    return process + costs.engine_bytes * has_engine(graph, places, costs) if costs.engine_bytes else process
+    held = costs.engine_bytes.held
+    return process + held * has_engine(graph, places, costs) if held else process
 
 
 def has_engine(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats:

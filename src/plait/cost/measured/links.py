@@ -81,7 +81,7 @@ class Pair:
         self.rank = context.rank
         wait = timedelta(seconds=WAIT_S)
         dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=2, timeout=wait)
-        self.dist: Any = dist
+        self._dist: Any = dist
 
     def measure(self, dtype: str, rounds: int) -> tuple[Measured, Measured, Measured, float]:
         """Sends one way, sums, sums between which both compute; times as long as alone that computing takes where both
@@ -110,13 +110,13 @@ class Pair:
         """Times as long as alone that computing takes where both do; seconds of a sum of each size between which both
         compute."""
         alone_s = self.computing(rows, weights) if self.rank == 0 else 1.0
-        self.dist.barrier()
+        self._dist.barrier()
         both_s = self.computing(rows, weights)
-        self.dist.barrier()
-        return [both_s / alone_s, *(self.between(rows, weights, size) for size in BETWEEN_SIZES)]
+        self._dist.barrier()
+        return [both_s / alone_s, *(self._between(rows, weights, size) for size in BETWEEN_SIZES)]
 
     def computing(self, rows: Any, weights: list[Any]) -> float:
-        """Seconds of the product of rows [N, C] and every weight [C, C], as layers compute it."""
+        """Seconds of a turn, as a run computes: rows [N, I] by each of the weights [I, I], of one dtype."""
         from plait.models.compute.cpu_linear import linear
 
         taken = []
@@ -127,9 +127,8 @@ class Pair:
             taken.append(time.perf_counter() - started)
         return median(taken[1:])
 
-    def between(self, rows: Any, weights: list[Any], num_bytes: int) -> float:
-        """Seconds of a sum behind some work like a layer's, which two processes never end at the same time; of rows [N, C]
-        and weights [C, C]."""
+    def _between(self, rows: Any, weights: list[Any], num_bytes: int) -> float:
+        """What a sum takes behind some work like a layer's, which two processes never end at the same time."""
         import torch
         from torch.nn import functional
 
@@ -141,7 +140,7 @@ class Pair:
             normed = functional.rms_norm(rows, rows.shape[-1:])
             linear(functional.silu(linear(normed, gate)) * linear(normed, up), down)
             started = time.perf_counter()
-            self.dist.all_reduce(tensor, async_op=True).wait()
+            self._dist.all_reduce(tensor, async_op=True).wait()
             taken.append(time.perf_counter() - started)
         return fmean(sorted(taken[1:])[: -BETWEEN_REPEATS // 50])  # without what the machine did otherwise
 
@@ -159,7 +158,7 @@ class Pair:
     def _there_and_back(self, tensor: Any) -> None:
         peer = 1 - self.rank
         for sends in (self.rank == 0, self.rank == 1):
-            (self.dist.send if sends else self.dist.recv)(tensor, peer)
+            (self._dist.send if sends else self._dist.recv)(tensor, peer)
 
     def _summed(self, tensor: Any) -> None:
-        self.dist.all_reduce(tensor)
+        self._dist.all_reduce(tensor)

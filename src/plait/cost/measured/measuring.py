@@ -233,6 +233,7 @@ def _products(measured: Mapping[Size, Seconds], shape: ModelShape) -> Points:
 
 
 def copy_s(device: str) -> Seconds:
+    """Seconds of a copy of COPIED_BYTES."""
     source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)  # memory that nobody has touched takes several times as long

@@ -11,8 +11,9 @@ from itertools import combinations
 from plait.cost.calibration import VENDORS, Calibration, uncorrected
 from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
-from plait.cost.engine_memory import engine_bytes, engine_widened_bytes
+from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
+from plait.cost.generation_memory import NO_ENGINE
 from plait.cost.idle_away import with_idle_away
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.model_costs import ModelCosts
@@ -94,8 +95,7 @@ class Planning:
             function_s=max(self._function_s.values(), default=0.0),
             drafts=NO_DRAFTS if guesses is None else guesses.drafts,
             draft_model=None if name is None else self.shapes[name],
-            engine_bytes=engine_bytes(self.recipe, self.shapes) if generates else 0,
-            engine_widened_bytes=engine_widened_bytes(self.recipe, self.shapes) if generates else 0,
+            engine_bytes=engine_bytes(self.recipe, self.shapes) if generates else NO_ENGINE,
             elsewhere=abilities(self.recipe).computes_elsewhere,
         )
 
