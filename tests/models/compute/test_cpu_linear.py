@@ -98,10 +98,14 @@ def widened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widened_, "WIDENED_WEIGHTS", 37 * FROM)
 
 
+@pytest.mark.parametrize("many_rows", [1, N + 1])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("shape", [(N, FROM), (2, N // 2, FROM), (1, FROM)])
 @pytest.mark.usefixtures("widened")
-def test_products_of_bfloat16_are_summed_in_float32_and_rounded_once(shape: tuple[int, ...], with_bias: bool) -> None:
+def test_products_of_bfloat16_are_summed_in_float32_and_rounded_once(
+    shape: tuple[int, ...], with_bias: bool, many_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widened_, "MANY_ROWS", many_rows)
     x, weight_OI, bias_O = operands(torch.bfloat16)
     x = x[: torch.Size(shape[:-1]).numel()].view(shape)
     leaves = [x, weight_OI, bias_O] if with_bias else [x, weight_OI]
