@@ -70,9 +70,10 @@ def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if weight_OI.dtype == torch.float32:
         return _by_onednn(wide_NI, weight_OI, wide_O).bfloat16()
     out_NO = x_NI.new_empty(*x_NI.shape[:-1], len(weight_OI))
-    multiply = F.linear if prefers_torch(x_NI.numel() // x_NI.shape[-1]) else _by_onednn
+    by_torch = prefers_torch(x_NI.numel() // x_NI.shape[-1])
     for at in _pieces(weight_OI):
-        out_NO[..., at] = multiply(wide_NI, weight_OI[at].float(), None if wide_O is None else wide_O[at])
+        operands = wide_NI, weight_OI[at].float(), None if wide_O is None else wide_O[at]
+        out_NO[..., at] = F.linear(*operands) if by_torch else _by_onednn(*operands)
     return out_NO
 
 
