@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.forward_memory import ForwardMemory
 from plait.cost.generation_memory import EngineBytes
 from plait.cost.working_memory import Amount
 from plait.layout.mesh import Layout
@@ -60,6 +61,21 @@ class CallCost:
     activation_bytes: tuple[int, ...] = (0,)
     plain_bytes: tuple[int, ...] = (0,)
     widened_bytes: int = 0
+
+    @classmethod
+    def of_passes(
+        cls, terms: Mapping[str, float], num_bytes: int, memory: ForwardMemory, in_parts_s: float = 0.0
+    ) -> Self:
+        """That of a call that trains or scores."""
+        return cls(
+            sum(terms.values()),
+            terms,
+            num_bytes,
+            memory.working,
+            in_parts_s=in_parts_s,
+            activation_bytes=memory.activations,
+            plain_bytes=memory.plain,
+        )
 
     def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:
         """Taking so many times as long; bytes stay.

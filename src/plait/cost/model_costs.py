@@ -14,7 +14,7 @@ from plait.cost.costs import CallCost, MoveCost
 from plait.cost.forward_memory import ForwardMemory, forward_memory
 from plait.cost.generating import Generating
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.layer_times import Micro, Terms, added, scaled, total
+from plait.cost.layer_times import Micro, added, scaled, total
 from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
@@ -68,7 +68,7 @@ class ModelCosts:
         self.move = cache(self._move)
         self.offload = cache(self._offload)
         self._parameters = cache(self._parameters_of)
-        self._samples: dict[int, Samples] = {}
+        self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
@@ -101,11 +101,6 @@ class ModelCosts:
         cost = self._generate(self._nodes[call], layout, prompts_alone=False, held_bytes=held_bytes)
         return self._corrected(cost, "decode", layout)
 
-    def _samples_of(self, node: Node) -> Samples:
-        if node.id not in self._samples:
-            self._samples[node.id] = self.workload.samples_of(self.flow, node)
-        return self._samples[node.id]
-
     def _corrected(self, cost: CallCost, mode: str, layout: Layout) -> CallCost:
         correction = self.corrections.of(mode, len(layout.mesh.ranks))
         return cost if correction is None else correction.of(cost)
@@ -130,13 +125,13 @@ class ModelCosts:
     def step_line(self, call: str, layout: Layout) -> tuple[float, float]:
         """See `Generating.step_line`."""
         node = self._nodes[call]
-        return self._generating.step_line(str(node.role), self._samples_of(node), layout)
+        return self._generating.step_line(str(node.role), self._samples[node.id], layout)
 
     def stage_seconds(self, call: str, layout: Layout, micro_batches: int) -> list[tuple[float, float]]:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
         backward with the layers that are computed again."""
         node, workload = self._nodes[call], self.workload
-        samples, options = self._samples_of(node), node.training
+        samples, options = self._samples[node.id], node.training
         share = ceil(samples.count / min(options.mini_batches, samples.count) / layout.parallelism.dp)
         micro, count = self._micro(node, samples, share, layout, workload.micro_batch_tokens)
         micro, passes = micro / (micro_batches / count), self._passes(str(node.role), layout)
@@ -152,7 +147,7 @@ class ModelCosts:
     def stage_works(self, call: str, mode: Mode, layout: Layout) -> tuple[tuple[float, tuple[float, ...]], ...]:
         """See `planner.plan_problem.StageWorks`: by the seconds of layers."""
         node = self._nodes[call]
-        role, samples, sizes = str(node.role), self._samples_of(node), layout.parallelism
+        role, samples, sizes = str(node.role), self._samples[node.id], layout.parallelism
         if mode in ("decode", "prefill"):
             running = ceil(samples.count / min(sizes.dp, samples.prompts))
             context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
@@ -178,20 +173,20 @@ class ModelCosts:
     def decode_groups(self, call: str, layout: Layout, instances: int = 1) -> int:
         """Groups of samples that go round the stages of one of so many instances that share the samples of a call."""
         node = self._nodes[call]
-        share = ceil(self._samples_of(node).count / instances)
+        share = ceil(self._samples[node.id].count / instances)
         return self._generating.groups(str(node.role), layout, share)
 
     # Calls
 
     def _functions(self, node: Node) -> CallCost:
         """What reward functions take, in processes of their own beside the devices."""
-        samples = self._samples_of(node).count
+        samples = self._samples[node.id].count
         terms = {"functions": ceil(samples / self.workload.workers) * self.workload.function_s}
         return CallCost(total(terms), terms)
 
     def _score(self, node: Node, layout: Layout, budget: int) -> CallCost:
         passes = self._passes(str(node.role), layout)
-        samples = self._samples_of(node)
+        samples = self._samples[node.id]
         share = ceil(samples.count / layout.parallelism.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
         copies = self._copies(str(node.role), layout)
@@ -205,7 +200,7 @@ class ModelCosts:
             parts_s = max(total(copy.scoring(micro / (parts / count), parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
         memory = self._forward_memory(node, layout, budget, None)
-        return _call_cost(terms, num_bytes, memory, in_parts_s)
+        return CallCost.of_passes(terms, num_bytes, memory, in_parts_s)
 
     def _small_parts(self, node: Node) -> int:
         """Forwards of a copy that a call in parts has more, about: the first parts of the first model that scores these
@@ -217,7 +212,7 @@ class ModelCosts:
     def _train(self, node: Node, layout: Layout, budget: int, schedule: str) -> CallCost:
         role, sizes, options = str(node.role), layout.parallelism, node.training
         passes, copies = self._passes(role, layout), self._copies(role, layout)
-        samples = self._samples_of(node)
+        samples = self._samples[node.id]
         mini_batches = min(options.mini_batches, samples.count)
         share = share_of(samples.count, mini_batches, sizes.dp)
         micro, count = self._micro(node, samples, share, layout, budget)
@@ -231,10 +226,10 @@ class ModelCosts:
         terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
         moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         memory = self._forward_memory(node, layout, budget, schedule)
-        return _call_cost(terms, steps * (moved + update_bytes), memory)
+        return CallCost.of_passes(terms, steps * (moved + update_bytes), memory)
 
     def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None) -> CallCost:
-        role, samples = str(node.role), self._samples_of(node)
+        role, samples = str(node.role), self._samples[node.id]
         cost = self._generating.cost(role, samples, layout, prompts_alone=prompts_alone, held_bytes=held_bytes)
         if prompts_alone:
             return cost
@@ -263,7 +258,7 @@ class ModelCosts:
 
     def _forward_memory(self, node: Node, layout: Layout, budget: int, schedule: str | None) -> ForwardMemory:
         """What the largest micro-batch takes; `schedule` None: of a score."""
-        workload, sizes, samples = self.workload, layout.parallelism, self._samples_of(node)
+        workload, sizes, samples = self.workload, layout.parallelism, self._samples[node.id]
         options = TrainOptions() if schedule is None else node.training
         batch = LargestBatch.of_share(
             share_of(samples.count, options.mini_batches, sizes.dp),
@@ -299,15 +294,3 @@ class ModelCosts:
         if role in self._given:
             return self._given[role]
         return parameters_of_shape(self.shapes[role], 1 if role in SCALAR_ROLES else None)
-
-
-def _call_cost(terms: Terms, num_bytes: int, memory: ForwardMemory, in_parts_s: float = 0.0) -> CallCost:
-    return CallCost(
-        total(terms),
-        terms,
-        num_bytes,
-        memory.working,
-        in_parts_s=in_parts_s,
-        activation_bytes=memory.activations,
-        plain_bytes=memory.plain,
-    )
