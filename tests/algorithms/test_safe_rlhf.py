@@ -59,12 +59,12 @@ def test_the_combined_advantage_by_hand():
 def test_half_of_the_kl_is_in_the_cost():
     """(r − β/2 · kl − λ (c + β/2 · kl)) / (1 + λ): the weight of the KL is β/2, whatever λ."""
     graph = graph_of(safe_rlhf, SafeRLHFOptions())
-    shares = {n.call: n.constants["share"] for n in graph.nodes if n.call.endswith("_token_rewards")}
+    shares = {n.call: n.computing.constants["share"] for n in graph.nodes if n.call.endswith("_token_rewards")}
     assert shares == {"critic_token_rewards": 0.5, "cost_critic_token_rewards": -0.5}
     rewards, costs = (next(n for n in graph.nodes if n.call == name) for name in shares)
     logprobs, ref = np.array([-1.0, -2.0]), np.array([-3.0, -1.0])
     for multiplier in (0.1, 3.0):
-        sides = [n.fn(0.0, logprobs, ref, **n.constants) for n in (rewards, costs)]
+        sides = [n.fn(0.0, logprobs, ref, **n.computing.constants) for n in (rewards, costs)]
         expected = -0.5 * 0.02 * (logprobs - ref)
         assert combined(*sides, multiplier).tolist() == pytest.approx(expected.tolist())
 

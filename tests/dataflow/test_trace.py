@@ -169,7 +169,7 @@ def test_constants_and_levels_of_a_computation(grain):
     graph = flow_of(lambda s, r: grain(lambda a, b, k: a, r, s.logprobs, name="x", level=Level.TOKEN, k=3))
     node = graph.nodes[2]
     assert node.grain == grain.__name__.removeprefix("per_")
-    assert node.constants == {"k": 3}
+    assert node.computing.constants == {"k": 3}
     assert str(node.outputs[0]) == "x[token]"
 
 

@@ -230,6 +230,15 @@ def test_a_step_trains_on_something(flow: Any, keys: dict[str, Any], said: str) 
         checks.check_trained_steps(trace(flow, roles=ROLES), recipe_of(**keys))
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
+def test_groups_that_are_compared_need_two_samples(name: str) -> None:
+    flow = built_in(name, **({"group_baseline": True} if name == "reinforce_pp" else {}))
+    with pytest.raises(ConfigError, match=rf"`samples_per_prompt` is 1, but `\w+` of the flow `{name}` compares the"):
+        checks.check_trained_steps(flow, recipe_of(samples_per_prompt=1))
+    checks.check_trained_steps(flow, recipe_of(samples_per_prompt=2))
+    checks.check_trained_steps(built_in("reinforce_pp"), recipe_of(samples_per_prompt=1))
+
+
 @pytest.mark.parametrize(
     ("flow", "keys"),
     [

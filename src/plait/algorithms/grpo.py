@@ -63,7 +63,7 @@ def grpo(prompts: Prompts, actor: Role, reward: Role, options: GRPOOptions, ref:
         )
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     rewards = logprobs.off_score(rewards, "rewards")
-    advantages = per_group(group_advantages, rewards, name="advantages", scale=options.scale_rewards)
+    advantages = per_group(group_advantages, rewards, name="advantages", least_samples=2, scale=options.scale_rewards)
     keep = samples.finished if options.mask_truncated else None
     train_policy(
         actor, samples, advantages, logprobs, ratio=options.ratio, keep=keep, weigh_kl=options.weigh_kl_by_ratio

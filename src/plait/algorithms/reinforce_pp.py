@@ -30,7 +30,7 @@ def reinforce_pp(
     samples = actor.generate(prompts)
     scores = reward.score(samples)
     if options.group_baseline:
-        scores = per_group(centred, scores, name="centred_scores")
+        scores = per_group(centred, scores, name="centred_scores", least_samples=2)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     if logprobs.in_reward:
         returns = logprobs.to_go(scores, "returns")

@@ -31,7 +31,7 @@ def rloo(prompts: Prompts, actor: Role, reward: Role, options: RLOOOptions, ref:
     rewards = reward.score(samples)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in)
     rewards = logprobs.off_score(rewards, "rewards")
-    advantages = per_group(leave_one_out_advantages, rewards, name="advantages")
+    advantages = per_group(leave_one_out_advantages, rewards, name="advantages", least_samples=2)
     if options.normalize_advantages:
         advantages = per_batch(standardised, advantages, name="normalized_advantages", epsilon=1e-4)
     train_policy(actor, samples, advantages, logprobs, ratio=options.ratio, weigh_kl=options.weigh_kl_by_ratio)

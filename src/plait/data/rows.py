@@ -133,7 +133,7 @@ def evaluate(
 
     def called(where: str, *given: Any) -> Any:
         with UserCode(where, RunError, users=users, limit_s=limit_s):
-            return fn(*given, **node.constants)
+            return fn(*given, **node.computing.constants)
 
     def arguments(read: Callable[[Column], Any]) -> list[Any]:
         return [_plain(batch[c]) if c.level is Level.BATCH else read(c) for c in node.inputs.values()]

@@ -115,10 +115,10 @@ class Node:
         return self.options
 
     @property
-    def constants(self) -> Mapping[str, Any]:
-        """What the function of a COMPUTE node is given beside columns."""
+    def computing(self) -> ComputeOptions:
+        """How the function of a COMPUTE node is called."""
         assert isinstance(self.options, ComputeOptions), f"{self.call} is no COMPUTE node"
-        return self.options.constants
+        return self.options
 
     @property
     def start(self) -> float | tuple[float, ...]:

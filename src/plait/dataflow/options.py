@@ -93,6 +93,8 @@ class ComputeOptions:
 
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its function beside the columns, by name."""
+    least_samples: int = 1
+    """That a group needs for its function to say anything."""
 
 
 @dataclass(frozen=True)

@@ -35,20 +35,29 @@ def per_sample(
         FlowError: `name` is no name, `fn` cannot be called with what is given, or the columns are none that it could
             read together.
     """
-    return _compute(fn, columns, name, level, Grain.SAMPLE, constants)
+    return _compute(fn, columns, name, level, Grain.SAMPLE, ComputeOptions(constants))
 
 
 def per_group(
-    fn: Callable[..., Any], *columns: ColumnHandle, name: str, level: Level = Level.SAMPLE, **constants: Any
+    fn: Callable[..., Any],
+    *columns: ColumnHandle,
+    name: str,
+    level: Level = Level.SAMPLE,
+    least_samples: int = 1,
+    **constants: Any,
 ) -> ColumnHandle:
     """Apply `fn` to all samples of one prompt: an array [samples] per SAMPLE column, a list of arrays per TOKEN column.
 
     Samples are in sample-index order; samples without a reward have been dropped.
 
+    Args:
+        least_samples: that a group needs for `fn` to say anything, 2 where it compares them: a recipe that draws fewer
+            is refused. Groups of which samples were dropped may still have fewer.
+
     Raises:
         FlowError: as `per_sample`.
     """
-    return _compute(fn, columns, name, level, Grain.GROUP, constants)
+    return _compute(fn, columns, name, level, Grain.GROUP, ComputeOptions(constants, least_samples))
 
 
 def per_batch(
@@ -62,7 +71,7 @@ def per_batch(
     Raises:
         FlowError: as `per_sample`.
     """
-    return _compute(fn, columns, name, level, Grain.BATCH, constants)
+    return _compute(fn, columns, name, level, Grain.BATCH, ComputeOptions(constants))
 
 
 def carried(name: str, start: float | Sequence[float]) -> Carried:
@@ -136,7 +145,7 @@ def _compute(
     name: str,
     level: Level,
     grain: Grain,
-    constants: dict[str, Any],
+    options: ComputeOptions,
 ) -> ColumnHandle:
     call = f"per_{grain}({title_of(fn) if callable(fn) else describe(fn)})"
     if not callable(fn):
@@ -158,10 +167,10 @@ def _compute(
         raise FlowError(f"{call} cannot make one value for the whole batch; use per_batch")
     inputs = {str(i): column_of(handle, rows, call) for i, handle in enumerate(columns)}
     try:
-        inspect.signature(fn).bind(*inputs.values(), **constants)
+        inspect.signature(fn).bind(*inputs.values(), **options.constants)
     except (TypeError, ValueError) as error:
         raise FlowError(
-            f"{call} cannot be called with {len(inputs)} columns and {sorted(constants)}: {error}"
+            f"{call} cannot be called with {len(inputs)} columns and {sorted(options.constants)}: {error}"
         ) from None
     node = tracer.add(
         name,
@@ -171,6 +180,6 @@ def _compute(
         inputs=inputs,
         outputs=((name, level),),
         fn=fn,
-        options=ComputeOptions(constants),
+        options=options,
     )
     return ColumnHandle(tracer, node.outputs[0])

@@ -219,7 +219,9 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
 
 
 def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
-    """Raises ConfigError where a role would never be trained, or a step has fewer samples than mini-batches."""
+    """Raises ConfigError where a role would never be trained, or a step has fewer samples than mini-batches or than
+    comparing them needs."""
+    _check_groups(flow, recipe)
     for node in flow.of_kind(CallKind.TRAIN):
         role, made_by, options = str(node.role), flow.nodes[node.rows], node.training
         if flow.optimizer_steps(role, recipe.steps) == 0:
@@ -236,6 +238,20 @@ def check_trained_steps(flow: Dataflow, recipe: Recipe) -> None:
                 f"{node.call} takes {options.mini_batches} mini-batches (`options.mini_batches`), but a step "
                 f"has {count} {'groups' if options.whole_groups else 'samples'}; give at most so many, or more "
                 "`prompts_per_step`"
+            )
+
+
+def _check_groups(flow: Dataflow, recipe: Recipe) -> None:
+    for node in flow.of_kind(CallKind.COMPUTE):
+        drawn = flow.nodes[node.rows]
+        if drawn.kind is not CallKind.GENERATE:
+            continue
+        per_group = drawn.generation.num_samples(recipe.samples_per_prompt)
+        least = node.computing.least_samples
+        if per_group < least:
+            raise ConfigError(
+                f"`samples_per_prompt` is {per_group}, but `{node.call}` of the flow `{flow.name}` compares the "
+                f"samples of a prompt; give {least} or more, or another algorithm (reinforce_pp, remax, ppo)"
             )
 
 
