@@ -52,7 +52,7 @@ def test_a_changed_helper_is_compiled_anew(tmp_path: Path) -> None:
     (package / "__init__.py").touch()
     (package / "helper.py").write_text(HELPER.format(factor=2))
     (package / "caller.py").write_text(CALLER)
-    notice = "plait: compiling kernels for this CPU (kept for later runs)\n"
+    notice = "plait: compiling kernels for this CPU, a minute or two in all (kept for later runs)\n"
     assert run(tmp_path) == (14, 0, notice)
     kept = {path.name for path in (package / "__pycache__").glob("*.nb?")}
     assert len(kept) == 4, "an index and the code of each function"
