@@ -127,7 +127,9 @@ def _announce(kept: bool) -> None:
     _announced = True
     until = "kept for later runs" if kept else "in every process, for no folder to keep them can be written"
     remedy = "" if kept else "; set NUMBA_CACHE_DIR to one that can"
-    print(f"plait: compiling kernels for this CPU, a minute or two in all ({until}{remedy})", file=sys.stderr, flush=True)
+    print(
+        f"plait: compiling kernels for this CPU, a minute or two in all ({until}{remedy})", file=sys.stderr, flush=True
+    )
 
 
 if AVAILABLE:

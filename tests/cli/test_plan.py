@@ -261,6 +261,10 @@ def test_it_fits_the_terminal(
             ("plan", "--cluster", "4xH100", "--device", "cpu"),
             "key `device`: expected cuda, for a cluster of H100",
         ),
+        (
+            ("plan", "--cluster", str(RENTED.with_name("two_kinds.yaml")), "--device", "cpu"),
+            "key `device`: expected cuda, for a cluster of ",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_message(

@@ -287,7 +287,9 @@ def test_steps_by_layers_are_those_of_parts_of_models_which_are_not_replayed(
     measured_s: str, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    captured = SimpleNamespace(logits=lambda batch, pool: asked.append(batch.num_tokens), drop=lambda: None)
+    captured = SimpleNamespace(
+        logits=lambda batch, pool: asked.append(batch.num_tokens), drop=lambda: None, seconds=0.0
+    )
     engine_for = work_of_profile.engine_for
 
     def as_on_a_gpu(*of: Any) -> Engine:

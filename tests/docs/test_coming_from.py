@@ -123,6 +123,7 @@ def test_the_recipe_for_a_script_of_trl_is_one(tmp_path: Path) -> None:
     (tmp_path / "right.yaml").write_text(rest.partition("```")[0])
     recipe = load_recipe(tmp_path / "right.yaml")
     assert (recipe.steps, recipe.prompts_per_step, recipe.lora.rank) == (100, 8, 16)
+    assert recipe.lora.target_modules == ("q_proj", "v_proj"), "as peft takes for qwen3 where nothing is said"
     validate_options(options_class(load_flow(recipe.algorithm)) or object, recipe.options)
 
 

@@ -22,6 +22,7 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.backbone_model import copy_of
 from plait.models.compute import widened
+from plait.models.files import hub
 from plait.models.files.saving import merged_weight, save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
@@ -160,6 +161,13 @@ def test_a_saved_adapter_names_its_base_from_the_root_on(tmp_path: Path, monkeyp
     save_adapter(view, tmp_path / "it")
     monkeypatch.chdir(tmp_path / "it")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "it").peft_config["default"].r == 4
+
+
+def test_a_saved_adapter_names_a_base_of_a_hub_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_pretrained(tiny_llama(torch.float32), tmp_path / "snapshot")
+    monkeypatch.setattr(hub, "resolve", lambda name: tmp_path / "snapshot")
+    save_adapter(add_lora(load_model("org/tiny", dtype="float32"), RANK_4, name="a", seed=0), tmp_path / "it")
+    assert json.loads((tmp_path / "it/adapter_config.json").read_text())["base_model_name_or_path"] == "org/tiny"
 
 
 def test_greedy_generation_is_that_of_the_unmerged_model_in_peft() -> None:

@@ -43,11 +43,18 @@ def test_a_decorated_function_goes_by_the_file_that_defines_it(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    "function", [lambda completions, **_: [1.0], functools.partial(sevens, weight=2), halved, 5], ids=lambda one: "it"
+    "function",
+    [
+        lambda completions, **_: [1.0],
+        halved(lambda completions, **_: [1.0]),
+        halved(sevens),
+        functools.partial(sevens, weight=2),
+        5,
+    ],
+    ids=("a lambda", "a wrapped lambda", "a wrapper", "a partial", "a number"),
 )
 def test_what_no_path_can_name_is_refused(function: Any) -> None:
-    if function is halved:
-        function = halved(lambda completions, **_: [1.0])
+    """A wrapper that has another name than what it wraps would be computed without."""
     with pytest.raises(ConfigError, match=r"cannot be named in a recipe: give a function that is defined at the top"):
         plait.train(model="m", data={"source": "d.jsonl"}, reward=function)
 

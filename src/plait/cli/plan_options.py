@@ -125,7 +125,8 @@ def _check_device(device: str, spec: ClusterSpec) -> None:
     """Raises ConfigError where a recipe computes on CPUs, and the cluster has GPUs that plait knows."""
     from plait.cost.hardware import DEVICES
 
-    if device == "cpu" and spec.device in DEVICES.values():
+    devices = [kind.device for kind in spec.kinds] or [spec.device]
+    if device == "cpu" and any(known in devices for known in DEVICES.values()):
         raise ConfigError(
             f"key `device`: expected cuda, for a cluster of {spec.device.name}, found cpu; give `--device cuda`"
         )

@@ -46,7 +46,6 @@ class EngineState:
         self.rows = DecodeBatch(settings.max_running, self.limits.block_tokens, model.device)
         self.forward = Forward(model, self.pool, exact=settings.exact, computes=computes)
         self.flight = InFlight(model.eos_token_ids, policy_version)
-        """Those with samples in flight."""
         self.epoch = 0
         """Counts how often everything in flight was computed again."""
         self.keep_memory = keep_memory

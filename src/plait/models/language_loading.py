@@ -72,6 +72,8 @@ def read_folder(name: str, dtype: torch.dtype, *, decoder_only: bool = False) ->
     Raises:
         ModelError: see `load_model`.
     """
+    from plait.models.files.hub import is_hub_id
+
     loading(f"model {name}")
     folder, _, tokenizer = read_config(name)
     with _reading(name):
@@ -81,6 +83,8 @@ def read_folder(name: str, dtype: torch.dtype, *, decoder_only: bool = False) ->
             f"model: {name!r} lacks {len(faults)} tensors of a {type(module).__name__} or has them in another shape "
             f"({', '.join(faults[:3])}); set `model` to a complete checkpoint."
         )
+    if is_hub_id(name) and not Path(name).exists():
+        module.config._name_or_path = name  # what Transformers says is where it lies on this machine
     return module, tokenizer, folder
 
 

@@ -94,7 +94,8 @@ def load_file(path: Path) -> ModuleType:
     _sources[name] = source
     try:
         with importing(str(resolved)):
-            spec.loader.exec_module(module)
+            # What was read, not what Python keeps compiled of the file: that may be older by less than a second.
+            exec(compile(source, str(resolved), "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise

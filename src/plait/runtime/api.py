@@ -201,12 +201,18 @@ def path_of(function: Callable[..., Any]) -> str:
         ConfigError: the function is not defined at the top level of a file.
     """
     file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
-    if file is None or not function.__qualname__.isidentifier() or not Path(file).is_file():
+    if file is None or not _is_found_by_name(function) or not Path(file).is_file():
         raise ConfigError(
             f"`{getattr(function, '__qualname__', function)}` cannot be named in a recipe: give a function that is "
             "defined at the top level of a file, or its path FILE.py:FUNCTION"
         )
     return f"{file}:{function.__name__}"
+
+
+def _is_found_by_name(function: Callable[..., Any]) -> bool:
+    """Whether the top level of its module has it under its name: what wraps a function has that one's name."""
+    named = getattr(sys.modules.get(function.__module__), function.__name__, function)
+    return function.__qualname__.isidentifier() and (named is function or not hasattr(function, "__wrapped__"))
 
 
 def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[str, Any]]:

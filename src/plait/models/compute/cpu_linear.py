@@ -84,7 +84,8 @@ def pays(num_rows: int, weight_OI: Tensor) -> bool:
 
 @contextlib.contextmanager
 def everywhere() -> Iterator[None]:
-    """Within it float32 products of any size are oneDNN's: what happens to many rows can be seen on a few."""
+    """Within it float32 products of any size are oneDNN's: on CPUs with AVX-512, what
+    happens to many rows can be seen on a few."""
     global LEAST_PRODUCTS
     before, LEAST_PRODUCTS = LEAST_PRODUCTS, 0
     try:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from plait import kept_memory
 
 WIDENED_WEIGHTS = 1 << 19
-"""Numbers of a weight that are widened at a time: 2 MiB."""
+"""Numbers of a weight that are widened at a time, but `LINE` output features at least: 2 MiB, or a little more."""
 
 MANY_ROWS = 256
 """See `prefers_torch`. Fewer are left to oneDNN, by which products of packed and unpacked weights are equal bits."""

@@ -103,7 +103,7 @@ def resolve(name: str) -> Path:
     if folder.exists():
         _check_folder(folder, name)
         return folder
-    if _is_hub_id(name):
+    if is_hub_id(name):
         return _from_hub(name)
     raise ModelError(_unknown(name))
 
@@ -127,7 +127,7 @@ def read_config(name: str) -> dict[str, Any]:
     folder = Path(os.path.expanduser(name))
     if folder.exists():
         path = folder / "config.json"
-    elif _is_hub_id(name):
+    elif is_hub_id(name):
         path = _snapshot(name, ("config.json",)) / "config.json"
     else:
         raise ModelError(_unknown(name))
@@ -230,7 +230,8 @@ def _check_folder(folder: Path, name: str) -> None:
     check_files(folder, files, config, name)
 
 
-def _is_hub_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
+    """Whether a name that is no folder's is one of a hub's, `owner/model`."""
     parts = name.split("/")
     return len(parts) == 2 and all(part and not part.startswith((".", "~", "-")) for part in parts)
 
