@@ -126,6 +126,22 @@ def test_products_of_bfloat16_are_summed_in_float32_and_rounded_once(
         assert torch.equal(linear(*leaves), ours[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_a_larger_matrix_has_the_products_of_a_matrix_of_its_own(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of so many rows that torch computes them: what shares memory with another layout has the same bits."""
+    monkeypatch.setattr(widened_, "WIDENS", True)
+    x, weight_OI = (
+        torch.randn(*size, generator=torch.Generator().manual_seed(size[0])).to(dtype)
+        for size in ((widened_.MANY_ROWS + 44, 192), (576, 3 * 192))
+    )
+    part_OI = weight_OI[:, 192:384]
+    assert torch.equal(linear(x, part_OI), linear(x, part_OI.contiguous()))
+    grad = linear(x, part_OI)
+    assert torch.equal(cpu_linear.input_gradient(grad, part_OI), cpu_linear.input_gradient(grad, part_OI.contiguous()))
+
+
 @pytest.mark.usefixtures("widened")
 def test_batched_products_of_bfloat16_are_summed_in_float32_and_rounded_once() -> None:
     left_BNK, right_BKM = (
