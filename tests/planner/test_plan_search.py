@@ -50,9 +50,13 @@ def learning_beside(prompts, actor, ref):
 SMALL = trace(learning_beside, roles=("actor", "ref"))
 
 
+ROLLOUTS, IN_ONE_PART = Rollouts(16, 512, 1024), Rollouts(16, 512, 16384)
+"""What scores beside generation does so in 8 parts at most, or in one."""
+
+
 def problem(devices: int = 4, memory: int = 200, flow=PPO, nodes: int = 1, tp: int = 8, **costs) -> PlanProblem:
     roles = [role for role in ROLES if role in flow.roles]
-    graph = StepGraph.of(flow, roles, ["reward"], rollouts=Rollouts(16, 512, 1024))
+    graph = StepGraph.of(flow, roles, ["reward"], rollouts=ROLLOUTS)
     work = {**WORK, "actor.logprobs": 8.0}
     weights = {"actor": 20, "critic": 10, "ref": 20, "reward": 10}
     stand_in = StandIn(work, weights, nodes=nodes, devices=devices, memory=memory, **costs)
@@ -322,10 +326,11 @@ def test_roles_train_together_only_where_a_step_gains_three_percent(
     assert bool(fused_slots(found.best.places)) is is_proposed
 
 
+@pytest.mark.parametrize("rollouts", [ROLLOUTS, IN_ONE_PART], ids=["in parts", "in one part"])
 @pytest.mark.parametrize("traits", [{}, {"fuses": True}, {"ahead": True}], ids=str)
-def test_no_plan_is_worth_less_than_its_bound(traits) -> None:
+def test_no_plan_is_worth_less_than_its_bound(traits, rollouts: Rollouts) -> None:
     of = problem(4, tails=(Tail(0.0, 6.0), Tail(-0.5, 4.0, 0.1)), first_s=1.0)
-    of = replace(of, graph=replace(of.graph, **traits), pairs=(("actor", "critic"),))
+    of = replace(of, graph=replace(of.graph, rollouts=rollouts, **traits), pairs=(("actor", "critic"),))
     space = PlanSpace(of)
     objective, moves, rng = Objective(space.problem), Moves(space), Random("bounds")
     state = moves.greedy()
@@ -333,6 +338,34 @@ def test_no_plan_is_worth_less_than_its_bound(traits) -> None:
     for _ in range(300):
         state = moves.near(state, rng)
         assert objective.bound(state) <= objective(state).value * (1 + 1e-12)
+
+
+def test_nothing_is_the_bound_where_keys_and_values_take_what_is_left_of_a_device() -> None:
+    space = PlanSpace(problem(2, flow=SMALL, crowded_s=0.01))
+    places = one_mesh(space)
+    assert places is not None
+    assert Objective(space.problem).bound(places) == 0.0
+
+
+def test_only_scores_on_ranks_that_generate_are_hidden_behind_it() -> None:
+    """The reference is on the ranks that bring a generation its weights, and on none that generates: it scores
+    afterwards, all of it."""
+    of = problem(4)
+    work = {**WORK, "ref.logprobs": 40.0}
+    costs = StandIn(work, dict.fromkeys(ROLES, 20), devices=4, memory=200, tails=(Tail(0.0, 24.0),))
+    space = PlanSpace(replace(of, graph=replace(of.graph, rollouts=IN_ONE_PART, fuses=True), costs=costs))
+    pairs, apart = ((0, 1), (2, 3)), {"actor": 1, "ref": 1, "critic": 0, "reward": 0}
+    places = []
+    for number, slot in enumerate(space.graph.slots):
+        generates = slot.mode == "decode"
+        ranks = pairs[0 if generates else apart[slot.role]]
+        (sizes,) = [one for one in space.forms.parallelisms(number, ranks) if one.dp == 2]
+        form = space.forms.form_of(number, ranks, sizes)
+        places.append(space.place(number, ranks, form, "drop" if generates else "keep"))
+    objective = Objective(space.problem)
+    judged = objective(places)
+    assert objective.bound(places) <= judged.value * (1 + 1e-12)
+    assert judged.seconds > (40.0 + 40.0) / 2
 
 
 def test_the_bound_is_the_step_itself_where_every_call_is_on_all_devices_and_nothing_is_moved() -> None:

@@ -56,7 +56,7 @@ class Objective:
         self._limits = np.array([cluster.memory_of(rank) for rank in range(problem.num_devices)], float)
         self._everyone = (1 << problem.num_devices) - 1
         self._known: dict[tuple[Place, ...], Judged] = {}
-        self._least_s = StepBound(problem.graph, self._simulator.functions_s)
+        self._bound = StepBound(problem.graph, self._simulator.functions_s)
 
     def __call__(self, places: Sequence[Place]) -> Judged:
         key = tuple(places)
@@ -66,8 +66,14 @@ class Objective:
         return judged
 
     def bound(self, places: Sequence[Place]) -> float:
-        """No more than the value of a plan, in a small part of the time; memory is left out."""
-        worth = weighed_s(self._least_s(places), places)
+        """No more than the value of a plan, in a small part of the time; memory is left out.
+
+        0 where keys and values take what is left of a device: how many samples that has room for is known when a plan
+        is played, and fewer at a time may be foretold to take less.
+        """
+        if self._problem.costs.pool_takes_rest:
+            return 0.0
+        worth = weighed_s(self._bound(places), places)
         return worth + worth * self._idleness(places)
 
     def _idleness(self, places: Sequence[Place]) -> float:

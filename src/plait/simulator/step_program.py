@@ -65,7 +65,7 @@ class StepProgram:
         self._streaming: dict[int, list[tuple[int, float]]] = {}
         """Generation of this step → (ranks, seconds) of what scores beside it on ranks of its own."""
         self._spare: dict[int, Spare] = {}
-        """Generation of this step → what its ranks have to spare until its end."""
+        """Score of this step on ranks that generate its samples → what these have to spare until their end."""
         self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
         self._begins = [self._mask(number, begins=True) for number in range(len(self.graph.calls))]
         self._sources = [*map(self._source, range(len(self.graph.calls))), None]
@@ -181,9 +181,9 @@ class StepProgram:
                 before.append((place.mask, seconds))
                 task.mesh = frozenset()
             end = _streamed(now, others_s + seconds, place.chunks, *self._generated[source])
-        elif call.source in self._spare and not call.beside and call.slot not in self._brought:
+        elif number in self._spare:
             seconds += cost.in_parts_s
-            seconds -= self._spare[call.source].hidden(place.mask, seconds)
+            seconds -= self._spare[number].hidden(place.mask, seconds)
         end = now + seconds if end is None else end
         kind = KIND[slot.mode]
         yield from self._taking(
@@ -200,14 +200,15 @@ class StepProgram:
         if not self.graph.fuses or self.graph.ahead or not tails:
             return 0.0
         scores = [(call, self.places[self.graph.calls[call].slot]) for call in self.graph.scores_of[number]]
-        shared = [
-            other.seconds[self.graph.calls_of[other.slot].index(call)]
+        shared = {
+            call: other.seconds[self.graph.calls_of[other.slot].index(call)]
             for call, other in scores
             if other.mask & place.mask and other.slot not in self._brought
-        ]
+        }
         if not shared:
             return 0.0
-        spare = self._spare[number] = spare_of(tails, sum(p.dp for p in place.placements), sum(shared))
+        spare = spare_of(tails, sum(p.dp for p in place.placements), sum(shared.values()))
+        self._spare |= dict.fromkeys(shared, spare)
         return spare.end_s
 
     def _bringing(self, step: int, number: int, slot: int) -> Work[None]:
