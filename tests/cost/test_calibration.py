@@ -71,7 +71,7 @@ def test_the_nearest_is_scaled_and_its_doubt_is_said() -> None:
 
 def test_where_products_are_widened_only_what_reads_weights_goes_by_their_bytes() -> None:
     """Rows of bfloat16 are computed in float32 there, and take as long; in float64 they take twice as long."""
-    widening = PROFILE.model_copy(update={"widens": True})
+    widening = PROFILE.model_copy(update={"widens": True, "drawing": ((1, 0.1),)})
     one, two = (calibrated([widening], SHAPE, dtype, 1).profile for dtype in ("float32", "float64"))
     assert one is not None
     assert two is not None
@@ -79,6 +79,7 @@ def test_where_products_are_widened_only_what_reads_weights_goes_by_their_bytes(
     assert one.decode[0] == (1, 10, 2 * PROFILE.decode[0][2])
     assert two.forward == ((10, 2.0), (20, 4.0))
     assert two.decode[0] == (1, 10, 4 * PROFILE.decode[0][2])
+    assert (one.drawing, two.drawing) == (((1, 0.2),), ((1, 0.4),))
 
 
 def test_twice_the_weights_of_a_layer_are_another_shape() -> None:

@@ -137,7 +137,7 @@ def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
             "decode_by_layers": steps(profile.decode_by_layers),
             "head": points(profile.head),
             "head_backward": points(profile.head_backward),
-            "drawing": points(profile.drawing),
+            "drawing": tuple((samples, factor * seconds) for samples, seconds in profile.drawing),
             "products": rates,
         }
     )
