@@ -55,7 +55,7 @@ def test_a_long_timeline_is_scaled_and_an_empty_one_said():
 
 
 def test_no_two_kinds_of_actions_of_a_step_share_a_letter():
-    kinds = ("PREFILL", "DECODE", "SCORE", "TRAIN", "STEP", "MOVE", "OFFLOAD", "ONLOAD")
+    kinds = ("PREFILL", "DECODE", "SCORE", "TRAIN", "STEP", "SAMPLES", "MOVE", "OFFLOAD", "ONLOAD")
     assert len({letter_of(kind) for kind in kinds}) == len(kinds)
 
 

@@ -29,8 +29,9 @@ _LEAST_EDGED = 2.5
 """Width of a box with a white edge: narrower ones would be nothing else."""
 _LETTER = 5.6
 """Width of one, about."""
-_LETTERS = {"STEP": "o", "OFFLOAD": "<", "ONLOAD": ">"}
-"""Signs for kinds whose first letter is that of another: the optimizer's step beside scoring, what goes and comes."""
+_LETTERS = {"STEP": "o", "SAMPLES": "~", "OFFLOAD": "<", "ONLOAD": ">"}
+"""Signs for kinds whose first letter is that of another: the optimizer's step and samples that move beside scoring,
+what goes and comes."""
 
 
 def ascii_gantt(timeline: Timeline, width: int = 100) -> str:
