@@ -135,12 +135,13 @@ class Costs(Protocol):
 
     @property
     def engine_bytes(self) -> EngineBytes:
-        """What an engine holds all the time on a rank that generates, beside the models of roles."""
+        """What an engine takes on a rank that generates, beside the models of roles: all the time, and what may come to
+        it."""
         ...
 
     @property
     def engine_is_whole(self) -> bool:
-        """Whether it holds that only where an instance is of one rank."""
+        """Whether it takes that only where an instance is of one rank."""
         ...
 
     def slack(

@@ -1,4 +1,5 @@
-"""Bytes that an engine holds all the time where it generates, beside the models of roles. Imports no torch."""
+"""Bytes of an engine where it generates, beside the models of roles: held all the time, and what may come to them.
+Imports no torch."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ share its link to the others. Torch-free.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -40,15 +40,14 @@ class Traffic:
         """From each device of a pipeline stage to its peer in the next one; the slowest of these hops."""
         if self.layout.parallelism.pp == 1:
             return 0.0
-        return self._pass(self._crossings, num_bytes)
+        return self._pass(_hops(self.cluster.devices_per_node, self.layout), num_bytes)
 
     def _ring(self, axis: Axis, num_bytes: float, times: int) -> float:
         size = getattr(self.layout.parallelism, axis)
         if size == 1:
             return 0.0
-        if axis not in self._sharing:
-            self._sharing[axis] = _sharing(self.cluster.devices_per_node, self.layout, axis)
-        return self._pass(self._sharing[axis], times * (size - 1) / size * num_bytes)
+        sharing = _sharing(self.cluster.devices_per_node, self.layout, axis)
+        return self._pass(sharing, times * (size - 1) / size * num_bytes)
 
     def _pass(self, sharing: int, num_bytes: float) -> float:
         """
@@ -57,15 +56,6 @@ class Traffic:
         """
         link = self.cluster.inter if sharing else self.cluster.intra
         return link.latency_s + max(1, sharing) * num_bytes / (link.bandwidth * self.cluster.software.links)
-
-    @cached_property
-    def _sharing(self) -> dict[Axis, int]:
-        """How many share the link out of a node, by the axis, as far as that was asked."""
-        return {}
-
-    @cached_property
-    def _crossings(self) -> int:
-        return _hops(self.cluster.devices_per_node, self.layout)
 
 
 @lru_cache(maxsize=65536)

@@ -140,8 +140,8 @@ class Workload:
     rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess
-    engine_bytes: of an engine on each rank that generates, all the time: known texts, a draft model; all that another
-                 engine takes
+    engine_bytes: of an engine on each rank that generates: known texts, a draft model, and what may come to it where
+                 its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """

@@ -97,7 +97,7 @@ def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: CostSource)
 
 
 def has_engine(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats:
-    """[ranks] 1 where an engine holds what it holds all the time, else 0."""
+    """[ranks] 1 where an engine takes what it takes beside the models of roles, else 0."""
     generating = 0
     for slot, place in zip(graph.slots, places, strict=True):
         is_there = place.is_whole or not costs.engine_is_whole
