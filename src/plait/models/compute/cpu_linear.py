@@ -12,8 +12,7 @@ The weights of a generation's decode steps are read by few rows at a time. For t
 more, in the order in which oneDNN reads them: [32, 576] by [1536, 576]ᵀ takes 196 µs in place of 257 (bfloat16), 351
 in place of 794 (float32). Packed and unpacked products are equal bit for bit, those of one float32 row up to rounding.
 
-On CPUs without AVX-512 products of bfloat16 are `widened`, and those of many rows are torch's float32 products, which
-may differ from a packed weight's by their rounding.
+On CPUs without AVX-512 products of bfloat16 are `widened`.
 
 Shapes: N rows, I input and O output features.
 """
@@ -78,14 +77,12 @@ def pays(num_rows: int, weight_OI: Tensor) -> bool:
         and weight_OI.device.type == "cpu"
         and AVAILABLE
         and num_rows * weight_OI.numel() >= LEAST_PRODUCTS
-        and not widened.prefers_torch(num_rows)
     )
 
 
 @contextlib.contextmanager
 def everywhere() -> Iterator[None]:
-    """Within it float32 products of any size are oneDNN's: on CPUs with AVX-512, what
-    happens to many rows can be seen on a few."""
+    """Within it float32 products of any size are oneDNN's: what happens to many rows can be seen on a few."""
     global LEAST_PRODUCTS
     before, LEAST_PRODUCTS = LEAST_PRODUCTS, 0
     try:

@@ -6,11 +6,6 @@ On one core of an AMD EPYC with AVX2, in GFLOP/s, [512, 576] by [1536, 576]ᵀ:
 
     float32 81      bfloat16 by torch 8.5, by widened numbers 71
 
-Of many rows, which training and scoring have, torch's float32 product (MKL's) is the faster there, in float32 as well;
-in GFLOP/s with others on the machine, [3011, 576] by [1536, 576]ᵀ, by oneDNN and by MKL:
-
-    forward: 69, 79      input gradient: 74, 79      weight gradient: 59, 87
-
 Shapes: N rows, I input and O output features; B products of a batch, N rows by M columns, K what they are summed over.
 """
 
@@ -20,18 +15,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from plait import kept_memory
 
 WIDENED_WEIGHTS = 1 << 19
-"""Numbers of a weight that are widened at a time, but `LINE` output features at least: 2 MiB, or a little more."""
-
-MANY_ROWS = 256
-"""See `prefers_torch`. Fewer are left to oneDNN, by which products of packed and unpacked weights are equal bits."""
-
-LINE = 64
-"""Output features of a piece are a multiple: [2048, 576] by [910, 576]ᵀ has 53 GFLOP/s by MKL, by [896, 576]ᵀ 83."""
+"""Numbers of a weight that are widened at a time: 2 MiB."""
 
 
 def _widens() -> bool:
@@ -55,11 +43,6 @@ def takes(tensor: Tensor) -> bool:
     return WIDENS and tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
 
 
-def prefers_torch(num_rows: int) -> bool:
-    """Whether torch's float32 product of so many rows, MKL's, is faster than oneDNN's: on a CPU without AVX-512."""
-    return WIDENS and num_rows >= MANY_ROWS
-
-
 def _by_onednn(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
 
@@ -70,18 +53,15 @@ def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if weight_OI.dtype == torch.float32:
         return _by_onednn(wide_NI, weight_OI, wide_O).bfloat16()
     out_NO = x_NI.new_empty(*x_NI.shape[:-1], len(weight_OI))
-    by_torch = prefers_torch(x_NI.numel() // x_NI.shape[-1])
     for at in _pieces(weight_OI):
-        operands = wide_NI, weight_OI[at].float(), None if wide_O is None else wide_O[at]
-        out_NO[..., at] = F.linear(*operands) if by_torch else _by_onednn(*operands)
+        out_NO[..., at] = _by_onednn(wide_NI, weight_OI[at].float(), None if wide_O is None else wide_O[at])
     return out_NO
 
 
 def input_gradient(grad_NO: Tensor, weight_OI: Tensor) -> Tensor:
     """grad · weight [N, I]."""
-    first, *others = _pieces(weight_OI)
-    wide_NI = grad_NO[:, first].float() @ weight_OI[first].float()
-    for at in others:
+    wide_NI = grad_NO.new_zeros(len(grad_NO), weight_OI.shape[1], dtype=torch.float32)
+    for at in _pieces(weight_OI):
         wide_NI.addmm_(grad_NO[:, at].float(), weight_OI[at].float())
     return wide_NI.bfloat16()
 
@@ -96,7 +76,7 @@ def weight_gradient(grad_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
 
 def _pieces(weight_OI: Tensor) -> Iterator[slice]:
     """Output features of a few at a time: their widened weights stay in the cache."""
-    step = max(1, WIDENED_WEIGHTS // weight_OI.shape[1] // LINE) * LINE
+    step = max(1, WIDENED_WEIGHTS // weight_OI.shape[1])
     return (slice(start, start + step) for start in range(0, len(weight_OI), step))
 
 
