@@ -288,7 +288,7 @@ def test_keys_of_the_recipe_may_stand_behind_it(recipe: str, capsys: pytest.Capt
 
 def test_of_several_stages_one_is_meant(recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     stages = {"first": {"algorithm": "sft"}, "second": {"model": "@first", "algorithm": "grpo", "steps": 1}}
-    common = yaml.safe_load(RECIPE) | {"stages": stages}
+    common = yaml.safe_load(RECIPE) | {"stages": stages, "samples_per_prompt": 2}
     for key in ("algorithm", "sampling"):
         del common[key]
     (tmp_path / "stages.yaml").write_text(yaml.safe_dump(common))

@@ -140,7 +140,8 @@ def test_of_a_stage_on_several_nodes_nothing_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_with_reward(RECIPE, tmp_path / "ppo.yaml")
-    common = yaml.safe_load(RECIPE) | {"stages": {"first": {"algorithm": "grpo", "steps": 1}}}
+    stages = {"first": {"algorithm": "grpo", "steps": 1, "samples_per_prompt": 2}}
+    common = yaml.safe_load(RECIPE) | {"stages": stages}
     del common["algorithm"]
     (tmp_path / "stages.yaml").write_text(yaml.safe_dump(common))
     place = ("--lengths", "64:128", "--stage", "first", "--evaluations", 5)
