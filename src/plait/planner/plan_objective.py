@@ -74,11 +74,10 @@ class Objective:
         if self._problem.costs.pool_takes_rest:
             return 0.0
         worth = weighed_s(self._bound(places), places)
-        return worth + worth * self._idleness(places)
+        return worth + worth * self._idleness(self._idle(places))
 
-    def _idleness(self, places: Sequence[Place]) -> float:
-        """What a plan that leaves devices idle is worth less, as a share."""
-        idle = self._idle(places)
+    def _idleness(self, idle: int) -> float:
+        """What a plan that leaves so many devices idle is worth less, as a share."""
         return idle / self._problem.num_devices + MISFIT if idle else 0.0
 
     def _idle(self, places: Sequence[Place]) -> int:
@@ -93,7 +92,8 @@ class Objective:
         seconds = played.step_s
         excess = max(0.0, float((played.peak / self._limits).max()) - 1.0)
         value = worth = weighed_s(seconds, places)
+        idle = self._idle(places)
         if excess > 0:
             value += worth * (EXCESS_WEIGHT * excess + MISFIT)
-        value += worth * self._idleness(places)
-        return Judged(value, seconds, excess, self._idle(places))
+        value += worth * self._idleness(idle)
+        return Judged(value, seconds, excess, idle)

@@ -61,17 +61,17 @@ def cut_layers(
     for number in range(num_stages):
         after: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (layers + 1)
         for stop in range(number + 1, layers - (num_stages - 1 - number) + 1):
-            found: tuple[float, float, tuple[int, ...]] | None = None
+            shortest: tuple[float, float, tuple[int, ...]] | None = None
             for start in range(stop - 1, number - 1, -1):
                 mine = stage(number, start, stop)
-                if mine == inf or (found is not None and mine > found[0]):
+                if mine == inf or (shortest is not None and mine > shortest[0]):
                     break  # with more layers it takes no less
                 before = best[start]
                 if before is None:
                     continue
                 cut = (max(before[0], mine), before[1] + mine * mine, (*before[2], stop - start))
-                if found is None or cut < found:
-                    found = cut
-            after[stop] = found
+                if shortest is None or cut < shortest:
+                    shortest = cut
+            after[stop] = shortest
         best = after
     return None if best[layers] is None else best[layers][2]  # type: ignore[index]

@@ -204,7 +204,7 @@ def path_of(function: Callable[..., Any]) -> str:
     if file is None or not _is_found_by_name(function) or not Path(file).is_file():
         raise ConfigError(
             f"`{getattr(function, '__qualname__', function)}` cannot be named in a recipe: give a function that is "
-            "defined at the top level of a file, or its path FILE.py:FUNCTION"
+            "defined at the top level of a file under that name, or its path FILE.py:FUNCTION"
         )
     return f"{file}:{function.__name__}"
 
