@@ -37,10 +37,11 @@ from plait.cost.cluster import read_cluster
 from plait.cost.decoding import Decoding
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.layer_times import LayerTimes, total
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.planner.search import search

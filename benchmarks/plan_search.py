@@ -28,7 +28,7 @@ from statistics import median
 from sides import positive
 
 from plait.cost.cluster import read_cluster
-from plait.cost.workload import Lengths, SampleLengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import BETAS, Budget, SearchResult, search
 from plait.recipes.recipe_file import load_recipe

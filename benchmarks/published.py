@@ -22,8 +22,8 @@ import yaml
 
 from plait.cost.cluster import read_cluster
 from plait.cost.hardware import Software
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
-from plait.cost.workload import Lengths, SampleLengths
 from plait.layout.mesh import Layout
 from plait.recipes.recipe_file import load_recipe
 from plait.runtime.prediction.planning import Planning

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from published import ROOT, mean_error, real_points
 
 from plait.cost.cluster import read_cluster
-from plait.cost.workload import Lengths, SampleLengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import Budget
 from plait.recipes.recipe_file import load_recipe

@@ -21,9 +21,10 @@ from plait.cost.calibration import (
 from plait.cost.cluster import Checked, read_cluster
 from plait.cost.hardware import DEVICES, GIB
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profiles_of_gpu
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.profile import KEPT_RUNS, KindRecord, RunRecord
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
 from tests.cost.test_model_costs import SHAPE, a_flow
 from tests.cost.test_profile import PROFILE

@@ -12,8 +12,9 @@ from plait.cost.cluster import ClusterSpec, read_cluster
 from plait.cost.costs import CallCost
 from plait.cost.decoding import dealt, profile
 from plait.cost.hardware import Link, Software
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
 from tests.cost.test_model_costs import SHAPE, a_flow

@@ -8,6 +8,7 @@ import pytest
 
 from plait.cost import device_memory
 from plait.cost.device_memory import memory_by_device
+from plait.cost.lengths import Lengths
 from plait.cost.placed import Facts
 from plait.cost.placement import check_layouts
 from plait.cost.rank_order import better_orders
@@ -32,7 +33,7 @@ def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Fact
     models = role_models(flow, recipe)
     planned = {one.role: PlannedModel(one.scalar, SHAPE.parameters, SHAPE.layers, 1.0) for one in models}
     plan = complete(make_plan(flow, planned), flow, planned, "plan")
-    return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, 128)
+    return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, Lengths.fixed(128))
 
 
 def named(name, devices, tp=1):

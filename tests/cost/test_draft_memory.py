@@ -7,6 +7,7 @@ import pytest
 from plait.cost.draft_memory import draft_rows, draft_widened
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.estimate import memory_table
+from plait.cost.lengths import Lengths
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models
@@ -48,7 +49,7 @@ def test_it_grows_all_moments_of_a_step() -> None:
     for sampling in ({"speculation": 4}, DRAFTS):
         recipe = a_recipe(sampling=sampling)
         flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
-        table = memory_table(recipe, flow, role_models(flow, recipe), {"it": SMOLLM2}, 101)
+        table = memory_table(recipe, flow, role_models(flow, recipe), {"it": SMOLLM2}, Lengths.fixed(101))
         assert max(table.during, key=lambda row: row[1])[0] == "generation"
         widened.append(dict(table.slack)[NEEDS])
     assert widened == [2 * PACKED, 4 * PACKED]

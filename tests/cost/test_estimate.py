@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.cost.estimate import memory_table, model_shape
+from plait.cost.lengths import Lengths
 from plait.errors import ModelError
 from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -36,12 +37,12 @@ def test_the_memory_of_a_run() -> None:
     flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
     shape = ModelShape.from_config(tiny_config("llama").to_dict())
     models = role_models(flow, recipe)
-    table = dict(memory_table(recipe, flow, models, {"it": shape}, 10).expected)
+    table = dict(memory_table(recipe, flow, models, {"it": shape}, Lengths.fixed(10)).expected)
     assert table["actor: weights (bfloat16)"] == table["ref: weights (bfloat16)"] == 2 * shape.parameters
     assert table["actor: masters, moments and gradients"] == 16 * shape.parameters
     # the logits of a chunk, their exponentials and the gradient, the latter two in float32
     assert table["logits of one chunk"] == HEAD_CHUNK_ROWS * 320 * (2 + 4 + 4)
     mixture = ModelShape.from_config(tiny_config("mixtral", **MOE).to_dict())
-    table = dict(memory_table(recipe, flow, models, {"it": mixture}, 10).expected)
+    table = dict(memory_table(recipe, flow, models, {"it": mixture}, Lengths.fixed(10)).expected)
     assert table["ref: weights (bfloat16)"] == 2 * mixture.parameters
     assert mixture.parameters > shape.parameters

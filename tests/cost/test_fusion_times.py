@@ -9,8 +9,9 @@ import pytest
 from plait.cost.cluster import ClusterSpec
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.hardware import Device, Link, Software
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
 from plait.models.shape import ModelShape
 from plait.policy.early_scores import APART

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.cost.lengths import Lengths
 from plait.cost.micro_batch import LargestBatch, pieces, share_of
 from plait.policy.packing import SampleSize
 from plait.training.micro_batches import split_over
@@ -28,7 +29,10 @@ def test_a_share_of_a_mini_batch() -> None:
 
 def test_the_largest_micro_batch_by_hand() -> None:
     """Groups of a prompt of 100 and 8 samples of 50 have 500 tokens."""
-    of = lambda *numbers, **how: LargestBatch.of_share(*numbers, **how)  # noqa: E731
+
+    def of(share: int, each: int, prompt: int, *numbers: int, root: int = 0, **how) -> LargestBatch:
+        return LargestBatch.of_share(share, each, Lengths.fixed(prompt, root), *numbers, **how)
+
     assert of(32, 8, 100, 50, 1200) == LargestBatch(2, 8, 100, 50, count=2)
     assert of(32, 8, 100, 50, 4096) == LargestBatch(4, 8, 100, 50)
     assert of(4, 8, 100, 50, 4096) == LargestBatch(1, 4, 100, 50)  # half a group
@@ -38,6 +42,10 @@ def test_the_largest_micro_batch_by_hand() -> None:
     # A pipeline of two stages wants eight: four groups are cut in halves where prompts are short.
     assert of(32, 8, 10, 50, 4096, least=8) == LargestBatch(1, 4, 10, 50, count=8)
     assert of(32, 8, 100, 50, 4096, least=8) == LargestBatch(1, 8, 100, 50, count=4)
+    # Behind 60 tokens that all prompts begin with a group has 440: of 940 a budget has room for two.
+    assert of(32, 8, 100, 50, 940, root=60) == LargestBatch(2, 8, 100, 50, count=2, root_tokens=60)
+    assert of(32, 8, 100, 50, 940, root=60).tokens == 940
+    assert of(32, 8, 100, 50, 940, root=60).scores == 60 * 60 + 2 * (40 * 100 + 400 * 150)
 
 
 @settings(max_examples=examples(60, 600), deadline=None)
@@ -45,16 +53,18 @@ def test_the_largest_micro_batch_by_hand() -> None:
     groups=st.integers(1, 12),
     per_prompt=st.integers(1, 8),
     prompt=st.integers(1, 60),
+    root=st.sampled_from([0, 0, 35]),
     response=st.integers(1, 60),
     budget=st.integers(20, 600),
     ways=st.integers(1, 3),
     least=st.sampled_from([1, 4, 8]),
 )
-def test_a_run_has_no_larger_one(groups, per_prompt, prompt, response, budget, ways, least) -> None:
+def test_a_run_has_no_larger_one(groups, per_prompt, prompt, root, response, budget, ways, least) -> None:
     """But by what samples of a group are over where they do not divide: a piece."""
-    samples = [SampleSize(group, prompt, response) for group in range(groups) for _ in range(per_prompt)]
+    samples = [SampleSize(group, prompt, response, root) for group in range(groups) for _ in range(per_prompt)]
     found = [micro for micros in split_over(samples, budget, ways=ways, least=least) for micro in micros]
-    largest = LargestBatch.of_share(share_of(len(samples), 1, ways), per_prompt, prompt, response, budget, least=least)
+    prompts, share = Lengths.fixed(root + prompt, root), share_of(len(samples), 1, ways)
+    largest = LargestBatch.of_share(share, per_prompt, prompts, response, budget, least=least)
     piece = prompt + response * largest.samples_per_group
     assert max(micro.num_tokens for micro in found) <= largest.tokens + piece
-    assert largest.tokens <= max(budget, prompt + response)
+    assert largest.tokens <= max(budget, root + prompt + response)

@@ -14,13 +14,14 @@ from plait.cost.drafts import NO_DRAFTS, TRUST, Drafts
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.layer_times import LayerTimes, total
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.move_bound import BoundedMoves
 from plait.cost.moves import move_cost
 from plait.cost.passes import Passes
 from plait.cost.shape_parameters import parameters_of_shape
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.dataflow import Dataflow
 from plait.layout.holdings import weights
 from plait.layout.mesh import Layout, Parallelism

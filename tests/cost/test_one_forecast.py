@@ -11,9 +11,9 @@ from plait.cost.cluster import read_cluster
 from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.estimate import memory_table
 from plait.cost.generation_memory import packed_bytes
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts
 from plait.cost.working_memory import KEPT, PROCESS, PROCESS_BYTES, process_terms
-from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.runtime.prediction.planning import Planning
@@ -64,9 +64,7 @@ def leaving(flow, planned):
 
 def both(facts: Facts) -> list[tuple[RankMemory, DeviceMemory]]:
     """Of each rank what is simulated, and what a dry run says."""
-    lengths = SampleLengths(
-        Lengths.fixed(facts.longest_tokens), Lengths.fixed(facts.recipe.sampling.max_response_tokens)
-    )
+    lengths = SampleLengths(facts.longest_texts, Lengths.fixed(facts.recipe.sampling.max_response_tokens))
     cluster = read_cluster(f"{facts.plan.num_ranks}xA100-80G")
     planning = Planning(facts.recipe, facts.flow, facts.models, facts.shapes, cluster, lengths, VENDORS)
     devices = memory_by_device(replace(facts, parameters=planning.parameters))
@@ -114,11 +112,11 @@ def test_another_engine_holds_its_own_weights_and_pool() -> None:
     facts = facts_for(
         lambda flow, planned: named_plan("colocated", flow, planned, 1), "grpo", sampling={"engine": "vllm"}
     )
-    lengths = SampleLengths(Lengths.fixed(facts.longest_tokens), Lengths.fixed(256))
+    lengths = SampleLengths(facts.longest_texts, Lengths.fixed(256))
     there = (facts.recipe, facts.flow, facts.models, facts.shapes)
     planning = Planning(*there, read_cluster("1xA100-80G"), lengths, VENDORS)
     (memory,) = planning.predict(facts.plan).memory
-    table = memory_table(facts.recipe, facts.flow, facts.models, facts.shapes, facts.longest_tokens)
+    table = memory_table(facts.recipe, facts.flow, facts.models, facts.shapes, facts.longest_texts)
     most = max(count for _, count in table.during) + sum(count for _, count in table.slack)
     assert memory.peak_bytes == pytest.approx(most, rel=1e-3)
     with pytest.raises(ConfigError, match=r"`sampling\.engine` is vllm, which generates for a run of one"):
@@ -178,7 +176,7 @@ def test_one_device(recipe) -> None:
     paddings between blocks are not in it."""
     facts = facts_for(lambda flow, planned: named_plan("colocated", flow, planned, 1), "grpo", **RECIPES[recipe])
     ((memory, device),) = both(facts)
-    table = memory_table(facts.recipe, facts.flow, facts.models, facts.shapes, facts.longest_tokens)
+    table = memory_table(facts.recipe, facts.flow, facts.models, facts.shapes, facts.longest_texts)
     most = max(count for _, count in table.during) + sum(count for _, count in table.slack)
     assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
     assert most == pytest.approx(device.most_bytes, rel=1e-3)

@@ -16,6 +16,7 @@ import torch
 from plait.cli import main
 from plait.cost.hardware import Link
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profile_path, save_profile
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.measured import stopwatch
 from plait.cost.measured import work as work_of_profile
 from plait.cost.measured.host import measure_host
@@ -26,7 +27,7 @@ from plait.cost.measured.stopwatch import in_rounds
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.profile import LinkRecord, Profile, interpolated
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.errors import DataError
 from plait.generation.engine import Engine
 from plait.launch.local import LocalProcesses

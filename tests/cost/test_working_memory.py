@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.cost.estimate import memory_table
+from plait.cost.lengths import Lengths
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import (
     COMPILING_BYTES,
@@ -108,7 +109,7 @@ def test_the_demos_peak() -> None:
         prompts_per_step=16, samples_per_prompt=8, sampling={"max_response_tokens": 16}, options={"kl_coef": 0.01}
     )
     flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
-    table = memory_table(recipe, flow, role_models(flow, recipe), {"it": SMOLLM2}, 101)
+    table = memory_table(recipe, flow, role_models(flow, recipe), {"it": SMOLLM2}, Lengths.fixed(101))
     expected = sum(size for _, size in table.expected) / MIB
     assert expected == pytest.approx(5466, rel=0.1)
     assert expected + sum(size for _, size in table.slack) / MIB > 5466
@@ -131,7 +132,7 @@ def test_the_peak_of_a_small_run(dtype: str, make_recipe: Callable[..., Recipe],
     texts = {"sampling.draft_pool_bytes": 1 << 20}
     recipe = make_recipe(algorithm="ppo", samples_per_prompt=1, dtype=dtype, steps=6, **texts)
     prepared = prepare(recipe)
-    table = memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_tokens)
+    table = memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_texts)
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(recipe.model_dump(mode="json", exclude_unset=True)))
     done = subprocess.run(

@@ -25,6 +25,23 @@ def test_by_hand() -> None:
     assert batch.predict_R.tolist() == [2, 3, 2, 6, 7]
 
 
+def test_what_all_prompts_begin_with_stands_in_the_row_once() -> None:
+    batch = pack([([7, 8, 10, 11], [[20, 21], [30]]), ([7, 8, 40], [[50]])], root_tokens=2)
+    assert batch.token_ids_T.tolist() == [7, 8, 10, 11, 20, 21, 30, 40, 50]
+    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 4, 5, 4, 2, 3]
+    assert batch.root == Span(0, 2)
+    assert batch.groups == (Group(Span(2, 2), (Span(4, 2), Span(6, 1))), Group(Span(7, 1), (Span(8, 1),)))
+    assert batch.targets_R.tolist() == [20, 21, 30, 50]
+    assert batch.predict_R.tolist() == [3, 4, 3, 7]
+
+
+def test_prompts_that_begin_otherwise_and_that_have_nothing_more_are_refused() -> None:
+    with pytest.raises(AssertionError, match="differ in their first 2"):
+        pack([([7, 8, 9], []), ([7, 9, 9], [])], root_tokens=2)
+    with pytest.raises(AssertionError, match="behind its first 2"):
+        pack([([7, 8, 9], []), ([7, 8], [])], root_tokens=2)
+
+
 def test_empty_responses_have_no_rows_but_keep_their_place_among_the_samples() -> None:
     batch = pack([([1, 2], [[], [3], []])])
     assert batch.response_lengths == (0, 1, 0)

@@ -14,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from plait.cost.estimate import memory_table
+from plait.cost.lengths import Lengths
 from plait.errors import RunError, UserError
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
@@ -174,7 +175,7 @@ def test_roles_with_adapters_share_one_base(make_recipe: MakeRecipe, data: dict[
     models = build_models(prepared.models, recipe)
     assert set(models) == {"actor", "ref", "critic"}
     assert len({model.weights.data_ptr() for model in models.values()}) == 1
-    table = dict(memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, 20).expected)
+    table = dict(memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, Lengths.fixed(20)).expected)
     assert len([what for what in table if what.endswith("weights (float32)")]) == 1
     assert table["actor: adapter, its masters, moments and gradients"] > 0
 

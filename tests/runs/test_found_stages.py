@@ -11,7 +11,7 @@ import torch
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.hardware import Device, Link, Software
-from plait.cost.workload import Lengths, SampleLengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.planner.plan_search import Budget
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run

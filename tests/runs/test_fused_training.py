@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from plait.cost.lengths import Lengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
-from plait.cost.workload import Lengths
 from plait.errors import ConfigError
 from plait.planner.evaluate import score
 from plait.recipes.recipe import Recipe
@@ -194,7 +194,7 @@ def facts_of(prepared: Prepared, plan: Plan) -> Facts:
         parameters,
         plan,
         prepared.flow,
-        prepared.longest_tokens,
+        prepared.longest_texts,
     )
 
 

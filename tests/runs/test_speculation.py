@@ -11,8 +11,8 @@ import torch
 from plait.cost.device_memory import Facts, memory_by_device
 from plait.cost.estimate import memory_table
 from plait.cost.generation_memory import packed_bytes
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_parameters import parameters_of
-from plait.cost.workload import Lengths, SampleLengths
 from plait.errors import ConfigError, ModelError
 from plait.kernels import paged_attention
 from plait.layout.mesh import Layout
@@ -262,7 +262,7 @@ def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Pa
     """A model of the policy's shape: as many bytes as that, of each engine that drafts."""
     keys = {"sampling.speculation": "adaptive", "sampling.draft_model": MODEL, "dtype": "float32"}
     prepared = prepare(recipe_of(place, tiny_folder, "forecast", **keys))
-    table = memory_table(prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_tokens)
+    table = memory_table(prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_texts)
     rows = dict(table.expected)
     assert rows["draft model: weights (float32)"] == rows["actor: weights (float32)"]
     assert rows["draft model: weights packed for decoding"] == packed_bytes(prepared.shape, "float32")
@@ -272,7 +272,7 @@ def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Pa
     placed = prepare(recipe_of(place, tiny_folder, "tp2", **keys, **where(place, "forecast-tp2", PLACES["tp2"])))
     parameters = parameters_of(placed.models)
     facts = Facts(
-        placed.recipe, placed.models, placed.shapes, parameters, placed.plan, placed.flow, placed.longest_tokens
+        placed.recipe, placed.models, placed.shapes, parameters, placed.plan, placed.flow, placed.longest_texts
     )
     devices = {rank: [what for what, _ in one.rows] for one in memory_by_device(facts) for rank in one.ranks}
     drafts = {rank: sum("draft model" in what for what in rows) for rank, rows in devices.items()}

@@ -31,13 +31,21 @@ def token_mean(batch: Any) -> Any:
 
 
 def random_rows(
-    num_prompts: int = 4, samples_per_prompt: int = 3, *, seed: int = 0, vocab: int = 300, empty: bool = False
+    num_prompts: int = 4,
+    samples_per_prompt: int = 3,
+    *,
+    seed: int = 0,
+    vocab: int = 300,
+    empty: bool = False,
+    root: int = 0,
 ) -> Rows:
-    """Prompts of 2 … 9 tokens, responses of 1 … 12 (one of them empty, if asked), made-up log-probs, old and ref."""
+    """Prompts of 2 … 9 tokens behind `root` that all begin with, responses of 1 … 12 (one of them empty, if asked),
+    made-up log-probs, old and ref."""
     rng = np.random.default_rng(seed)
     samples = []
     for uid in range(num_prompts):
-        prompt = Prompt(10 + uid, "", tuple(rng.integers(3, vocab, rng.integers(2, 10)).tolist()))
+        own = tuple(rng.integers(3, vocab, rng.integers(2, 10)).tolist())
+        prompt = Prompt(10 + uid, "", (*(3 + 7 * i % (vocab - 3) for i in range(root)), *own))
         for index in range(samples_per_prompt):
             length = 0 if empty and (uid, index) == (1, 1) else int(rng.integers(1, MAX_RESPONSE_TOKENS + 1))
             ids = tuple(rng.integers(3, vocab, length).tolist())

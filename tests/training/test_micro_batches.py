@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.packing import MicroBatch, SampleSize, split_micro_batches
+from plait.policy.packing import MicroBatch, SampleSize, root_of, split_micro_batches
 from plait.training.micro_batches import shares_over, split_over
 
 
@@ -25,20 +26,22 @@ def samples_of(groups: list[tuple[int, list[int]]]) -> list[SampleSize]:
 
 
 def tokens_of(micro: MicroBatch, samples: list[SampleSize]) -> int:
-    """Each group of the row once with its prompt."""
+    """The root, and each group of the row once with its prompt."""
     prompts = sum(samples[members[0]].prompt_tokens for members in micro.groups)
-    return prompts + sum(samples[i].response_tokens for i in micro.samples)
+    return samples[0].root_tokens + prompts + sum(samples[i].response_tokens for i in micro.samples)
 
 
-@given(GROUPS, st.integers(1, 5), st.integers(1, 5), st.integers(1, 200), st.booleans(), st.booleans())
-def test_every_sample_once_within_the_budget(groups, ways, least, budget, share_prompts, whole_groups):
-    samples = samples_of(groups)
+@given(
+    GROUPS, st.integers(0, 50), st.integers(1, 5), st.integers(1, 5), st.integers(1, 200), st.booleans(), st.booleans()
+)
+def test_every_sample_once_within_the_budget(groups, root, ways, least, budget, share_prompts, whole_groups):
+    samples = [replace(size, root_tokens=root) for size in samples_of(groups)]
     how = {"share_prompts": share_prompts, "whole_groups": whole_groups}
     parts = split_over(samples, budget, ways=ways, least=least, **how)
     assert len(parts) == ways
     assert sorted(chain.from_iterable(micro.samples for part in parts for micro in part)) == list(range(len(samples)))
     for micro in chain.from_iterable(parts):
-        assert micro.num_tokens == tokens_of(micro, samples)
+        assert (micro.num_tokens, micro.root_tokens) == (tokens_of(micro, samples), root)
         uids = [{samples[i].group for i in members} for members in micro.groups]
         assert all(len(uid) == 1 for uid in uids)
         assert share_prompts or all(len(members) == 1 for members in micro.groups)
@@ -65,6 +68,23 @@ def test_ranks_are_balanced_to_one_sample(groups, ways):
     loads = [sum(micro.num_tokens for micro in part) for part in parts]
     paid = [sample.prompt_tokens + sample.response_tokens for sample in samples]
     assert max(loads) <= sum(paid) / ways + max(paid)
+
+
+def test_the_root_is_paid_once_for_each_micro_batch():
+    """Groups of 10 + 5 tokens behind 40: a budget of 70 has room for two of them."""
+    samples = [SampleSize(uid, 10, 5, 40) for uid in range(4)]
+    micros = split_micro_batches(samples, 70)
+    assert [(micro.samples, micro.num_tokens) for micro in micros] == [((0, 1), 70), ((2, 3), 70)]
+    assert [[micro.num_tokens for micro in part] for part in split_over(samples, 1000, ways=2)] == [[70], [70]]
+
+
+def test_the_root_of_prompts():
+    words = tuple(range(100))
+    assert root_of([(*words, 1), (*words, 2, 3)]) == 100
+    assert root_of([words, (*words, 2, 3)]) == 99, "each has one token of its own"
+    assert root_of([(*words, 1), (*words[:40], 7), (*words[:60], 7)]) == 40
+    assert root_of([(*words[:31], 1), (*words[:31], 2)]) == 0, "not worth it"
+    assert root_of([words]) == root_of([]) == 0
 
 
 def test_groups_stay_whole_where_that_is_balanced():

@@ -133,6 +133,25 @@ def test_neither_gradient_nor_metric_depends_on_the_split(aggregation, split, ex
         assert metrics[name] == pytest.approx(whole_metrics[name], rel=1e-9, abs=1e-12), name
 
 
+@pytest.mark.parametrize("budget", [100, 1000])
+def test_what_all_prompts_begin_with_is_computed_once_and_changes_nothing(budget, exact_float64):
+    rows = prepared(root=40)
+    expected, whole_metrics = gradients(rows, micro_batch_tokens=budget)
+    found, metrics = gradients(rows.with_root(), micro_batch_tokens=budget)
+    assert_close(found, expected)
+    computed = "training/tokens_computed"
+    assert metrics[computed] < whole_metrics[computed]
+    if budget == 1000:
+        assert metrics[computed] == whole_metrics[computed] - 3 * 40, "four prompts, one forward"
+    for name in set(metrics) - {computed}:
+        assert metrics[name] == pytest.approx(whole_metrics[name], rel=1e-9, abs=1e-12), name
+    for rows_of in (rows, rows.with_root()):
+        trainer = scorer(tiny_llama(torch.float64), budget, TEMPERATURE)
+        _, logprobs = run_all(trainer.score(rows_of, Score.LOGPROBS))
+        exact = torch.cat([eager_logprobs(tiny(), sample) for sample in rows.samples]).detach().numpy()
+        np.testing.assert_allclose(logprobs, exact, rtol=1e-10, atol=1e-10)
+
+
 def test_checkpointed_activations_change_no_bit():
     rows = prepared()
     plain, plain_metrics = gradients(rows, micro_batch_tokens=40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows
+from plait.data.rows import Rows, sizes_of
 from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, TrainOptions
 from plait.layout.mesh import Layout
 from plait.observe.run_log import read_rows
@@ -78,6 +79,12 @@ def test_of_other_shares_only_the_stub_travels() -> None:
     assert np.isnan(found.sampling_logprobs[:4]).all()
 
 
+def test_what_all_prompts_begin_with_is_told_to_ranks_that_have_none_of_them() -> None:
+    rows = replace(rows_of(), root_tokens=1)
+    assert travelled(rows, (1, 3)).root_tokens == travelled(rows, ()).root_tokens == 1
+    assert sizes_of(travelled(rows, ())) == sizes_of(rows), "all ranks divide alike"
+
+
 @pytest.mark.parametrize("share", [(), (0, 1, 2, 3)])
 def test_a_rank_of_no_rows_and_of_all(share: tuple[int, ...]) -> None:
     rows = rows_of()
@@ -111,10 +118,10 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     }
     assert whole == {1: [1, 2, 3], 2: [0, 2], 3: [0, 2]}, "row 2 has no tokens at all"
     # Rank 2: 4 tokens of responses and 1 of their prompt, which has a uid and a length; places of 2 rows; 2 numbers of
-    # how many there are. The stubs are those of all rows, the same for every rank.
-    stubs = score[2].arrays[1]
-    assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2) + 2 * HEADS + stubs.nbytes
-    assert stubs is score[1].arrays[1]
+    # how many there are; the root. The stubs are those of all rows, the same for every rank.
+    stubs = score[2].arrays[2]
+    assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2 + 1) + 2 * HEADS + stubs.nbytes
+    assert stubs is score[1].arrays[2]
     node = train_node(3, "actor.train", {"advantages": WEIGHTS, "mask": MASK})
     train = TrainCall(LossOver(node, rows), 1).messages(parts)
     flow: Any = SimpleNamespace(nodes={3: node})
@@ -128,7 +135,7 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
         ordered = [i for i, sample in enumerate(found.samples) if -1 not in sample.token_ids]
         assert sorted(rows.order[i] for i in ordered) == own
     # As above, with log-probs and two columns of 4 tokens; the mask of all tokens is with the stubs.
-    packed = train[2].arrays[1]
+    packed = train[2].arrays[2]
     assert train[2].num_array_bytes - packed.nbytes == score[2].num_array_bytes - stubs.nbytes + 8 * (4 + 4 + 4)
 
 

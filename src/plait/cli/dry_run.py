@@ -17,7 +17,6 @@ from plait.cost.estimate import Arithmetic, human_bytes
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
-from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, CallName, Dataflow
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
@@ -82,12 +81,12 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
     check_device(foreseen.recipe)
     if is_searched(foreseen.recipe):
-        prompts = Lengths.fixed(foreseen.longest_tokens)
+        prompts = foreseen.longest_texts
         plan = auto_plan(planning_for_run(foreseen, prompts, Machines(nodes, measures=False)))
     else:
         plan = resolve_plan(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, nodes=nodes)
-        plan = settled(foreseen, plan, foreseen.longest_tokens)
-    counted = f"{_rows_of(foreseen.flow)} count {foreseen.longest_tokens} tokens"
+        plan = settled(foreseen, plan, foreseen.longest_texts)
+    counted = f"{_rows_of(foreseen.flow)} count {foreseen.longest_texts.longest} tokens"
     data = f"no data is read, as {name!r} has no tokenizer: {counted}"
     _print(foreseen, plan, data, nodes)
 
@@ -127,7 +126,7 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
         console.print(_order_text(better))
     console.print()
     console.print(_memory_table(prepared, plan))
-    if (lacking := said_of_room(prepared, plan, prepared.longest_tokens)) is not None:
+    if (lacking := said_of_room(prepared, plan, prepared.longest_texts)) is not None:
         console.print(Text(lacking, "bold"))
 
 
@@ -141,7 +140,7 @@ def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:
 def _foretold(prepared: Outline | Prepared, plan: Plan, nodes: int) -> tuple[float, float] | None:
     """Seconds of a step of a plan as the recipe has it, and with nothing drawn ahead, for prompts as long as the
     longest; None: nobody can say."""
-    prompts = Lengths.fixed(prepared.longest_tokens)
+    prompts = prepared.longest_texts
     try:
         planning = planning_for_run(prepared, prompts, Machines(nodes, measures=False))
         alone = replace(planning, recipe=planning.recipe.model_copy(update={"max_staleness": 0}))
@@ -195,7 +194,7 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
     from rich.table import Table
 
     columns = memory_of_plan(
-        prepared.recipe, prepared.flow, prepared.models, prepared.shapes, plan, prepared.longest_tokens
+        prepared.recipe, prepared.flow, prepared.models, prepared.shapes, plan, prepared.longest_texts
     )
     names = [f"device {ranks_text(device.ranks)}" for device in columns] if plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
@@ -219,7 +218,7 @@ def _batch_table(prepared: Outline | Prepared):
     from rich.table import Table
 
     recipe = prepared.recipe
-    batch = Arithmetic.of(recipe, prepared.flow, prepared.longest_tokens)
+    batch = Arithmetic.of(recipe, prepared.flow, prepared.longest_texts.longest)
     table = Table("batch", "per step", f"run of {batch.steps} steps", **_PLAIN)
     rows = (
         (_rows_of(prepared.flow), batch.prompts_per_step),

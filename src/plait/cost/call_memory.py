@@ -72,7 +72,7 @@ def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) ->
     return LargestBatch.of(
         facts.recipe,
         facts.flow,
-        facts.longest_tokens,
+        facts.longest_texts,
         model.role,
         trains=mode == "train",
         dp=layout.parallelism.dp,
@@ -154,6 +154,6 @@ def _held_tokens(facts: Facts, model: RoleModel) -> int:
         return 0
     samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
-    context = facts.longest_tokens + recipe.sampling.max_response_tokens
+    context = facts.longest_texts.longest + recipe.sampling.max_response_tokens
     pool = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
     return pool_tokens(running, context, pool, recipe.device)

@@ -11,6 +11,7 @@ from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows, memory_table
 from plait.cost.generation_memory import widened_bytes
 from plait.cost.held_parameters import HeldPart, held_parts, num_guessing, rows_of
+from plait.cost.lengths import Lengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
@@ -51,7 +52,7 @@ def memory_of_plan(
     models: Sequence[RoleModel],
     shapes: Mapping[str, ModelShape],
     plan: Plan,
-    longest_tokens: int,
+    longest_texts: Lengths,
 ) -> list[DeviceMemory]:
     """What a dry run says of the memory of each device. Imports torch where a plan asks for more than shapes.
 
@@ -59,13 +60,13 @@ def memory_of_plan(
         models: which model each role begins as.
         shapes: by the model's name.
         plan: completed.
-        longest_tokens: of the prompts; where nothing is generated, of the given samples.
+        longest_texts: of the prompts; where nothing is generated, of the given samples.
     """
     is_plain = all(p.after == "keep" and p.micro_batch_tokens is None for p in plan.placements)
     if plan.num_ranks == 1 and is_plain:
-        alone = memory_table(recipe, flow, models, shapes, longest_tokens)
+        alone = memory_table(recipe, flow, models, shapes, longest_texts)
         return [DeviceMemory([0], alone.expected, alone.during, alone.slack)]
-    return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, longest_tokens))
+    return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, longest_texts))
 
 
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:

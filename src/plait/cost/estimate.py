@@ -9,6 +9,7 @@ from plait.cost.draft_memory import draft_cache, draft_rows, draft_widened
 from plait.cost.engine_memory import POOL_TOKENS
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
 from plait.cost.layer_kinds import layer_kinds
+from plait.cost.lengths import Lengths
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_parameters
 from plait.cost.working_memory import (
@@ -92,22 +93,22 @@ def memory_table(
     flow: Dataflow,
     models: Sequence[RoleModel],
     shapes: Mapping[str, ModelShape],
-    longest_tokens: int,
+    longest_texts: Lengths,
 ) -> MemoryTable:
     """The memory of a run on one device.
 
     Args:
         models: which model each role begins as.
-        longest_tokens: of the prompts; where nothing is generated, of the given samples.
+        longest_texts: of the prompts; where nothing is generated, of the given samples.
     """
     held = _adapted_rows(recipe, models, shapes) if recipe.lora.rank > 0 else _whole_rows(recipe, models, shapes)
     shape, width = shapes[recipe.model], BYTES[recipe.dtype]
     cache: Rows = []
     if flow.of_kind(CallKind.GENERATE):
-        cache = _cache_rows(recipe, shapes, longest_tokens)
+        cache = _cache_rows(recipe, shapes, longest_texts)
         held += draft_rows(recipe, shapes)
     largest = {
-        fused: _largest_activations(recipe, flow, models, shapes, longest_tokens, fused) for fused in (True, False)
+        fused: _largest_activations(recipe, flow, models, shapes, longest_texts, fused) for fused in (True, False)
     }
     activations, tokens = largest[is_fused(recipe)]
     forward = [(f"activations ({tokens} tokens)", activations)]
@@ -149,11 +150,11 @@ def memory_table(
     return MemoryTable([*process.items(), *held, *rows], during, slack)
 
 
-def _cache_rows(recipe: Recipe, shapes: Mapping[str, ModelShape], longest_tokens: int) -> Rows:
+def _cache_rows(recipe: Recipe, shapes: Mapping[str, ModelShape], longest_texts: Lengths) -> Rows:
     """Keys and values of the model that generates, and of one that guesses."""
     shape = shapes[recipe.model]
     running = min(recipe.sampling.max_running, recipe.prompts_per_step * recipe.samples_per_prompt)
-    context = longest_tokens + recipe.sampling.max_response_tokens
+    context = longest_texts.longest + recipe.sampling.max_response_tokens
     pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
     kept = pool_tokens(running, context, pool, recipe.device)
     is_fixed = abilities(recipe).computes_elsewhere
@@ -171,7 +172,7 @@ def _largest_activations(
     flow: Dataflow,
     models: Sequence[RoleModel],
     shapes: Mapping[str, ModelShape],
-    longest_tokens: int,
+    longest_texts: Lengths,
     fused: bool,
 ) -> tuple[int, int]:
     """Bytes, and the tokens that they are of: roles compute one after the other, and what one has freed the next takes.
@@ -181,7 +182,7 @@ def _largest_activations(
         shape, asked = shapes[model.name], {node.kind for node in flow.calls(model.role)}
         for kind in asked & {CallKind.TRAIN, CallKind.SCORE}:
             trains = kind is CallKind.TRAIN
-            batch = LargestBatch.of(recipe, flow, longest_tokens, model.role, trains=trains)
+            batch = LargestBatch.of(recipe, flow, longest_texts, model.role, trains=trains)
             again = recipe.checkpoint_activations and trains
             lora = recipe.lora if trains and model.trained else NO_LORA
             kinds = activations_by_kind(shape, batch, Blocks(width, fused, checkpointed=again), lora)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Self
 
+from plait.cost.lengths import Lengths
 from plait.dataflow import CallKind, Dataflow
 from plait.recipes.recipe import Recipe
 from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
@@ -33,7 +34,9 @@ def pieces(share: int, per_prompt: int, prompt: float, response: float, least: i
 class LargestBatch:
     """The largest micro-batch of a share, where all samples are as long as they may be.
 
+    prompt_tokens: with the root
     count: such micro-batches that the share has
+    root_tokens: that all prompts begin with
     """
 
     groups: int
@@ -41,13 +44,14 @@ class LargestBatch:
     prompt_tokens: int
     response_tokens: int
     count: int = 1
+    root_tokens: int = 0
 
     @classmethod
     def of(
         cls,
         recipe: Recipe,
         flow: Dataflow,
-        longest_tokens: int,
+        longest_texts: Lengths,
         role: str,
         *,
         trains: bool,
@@ -58,17 +62,17 @@ class LargestBatch:
         """That of a role's copy, one of dp, in pp stages.
 
         Args:
-            longest_tokens: of the prompts; where nothing is generated, of the given samples.
+            longest_texts: the longest of the prompts; where nothing is generated, of the given samples.
             trains: or scores.
             budget_tokens: None: the recipe's.
         """
         rollouts = flow.of_kind(CallKind.GENERATE)
         if rollouts:
             per_prompt = max(node.generation.num_samples(recipe.samples_per_prompt) for node in rollouts)
-            prompt, response = longest_tokens, recipe.sampling.max_response_tokens
+            prompt, response = longest_texts, recipe.sampling.max_response_tokens
         else:
             pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
-            per_prompt, prompt, response = 2 if pairs else 1, 1, longest_tokens - 1
+            per_prompt, prompt, response = 2 if pairs else 1, Lengths.fixed(1), longest_texts.longest - 1
         options = [node.training for node in flow.calls(role) if node.kind is CallKind.TRAIN] if trains else []
         return cls.of_share(
             share_of(recipe.prompts_per_step * per_prompt, min((how.mini_batches for how in options), default=1), dp),
@@ -85,7 +89,7 @@ class LargestBatch:
         cls,
         share: int,
         per_prompt: int,
-        prompt: int,
+        prompts: Lengths,
         response: int,
         budget_tokens: int,
         *,
@@ -96,32 +100,36 @@ class LargestBatch:
         but one of a single sample, or of a group that is never cut.
 
         Args:
+            prompts: of which the longest counts.
+            response: tokens of each.
             least, whole_groups: as of `training.micro_batches.split_over`.
         """
-        per_prompt = min(per_prompt, share)
+        per_prompt, prompt, room = min(per_prompt, share), prompts.longest - prompts.root, budget_tokens - prompts.root
         if whole_groups:
             cut, each = -(-share // per_prompt), per_prompt
             wanted = min(least, cut)
         else:
-            prompts, wanted = pieces(share, per_prompt, prompt, response, least)
-            cut, each = ceil(prompts), ceil(share / prompts)
+            computed, wanted = pieces(share, per_prompt, prompt, response, least)
+            cut, each = ceil(computed), ceil(share / computed)
         groups = -(-cut // wanted)
         each = min(each, -(-share // groups))
-        fitting = budget_tokens // (prompt + each * response)
+        fitting = room // (prompt + each * response)
         if fitting < 1 and not whole_groups:
-            each = max(1, min(each, (budget_tokens - prompt) // response))
+            each = max(1, min(each, (room - prompt) // response))
         groups = max(1, min(groups, fitting))
-        return cls(groups, each, prompt, response, -(-share // (groups * each)))
+        return cls(groups, each, prompts.longest, response, -(-share // (groups * each)), prompts.root)
 
     @property
     def tokens(self) -> int:
-        return self.groups * (self.prompt_tokens + self.samples_per_group * self.response_tokens)
+        own = self.prompt_tokens - self.root_tokens
+        return self.root_tokens + self.groups * (own + self.samples_per_group * self.response_tokens)
 
     @property
     def scores(self) -> int:
         """Attention scores of one head."""
-        response = self.samples_per_group * self.response_tokens
-        return self.groups * (self.prompt_tokens**2 + response * (self.prompt_tokens + self.response_tokens))
+        own, response = self.prompt_tokens - self.root_tokens, self.samples_per_group * self.response_tokens
+        of_group = own * self.prompt_tokens + response * (self.prompt_tokens + self.response_tokens)
+        return self.root_tokens**2 + self.groups * of_group
 
 
 def share_of(samples: int, mini_batches: int, dp: int) -> int:

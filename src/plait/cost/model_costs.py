@@ -244,11 +244,12 @@ class ModelCosts:
         """
         lengths = self.workload.lengths
         p, r, per_prompt = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
-        prompts, count = pieces(share, per_prompt, p.mean, r.mean, self._least(layout.parallelism))
-        tokens = prompts * p.mean + share * r.mean
+        prompts, count = pieces(share, per_prompt, p.mean - p.root, r.mean, self._least(layout.parallelism))
+        tokens = prompts * (p.mean - p.root) + share * r.mean
         near = lengths.near_pairs(self.shapes[str(node.role)].windows, prompts, share)
-        count = max(count, min(share, ceil(tokens / budget)))
-        return Micro(tokens, lengths.pairs(prompts, share), share * r.mean, near) / count, count
+        count = max(count, min(share, ceil(tokens / max(1, budget - p.root))))
+        tokens += count * p.root
+        return Micro(tokens, lengths.pairs(prompts, share, count), share * r.mean, near) / count, count
 
     def _least(self, sizes: Parallelism) -> int:
         """Micro-batches that are wanted."""
@@ -263,7 +264,7 @@ class ModelCosts:
         batch = LargestBatch.of_share(
             share_of(samples.count, options.mini_batches, sizes.dp),
             samples.per_prompt,
-            workload.lengths.prompts.longest,
+            workload.lengths.prompts,
             workload.lengths.responses.longest,
             budget,
             least=self._least(sizes),

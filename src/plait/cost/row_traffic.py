@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.layer_times import Terms
-from plait.cost.workload import SampleLengths, Samples
+from plait.cost.lengths import SampleLengths
+from plait.cost.workload import Samples
 from plait.layout.mesh import Layout
 
 ITEM_BYTES = 8

@@ -1,8 +1,11 @@
-"""The packed batch: token ids of all samples in one row, without padding, each group's prompt once.
+"""The packed batch: token ids of all samples in one row, without padding, each group's prompt once, and once what all
+prompts begin with.
 
-Shapes: T tokens of the row, R response tokens, N samples. A group is a segment tree of depth 1: one prompt segment and
-its continuations. Positions of a continuation go on where the prompt ends; attention of a continuation sees the prompt
-and itself, never a sibling.
+A row is a segment tree: its root, the tokens that all prompts begin with (none, where they are not told); the prompts,
+each without the root; and the continuations of each prompt. Positions of a segment go on where the one before it in
+the tree ends; a token sees those before it in its own segment and in the segments above, never a sibling.
+
+Shapes: T tokens of the row, R response tokens, N samples.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Group:
     """A prompt segment and the continuations that share it, adjacent in the row: prompt, then each response."""
 
     prompt: Span
+    """Without the root of the row, never empty."""
     responses: tuple[Span, ...]
 
     @property
@@ -46,6 +50,8 @@ class PackedBatch:
     token_ids_T: Tensor
     position_ids_T: Tensor
     groups: tuple[Group, ...]
+    root: Span = Span(0, 0)
+    """What all prompts begin with, in front of the first group."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,21 +85,30 @@ class PackedBatch:
 
 
 def pack(
-    groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]], device: torch.device | str = "cpu"
+    groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
+    device: torch.device | str = "cpu",
+    *,
+    root_tokens: int = 0,
 ) -> PackedBatch:
     """Pack (prompt token ids, [response token ids, …]) groups into one row.
 
+    Args:
+        root_tokens: of each prompt, which begin all of them and stand in the row once.
+
     Raises:
-        AssertionError: a prompt is empty (nothing would predict the first response token).
+        AssertionError: a prompt has nothing but the root (nothing of its own would predict the first response token),
+            or begins with other tokens.
     """
-    token_ids: list[int] = []
-    position_ids: list[int] = []
+    root_ids = list(groups[0][0][:root_tokens]) if groups else []
+    token_ids: list[int] = list(root_ids)
+    position_ids: list[int] = list(range(len(root_ids)))
     packed: list[Group] = []
     for prompt_ids, responses in groups:
-        assert len(prompt_ids) > 0, "a prompt needs at least one token"
-        prompt = Span(len(token_ids), len(prompt_ids))
-        token_ids.extend(prompt_ids)
-        position_ids.extend(range(len(prompt_ids)))
+        assert len(prompt_ids) > root_tokens, f"a prompt needs at least one token behind its first {root_tokens}"
+        assert list(prompt_ids[:root_tokens]) == root_ids, f"two prompts differ in their first {root_tokens} tokens"
+        prompt = Span(len(token_ids), len(prompt_ids) - root_tokens)
+        token_ids.extend(prompt_ids[root_tokens:])
+        position_ids.extend(range(root_tokens, len(prompt_ids)))
         spans = []
         for response_ids in responses:
             spans.append(Span(len(token_ids), len(response_ids)))
@@ -104,4 +119,5 @@ def pack(
         torch.tensor(token_ids, dtype=torch.int64, device=device),
         torch.tensor(position_ids, dtype=torch.int64, device=device),
         tuple(packed),
+        Span(0, len(root_ids)),
     )

@@ -17,6 +17,7 @@ from plait.data.records import Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError
+from plait.policy.packing import num_equal
 
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
@@ -132,6 +133,8 @@ class PromptSet:
     longest_tokens: int
     """Tokens of the longest of the kept rows."""
     num_dropped: int
+    root: tuple[int, ...] = ()
+    """Token ids that all kept rows begin with, each of which has one more at least."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -155,7 +158,13 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
     if source.raw and settings.chat_template == "auto":
         settings = settings.model_copy(update={"chat_template": False})
     encoder = PromptEncoder(tokenizer, settings, conversational=source.conversational)
-    lengths = [len(encoder.token_ids(encoder.render(row))) for row in source.rows]
+    lengths: list[int] = []
+    root: tuple[int, ...] | None = None
+    for row in source.rows:
+        token_ids = encoder.token_ids(encoder.render(row))
+        lengths.append(len(token_ids))
+        if len(token_ids) <= max_prompt_tokens:
+            root = token_ids[:-1] if root is None else root[: num_equal(root, token_ids[:-1])]
     for row, length in zip(source.rows, lengths, strict=True):
         if length == 0:
             raise DataError(f"{row.place}: the prompt is empty; remove the row from `data.source`")
@@ -169,7 +178,7 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
             + ("give shorter ones" if len(over) == len(lengths) else "set `data.overlong_prompts: drop`")
         )
     kept = tuple(index for index, length in enumerate(lengths) if length <= max_prompt_tokens)
-    return PromptSet(source, encoder, kept, max(lengths[index] for index in kept), len(over))
+    return PromptSet(source, encoder, kept, max(lengths[index] for index in kept), len(over), root or ())
 
 
 class InstanceOrder:

@@ -7,7 +7,7 @@ is flat, [R], and `offsets` say where each sample's part begins. No padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property, partial
 from numbers import Real
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.data.records import Sample
 from plait.dataflow.graph import CallKind, Column, Grain, Level, Node
 from plait.errors import RunError
-from plait.policy.packing import SampleSize
+from plait.policy.packing import SampleSize, root_of
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 FloatArray = NDArray[np.float64]
@@ -35,6 +35,8 @@ class Rows:
 
     samples: tuple[Sample, ...]
     columns: Mapping[Column, FloatArray] = field(default_factory=dict)
+    root_tokens: int = 0
+    """First tokens of the prompts that are the same in all, as far as it was looked at (`with_root`)."""
 
     def __post_init__(self) -> None:
         ids = {(sample.prompt.uid, sample.index) for sample in self.samples}
@@ -81,7 +83,13 @@ class Rows:
 
     def with_column(self, column: Column, values: ArrayLike) -> Rows:
         """The same rows with one column more, cast to float64."""
-        return Rows(self.samples, {**self.columns, column: np.asarray(values, dtype=np.float64)})
+        return replace(self, columns={**self.columns, column: np.asarray(values, dtype=np.float64)})
+
+    def with_root(self) -> Rows:
+        """The same rows, of which it is known what all prompts begin with. It is computed once for each forward then
+        (`packed`)."""
+        prompts = {sample.prompt.uid: sample.prompt.token_ids for sample in self.samples}
+        return replace(self, root_tokens=root_of(prompts.values()))
 
     def token_places(self, positions: Sequence[int]) -> NDArray[np.int64]:
         """Places in a TOKEN column of the tokens of these samples, sample after sample: [their tokens]."""
@@ -93,7 +101,7 @@ class Rows:
         rows = np.asarray(positions, dtype=np.int64)
         tokens = self.token_places(positions)
         columns = {c: v[rows] if c.level is Level.SAMPLE else v[tokens] for c, v in self.columns.items()}
-        return Rows(tuple(self.samples[i] for i in positions), columns)
+        return Rows(tuple(self.samples[i] for i in positions), columns, self.root_tokens)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -288,4 +296,5 @@ def _title(node: Node) -> str:
 
 def sizes_of(rows: Rows) -> list[SampleSize]:
     """The size of each sample, as packing sees it."""
-    return [SampleSize(s.prompt.uid, len(s.prompt.token_ids), len(s.token_ids)) for s in rows.samples]
+    root = rows.root_tokens
+    return [SampleSize(s.prompt.uid, len(s.prompt.token_ids) - root, len(s.token_ids), root) for s in rows.samples]

@@ -180,13 +180,13 @@ class ScalarModel(BackboneModel):
             places = [(response if response.length else prompt).stop - 1 for prompt, response in samples]
         else:
             is_read = (batch.token_ids_T != self.passed_token_id).tolist()
-            places = [_last_read(is_read, prompt, response) for prompt, response in samples]
+            places = [_last_read(is_read, batch.root, prompt, response) for prompt, response in samples]
         return torch.tensor(places, dtype=torch.int64, device=batch.token_ids_T.device)
 
 
-def _last_read(is_read: Sequence[bool], prompt: Span, response: Span) -> int:
-    places = [*range(prompt.start, prompt.stop), *range(response.start, response.stop)]
-    return next((place for place in reversed(places) if is_read[place]), prompt.start)
+def _last_read(is_read: Sequence[bool], *segments: Span) -> int:
+    places = [place for span in segments for place in range(span.start, span.stop)]
+    return next((place for place in reversed(places) if is_read[place]), places[0])
 
 
 def _classifier_class(decoder: Any) -> type[Any]:

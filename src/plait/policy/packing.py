@@ -7,7 +7,7 @@ the result.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
@@ -15,11 +15,13 @@ from itertools import chain, pairwise
 
 @dataclass(frozen=True, slots=True)
 class SampleSize:
-    """One sample as packing sees it. Samples of one `group` share a prompt of `prompt_tokens`."""
+    """One sample as packing sees it. Samples of one `group` share a prompt of `prompt_tokens`, behind the root."""
 
     group: Hashable
     prompt_tokens: int
     response_tokens: int
+    root_tokens: int = 0
+    """What all prompts begin with, the same number for all samples: computed once for each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,33 @@ class MicroBatch:
 
     groups: tuple[tuple[int, ...], ...]
     num_tokens: int
-    """Tokens of the packed row: each group's prompt once, and every response."""
+    """Tokens of the packed row: the root, each group's prompt once, and every response."""
+    root_tokens: int = 0
+    """Of the prompts, which all begin with them."""
 
     @property
     def samples(self) -> tuple[int, ...]:
         """Sample indices in row order."""
         return tuple(chain.from_iterable(self.groups))
+
+
+LEAST_ROOT = 32
+"""Tokens: a shorter root saves less than its pieces of attention cost."""
+
+
+def root_of(prompts: Collection[tuple[int, ...]]) -> int:
+    """Tokens that all of several prompts begin with, each of which has one more; 0 where they are below LEAST_ROOT."""
+    if len(prompts) < 2:
+        return 0
+    root = min(num_equal(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
+    return root if root >= LEAST_ROOT else 0
+
+
+def num_equal(first: Sequence[int], second: Sequence[int]) -> int:
+    """Tokens that two texts begin with."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
 
 
 def draw_mini_batches(
@@ -80,7 +103,7 @@ def draw_mini_batches(
 def split_micro_batches(
     samples: Sequence[SampleSize], budget_tokens: int, *, share_prompts: bool = True, whole_groups: bool = False
 ) -> tuple[MicroBatch, ...]:
-    """Split samples into micro-batches of at most `budget_tokens` packed tokens.
+    """Split samples into micro-batches of at most `budget_tokens` packed tokens, the root of each among them.
 
     A group that fits the budget stays whole, so that its prompt is computed once. A larger one is cut into pieces that
     each pay the prompt again, few of them (first fit, longest response first). A sample that alone exceeds the budget
@@ -96,6 +119,8 @@ def split_micro_batches(
         Every sample in exactly one micro-batch. A pure function of its arguments.
     """
     assert budget_tokens >= 1, f"budget_tokens must be at least 1, found {budget_tokens}"
+    root = samples[0].root_tokens if samples else 0
+    room = budget_tokens - root
     groups: dict[Hashable, list[int]] = {}
     for i, sample in enumerate(samples):
         groups.setdefault(sample.group if share_prompts or whole_groups else i, []).append(i)
@@ -108,13 +133,13 @@ def split_micro_batches(
             segments = (tuple(members),) if share_prompts else tuple((i,) for i in members)
             pieces.append((prompt_tokens * len(segments) + sum(lengths), segments))
             continue
-        for piece in _first_fit(lengths, budget_tokens - prompt_tokens):
+        for piece in _first_fit(lengths, room - prompt_tokens):
             tokens = prompt_tokens + sum(lengths[k] for k in piece)
             pieces.append((tokens, (tuple(members[k] for k in piece),)))
     sizes = [tokens for tokens, _ in pieces]
     return tuple(
-        MicroBatch(tuple(chain.from_iterable(pieces[k][1] for k in chosen)), sum(sizes[k] for k in chosen))
-        for chosen in _first_fit(sizes, budget_tokens)
+        MicroBatch(tuple(chain.from_iterable(pieces[k][1] for k in chosen)), root + sum(sizes[k] for k in chosen), root)
+        for chosen in _first_fit(sizes, room)
     )
 
 

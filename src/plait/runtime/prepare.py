@@ -12,10 +12,10 @@ from typing import Any
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.idle_away import leaving_text, with_idle_away
+from plait.cost.lengths import Lengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices, resolve_plan
-from plait.cost.workload import Lengths
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet
@@ -42,7 +42,7 @@ from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.folder.stored_recipe import with_sampling
-from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_tokens
+from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_texts
 from plait.runtime.inputs.reading import RunData, read_data
 from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_roles, load_tokenizer
 from plait.runtime.prediction.choosing import auto_plan
@@ -93,7 +93,7 @@ def prepare(
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(outlined.flow, recipe)
-    longest = longest_tokens(data.train_set, data.given)
+    longest = longest_texts(data.train_set, data.given)
     plan = settled(replace(outlined, recipe=recipe), plan, longest)
     if to_be_found(plan):
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest)
@@ -149,15 +149,15 @@ def prompt_lengths(run: Outline) -> Lengths:
     """
     recipe = run.recipe
     if is_shape(recipe.model):
-        return Lengths.fixed(run.longest_tokens)
+        return run.longest_texts
     return _lengths_in(read_data(run.flow, recipe, load_tokenizer(recipe.model), run.shapes[recipe.model]))
 
 
 def _lengths_in(data: RunData) -> Lengths:
     """Tokens of the first rows, and of the longest, which memory must have room for."""
     rows = islice(_ids_of(data.train_set, data.given), FORETOLD_ROWS)
-    longest = max(1, longest_tokens(data.train_set, data.given))
-    return Lengths.recorded([*(max(1, len(ids)) for _, ids in rows), longest])
+    longest = longest_texts(data.train_set, data.given)
+    return Lengths.recorded([*(max(1, len(ids)) for _, ids in rows), longest.longest], longest.root)
 
 
 def is_searched(recipe: Recipe) -> bool:
@@ -165,7 +165,7 @@ def is_searched(recipe: Recipe) -> bool:
     return recipe.plan == AUTO and num_devices(recipe) > 1
 
 
-def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
+def settled(run: Outline, plan: Plan, longest_texts: Lengths) -> Plan:
     """The completed plan of a run as it is followed: on GPUs a plan by name in which what does not fit idles in host
     memory. (A file says itself what leaves, and a plan that was found fits.) Says what it changes, and what of the
     recipe has nothing to do in it."""
@@ -175,7 +175,7 @@ def settled(run: Outline, plan: Plan, longest_tokens: int) -> Plan:
     if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
         return plan
     parameters = parameters_of(run.models)
-    facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, longest_tokens)
+    facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, longest_texts)
     plan = with_idle_away(facts, device_bytes(recipe, plan.cluster.devices))
     if leaving := leaving_text(plan):
         text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"

@@ -8,6 +8,7 @@ on one rank while that keeps them balanced, and is cut, its prompt paid again, w
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from plait.policy.packing import MicroBatch, SampleSize, split_micro_batches
 
@@ -72,7 +73,7 @@ def _balanced(
         in_turn: parts pass a pipeline one after the other, which takes the sum of all and, to fill and drain it, the
             largest once more; else they are computed at the same time, which takes the largest.
     """
-    total = sum(micro.num_tokens for micro in _pieces(samples, None, **grouping))
+    total = sum(micro.num_tokens - micro.root_tokens for micro in _pieces(samples, None, **grouping))
     caps = [None] if grouping["whole_groups"] else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
     best: tuple[float, list[tuple[int, ...]]] | None = None
     for cap in caps:
@@ -102,7 +103,7 @@ def _at_least(
 
 
 def _pieces(samples: Sequence[SampleSize], cap: int | None, **grouping: bool) -> list[MicroBatch]:
-    """Groups, in pieces of at most `cap` tokens where there is a cap."""
+    """Groups, in pieces of at most `cap` tokens behind the root where there is a cap."""
     groups: dict[Hashable, list[int]] = {}
     for i, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(i)
@@ -110,7 +111,7 @@ def _pieces(samples: Sequence[SampleSize], cap: int | None, **grouping: bool) ->
     for members in groups.values():
         sizes = [samples[i] for i in members]
         most = sum(size.prompt_tokens + size.response_tokens for size in sizes)
-        cut = split_micro_batches(sizes, max(1, most if cap is None else cap), **grouping)
+        cut = split_micro_batches(sizes, sizes[0].root_tokens + max(1, most if cap is None else cap), **grouping)
         pieces.extend(_renumbered(piece, members) for piece in cut)
     return pieces
 
@@ -127,28 +128,30 @@ def _spread(pieces: Sequence[MicroBatch], weights: Sequence[float], ways: int) -
 
 
 def _load(samples: Sequence[SampleSize], micro: MicroBatch, pair_tokens: float) -> float:
-    """What a micro-batch takes, in tokens. A token attends to all of its context up to itself: within a prompt, and
-    from each response to the prompt and itself."""
+    """What a micro-batch takes beside its root, in tokens. A token attends to all of its context up to itself: from a
+    prompt to the root and itself, and from each response to these and itself."""
+    tokens = micro.num_tokens - micro.root_tokens
     if pair_tokens == 0:
-        return micro.num_tokens
-    pairs = 0
+        return tokens
+    pairs = tokens * micro.root_tokens
     for group in micro.groups:
         prompt = samples[group[0]].prompt_tokens
         pairs += prompt * (prompt + 1) // 2
         for response in (samples[i].response_tokens for i in group):
             pairs += response * prompt + response * (response + 1) // 2
-    return micro.num_tokens + pair_tokens * pairs
+    return tokens + pair_tokens * pairs
 
 
 def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int], share_prompts: bool) -> MicroBatch:
-    """One micro-batch of these samples, each group's prompt once (unless prompts are not shared)."""
+    """One micro-batch of these samples, the root once, and each group's prompt (unless prompts are not shared)."""
     groups: dict[Hashable, list[int]] = {}
     for i in part:
         groups.setdefault(samples[i].group if share_prompts else i, []).append(i)
     prompts = sum(samples[members[0]].prompt_tokens for members in groups.values())
-    tokens = prompts + sum(samples[i].response_tokens for i in part)
-    return MicroBatch(tuple(tuple(members) for members in groups.values()), tokens)
+    root = samples[part[0]].root_tokens
+    tokens = root + prompts + sum(samples[i].response_tokens for i in part)
+    return MicroBatch(tuple(tuple(members) for members in groups.values()), tokens, root)
 
 
 def _renumbered(micro: MicroBatch, numbers: Sequence[int]) -> MicroBatch:
-    return MicroBatch(tuple(tuple(numbers[i] for i in group) for group in micro.groups), micro.num_tokens)
+    return replace(micro, groups=tuple(tuple(numbers[i] for i in group) for group in micro.groups))

@@ -39,7 +39,7 @@ class ModelPart:
             (rows.samples[members[0]].prompt.token_ids, [rows.samples[i].token_ids for i in members])
             for members in micro.groups
         ]
-        return pack(groups, self.model.device)
+        return pack(groups, self.model.device, root_tokens=micro.root_tokens)
 
     def forward(self, batch: PackedBatch, inputs_TH: Tensor | None, temperature: float) -> Tensor | Outputs:
         """What this stage makes of what the stage before made; None: this is the first. Differentiable.

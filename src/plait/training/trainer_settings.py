@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.data.rows import Rows, sizes_of
 from plait.policy.packing import MicroBatch
@@ -32,7 +32,8 @@ class ExecutionSettings:
     checkpoint_activations: bool = False
     """Recompute layer activations in the backward pass."""
     share_prompts: bool = True
-    """Compute a group's prompt once. False gives the same result and is here to show that it does."""
+    """Compute a group's prompt once, and what all prompts begin with. False gives the same result and is here to show
+    that it does."""
     pair_tokens: float = 0.0
     """What a pair of a query and a key takes, in tokens, where samples are divided over dp ranks (`plan.SHARES`)."""
     pipeline: Rule = one_f_one_b
@@ -51,7 +52,7 @@ class ExecutionSettings:
         """
         default = MICRO_BATCHES_OF_A_STAGE * num_stages if num_stages > 1 else 1
         return split_over(
-            sizes_of(rows),
+            sizes_of(rows if self.share_prompts else replace(rows, root_tokens=0)),
             self.micro_batch_tokens,
             ways=num_shares,
             least=default if self.micro_batches is None else self.micro_batches,

@@ -79,7 +79,7 @@ class RemoteTrainer:
     ) -> Work[FloatArray]:
         """See `Trainer.score`, and `TrainingEngine.score` for who computes."""
         name = call or f"{self.role}.{what}"
-        return self._announcer.calling(ScoreCall(self.role, what, name, rows, temperature, by))
+        return self._announcer.calling(ScoreCall(self.role, what, name, rows.with_root(), temperature, by))
 
     @property
     def trains_with(self) -> tuple[str, ...]:
@@ -103,12 +103,12 @@ class RemoteTrainer:
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
     ) -> Work[dict[str, float]]:
         """The metrics of `Trainer.evaluate` over rows, by the loss of a TRAIN node."""
-        return self._announcer.calling(EvaluateCall(LossOver(node, rows, temperature, batch_values)))
+        return self._announcer.calling(EvaluateCall(LossOver(node, rows.with_root(), temperature, batch_values)))
 
 
 def _call(training: Training) -> TrainCall:
     t = training
-    return TrainCall(LossOver(t.node, t.rows, t.temperature, t.batch_values), t.step)
+    return TrainCall(LossOver(t.node, t.rows.with_root(), t.temperature, t.batch_values), t.step)
 
 
 class AbsentModel:

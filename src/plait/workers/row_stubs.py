@@ -49,7 +49,10 @@ def pack_shares(
         stubs = _packed(np.array([_stub_of(rows, i, kept_R) for i in range(len(rows))], dtype=np.int64), kept_R)
     of_call = Rows(rows.samples, {column: rows.columns[column] for column in columns})
     places = [np.array(share, dtype=np.int64) for share in shares]
-    return [(own, stubs, *pack_rows(of_call.select(share), columns)) for own, share in zip(places, shares, strict=True)]
+    common = np.array([rows.root_tokens]), stubs
+    return [
+        (own, *common, *pack_rows(of_call.select(share), columns)) for own, share in zip(places, shares, strict=True)
+    ]
 
 
 def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (), mask: Column | None = None) -> Rows:
@@ -58,7 +61,7 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     Outside the share tokens are ABSENT, but for the last trained one of each response; columns are NaN, but for the
     mask.
     """
-    share, packed, *rest = arrays
+    share, root, packed, *rest = arrays
     shared_rows = unpack_rows(rest, columns)
     present = tuple(share.tolist())
     inside = set(present)
@@ -76,7 +79,7 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     if mask is not None and bits is not None:
         kept = np.unpackbits(bits, count=rows.num_tokens).astype(np.bool_)[away]
         filled[mask][away] = kept
-    return Rows(_with_last_tokens(rows, absent, kept, stubs[absent, _NUMBERS - 1]), filled)
+    return Rows(_with_last_tokens(rows, absent, kept, stubs[absent, _NUMBERS - 1]), filled, int(root[0]))
 
 
 def by_rank(

@@ -65,7 +65,8 @@ class ScoreCall:
         """For each rank but the leader, with the rows of its share and without what nobody scores by."""
         header = {"role": self.role, "what": self.what.value, "call": self.call}
         header |= {"temperature": self.temperature, "by": self.by and astuple(self.by)}
-        rows = Rows(tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples))
+        samples = tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples)
+        rows = Rows(samples, root_tokens=self.rows.root_tokens)
 
         def arrays_of(ways: int) -> list[Arrays]:
             pair_tokens = rank_state.pair_tokens[self.role]

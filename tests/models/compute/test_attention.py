@@ -21,8 +21,10 @@ from plait.models.compute.pieces import Piece, cut
 HQ, HKV, D, E = 6, 2, 4, 3
 
 
-def a_batch(*shape: tuple[int, list[int]]) -> PackedBatch:
-    return pack([([1] * prompt, [[1] * response for response in responses]) for prompt, responses in shape])
+def a_batch(*shape: tuple[int, list[int]], root: int = 0) -> PackedBatch:
+    """Groups of prompts with so many tokens behind the root."""
+    groups = [([1] * (root + prompt), [[1] * response for response in responses]) for prompt, responses in shape]
+    return pack(groups, root_tokens=root)
 
 
 def tensors(num_tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -36,7 +38,7 @@ def tensors(num_tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor
 
 def dense(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, options: dict) -> Tensor:
     """One dense softmax over the whole row, every score computed, written from the definition."""
-    sample_of, prompt_of = [], []
+    sample_of, prompt_of = [("root", None)] * batch.root.length, [-1] * batch.root.length
     for index, group in enumerate(batch.groups):
         sample_of += [(index, None)] * group.prompt.length
         for number, span in enumerate(group.responses):
@@ -46,7 +48,7 @@ def dense(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None,
     seen = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     for row in range(num_tokens):
         for col in range(num_tokens):
-            same = sample_of[row] == sample_of[col] or sample_of[col] == (prompt_of[row], None)
+            same = sample_of[col] in (sample_of[row], (prompt_of[row], None), ("root", None))
             behind = int(positions[row] - positions[col])
             seen[row, col] = same and behind >= 0 and (options["window"] is None or behind < options["window"])
     scores = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HQ // HKV, 0)) * options["scale"]
@@ -59,9 +61,10 @@ def dense(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None,
     return torch.einsum("hqk,hke->qhe", probs, v.repeat_interleave(HQ // HKV, 0))
 
 
-def mixed() -> PackedBatch:
-    """Groups alike and unlike, a prompt of one token, empty responses, prompts alone."""
-    return a_batch((7, [5, 0, 9]), *[(1, [1, 8])] * 5, (4, []), (4, []), (2, [11]), (7, [5, 0, 9]))
+def mixed(root: int = 0) -> PackedBatch:
+    """Groups alike and unlike, a prompt of one token, empty responses, prompts alone, one of them as long as the root
+    may be."""
+    return a_batch((4, []), (7, [5, 0, 9]), *[(1, [1, 8])] * 5, (4, []), (2, [11]), (7, [5, 0, 9]), root=root)
 
 
 def with_gradients(got: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -71,11 +74,11 @@ def with_gradients(got: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def dense_of_mixed() -> Callable[[int], list[Tensor]]:
-    """What is right of `mixed` by a number of `OPTIONS`, computed once."""
+def dense_of_mixed() -> Callable[[int, int], list[Tensor]]:
+    """What is right of `mixed` by a number of `OPTIONS` and a root, computed once."""
 
-    def by(which: int) -> list[Tensor]:
-        options, batch = OPTIONS[which], mixed()
+    def by(which: int, root: int) -> list[Tensor]:
+        options, batch = OPTIONS[which], mixed(root)
         q, k, v, s = tensors(batch.num_tokens)
         sinks = s if options["sinks"] else None
         inputs = [q, k, v, s] if options["sinks"] else [q, k, v]
@@ -98,12 +101,14 @@ CUTS = {"whole groups": (10**12, 64), "every tile": (-(10**6), 64), "tiny tiles"
 @pytest.mark.parametrize("keep_probs", [True, False])
 @pytest.mark.parametrize("name", CUTS)
 @pytest.mark.parametrize("which", range(len(OPTIONS)), ids=lambda which: str(OPTIONS[which]))
+@pytest.mark.parametrize("root", [0, 4])
 def test_every_cut_computes_the_dense_attention(
+    root: int,
     which: int,
     name: str,
     keep_probs: bool,
     block_scores: int,
-    dense_of_mixed: Callable[[int], list[Tensor]],
+    dense_of_mixed: Callable[[int, int], list[Tensor]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packed_attention, "BLOCK_SCORES", block_scores)
@@ -113,13 +118,13 @@ def test_every_cut_computes_the_dense_attention(
         monkeypatch.setattr(pieces, "TILE_TOKENS", tile)
     if not keep_probs:
         monkeypatch.setattr(packed_attention, "KEPT_SCORES", 0)
-    options, batch = OPTIONS[which], mixed()
+    options, batch = OPTIONS[which], mixed(root)
     q, k, v, s = tensors(batch.num_tokens)
     inputs = [q, k, v, s] if options["sinks"] else [q, k, v]
     sinks = s if options["sinks"] else None
     form = AttentionForm(sinks=sinks, scale=0.6, window=options["window"], softcap=options["softcap"])
     got, *gradients = with_gradients(PackedContext(batch).attend(0, q, k, v, form), inputs)
-    expected, *wanted = dense_of_mixed(which)
+    expected, *wanted = dense_of_mixed(which, root)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
     for ours, theirs in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)

@@ -29,6 +29,7 @@ from plait.models.compute.visibility import Places, places, sees
 from tests.cases import slow_but
 from tests.models.compute.test_attention import a_batch
 
+ROOTS = st.sampled_from([0, 1, 5])
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=4)
 KIND = Attention(torch.device("cpu"), torch.float32, 4, 2, 16, 24, AttentionForm(0.3), False)
 
@@ -47,16 +48,17 @@ def whole(row: Places, window: int | None) -> np.ndarray:
     return sees(queries, keys, window)
 
 
-@given(GROUPS, st.sampled_from([None, 1, 4, 11]))
-def test_the_rule_hides_what_the_biases_of_the_pieces_hide(groups, window) -> None:
+@given(GROUPS, ROOTS, st.sampled_from([None, 1, 4, 11]))
+def test_the_rule_hides_what_the_biases_of_the_pieces_hide(groups, root, window) -> None:
     """Each piece has its keys and a bias over the last of them; all others of the row are hidden."""
-    batch = a_batch(*groups)
+    batch = a_batch(*groups, root=root)
     seen = np.zeros((batch.num_tokens, batch.num_tokens), bool)
     for block in plan(batch, 2, window, torch.float64).blocks:
         for number in range(block.count):
             shift = number * block.stride
             spans = [*block.piece.context, block.piece.rows]
-            keys = np.concatenate([np.arange(span.start, span.stop) for span in spans]) + shift
+            moved = [0 if span.stop <= block.root else shift for span in spans]
+            keys = np.concatenate([np.arange(s.start, s.stop) + by for s, by in zip(spans, moved, strict=True)])
             rows = np.arange(block.piece.rows.start, block.piece.rows.stop) + shift
             shown = np.ones((len(rows), len(keys)), bool)
             shown[:, len(keys) - block.bias.shape[1] :] = block.bias.numpy() == 0
@@ -65,11 +67,11 @@ def test_the_rule_hides_what_the_biases_of_the_pieces_hide(groups, window) -> No
 
 
 @settings(deadline=None)
-@given(GROUPS, st.sampled_from([None, 1, 4, 11]))
-def test_no_block_is_left_out_that_has_something_to_see_and_none_is_whole_that_hides(groups, window) -> None:
+@given(GROUPS, ROOTS, st.sampled_from([None, 1, 4, 11]))
+def test_no_block_is_left_out_that_has_something_to_see_and_none_is_whole_that_hides(groups, root, window) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_plan, "BLOCK", 4)
-        row = places(a_batch(*groups))
+        row = places(a_batch(*groups, root=root))
         some, every = blocks(row, window)
     seen = whole(row, window)
     for query, key in np.ndindex(some.shape):
@@ -83,6 +85,15 @@ def test_a_block_in_which_all_see_all_is_known() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_plan, "BLOCK", 4)
         some, every = blocks(places(a_batch((4, [4, 4]))), None)
+    assert some.tolist() == [[True, False, False], [True, True, False], [True, False, True]]
+    assert every.tolist() == [[False, False, False], [True, False, False], [True, False, False]]
+
+
+def test_blocks_of_the_root_are_seen_by_all() -> None:
+    """A root of 4, two prompts of 4: each sees the root, and itself in part."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex_plan, "BLOCK", 4)
+        some, every = blocks(places(a_batch((4, []), (4, []), root=4)), None)
     assert some.tolist() == [[True, False, False], [True, True, False], [True, False, True]]
     assert every.tolist() == [[False, False, False], [True, False, False], [True, False, False]]
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from plait.cost.cluster import read_cluster
-from plait.cost.workload import Lengths, SampleLengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout, Parallelism
 from plait.planner.plan_objective import LEAST_FUSED_GAIN, Judged

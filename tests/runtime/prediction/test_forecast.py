@@ -10,8 +10,8 @@ import pytest
 
 from plait.cost.calibration import CONSERVATIVE
 from plait.cost.corrections import Correction
+from plait.cost.lengths import Lengths
 from plait.cost.profile import Profile
-from plait.cost.workload import Lengths
 from plait.errors import ConfigError
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape

@@ -8,7 +8,7 @@ import pytest
 
 from plait.cost import placement
 from plait.cost.cluster import read_cluster
-from plait.cost.workload import Lengths, SampleLengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.runtime import prepare
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import outline, settled
@@ -35,4 +35,4 @@ def test_a_named_plan_is_that_of_a_run(
     run = replace(run, recipe=run.recipe.model_copy(update={"device": device}))
     planning = Planning(run.recipe, run.flow, run.models, run.shapes, cluster, LENGTHS)
     resolved = placement.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
-    assert planning.given(name) == settled(run, resolved, 8)
+    assert planning.given(name) == settled(run, resolved, Lengths.fixed(8))

@@ -45,11 +45,12 @@ def blocks(row: Places, window: int | None) -> tuple[Any, Any]:
     length = len(row.position)
     low, high = (Places(*(_by_block(column, reduce) for column in row)) for reduce in (np.minimum, np.maximum))
     number = np.arange(len(low.position))
-    some = (number[None, :] <= number[:, None]) & _share(low.group, high.group)
-    some &= low.position[None, :] <= high.position[:, None]
-    some &= _share(low.segment, high.segment) | (high.prompt == 1)[None, :]
-    every = _are_one(low.group, high.group) & (high.position[None, :] <= low.position[:, None])
-    every &= _are_one(low.segment, high.segment) | (low.prompt == 1)[None, :]
+    some = _share(low.group, high.group) & (_share(low.segment, high.segment) | (high.prompt == 1)[None, :])
+    some |= (high.root == 1)[None, :]
+    some &= (number[None, :] <= number[:, None]) & (low.position[None, :] <= high.position[:, None])
+    every = _are_one(low.group, high.group) & (_are_one(low.segment, high.segment) | (low.prompt == 1)[None, :])
+    every |= (low.root == 1)[None, :]
+    every &= high.position[None, :] <= low.position[:, None]
     if window is not None:
         some &= low.position[:, None] - high.position[None, :] < window
         every &= high.position[:, None] - low.position[None, :] < window

@@ -14,6 +14,7 @@ key heads, g groups of a block, B = Hkv · g, D head size of queries and keys, E
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor
 from plait.data.packed import Group, PackedBatch, Span
 from plait.kernels import fused_rows
 from plait.models.compute.attention_form import AttentionForm
-from plait.models.compute.pieces import Piece, cut
+from plait.models.compute.pieces import NO_ROOT, Piece, cut
 from plait.models.compute.visibility import places, sees
 from plait.models.compute.widened import batched_product, scaled_batched_product
 from plait.models.shape import KEPT_SCORES
@@ -48,6 +49,8 @@ class Block:
     """Groups."""
     stride: int
     """Tokens from one group to the next."""
+    root: int
+    """Tokens of the row's root: its keys are those of all groups."""
     bias: Tensor
     """[n, C], compute dtype, −inf where a key is hidden, else 0, over the last C keys (C = n, or all of K). Adding it
     takes a quarter to all of the time of filling by a mask."""
@@ -71,10 +74,10 @@ def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dt
     """Pieces and biases of the groups, and whether the probabilities of a layer are few enough to be kept."""
     row, device = places(batch), batch.token_ids_T.device
     blocks = []
-    for _, equal in groupby(batch.groups, _shape):
+    for equal, root in [((Group(batch.root, ()),), NO_ROOT), *((e, batch.root) for e in _equal(batch.groups))]:
         first, *others = equal
         count, stride = 1 + len(others), sum(span.length for span in (first.prompt, *first.responses))
-        for piece in cut([first], num_heads, window):
+        for piece in cut([first], num_heads, window, root=root):
             rows = slice(piece.rows.start, piece.rows.stop)
             few_see_all = window is None and piece.num_keys > FULL_BIAS * piece.rows.length
             masked = [piece.rows] if few_see_all else [*piece.context, piece.rows]
@@ -83,18 +86,26 @@ def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dt
             bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).to(device)
             most = max(1, BLOCK_SCORES // (num_heads * piece.num_scores))
             for start in range(0, count, most):
-                shifted = _shifted(piece, start * stride)
-                blocks.append(Block(shifted, min(most, count - start), stride, bias))
+                shifted = _shifted(piece, start * stride, root)
+                blocks.append(Block(shifted, min(most, count - start), stride, root.length, bias))
     num_scores = num_heads * sum(block.count * block.piece.num_scores for block in blocks)
     return PackedPlan(tuple(blocks), num_scores <= KEPT_SCORES)
 
 
-def _shape(group: Group) -> tuple[int, ...]:
-    return group.prompt.length, *(span.length for span in group.responses)
+def _equal(groups: Sequence[Group]) -> list[tuple[Group, ...]]:
+    """Adjacent groups of equal shape."""
+
+    def shape(group: Group) -> tuple[int, ...]:
+        return group.prompt.length, *(span.length for span in group.responses)
+
+    return [tuple(equal) for _, equal in groupby(groups, shape)]
 
 
-def _shifted(piece: Piece, tokens: int) -> Piece:
-    context = tuple(Span(span.start + tokens, span.length) for span in piece.context)
+def _shifted(piece: Piece, tokens: int, root: Span) -> Piece:
+    def moved(span: Span) -> Span:
+        return span if span.stop <= root.stop else Span(span.start + tokens, span.length)
+
+    context = tuple(map(moved, piece.context))
     return Piece(Span(piece.rows.start + tokens, piece.rows.length), context)
 
 
@@ -187,6 +198,8 @@ def _at(tensor: Tensor, span: Span, block: Block) -> Tensor:
     """The view [H, g, length, D] of [H, T, D] at the span of each group."""
     if block.count == 1:
         return tensor[:, None, span.start : span.stop]
+    if span.stop <= block.root:
+        return tensor[:, None, span.start : span.stop].expand(-1, block.count, -1, -1)
     stop = span.stop + (block.count - 1) * block.stride
     return tensor[:, span.start : stop].unfold(1, span.length, block.stride).transpose(2, 3)
 
@@ -204,11 +217,11 @@ def _put_rows(into: Tensor, rows: Tensor, block: Block) -> None:
     _at(into, block.piece.rows, block).unflatten(0, (num_key_heads, -1)).copy_(by_head.transpose(1, 2))
 
 
-def _spans(piece: Piece) -> tuple[Span, ...]:
-    """Its keys, adjacent spans as one."""
+def _spans(block: Block) -> tuple[Span, ...]:
+    """The keys of its piece, adjacent spans as one, but for the root, which is not of one group alone."""
     spans: list[Span] = []
-    for span in (*piece.context, piece.rows):
-        if spans and spans[-1].stop == span.start:
+    for span in (*block.piece.context, block.piece.rows):
+        if spans and spans[-1].stop == span.start != block.root:
             spans[-1] = Span(spans[-1].start, spans[-1].length + span.length)
         else:
             spans.append(span)
@@ -217,15 +230,19 @@ def _spans(piece: Piece) -> tuple[Span, ...]:
 
 def _keys(tensor: Tensor, block: Block) -> Tensor:
     """[Hkv, T, D] → [B, K, D] in the piece's order."""
-    parts = [_at(tensor, span, block) for span in _spans(block.piece)]
+    parts = [_at(tensor, span, block) for span in _spans(block)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).flatten(0, 1)
 
 
 def _add_keys(into: Tensor, keys: Tensor, block: Block) -> None:
     """The transpose of `_keys`: adds [B, K, D] into [Hkv, T, D]."""
     by_group, start = keys.unflatten(0, (-1, block.count)), 0
-    for span in _spans(block.piece):
-        _at(into, span, block).add_(by_group[:, :, start : start + span.length])
+    for span in _spans(block):
+        part = by_group[:, :, start : start + span.length]
+        if span.stop <= block.root and block.count > 1:
+            into[:, span.start : span.stop].add_(part.sum(1, dtype=into.dtype))
+        else:
+            _at(into, span, block).add_(part)
         start += span.length
 
 

@@ -31,15 +31,15 @@ class Tile:
     span: Span
     """Place in the packed row."""
     position: int
-    """Position of the first token in its sample (a response goes on where the prompt ends)."""
+    """Position of the first token in its sample: a response goes on where the prompt ends, and that where the root."""
 
 
 @dataclass(frozen=True)
 class Piece:
     """Query tokens `rows`, and the keys `context` + `rows` (in that order) that they are scored against.
 
-    A token of `context` (at most two ranges: of the prompt, of the rows' own segment) is not after any of the rows;
-    without a window every row sees all of it, so that only the square of rows against rows needs a mask.
+    A token of `context` (at most three ranges: of the root, of the prompt, of the rows' own segment) is not after any
+    of the rows; without a window every row sees all of it, so that only the square of rows against rows needs a mask.
     """
 
     rows: Span
@@ -55,30 +55,39 @@ class Piece:
         return self.rows.length * self.num_keys
 
 
-def cut(groups: Sequence[Group], num_heads: int, window: int | None = None) -> tuple[Piece, ...]:
-    """Pieces that cover every token of the groups once as a row, at least total cost (see the top of the file)."""
-    return tuple(piece for group in groups for piece in _cheapest(_tiles(group), group, num_heads, window))
+NO_ROOT = Span(0, 0)
 
 
-def _tiles(group: Group) -> list[Tile]:
+def cut(
+    groups: Sequence[Group], num_heads: int, window: int | None = None, *, root: Span = NO_ROOT
+) -> tuple[Piece, ...]:
+    """Pieces that cover every token of the groups once as a row, at least total cost (see the top of the file).
+
+    Args:
+        root: that of the row, whose tokens are keys of every group, and no rows here.
+    """
+    return tuple(piece for group in groups for piece in _cheapest(_tiles(group, root), group, num_heads, window, root))
+
+
+def _tiles(group: Group, root: Span) -> list[Tile]:
     tiles = []
     for segment, span in enumerate((group.prompt, *group.responses)):
-        first_position = group.prompt.length if segment else 0
+        first_position = root.length + (group.prompt.length if segment else 0)
         for start in range(0, span.length, TILE_TOKENS):
             length = min(TILE_TOKENS, span.length - start)
             tiles.append(Tile(segment, Span(span.start + start, length), first_position + start))
     return tiles
 
 
-def _cheapest(tiles: Sequence[Tile], group: Group, num_heads: int, window: int | None) -> list[Piece]:
+def _cheapest(tiles: Sequence[Tile], group: Group, num_heads: int, window: int | None, root: Span) -> list[Piece]:
     best_cost: list[float] = [0.0]
     best_piece: list[tuple[int, Piece] | None] = [None]
     for stop in range(1, len(tiles) + 1):
         options = []
         for start in range(max(0, stop - MAX_MERGED_TILES), stop):
-            if not _mergeable(tiles[start], tiles[stop - 1], group):
+            if not _mergeable(tiles[start], tiles[stop - 1], root.length + group.prompt.length):
                 continue
-            piece = _piece(tiles[start:stop], group, window)
+            piece = _piece(tiles[start:stop], group, window, root)
             options.append((best_cost[start] + PIECE_COST + num_heads * piece.num_scores, start, piece))
         cost, start, piece = min(options, key=lambda option: option[:2])
         best_cost.append(cost)
@@ -93,21 +102,18 @@ def _cheapest(tiles: Sequence[Tile], group: Group, num_heads: int, window: int |
     return pieces[::-1]
 
 
-def _mergeable(first: Tile, last: Tile, group: Group) -> bool:
+def _mergeable(first: Tile, last: Tile, prompt_tokens: int) -> bool:
     """Whether every row of the run may see all its context: a run that begins inside a response stays in it."""
-    inside_response = first.segment > 0 and first.position > group.prompt.length
+    inside_response = first.segment > 0 and first.position > prompt_tokens
     return not inside_response or last.segment == first.segment
 
 
-def _piece(tiles: Sequence[Tile], group: Group, window: int | None) -> Piece:
+def _piece(tiles: Sequence[Tile], group: Group, window: int | None, root: Span) -> Piece:
     first, last = tiles[0], tiles[-1]
     rows = Span(first.span.start, last.span.stop - first.span.start)
-    oldest = 0 if window is None else min(tile.position for tile in tiles) - window + 1
-    context = []
-    if first.segment == 0:
-        context.append((max(group.prompt.start, group.prompt.start + oldest), rows.start))
-    else:
-        own = group.responses[first.segment - 1]
-        context.append((group.prompt.start + max(0, oldest), group.prompt.stop))
-        context.append((own.start + max(0, oldest - group.prompt.length), rows.start))
+    oldest = 0 if window is None else max(0, min(tile.position for tile in tiles) - window + 1)
+    context, above = [], 0
+    for segment in (root, group.prompt, *group.responses[: first.segment][-1:]):
+        context.append((segment.start + max(0, oldest - above), min(segment.stop, rows.start)))
+        above += segment.length
     return Piece(rows, tuple(Span(start, stop - start) for start, stop in context if start < stop))

@@ -25,8 +25,10 @@ from plait.models.compute.flex_plan import SMALLEST_HEAD, FlexPlan, Kernel
 from plait.models.compute.packed_attention import plan
 from plait.observe.screen import say
 
+PROOF_ROOT = 130
 PROOF_ROW = ((200, (150, 7)), (3, (1, 300)), (40, ()))
-"""Tokens of the prompt and of each continuation, by group: blocks of every kind, and one that ends beyond the row."""
+"""Tokens of the prompt behind the root and of each continuation, by group: blocks of every kind, and one that ends
+beyond the row."""
 
 LARGEST_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """The largest error of a kernel's results beside those of the pieces in float32, as a share of their norm; by dtype,
@@ -101,7 +103,8 @@ def is_proven(kind: Attention, kernel: Kernel | None = None) -> bool:
 
 def error_of(kind: Attention, kernel: Kernel | None = None) -> float:
     """The largest error of the output and of the gradients, each as a share of its norm."""
-    batch = pack([([0] * prompt, [[0] * length for length in lengths]) for prompt, lengths in PROOF_ROW], kind.device)
+    groups = [([0] * (PROOF_ROOT + prompt), [[0] * length for length in lengths]) for prompt, lengths in PROOF_ROW]
+    batch = pack(groups, kind.device, root_tokens=PROOF_ROOT)
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:

@@ -1,6 +1,7 @@
-"""What a token of a packed row sees: a rule over four numbers of each token.
+"""What a token of a packed row sees: a rule over five numbers of each token.
 
-A token sees the tokens before it in its own segment and in the prompt of its group, as far back as the window goes.
+A token sees the tokens before it in its own segment, in the prompt of its group and in the root of the row, as far back
+as the window goes.
 
 Shapes: T tokens of the row.
 """
@@ -22,9 +23,11 @@ class Places(NamedTuple):
     group: Any
     segment: Any
     position: Any
-    """In the sample: that of a continuation goes on where its prompt ends."""
+    """In the sample: that of a continuation goes on where its prompt ends, that of a prompt where the root ends."""
     prompt: Any
     """1 for a token of a prompt, else 0."""
+    root: Any
+    """1 for a token of the root, else 0."""
 
     def of(self, tokens: Any) -> Places:
         """The places of some tokens, in the shape of the index (NumPy or torch) that chooses them."""
@@ -33,26 +36,27 @@ class Places(NamedTuple):
 
 def places(batch: PackedBatch) -> Places:
     """The places of every token of the row, [T] each, on the host."""
-    columns: list[tuple[Array, ...]] = []
-    segment = 0
+    segments = [_segment(batch.root.length, 0, group=-1, segment=-1, root=1)]
     for number, group in enumerate(batch.groups):
-        for index, span in enumerate((group.prompt, *group.responses)):
-            first = 0 if index == 0 else group.prompt.length
-            positions = np.arange(first, first + span.length, dtype=np.int32)
-            columns.append(
-                (
-                    np.full_like(positions, number),
-                    np.full_like(positions, segment),
-                    positions,
-                    np.full_like(positions, index == 0),
-                )
-            )
-            segment += 1
-    return Places(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        segments.append(_segment(group.prompt.length, batch.root.length, group=number, segment=len(segments), prompt=1))
+        above = batch.root.length + group.prompt.length
+        segments += [
+            _segment(span.length, above, group=number, segment=len(segments) + index)
+            for index, span in enumerate(group.responses)
+        ]
+    return Places(*(np.concatenate(column) for column in zip(*segments, strict=True)))
+
+
+def _segment(length: int, first: int, *, group: int, segment: int, prompt: int = 0, root: int = 0) -> Places:
+    """The places of a segment's tokens, the first of which has the position `first`."""
+    positions = np.arange(first, first + length, dtype=np.int32)
+    group_T, segment_T, prompt_T, root_T = (np.full_like(positions, n) for n in (group, segment, prompt, root))
+    return Places(group_T, segment_T, positions, prompt_T, root_T)
 
 
 def sees(query: Places, key: Places, window: int | None) -> Any:
     """Whether tokens see tokens, in the shape that both broadcast to."""
     behind = query.position - key.position
-    seen = (behind >= 0) & (query.group == key.group) & ((query.segment == key.segment) | (key.prompt == 1))
+    in_group = (query.group == key.group) & ((query.segment == key.segment) | (key.prompt == 1))
+    seen = (behind >= 0) & (in_group | (key.root == 1))
     return seen if window is None else seen & (behind < window)

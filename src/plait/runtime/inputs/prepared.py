@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.cost.estimate import ModelShape
-from plait.cost.workload import Lengths, SampleLengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.data.examples import ExampleSet, ExampleStream, Given
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, PromptStream
 from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow
+from plait.policy.packing import LEAST_ROOT, num_equal
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.rewards.functions import RewardFunction
@@ -36,12 +37,13 @@ class Outline:
     judges: tuple[RewardFunction, ...]
 
     @property
-    def longest_tokens(self) -> int:
+    def longest_texts(self) -> Lengths:
         """The most tokens of prompts, or of given samples with their prompts: what the recipe and the model allow."""
         data, positions = self.recipe.data, self.shapes[self.recipe.model].max_positions
         if self.flow.of_kind(CallKind.GENERATE):
-            return data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
-        return data.max_example_tokens or positions
+            most = data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
+            return Lengths.fixed(most)
+        return Lengths.fixed(data.max_example_tokens or positions)
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,9 @@ class Prepared:
         return len(self.held_out) or len({given.sample.prompt.uid for given in samples})
 
     @property
-    def longest_tokens(self) -> int:
-        """Tokens of the longest prompt; without prompts, of the longest given sample with its prompt."""
-        return longest_tokens(self.train_set, self.given)
+    def longest_texts(self) -> Lengths:
+        """See `longest_texts`."""
+        return longest_texts(self.train_set, self.given)
 
     @property
     def lengths(self) -> SampleLengths:
@@ -121,7 +123,8 @@ class Prepared:
                 for rows in self.train_set.sets
                 for index in range(min(MEASURED_ROWS, len(rows)))
             ]
-            return SampleLengths(Lengths.recorded(prompts), Lengths.fixed(self.recipe.sampling.max_response_tokens))
+            lengths = Lengths.recorded(prompts, self.longest_texts.root)
+            return SampleLengths(lengths, Lengths.fixed(self.recipe.sampling.max_response_tokens))
         samples = [
             given.sample
             for examples in self.given.values()
@@ -144,7 +147,10 @@ class Prepared:
         return Feed(prompts, streams, count, drawn, seed=recipe.seed)
 
 
-def longest_tokens(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> int:
+def longest_texts(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> Lengths:
+    """As many tokens as the longest prompt has; without prompts, as the longest given sample with its prompt."""
     if train_set is not None:
-        return train_set.longest_tokens
-    return max(examples.longest_tokens for examples in given.values())
+        roots = [rows.root for rows in train_set.sets]
+        root = num_equal(min(roots), max(roots))
+        return Lengths.fixed(train_set.longest_tokens, root if root >= LEAST_ROOT else 0)
+    return Lengths.fixed(max(1, *(examples.longest_tokens for examples in given.values())))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from plait.cost.workload import Lengths, SampleLengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe

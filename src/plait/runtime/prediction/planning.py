@@ -16,6 +16,7 @@ from plait.cost.fusion_times import with_fusion_times
 from plait.cost.generation_memory import NO_ENGINE
 from plait.cost.idle_away import with_idle_away
 from plait.cost.layer_kinds import layer_kinds
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_parameters import parameters_of
 from plait.cost.move_bound import LARGE, BoundedMoves
@@ -23,7 +24,7 @@ from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts, Placed
 from plait.cost.placement import check_layouts, check_sharded, on_nodes, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
-from plait.cost.workload import SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, LayoutError
 from plait.layout.params import Parameters
@@ -195,7 +196,8 @@ class Planning:
             placed = Placed(recipe, self.models, self.shapes, self.parameters, plan)
             plan = self._completed(with_room(self.flow, models, placed, memory), label)
         if recipe.device == "cuda":
-            longest = self.lengths.prompts.longest
+            prompts = self.lengths.prompts
+            longest = Lengths.fixed(prompts.longest, prompts.root)
             facts = Facts(recipe, self.models, self.shapes, self.parameters, plan, self.flow, longest)
             plan = with_idle_away(facts, memory)
         return plan

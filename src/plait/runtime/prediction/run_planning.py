@@ -9,10 +9,10 @@ from typing import Protocol
 
 from plait.cost.corrections import with_carried
 from plait.cost.fusion_times import with_fusion_times
+from plait.cost.lengths import Lengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices
-from plait.cost.workload import Lengths
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, cause_of
 from plait.models.shape import ModelShape

@@ -1,0 +1,113 @@
+"""Numbers of tokens: of prompts, of responses. Imports the standard library alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from statistics import NormalDist
+
+from plait.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Numbers of tokens, as a sample of them: recorded ones, or evenly spaced quantiles of a distribution.
+
+    Raises:
+        ConfigError: there are none, or one is below 1.
+    """
+
+    values: tuple[int, ...]
+    """Ascending, each at least 1."""
+    root: int = 0
+    """Of prompts: tokens that all of them begin with, which a forward computes once (`data.packed`)."""
+
+    def __post_init__(self) -> None:
+        if not self.values or min(self.values) < 1:
+            raise ConfigError(f"lengths: expected numbers of tokens from 1 on, found {self.values!r:.80}")
+        assert list(self.values) == sorted(self.values), "expected ascending lengths"
+        assert 0 <= self.root < self.values[0], f"a root of {self.root} tokens, the shortest has {self.values[0]}"
+
+    @classmethod
+    def fixed(cls, tokens: int, root: int = 0) -> Lengths:
+        return cls((tokens,), root)
+
+    @classmethod
+    def recorded(cls, values: Sequence[int], root: int = 0) -> Lengths:
+        return cls(tuple(sorted(values)), root)
+
+    @classmethod
+    def lognormal(cls, median: float, sigma: float, longest: int, count: int = 256) -> Lengths:
+        """Quantiles of a log-normal distribution, cut at `longest`, where a run cuts its responses.
+
+        Raises:
+            ConfigError: `median` is not above 0, `sigma` is below 0, or `longest` is below 1.
+        """
+        if not (median > 0 and sigma >= 0 and longest >= 1):
+            raise ConfigError(
+                f"lengths: expected a median above 0, sigma of 0 or more and a longest of at least 1, found {median}, "
+                f"{sigma}, {longest}"
+            )
+        normal = NormalDist()
+        drawn = (median * math.exp(sigma * normal.inv_cdf((i + 0.5) / count)) for i in range(count))
+        return cls(tuple(max(1, min(longest, round(value))) for value in drawn))
+
+    @property
+    def longest(self) -> int:
+        return self.values[-1]
+
+    @cached_property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    @cached_property
+    def mean_square(self) -> float:
+        return sum(value * value for value in self.values) / len(self.values)
+
+    def of(self, count: int) -> tuple[int, ...]:
+        """`count` lengths, evenly spaced quantiles, ascending."""
+        return _quantiles(self.values, count)
+
+
+@lru_cache(maxsize=512)
+def _quantiles(values: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return tuple(values[(2 * i + 1) * len(values) // (2 * count)] for i in range(count))
+
+
+@dataclass(frozen=True)
+class SampleLengths:
+    """Lengths of prompts and of responses, in tokens."""
+
+    prompts: Lengths
+    responses: Lengths
+
+    def pairs(self, prompts: float, samples: float, roots: float = 0.0) -> float:
+        """Pairs of a query and a key, of so many prompts and samples of them.
+
+        Args:
+            roots: how often the root of the prompts is computed, where that is less than `prompts` times.
+        """
+        p, r = self.prompts, self.responses
+        again = max(0.0, prompts - roots) * p.root * (p.root + 1) / 2
+        of_prompts = prompts * (p.mean_square + p.mean) / 2 - again
+        return of_prompts + samples * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
+
+    def near_pairs(self, windows: Iterable[int], prompts: float, samples: float) -> tuple[tuple[int, float], ...]:
+        """Window → those of them that are within it, of windows that are shorter than some sample."""
+        p, r = self.prompts, self.responses
+        before, longest = p.mean, p.longest + (r.longest if samples else 0)
+        near = []
+        for window in sorted(set(windows)):
+            if 0 < window < longest:
+                of_prompt = sum(_seen(tokens, window) for tokens in p.values) / len(p.values)
+                with_prompt = sum(_seen(before + tokens, window) for tokens in r.values) / len(r.values)
+                near.append((window, prompts * of_prompt + samples * (with_prompt - _seen(before, window))))
+        return tuple(near)
+
+
+def _seen(tokens: float, window: int) -> float:
+    """Pairs of so many tokens that follow each other, of which each sees itself and those before it in the window."""
+    full = min(tokens, window)
+    return full * (full + 1) / 2 + (tokens - full) * window
