@@ -66,8 +66,7 @@ class CompiledForward:
         self.is_steady = model.head.linear
         """See Backend.is_steady: all products are the kernels' own, but for those of other heads."""
         self._module = model.module.base_model
-        adapter = None if model.own is None else model.own.adapter
-        self._layers = [parts_of(layer, adapter) for layer in decoder_layers(self._module)]
+        self._layers = [parts_of(layer, model.adapter) for layer in decoder_layers(self._module)]
         self.weights: decoder.Weights | None = None
         """Packed, with what the kernel reads beside them; None: not prepared."""
         self._head: Tensor | None = None

@@ -175,8 +175,7 @@ class Engine:
     def _launch(self, drafts: Drafts) -> StepRecord | None:
         """Compute the next step, and land those that had to before it or have to now. None: no sample is idle, so that
         the oldest landed in its place."""
-        began, state, scheduler = time.perf_counter(), self.state, self.state.scheduler
-        busy_s = began - self._joint.waited_s
+        began_s, state, scheduler = self._busy_s(), self.state, self.state.scheduler
         groups, share = self._share()
         if share is None:
             self._start_ready()
@@ -197,7 +196,7 @@ class Engine:
         capturing_s = state.forward.capturing_s
         draws = self._compute(plan, drafts)
         capturing_s = state.forward.capturing_s - capturing_s
-        seconds = time.perf_counter() - self._joint.waited_s - busy_s - packing_s - capturing_s
+        seconds = self._busy_s() - began_s - packing_s - capturing_s
         self._turns.launch(Turn(plan, draws, seconds))
         record = replace(StepRecord.of(plan, 0, 0), packing_s=packing_s, num_groups=len(self._turns))
         self._land_all_but(groups - 1)
@@ -231,11 +230,15 @@ class Engine:
     def _land_all_but(self, count: int) -> None:
         """The oldest steps in flight land, so that no more than so many are."""
         while len(self._turns) > count:
-            busy_s = time.perf_counter() - self._joint.waited_s
+            began_s = self._busy_s()
             turn = self._turns.oldest()
             num_drawn = 0 if turn.draws is None else self._settle(turn.draws)
-            seconds = turn.seconds + time.perf_counter() - self._joint.waited_s - busy_s
+            seconds = turn.seconds + self._busy_s() - began_s
             self.speculates.done(turn.plan, num_drawn, seconds)
+
+    def _busy_s(self) -> float:
+        """A clock that stands still while this rank waits for others in steps."""
+        return time.perf_counter() - self._joint.waited_s
 
     def _settle(self, draws: Draws) -> int:
         """Samples get their tokens; how many these are."""

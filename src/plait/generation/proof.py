@@ -239,7 +239,7 @@ def _watched(module: Any) -> Iterator[list[_Seen]]:
 def _stirred(model: LanguageModel) -> Iterator[None]:
     """Meanwhile the model's adapter is another one, which adds about half of what the weights under it give: B of a
     fresh one is 0, and hides all errors."""
-    adapter = None if model.own is None else model.own.adapter
+    adapter = model.adapter
     generator = torch.Generator().manual_seed(0)
     kept: list[tuple[nn.Linear, nn.Parameter]] = []
     for layer in adapted_layers(model.module.base_model).values():

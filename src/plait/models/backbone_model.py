@@ -6,6 +6,7 @@ Shapes: T tokens of a packed row, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -26,8 +27,9 @@ STAGE_TAG = 1 << 29
 """Marks hidden states that pass from stage to stage outside a training schedule."""
 
 
+@dataclass(eq=False, kw_only=True)
 class BackboneModel:
-    """What a language model and a scalar model have in common; both are dataclasses with these fields."""
+    """What a language model and a scalar model have in common: one admitted model on one device."""
 
     kind: ClassVar[str]
     """What messages call it."""
@@ -37,14 +39,22 @@ class BackboneModel:
     """What peft calls what it is for."""
 
     module: Any
+    """Attention "plait", eval mode, no dropout. Its parameters are views of `weights`, those of `own` excepted."""
     tokenizer: Any
-    eos_token_ids: tuple[int, ...]
     layout: FlatLayout
     weights: Tensor
+    """Flat working buffer [layout.num_elements] in the compute dtype."""
+    max_positions: int
+    """Longest prompt with response, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end a response."""
     backbone: Backbone
-    own: OwnPart | None
-    part: Part | None
-    nested: FlatWeights | None = None
+    """The module's decoder, perhaps shared with other models."""
+    own: OwnPart | None = None
+    """Its own parameters (an adapter, a head) where it is a view of weights that it shares."""
+    part: Part | None = None
+    """Its place in a team (`models.parallel.partial`); None: it is whole, and alone."""
+    nested: FlatWeights | None = field(default=None, init=False)
     """Its weights where they lie in the memory of other parts; `weights` has no elements then."""
 
     @property
@@ -58,6 +68,11 @@ class BackboneModel:
     @property
     def dtype(self) -> torch.dtype:
         return self.weights.dtype
+
+    @property
+    def adapter(self) -> str | None:
+        """The name of its adapter in the module; None: it has none."""
+        return None if self.own is None else self.own.adapter
 
     @property
     def weights_version(self) -> int:
@@ -172,9 +187,8 @@ class BackboneModel:
         inputs_TH: Tensor | None,
     ) -> Tensor:
         """Without an adapter no gradient reaches weights that are another's to train: a head alone is trained."""
-        adapter = None if self.own is None else self.own.adapter
-        reaches = self.own is None or adapter is not None
-        how = ForwardOptions(adapter, checkpoint, read)
+        reaches = self.own is None or self.adapter is not None
+        how = ForwardOptions(self.adapter, checkpoint, read)
         with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
             return self.backbone.hidden(token_ids_T, position_ids_T, context, how, inputs_TH=inputs_TH)
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from plait.data.packed import PackedBatch
-from plait.layout.params import FlatLayout
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.compute.float64 import kept_float64
@@ -23,35 +22,19 @@ from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head, head_of_part
 from plait.models.outputs import Outputs, Said
-from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart, skeleton
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class LanguageModel(BackboneModel):
-    """One admitted model on one device."""
+    """See the top of the file."""
 
     kind: ClassVar[str] = "a language model"
     says: ClassVar[tuple[Said, ...]] = (Said.LOGPROBS,)
     peft_task: ClassVar[str] = "CAUSAL_LM"
 
-    module: Any
-    """The Transformers module: attention "plait", eval mode, no dropout. Its parameters are views of `weights`."""
-    tokenizer: Any
-    layout: FlatLayout
-    weights: Tensor
-    """Flat working buffer [layout.num_elements] in the compute dtype."""
     head: Head
-    max_positions: int
-    """Longest prompt with response, in tokens."""
-    eos_token_ids: tuple[int, ...]
-    """Tokens that end a response."""
-    backbone: Backbone
-    """The module's decoder, perhaps shared with other models."""
-    own: OwnPart | None = None
-    """Its adapter where it is a view of shared weights (`models.lora`)."""
-    part: Part | None = None
-    """Its place in a team (`models.parallel.partial`); None: it is whole, and alone."""
+    """`NO_HEAD` on pipeline stages before the last, and before there are weights."""
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Logits [N, V] in the compute dtype, the family's final softcap and scale included.
@@ -144,8 +127,7 @@ class LanguageModel(BackboneModel):
     def export(self, dtype: torch.dtype) -> Export:
         """What `saving.save_pretrained` writes. Of a whole model: a part's weights are moved to one first."""
         assert self.part is None or self.part.is_whole, "a part of a model cannot be exported"
-        adapter = None if self.own is None else self.own.adapter
-        state = cpu_state(self.module, dtype, adapter)
+        state = cpu_state(self.module, dtype, self.adapter)
         return Export(skeleton(self.module, self.layout), state, dtype, self.tokenizer)
 
     def _over(self, module: Any, weights: Tensor) -> LanguageModel:

@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.data.packed import PackedBatch, Span
-from plait.layout.params import FlatLayout
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import Export, cpu_state
 from plait.models.outputs import Outputs, Said
-from plait.models.parallel.part import Part
 from plait.models.working_weights import OwnPart
 
 HEAD = "score.weight"
@@ -54,32 +52,17 @@ class ScalarModule(nn.Module):
         return {f"{self.base_model_prefix}.{name}": style for name, style in plan.items()}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ScalarModel(BackboneModel):
-    """One admitted decoder with a scalar head on one device."""
+    """See the top of the file."""
 
     kind: ClassVar[str] = "a scalar model"
     says: ClassVar[tuple[Said, ...]] = (Said.VALUES, Said.SCORES)
     peft_task: ClassVar[str] = "SEQ_CLS"
 
     module: ScalarModule
-    """Attention "plait", eval mode, no dropout. Its parameters are views of `weights`, those of `own` excepted."""
-    tokenizer: Any
-    layout: FlatLayout
-    weights: Tensor
-    """Flat working buffer [layout.num_elements] in the compute dtype."""
-    max_positions: int
-    """Longest prompt with response, in tokens."""
-    eos_token_ids: tuple[int, ...]
-    """Tokens that end a response."""
-    backbone: Backbone
-    """The module's decoder, perhaps shared with other models."""
-    own: OwnPart | None = None
-    """Its head (and adapter) where it is a view of shared weights."""
     passed_token_id: int | None = None
     """The score is read at the last token that is not this one: see `load_scalar`."""
-    part: Part | None = None
-    """Its place in a team (`models.parallel.partial`); None: it is whole, and alone."""
 
     def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
         """The head's outputs at the places that predict the response tokens, and at the last token of each sample.
@@ -149,7 +132,6 @@ class ScalarModel(BackboneModel):
         end-of-sequence token: where it is, another special token becomes the padding token of the folder.
         """
         assert self.part is None or self.part.is_whole, "a part of a model cannot be exported"
-        adapter = None if self.own is None else self.own.adapter
         pad_token_id = self._pad_token_id()
         config = copy.deepcopy(self.config)
         config.num_labels = 1
@@ -159,7 +141,7 @@ class ScalarModel(BackboneModel):
         tokenizer = copy.deepcopy(self.tokenizer)
         if tokenizer is not None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
-        return Export(skeleton, cpu_state(self.module, dtype, adapter), dtype, tokenizer)
+        return Export(skeleton, cpu_state(self.module, dtype, self.adapter), dtype, tokenizer)
 
     def _pad_token_id(self) -> int:
         if self.passed_token_id is not None:
