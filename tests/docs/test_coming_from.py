@@ -29,9 +29,10 @@ def page(system: System) -> str:
     lines = [
         f"# Coming from {system.title}",
         "",
-        f"Each name of {system.names_of}, and what says the same in a [recipe](recipes.md). `plait train` answers a",
-        "name of theirs with ours. Data formats ([data.md](data.md)) and reward functions ([rewards.md](rewards.md))",
-        "are taken as they stand; options of algorithms are compared in [algorithms.md](algorithms.md#options).",
+        f"This page lists each name of {system.names_of}, and the key of a [recipe](recipes.md) that says the same.",
+        "If you give one of these names to `plait train`, it tells you the key. Data formats ([data.md](data.md)) and reward",
+        "functions ([rewards.md](rewards.md)) need no change. Options of algorithms are compared in",
+        "[algorithms.md](algorithms.md#options).",
     ]
     if system.begin:
         lines += ["", system.begin.rstrip()]
