@@ -7,7 +7,7 @@ where its guesses are expected to pay for its seconds, too (`costly`). All of it
 steps (`margin`). What it chooses depends on seconds that were measured; what samples say does not depend on what it
 chooses.
 
-Shapes: B running samples, K tokens of a guess, S slots, T tokens said.
+Shapes: B running samples, T tokens said.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Literal
 
 import numpy as np
 
-from plait.kernels import draft_lookup
 from plait.kernels.draft_lookup import CELLS, NUM_SOURCES
 from plait.speculation import choice
 from plait.speculation.acceptance import Acceptance
@@ -27,6 +26,7 @@ from plait.speculation.choice import Choice, Room
 from plait.speculation.costly import Costly, LookedUp, Wanted
 from plait.speculation.counts import Counts
 from plait.speculation.drafter import Asked, CostlyDrafter, Drafter, Guesses
+from plait.speculation.kept_guesses import KeptGuesses
 from plait.speculation.ledger import SELDOM, Counted, Ledger, Spent
 from plait.speculation.margin import MOST_LOST, WINDOW
 from plait.speculation.pool import FloatArray, IntArray
@@ -78,31 +78,43 @@ class Speculation:
         self._most = AUTO_MOST if how == "adaptive" else how
         self._drafters: list[Drafter] = [drafter] if model is None else [drafter, model]
         self.costly = None if model is None else Costly(model, self._most, self.acceptance, self.ledger)
-        self._wanted: Wanted | None = None
-        self._drafted_s, self._heard_from = 0.0, 0.0
-        """What the model was asked for in this step, and took; when samples began to be heard in it."""
-        self._began, self._looks, self._thinks, self._is_open = 0.0, False, False, False
-        """When this step asked whether guesses are due; whether they are looked up, and the model is thought of;
-        whether guesses were computed of which nothing was heard."""
-        self._is_counted = False
-        """Whether the last step that asked was one in which they might be due."""
-        self._stakes: deque[float] = deque()
-        self._overlaps = False
-        """What steps that have asked and are not done may lose; whether these were ever several, as where stages pass
-        steps on."""
+        self._kept = KeptGuesses(self._most)
         self.probes = Probes()
-        self._asks, self._due_at, self._pool_due_at, self._looked_at, self._in_vain = 0, 0, 0, 0, 0
-        """Steps that have asked; those in which guesses are due again, of any kind and of what is looked up; the last
-        one in which they were; the last looks of which no guess was computed."""
-        self._seldom_at, self._least_price_s = 0, 0.0
-        """The step in which guesses are looked up whether any may be computed or not; the price of one."""
-        self.looking, self._last_s = Typical(), 0.0
-        """Seconds of looking up, as of each step; of the last step in which guesses were due, all of it."""
-        self.gain, self._spent = 0.0, Spent()
-        """What guesses gain in the mean, as a share of a step; what is spent on them that is not accounted for."""
-        self._guesses_SK = np.zeros((0, self._most), np.int32)
-        self._cells_SK = np.zeros((0, self._most), np.int64)
-        self._lengths_S, self._computed_S, self._at_S = (np.zeros(0, np.int64) for _ in range(3))
+        self._stakes: deque[float] = deque()
+        """What each step that has asked and is not done may lose."""
+        self._overlaps = False
+        """Whether these were ever several, as where stages pass steps on."""
+        # This step.
+        self._is_counted = False
+        """Whether guesses might be due in it."""
+        self._began, self._heard_from = 0.0, 0.0
+        """When it asked whether guesses are due, and when its samples began to be heard."""
+        self._looks, self._thinks = False, False
+        """Whether guesses are looked up, and whether the model is thought of."""
+        self._wanted: Wanted | None = None
+        """What the model was asked for."""
+        self._drafted_s, self._last_s = 0.0, 0.0
+        """Seconds of the model; of all that guesses took, in the last step in which they were due."""
+        self._is_open = False
+        """Whether guesses were computed of which nothing was heard."""
+        # When guesses are due: steps are counted as they ask.
+        self._asks = 0
+        """Steps that have asked."""
+        self._due_at, self._pool_due_at = 0, 0
+        """The steps in which guesses are due again: of any kind, and those that are looked up."""
+        self._seldom_at = 0
+        """The step in which guesses are looked up whether any may be computed or not."""
+        self._looked_at, self._in_vain = 0, 0
+        """The last step in which guesses were due, and the last looks of which no guess was computed."""
+        # What they cost and gain.
+        self._least_price_s = 0.0
+        """Seconds that one guessed token costs."""
+        self.looking = Typical()
+        """Seconds of looking up in a step."""
+        self.gain = 0.0
+        """What guesses gain in the mean, as a share of a step."""
+        self._spent = Spent()
+        """On guesses, and not accounted for yet."""
 
     @property
     def counts(self) -> Counts:
@@ -111,41 +123,25 @@ class Speculation:
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
         """A sample of a prompt begins in a slot."""
-        while slot >= len(self._lengths_S):
-            more = max(16, len(self._lengths_S))
-            self._guesses_SK, self._cells_SK = (
-                np.concatenate([array, np.zeros((more, self._most), array.dtype)])
-                for array in (self._guesses_SK, self._cells_SK)
-            )
-            self._lengths_S, self._computed_S, self._at_S = (
-                np.concatenate([array, np.zeros(more, np.int64)])
-                for array in (self._lengths_S, self._computed_S, self._at_S)
-            )
-        self._lengths_S[slot] = 0
+        self._kept.clear(slot)
         for drafter in self._drafters:
             drafter.begin(slot, prompt_ids)
 
     def end(self, slot: int) -> None:
         """The sample in a slot says nothing more."""
-        self._lengths_S[slot] = 0
+        self._kept.clear(slot)
         for drafter in self._drafters:
             drafter.end(slot)
 
     def hear(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         """What samples have said since they were heard last; see `Drafter.say`."""
-        cells_X, places_X, hits_X = np.empty((3, len(token_ids_T)), np.int64)
-        count, num_computed = draft_lookup.try_guesses(
-            slots_B, counts_B, token_ids_T,
-            self._guesses_SK, self._cells_SK, self._lengths_S, self._computed_S, self._at_S,
-            cells_X, places_X, hits_X,
-        )  # fmt: skip
-        if count:
-            cells_X, places_X, hits_X = cells_X[:count], places_X[:count], hits_X[:count]
-            self.acceptance.learn(cells_X, hits_X)
-            if num_computed:
-                is_computed_X = places_X >= 0
-                sources = cells_X[is_computed_X] // _PER_SOURCE % NUM_SOURCES
-                self._counts.computed(sources, places_X[is_computed_X], hits_X[is_computed_X])
+        trials = self._kept.hear(slots_B, counts_B, token_ids_T)
+        if len(trials):
+            self.acceptance.learn(trials.cells_X, trials.hits_X)
+        if trials.num_computed:
+            is_computed_X = trials.places_X >= 0
+            sources = trials.cells_X[is_computed_X] // _PER_SOURCE % NUM_SOURCES
+            self._counts.computed(sources, trials.places_X[is_computed_X], trials.hits_X[is_computed_X])
         for drafter in self._drafters:
             drafter.say(slots_B, counts_B, token_ids_T, probs_T)
 
@@ -203,10 +199,7 @@ class Speculation:
         self._is_open = False
         if guesses is not None and self._found(guesses.num_tokens):
             lengths_B = self._chosen(guesses, num_context).lengths_B
-            draft_lookup.remember(
-                asked.slots_B, guesses.token_ids_BK, guesses.cells_BK, guesses.lengths_B, lengths_B,
-                self._guesses_SK, self._cells_SK, self._lengths_S, self._computed_S, self._at_S,
-            )  # fmt: skip
+            self._kept.keep(asked.slots_B, guesses, lengths_B)
             for row in lengths_B.nonzero()[0].tolist():
                 drafts[row] = guesses.token_ids_BK[row, : lengths_B[row]].tolist()
                 self._is_open = True
@@ -227,7 +220,7 @@ class Speculation:
 
     def not_computed(self) -> None:
         """There was no room for the guesses of this step."""
-        self._computed_S[:] = 0
+        self._kept.not_computed()
 
     def done(self, num_rows: int, num_drafted: int, num_context: int, num_drawn: int, seconds: float) -> None:
         """A step of nothing but running samples took so long, looking up included.

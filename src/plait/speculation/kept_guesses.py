@@ -1,0 +1,86 @@
+"""Guesses of samples, kept until what the samples say is held against them.
+
+Shapes: B samples, K tokens of a guess, S slots, T tokens said, X trials: guessed tokens of which all before came true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.kernels import draft_lookup
+from plait.speculation.drafter import Guesses
+from plait.speculation.pool import IntArray
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What came of guessed tokens."""
+
+    cells_X: IntArray
+    """What the acceptance of each is learned by (`acceptance.Acceptance`)."""
+    hits_X: IntArray
+    """1 where it came true."""
+    places_X: IntArray
+    """Its place in the guess; -1 where it was only looked up, and not computed."""
+    num_computed: int
+    """Of them all."""
+
+    def __len__(self) -> int:
+        return len(self.cells_X)
+
+
+class KeptGuesses:
+    """The guess of each slot that is being followed.
+
+    Args:
+        most: tokens of a guess.
+    """
+
+    def __init__(self, most: int) -> None:
+        by_token = np.zeros((0, most), np.int32), np.zeros((0, most), np.int64)
+        self._arrays: tuple[NDArray[Any], ...] = (*by_token, *(np.zeros(0, np.int64) for _ in range(3)))
+        """guesses [S, K] and their cells [S, K]; of each guess its length [S], how many of its tokens are computed [S]
+        and how many have come true [S]."""
+
+    def clear(self, slot: int) -> None:
+        """No guess is followed in a slot, which may be one beyond those so far."""
+        while slot >= len(self._lengths_S):
+            more = max(16, len(self._lengths_S))
+            self._arrays = tuple(
+                np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)]) for array in self._arrays
+            )
+        self._lengths_S[slot] = 0
+
+    def hear(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray) -> Trials:
+        """Hold what samples have said against their guesses.
+
+        Args:
+            counts_B: tokens of each sample, in `token_ids_T`.
+        """
+        cells_X, places_X, hits_X = np.empty((3, len(token_ids_T)), np.int64)
+        count, num_computed = draft_lookup.try_guesses(
+            slots_B, counts_B, token_ids_T, *self._arrays, cells_X, places_X, hits_X
+        )
+        return Trials(cells_X[:count], hits_X[:count], places_X[:count], num_computed)
+
+    def keep(self, slots_B: IntArray, guesses: Guesses, computed_B: IntArray) -> None:
+        """Follow these guesses. One that was only looked up is followed to its end, before another one takes its place.
+
+        Args:
+            computed_B: how many tokens of each guess are computed in this step.
+        """
+        draft_lookup.remember(
+            slots_B, guesses.token_ids_BK, guesses.cells_BK, guesses.lengths_B, computed_B, *self._arrays
+        )
+
+    def not_computed(self) -> None:
+        """Of no guess is a token computed."""
+        self._arrays[3][:] = 0
+
+    @property
+    def _lengths_S(self) -> IntArray:
+        return self._arrays[2]
