@@ -268,7 +268,7 @@ def test_a_run_that_fits_its_record_no_longer_says_so(make_recipe: MakeRecipe, t
     for sample in samples:
         sample[1] += 50
     (recipe.run_dir / "moments.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(RunError, match=r"samples stand elsewhere after step 1 than .*moments.jsonl has it"):
+    with pytest.raises(RunError, match=r"after step 1 unfinished samples are not where .*moments.jsonl says"):
         replayed(recipe, "other")
 
 

@@ -145,5 +145,5 @@ def test_what_is_no_pipeline_is_refused():
     peers = Peers((0, 1), 0, "pp")
     with pytest.raises(DataError, match="expected forwards and backwards"):
         execute(parse("rank 0: 0F0 0STEP\nrank 1: 1F0"), {}, peers, name="x")
-    with pytest.raises(DataError, match="0F1 on rank 0 waits for 1F0, of which no message tells it"):
+    with pytest.raises(DataError, match="0F1 on rank 0 waits for 1F0, but no message tells it of that"):
         execute(parse("rank 0: 0F0 0F1<1F0\nrank 1: 1F0 1F1"), {}, peers, name="x")

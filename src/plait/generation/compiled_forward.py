@@ -44,6 +44,7 @@ from plait.kernels.decoder import CHUNK_ROWS, OFFSET, Sizes
 from plait.kernels.paged_attention import KEYS, array_of
 from plait.kernels.products import TILE_COLUMNS
 from plait.models.language_model import LanguageModel
+from plait.models.working_weights import adapter_name
 from plait.policy.blocks import BLOCK_TOKENS
 
 
@@ -66,7 +67,7 @@ class CompiledForward:
         self.is_steady = model.head.linear
         """See Backend.is_steady: all products are the kernels' own, but for those of other heads."""
         self._module = model.module.base_model
-        self._layers = [parts_of(layer, model.adapter) for layer in decoder_layers(self._module)]
+        self._layers = [parts_of(layer, adapter_name(model.own)) for layer in decoder_layers(self._module)]
         self.weights: decoder.Weights | None = None
         """Packed, with what the kernel reads beside them; None: not prepared."""
         self._head: Tensor | None = None

@@ -34,7 +34,7 @@ from plait.kernels.paged_attention import KEYS
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.language_model import LanguageModel
-from plait.models.working_weights import adapted_layers
+from plait.models.working_weights import adapted_layers, adapter_name
 
 ROUNDING = {torch.float32: 64.0, torch.bfloat16: 4.0}
 """Root-mean-square difference of a row at most, in units of the last place of what is compared. The order of a sum is
@@ -239,7 +239,7 @@ def _watched(module: Any) -> Iterator[list[_Seen]]:
 def _stirred(model: LanguageModel) -> Iterator[None]:
     """Meanwhile the model's adapter is another one, which adds about half of what the weights under it give: B of a
     fresh one is 0, and hides all errors."""
-    adapter = model.adapter
+    adapter = adapter_name(model.own)
     generator = torch.Generator().manual_seed(0)
     kept: list[tuple[nn.Linear, nn.Parameter]] = []
     for layer in adapted_layers(model.module.base_model).values():

@@ -118,14 +118,14 @@ class Place:
         """What the instance keeps of a token.
 
         Raises:
-            ModelError: the model is in parts, and which heads a rank has cannot be said.
+            ModelError: the model is in parts, and it is not known which heads a rank has.
         """
         part = self.model.part
         if part is not None and not part.is_whole:
             if part.cache is None:
                 raise ModelError(
-                    f"model: which key-value heads a rank of {type(self.model.module).__name__} has cannot be said, so "
-                    "its samples do not move; set tp of the generation instances to 1"
+                    f"model: it is not known which key-value heads a rank of {type(self.model.module).__name__} has, "
+                    "so its samples cannot move; set tp of the generation instances to 1"
                 )
             return part.cache
         layers = [

@@ -21,7 +21,7 @@ from plait.models.flat_weights import FlatWeights
 from plait.models.outputs import Said
 from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.team import Team
-from plait.models.working_weights import OwnPart, copy_module
+from plait.models.working_weights import OwnPart, adapter_name, copy_module
 
 STAGE_TAG = 1 << 29
 """Marks hidden states that pass from stage to stage outside a training schedule."""
@@ -68,11 +68,6 @@ class BackboneModel:
     @property
     def dtype(self) -> torch.dtype:
         return self.weights.dtype
-
-    @property
-    def adapter(self) -> str | None:
-        """The name of its adapter in the module; None: it has none."""
-        return None if self.own is None else self.own.adapter
 
     @property
     def weights_version(self) -> int:
@@ -187,8 +182,9 @@ class BackboneModel:
         inputs_TH: Tensor | None,
     ) -> Tensor:
         """Without an adapter no gradient reaches weights that are another's to train: a head alone is trained."""
-        reaches = self.own is None or self.adapter is not None
-        how = ForwardOptions(self.adapter, checkpoint, read)
+        adapter = adapter_name(self.own)
+        reaches = self.own is None or adapter is not None
+        how = ForwardOptions(adapter, checkpoint, read)
         with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
             return self.backbone.hidden(token_ids_T, position_ids_T, context, how, inputs_TH=inputs_TH)
 

@@ -22,7 +22,7 @@ from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head, head_of_part
 from plait.models.outputs import Outputs, Said
-from plait.models.working_weights import OwnPart, skeleton
+from plait.models.working_weights import OwnPart, adapter_name, skeleton
 
 
 @dataclass(eq=False, kw_only=True)
@@ -127,7 +127,7 @@ class LanguageModel(BackboneModel):
     def export(self, dtype: torch.dtype) -> Export:
         """What `saving.save_pretrained` writes. Of a whole model: a part's weights are moved to one first."""
         assert self.part is None or self.part.is_whole, "a part of a model cannot be exported"
-        state = cpu_state(self.module, dtype, self.adapter)
+        state = cpu_state(self.module, dtype, adapter_name(self.own))
         return Export(skeleton(self.module, self.layout), state, dtype, self.tokenizer)
 
     def _over(self, module: Any, weights: Tensor) -> LanguageModel:

@@ -22,7 +22,7 @@ from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.files.saving import Export, cpu_state
 from plait.models.outputs import Outputs, Said
-from plait.models.working_weights import OwnPart
+from plait.models.working_weights import OwnPart, adapter_name
 
 HEAD = "score.weight"
 
@@ -141,7 +141,7 @@ class ScalarModel(BackboneModel):
         tokenizer = copy.deepcopy(self.tokenizer)
         if tokenizer is not None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
-        return Export(skeleton, cpu_state(self.module, dtype, self.adapter), dtype, tokenizer)
+        return Export(skeleton, cpu_state(self.module, dtype, adapter_name(self.own)), dtype, tokenizer)
 
     def _pad_token_id(self) -> int:
         if self.passed_token_id is not None:

@@ -213,3 +213,8 @@ class OwnPart:
         view = self.view_of(self.base.copied())
         view.own.weights.copy_(self.weights)
         return view
+
+
+def adapter_name(own: OwnPart | None) -> str | None:
+    """The name of a model's adapter in its backbone, by what it has of its own; None: it has no adapter."""
+    return None if own is None else own.adapter

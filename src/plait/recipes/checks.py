@@ -105,8 +105,8 @@ def _check_going_on(rollouts: Sequence[Node], flow: str, recipe: Recipe) -> None
     if len(rollouts) > 1 or rollouts[0].generation.resample is not None:
         what = "generates more than once" if len(rollouts) > 1 else "draws again, by what was drawn, in the same step"
         raise ConfigError(
-            f"`on_update` is {recipe.on_update}, but the flow `{flow}` {what}, and what is unfinished can be gone on "
-            f"with of one rollout alone; {wait}"
+            f"`on_update` is {recipe.on_update}, but the flow `{flow}` {what}, and unfinished samples can go on "
+            f"only where a step has one rollout; {wait}"
         )
     for key, value, is_set in (
         ("fusion", recipe.fusion, is_moved),

@@ -187,7 +187,7 @@ class RewardPool:
 
     def news(self) -> tuple[list[Connection], float]:
         """What to wait on before the next `poll`, and how many seconds at most; empty where nothing is under way."""
-        busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
+        busy = self._busy
         left_s = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
         return [worker.process.connection for worker in busy], max(0.0, left_s) if busy else 0.0
 
@@ -206,7 +206,7 @@ class RewardPool:
         while self._groups:
             if (left_s := end - time.monotonic()) <= 0:
                 waiting = ", ".join(str(group.samples[0].prompt.uid) for group in self._groups.values())
-                raise RunError(f"rewards of prompts {waiting} are not there after {limit:.0f} s")
+                raise RunError(f"rewards of prompts {waiting} have not come within {limit:.0f} s")
             self._pump(min(left_s, _TICK_S))
             finished += self.poll()
         return sorted(finished, key=lambda scores: scores.ticket)
@@ -227,8 +227,12 @@ class RewardPool:
 
     def _longest_s(self) -> float:
         calls = sum(1 + len(group.samples) for group in self._groups.values()) * len(self.functions)
-        respawns = calls  # each call may kill its worker
-        return IMPORT_LIMIT_S * (1 + respawns) + self.timeout_s * calls
+        return IMPORT_LIMIT_S * (1 + calls) + self.timeout_s * calls  # each call may kill its worker
+
+    @property
+    def _busy(self) -> list[_Worker]:
+        """Workers that something is awaited of: an answer, or that they have loaded the functions."""
+        return [worker for worker in self._workers if worker.call is not None or not worker.ready]
 
     def _spawn(self, place: int) -> _Worker:
         process = RewardProcess(self._start_message, self._output, self._memory_bytes)
@@ -239,8 +243,7 @@ class RewardPool:
         self._dispatch()
         self.looked()
         self._look_for_strays()
-        busy = [worker for worker in self._workers if worker.call is not None or not worker.ready]
-        if not busy:
+        if not (busy := self._busy):
             return
         left_s = min(worker.deadline for worker in busy) - time.monotonic()
         waited = connection.wait([worker.process.connection for worker in busy], max(0.0, min(timeout_s, left_s)))
@@ -269,17 +272,13 @@ class RewardPool:
         try:
             worker.process.connection.send_bytes(data)
         except ConnectionError:
-            self._lost(worker, call)
+            self._lost(worker)
 
     def _receive(self, worker: _Worker) -> None:
         try:
             reply = worker.process.receive()
         except ConnectionResetError:
-            # The other end was closed before it had read what was sent: it had not begun the call.
-            if worker.call is None:
-                self._died(worker)
-            else:
-                self._lost(worker, worker.call)
+            self._lost(worker)  # the other end was closed before it had read what was sent: it had not begun the call
             return
         except ValueError:
             self._answered_by_a_stranger(worker)
@@ -352,26 +351,28 @@ class RewardPool:
         stack = worker.process.where()
         if not worker.ready:
             raise self._unloadable(f"importing the rewards {self._names} took more than {IMPORT_LIMIT_S:.0f} s", stack)
-        call = worker.call
-        assert call is not None, "a ready worker without a call has no deadline"
-        self._worked(worker, call, worker.began_s, time.perf_counter() - worker.began_s)
-        self._replace(worker)
-        self._failed(call, FailureKind.TIMEOUT, f"passed the time limit of {self._limit} and was killed at:", stack)
+        self._ended(worker, FailureKind.TIMEOUT, f"passed the time limit of {self._limit} and was killed at:", stack)
 
     def _died(self, worker: _Worker) -> None:
         cause, stack = worker.process.cause_of_death()
         if not worker.ready:
             raise self._unloadable(f"one of the rewards {self._names} {cause} while its file was imported", stack)
+        self._ended(worker, FailureKind.DIED, cause, stack)
+
+    def _ended(self, worker: _Worker, kind: FailureKind, message: str, stack: str) -> None:
+        """A worker ends with its call, which has failed; another takes its place."""
         call = worker.call
-        assert call is not None, "only workers with a call are looked after"
+        assert call is not None, "a worker that has loaded is waited for only while it has a call"
         self._worked(worker, call, worker.began_s, time.perf_counter() - worker.began_s)
         self._replace(worker)
-        self._failed(call, FailureKind.DIED, cause, stack)
+        self._failed(call, kind, message, stack)
 
-    def _lost(self, worker: _Worker, call: Call) -> None:
-        """The worker had died while it was idle, which is not this call's doing: give it to a fresh one."""
-        call.lost += 1
-        if call.lost >= _LOST_SENDS:
+    def _lost(self, worker: _Worker) -> None:
+        """The worker had died while it was idle, which is not its call's doing: give that to a fresh one."""
+        call = worker.call
+        if call is not None:
+            call.lost += 1
+        if call is None or call.lost >= _LOST_SENDS:
             self._died(worker)
             return
         self._calls.appendleft(call)

@@ -27,7 +27,7 @@ class Trials:
     places_X: IntArray
     """Its place in the guess; -1 where it was only looked up, and not computed."""
     num_computed: int
-    """Of them all."""
+    """How many of them were computed."""
 
     def __len__(self) -> int:
         return len(self.cells_X)
@@ -78,7 +78,7 @@ class KeptGuesses:
         )
 
     def not_computed(self) -> None:
-        """Of no guess is a token computed."""
+        """No guess of this step is computed: they count as only looked up."""
         self._arrays[3][:] = 0
 
     @property

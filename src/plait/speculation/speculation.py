@@ -114,7 +114,7 @@ class Speculation:
         self.gain = 0.0
         """What guesses gain in the mean, as a share of a step."""
         self._spent = Spent()
-        """On guesses, and not accounted for yet."""
+        """What was spent on guesses and is not accounted for yet."""
 
     @property
     def counts(self) -> Counts:

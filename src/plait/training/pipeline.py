@@ -217,7 +217,7 @@ def _check(schedule: Schedule) -> None:
         carried = natural_waits(action, set(rank_of))
         for wait in action.waits:
             if rank_of.get(wait) != action.rank and wait not in carried:
-                raise DataError(f"{action.id} on rank {action.rank} waits for {wait}, of which no message tells it")
+                raise DataError(f"{action.id} on rank {action.rank} waits for {wait}, but no message tells it of that")
 
 
 def _computed(schedule: Schedule) -> Schedule:

@@ -51,7 +51,7 @@ class SampleMoverOfRank:
 
         Raises:
             RunError: a rank of the other instance is gone, or did not come in time.
-            ModelError: the model is in parts, and which heads a rank has cannot be said.
+            ModelError: the model is in parts, and it is not known which heads a rank has.
         """
         if self.place not in gathering.concerned:
             return None

@@ -165,9 +165,9 @@ class RankState:
         self.listeners: dict[str, Listener] = {}
         """Role → this rank as a member of its instance."""
         trained = {
-            role: (part.trainer, part.parameters)
-            for role, part in roles.items()
-            if part.role_model.trained and part.trainer is not None
+            role: (role_state.trainer, role_state.parameters)
+            for role, role_state in roles.items()
+            if role_state.role_model.trained and role_state.trainer is not None
         }
         self.optimizers = RankOptimizers(trained, self.offloads, self.cluster, self.rank)
 
@@ -199,9 +199,9 @@ class RankState:
     def moving_all(self, role: str, numbers: Sequence[int]) -> Work[None]:
         """Bring a role's weights from its home to some of its copies."""
         self.make_room(role, numbers)
-        if (part := self.roles.get(role)) is not None:
+        if (role_state := self.roles.get(role)) is not None:
             for number in numbers:
-                yield from self.moving_by(part.moves[number], part.buffers, f"{role}.weights")
+                yield from self.moving_by(role_state.moves[number], role_state.buffers, f"{role}.weights")
 
     def moving_by(self, plan: MovePlan, buffers: Mapping[str, Tensor], name: str) -> Work[MoveReport | None]:
         """Do this rank's row of a move between `buffers`, by name and flat; None: it has none."""
@@ -210,7 +210,7 @@ class RankState:
         return (yield from moving(plan, self.rank, buffers, self._channel, name=name))
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
-        """Before `moving` to these copies: have what is moved on the device, and memory for what comes."""
+        """Before weights are moved to these copies: have what is moved on the device, and memory for what comes."""
         role_state = self.roles.get(role)
         if role_state is None:
             return

@@ -147,7 +147,7 @@ class SampleMover:
             number: of the move, which both sides know it by.
 
         Raises:
-            ModelError: the model is in parts, and which heads a rank has cannot be said.
+            ModelError: the model is in parts, and it is not known which heads a rank has.
         """
         moves, giver = self._leaving, self._giver
         assert moves is not None, f"rank {self.rank} is not of the source"
@@ -210,7 +210,7 @@ class SampleMover:
 
         Raises:
             RunError: a rank is gone, or nothing came from it until the deadline of `peers`.
-            ModelError: the model is in parts, and which heads a rank has cannot be said.
+            ModelError: the model is in parts, and it is not known which heads a rank has.
         """
         for engine in self._engines:
             engine.land()

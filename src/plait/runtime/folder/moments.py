@@ -75,9 +75,9 @@ class Moments:
             self._write(version, Moment(self._kv, standing))
         elif before.standing != standing:
             raise RunError(
-                f"samples stand elsewhere after step {version} than {self._path} has it of an earlier stay of this "
-                "run: its recipe, its data or the machine's arithmetic has changed. Put them back; or remove the file, "
-                "and the run goes on from its checkpoint with a record of its own"
+                f"after step {version} unfinished samples are not where {self._path} says they were before the run was "
+                "resumed: its recipe, its data or the machine's arithmetic has changed. Put them back; or remove the "
+                "file, and the run goes on from its checkpoint with a new record"
             )
 
     def recompute(self, version: int) -> None:

@@ -219,7 +219,11 @@ class Planning:
         if name in MAKERS:
             places = MAKERS[name](self.space)
             if places is None:
-                raise ConfigError(f"plan `{name}`: a model has no room on {self.cluster.num_devices} devices so")
+                devices = self.cluster.num_devices
+                raise ConfigError(
+                    f"plan `{name}`: cut as this plan cuts models, one does not fit on {devices} devices; take more "
+                    "devices, or another plan"
+                )
             return self.plan_of(places, name)
         name = NAMES[0] if name == AUTO else name
         if name in NAMES:
