@@ -30,8 +30,8 @@ def page(system: System) -> str:
         f"# Coming from {system.title}",
         "",
         f"This page lists each name of {system.names_of}, and the key of a [recipe](recipes.md) that says the same.",
-        "If you give one of these names to `plait train`, it tells you the key. Data formats ([data.md](data.md)) and reward",
-        "functions ([rewards.md](rewards.md)) need no change. Options of algorithms are compared in",
+        "If you give one of these names to `plait train`, it tells you the key. Data formats ([data.md](data.md)) and",
+        "reward functions ([rewards.md](rewards.md)) need no change. Options of algorithms are compared in",
         "[algorithms.md](algorithms.md#options).",
     ]
     if system.begin:
