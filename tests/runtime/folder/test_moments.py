@@ -36,9 +36,7 @@ def test_samples_that_stand_there_again_write_nothing(tmp_path: Path) -> None:
 def test_samples_that_stand_elsewhere_are_an_error_that_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "moments.jsonl"
     Moments(path, "keep").keep(3, STANDING)
-    with pytest.raises(
-        RunError, match=rf"after step 3 unfinished samples are not where {path} says .*; or remove"
-    ):
+    with pytest.raises(RunError, match=rf"after step 3 unfinished samples are not where {path} says .*; or remove"):
         Moments(path, "keep").keep(3, {**STANDING, 9: {1: 6}})
 
 
