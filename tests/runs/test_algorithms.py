@@ -79,6 +79,41 @@ def test_remax_keeps_the_greedy_rollout_apart(make_recipe: MakeRecipe) -> None:
         assert sample["score_over_greedy"] == sample["reward_score"] - baseline[sample["uid"].split(".")[0]]
 
 
+AGAINST_THE_REFERENCE = """
+def against(prompts, actor, ref, reward):
+    theirs, mine = ref.generate(prompts, samples_per_prompt=2), actor.generate(prompts)
+    better = per_group(over_the_mean, reward.score(mine), reward.score(theirs), name="advantages")
+    actor.train(mine, loss=loss, advantages=better)
+
+def over_the_mean(mine, theirs):
+    return mine - theirs.mean()
+
+def loss(batch, advantages):
+    return batch.aggregate(-advantages * batch.logprobs, "token-mean")
+"""
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_samples_to_compare_with_do_not_stand_for_those_that_train(
+    make_recipe: MakeRecipe, tmp_path: Path, max_staleness: int
+) -> None:
+    """What a frozen reference draws has its first version always, which makes nobody stale."""
+    flow, reward = tmp_path / "against.py", tmp_path / "letters.py"
+    reward.write_text("def letters(completions, **columns):\n    return [len(set(text)) for text in completions]\n")
+    flow.write_text("from plait.dataflow import per_group\n" + AGAINST_THE_REFERENCE)
+    keys = {"algorithm": f"{flow}:against", "reward.functions": [f"{reward}:letters"], "doctor.stop_on": "error"}
+    recipe = make_recipe(**keys, options={}, steps=4, max_staleness=max_staleness)
+    run(recipe)
+    row, samples = logged(recipe)[-1], samples_of(recipe, 4)
+    for prefix, call, count in (("", "actor.generate", 12), ("ref.generate/", "ref.generate", 6)):
+        scores = [s["reward_score"] for s in samples if s["rollout"] == call]
+        assert len(scores) == count
+        assert row[f"{prefix}reward"] == row[f"{prefix}rewards/letters/mean"] == pytest.approx(sum(scores) / count)
+    drawn = [len(s["token_ids"]) for s in samples if s["rollout"] == "actor.generate"]
+    assert row["response_length/mean"] == pytest.approx(sum(drawn) / 12)
+    assert row.get("off_policy/max", 0) == max_staleness
+
+
 def test_remax_without_a_greedy_reward_teaches_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """The reward function answers None for one prompt's greedy response, and for one sample of another prompt."""
     recipe = make_recipe(algorithm="remax", options={}, steps=1)

@@ -182,6 +182,18 @@ class Dataflow:
     def of_kind(self, kind: CallKind) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is kind)
 
+    @property
+    def trained_on(self) -> tuple[Node, ...]:
+        """The rollouts whose samples train a role. What else a flow draws is there to compare with."""
+        read = {node.rows for node in self.of_kind(CallKind.TRAIN)}
+        return tuple(node for node in self.of_kind(CallKind.GENERATE) if node.id in read)
+
+    @property
+    def main_rows(self) -> Node:
+        """The call whose samples metrics without a prefix are of: the first rollout that a role is trained on, else the
+        first rollout, else the first samples that are given."""
+        return (self.trained_on or self.of_kind(CallKind.GENERATE) or self.of_kind(CallKind.READ))[0]
+
     def call_kinds(self, role: str) -> frozenset[str]:
         """What the flow asks of a role: `generate`, `logprobs`, `values`, `score`, `train`."""
         return frozenset(node.asks for node in self.calls(role))

@@ -38,8 +38,7 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     rows = state.tables[node.rows]
     rewards = rows.columns[node.outputs[0]]
     groups = [rewards[list(members)] for members in rows.groups.values()]
-    # A greedy rollout is a baseline: its rewards must not stand for those of the samples.
-    prefix = f"greedy/{node.role}" if flow.nodes[node.rows].is_greedy else str(node.role)
+    prefix = f"{_prefix(node.rows, flow)}{node.role}"
     metrics = {
         prefix: float(rewards.mean()),
         f"{prefix}_std": float(rewards.std()),
@@ -52,26 +51,34 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     return metrics
 
 
+def _prefix(rows: int, flow: Dataflow) -> str:
+    """What stands before the metrics of a call's samples, so that those of a rollout that is there to compare with are
+    not taken for those of the samples that train."""
+    drawn = flow.nodes[rows]
+    if drawn is flow.main_rows:
+        return ""
+    return "greedy/" if drawn.is_greedy else f"{drawn.call}/"
+
+
 def exact_mean(values: Collection[float]) -> float:
     """Exactly rounded, so the same in any order: groups come as their rewards are done. 0 of none."""
     return math.fsum(values) / len(values) if values else 0.0
 
 
 def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
-    rollouts = flow.of_kind(CallKind.GENERATE)
-    if not rollouts:
-        samples = [sample for rows in state.tables.values() for sample in rows.samples]
-        truncated = []
+    generates = bool(flow.of_kind(CallKind.GENERATE))
+    if generates:
+        samples = list(state.generated[flow.main_rows.id].samples)
     else:
-        samples = list(state.generated[rollouts[0].id].samples)
-        truncated = [sample.finish_reason is FinishReason.LENGTH for sample in samples]
+        samples = [sample for rows in state.tables.values() for sample in rows.samples]
     lengths = np.array([len(sample.token_ids) for sample in samples])
     metrics = {
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
         "prompt_length/mean": float(np.mean(list({s.prompt.uid: len(s.prompt.token_ids) for s in samples}.values()))),
     }
-    if rollouts:
+    if generates:
+        truncated = [sample.finish_reason is FinishReason.LENGTH for sample in samples]
         metrics["response_length/clip_ratio"] = float(np.mean(truncated))
     mixed = [sample.token_versions is not None for sample in samples]
     if any(mixed):
@@ -80,10 +87,10 @@ def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
 
 
 def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
-    """Means of what reward functions logged (`log_metric`), those of greedy rollouts under `greedy/`."""
+    """Means of what reward functions logged (`log_metric`)."""
     means: dict[str, float] = {}
     for node_id, groups in state.scores.items():
-        prefix = "greedy/" if flow.nodes[flow.nodes[node_id].rows].is_greedy else ""
+        prefix = _prefix(flow.nodes[node_id].rows, flow)
         means |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
     return means
 

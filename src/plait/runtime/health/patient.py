@@ -39,6 +39,6 @@ class Patient:
         return frozenset(str(node.role) for node in self.flow.of_kind(CallKind.TRAIN))
 
     def rollouts(self, state: StepState) -> list[tuple[Node, Rows]]:
-        """What was sampled in a step to be trained on; a greedy rollout is a baseline."""
-        nodes = [node for node in self.flow.of_kind(CallKind.GENERATE) if not node.is_greedy]
+        """What was sampled in a step to be trained on, at the temperature of the run."""
+        nodes = [node for node in self.flow.trained_on if not node.is_greedy]
         return [(node, state.generated[node.id]) for node in nodes if node.id in state.generated]

@@ -74,9 +74,10 @@ class StepFacts:
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
         """KL(sampling ‖ reference) of the step's samples, k3, from the columns that the flow asked for."""
+        sampled = {node.id for node, _ in self._patient.rollouts(state)}
         for node in self._patient.flow.calls("ref"):
             rows = state.tables.get(node.rows)
-            if node.kind is CallKind.SCORE and rows is not None and node.rows in state.generated:
+            if node.kind is CallKind.SCORE and rows is not None and node.rows in sampled:
                 log_ratio_R = rows.columns[node.outputs[0]] - rows.sampling_logprobs
                 clipped_R = np.clip(log_ratio_R[np.isfinite(log_ratio_R)], -20.0, 20.0)
                 if len(clipped_R):

@@ -19,16 +19,15 @@ SIDES = {"rollouter": ("prefill", "decode"), "trainer": ("train",)}
 def off_policy_metrics(
     flow: Dataflow, state: StepState, waiting: Collection[DrawnBatch], most: int
 ) -> dict[str, float]:
-    """Metrics of a step that has ended, in versions and in samples.
+    """Metrics of a step that has ended, in versions and in samples. How old samples are counts of those that train a
+    role: what a frozen model draws to compare with is always of its first version.
 
     Args:
         waiting: the batches that are drawn, and that later steps train on.
         most: versions that samples may be behind.
     """
-    samples = [
-        sample for node, rows in state.generated.items() if not flow.nodes[node].is_greedy for sample in rows.samples
-    ]
-    lags = [state.step - sample.oldest_version for sample in samples]
+    samples = [sample for node in flow.trained_on for sample in state.generated[node.id].samples]
+    lags = [state.step - sample.oldest_version for sample in samples] or [0]
     assert max(lags) <= most, f"samples of step {state.step + 1} are {max(lags)} versions old, and {most} may be"
     asked = sum(rows.num_asked for rows in state.growing.values())
     trained_on = sum(len(state.generated[node]) for node in state.growing)
@@ -41,7 +40,7 @@ def off_policy_metrics(
         "off_policy/max": float(max(lags)),
         "off_policy/in_flight": in_flight,
         "off_policy/in_queue": len(later) - in_flight,
-        "off_policy/mixed": mixed / len(samples),
+        "off_policy/mixed": mixed / len(lags),
         "off_policy/dropped": asked - trained_on,
     }
 
