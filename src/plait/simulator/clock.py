@@ -62,18 +62,21 @@ class SimulatedClock:
         heapq.heappush(self._ends, (end_s, self._begun, deliver))
 
     def spend(self, done: Done, seconds: float) -> Work[None]:
-        """An action to its end, of which its work keeps a record of its own."""
-        ended: list[Done] = []
-        self._end_at(self.now_s + seconds, lambda: ended.append(done))
-        yield done
-        while not ended:
-            yield None
+        """An action to its end, from this call on, of which its work keeps a record of its own."""
+        ended: list[None] = []
+        self._end_at(self.now_s + seconds, lambda: ended.append(None))
+        return _until(ended, done)
 
     def take(self, done: Done, rank: int, role: str, seconds: float, deliver: Callable[[], Said]) -> Work[Said]:
-        """An action to its end; what `deliver` says then."""
+        """An action to its end, from this call on; what `deliver` says then."""
         answers: list[Said] = []
         self.begin(done, rank, role, seconds, lambda: answers.append(deliver()))
-        yield done
-        while not answers:
-            yield None
-        return answers[0]
+        return _until(answers, done)
+
+
+def _until(answers: Sequence[Said], done: Done) -> Work[Said]:
+    """The record of an action that has begun, and the first answer once it is there."""
+    yield done
+    while not answers:
+        yield None
+    return answers[0]
