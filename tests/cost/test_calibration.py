@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from plait.cost.calibration import (
-    CONSERVATIVE,
     OTHER_DTYPE,
     OTHER_LAYERS,
     OTHER_THREADS,
@@ -34,11 +33,6 @@ def a_run(measured: float, decode: float, *, devices: int = 1, foretold: float =
     """Decoding: 2 s by the profile, 4 s foretold."""
     kinds = {"decode on 1": KindRecord(profile_s=2.0, foretold_s=4.0, measured_s=decode)}
     return RunRecord(devices=devices, foretold_s=foretold, measured_s=measured, kinds=kinds)
-
-
-def test_without_a_profile_numbers_are_conservative() -> None:
-    assert calibrated([], SHAPE, "bfloat16", 1) == CONSERVATIVE
-    assert CONSERVATIVE.error is None
 
 
 def test_a_profile_of_this_shape_dtype_and_threads_is_taken_as_it_is() -> None:

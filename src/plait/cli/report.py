@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from plait.cost.calibration import CONSERVATIVE
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.observe.console import SafeConsole
@@ -68,8 +67,7 @@ def _print_forecast(console: SafeConsole, forecast: Forecast) -> None:
         _add_beside(table, f"memory of rank {beside.name}, at most", beside, _bytes)
     console.print()
     console.print(table)
-    remedy = "; `plait profile` measures what it takes" if forecast.source == CONSERVATIVE.source else ""
-    console.print(f"predicted by {with_carried(forecast.source, forecast.carried)}{remedy}", soft_wrap=True)
+    console.print(f"predicted by {with_carried(forecast.source, forecast.carried)}", soft_wrap=True)
 
 
 def _worth_a_row(rows: Sequence[Beside], forecast: Forecast) -> list[Beside]:

@@ -42,7 +42,6 @@ class Calibration:
 
 
 VENDORS = Calibration("vendors' numbers and default shares of them")
-CONSERVATIVE = Calibration("conservative numbers of this machine")
 
 
 def of_cluster(cluster: ClusterSpec, profiles: Sequence[Profile]) -> Calibration:
@@ -70,13 +69,12 @@ def uncorrected(profile: Profile) -> Profile:
 def calibrated(
     profiles: Sequence[Profile], shape: ModelShape, dtype: str, threads: int, devices: int = 1
 ) -> Calibration:
-    """By the profile that is nearest to a run, scaled to it, of those of one machine.
+    """By the profile that is nearest to a run, scaled to it.
 
     Args:
+        profiles: of one machine; one at least.
         devices: processes of the run: past runs of as many say how far off predictions are, where there are any.
     """
-    if not profiles:
-        return CONSERVATIVE
     best = min(
         profiles,
         key=lambda profile: (distance(profile, shape, dtype, threads), profile.model, profile.dtype, profile.threads),

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 GPUS = Path("/proc/driver/nvidia/gpus")
+CPUS = Path("/proc/cpuinfo")
 
 
 def visible_devices() -> int:
@@ -35,11 +36,31 @@ def hardware() -> tuple[tuple[str, str], ...]:
 
 def cpu_name() -> str:
     """The model of this machine's processor; else what kind it is."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    named = (processor["model name"] for processor in _processors() if "model name" in processor)
+    return next(named, platform.processor() or platform.machine())
+
+
+def cpu_flags() -> frozenset[str]:
+    """What this machine's processor can do, by Linux's names (`avx2`, `avx512_bf16`); empty: nobody says."""
+    return frozenset(next((processor["flags"] for processor in _processors() if "flags" in processor), "").split())
+
+
+def cpu_cores() -> int:
+    """Cores of this machine, each once however many threads it runs at a time; where nobody says, its processors."""
+    places = [(processor.get("physical id"), processor.get("core id")) for processor in _processors()]
+    if not places or any(core is None for _, core in places):
+        return os.cpu_count() or 1
+    return len(set(places))
+
+
+def _processors() -> list[dict[str, str]]:
+    """What Linux says of each processor, which is a thread of a core: key → value."""
+    try:
+        blocks = CPUS.read_text().strip().split("\n\n")
+    except OSError:
+        return []
+    lines = ([line.partition(":") for line in block.splitlines()] for block in blocks)
+    return [{key.strip(): value.strip() for key, _, value in of_one} for of_one in lines]
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.cost.calibration import CONSERVATIVE
 from plait.cost.corrections import Correction
 from plait.cost.lengths import Lengths
+from plait.cost.machine import unmeasured
 from plait.cost.profile import Profile
 from plait.errors import ConfigError
 from plait.models.files.hub import read_config
@@ -151,7 +151,7 @@ THREE = {"decode_groups": 3}
 def test_what_no_profile_fits_is_measured_once(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And where that fails the run is planned by conservative numbers, and says why."""
+    """And where that fails the run is planned by what its kind does, and says why."""
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
     asked: list[int] = []
     recipe = make_recipe()
@@ -167,8 +167,8 @@ def test_what_no_profile_fits_is_measured_once(
         return ""
 
     monkeypatch.setattr(machine, "_measure", fails)
-    assert measured_machine(recipe, shape, 2)[1] == CONSERVATIVE
-    assert "conservative numbers of this machine: no cores" in capsys.readouterr().err
+    assert measured_machine(recipe, shape, 2) == unmeasured("cpu", 2, 1)
+    assert "was not measured (`plait profile` does): no cores" in capsys.readouterr().err
     monkeypatch.setattr(machine, "_measure", measures)
     assert measured_machine(recipe, shape, 2)[1].exact
     assert measured_machine(recipe, shape, 2)[1].exact

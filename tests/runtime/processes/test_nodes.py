@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from plait.launch import machine
-from plait.launch.machine import hardware
+from plait.launch.machine import cpu_cores, cpu_flags, cpu_name, hardware
 from plait.launch.nodes.gathering import Gathered
 from plait.runtime.processes import nodes
 from plait.runtime.processes.nodes import said_of_kinds
@@ -42,3 +42,18 @@ def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path, monkeypatch: py
     assert dict(hardware())["cuda"] == "NVIDIA A100 and NVIDIA H100"
     monkeypatch.setattr(machine, "GPUS", tmp_path / "none")
     assert list(dict(hardware())) == ["cpu"]
+
+
+def test_a_processor_is_what_linux_says_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sockets of two cores, each of which runs two threads: four cores."""
+    file = tmp_path / "cpuinfo"
+    places = [(socket, core) for socket in range(2) for core in range(2)] * 2
+    one = "model name\t: A CPU @ 2.0: GHz\nflags\t\t: fma avx2\nphysical id\t: {}\ncore id\t\t: {}\n"
+    file.write_text("\n".join(one.format(*place) for place in places))
+    monkeypatch.setattr(machine, "CPUS", file)
+    assert (cpu_name(), cpu_flags(), cpu_cores()) == ("A CPU @ 2.0: GHz", {"fma", "avx2"}, 4)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 3)
+    file.write_text("processor\t: 0\nFeatures\t: asimd\n\nprocessor\t: 1\nFeatures\t: asimd\n")
+    assert (cpu_flags(), cpu_cores()) == (frozenset(), 3)
+    monkeypatch.setattr(machine, "CPUS", tmp_path / "none")
+    assert (cpu_flags(), cpu_cores()) == (frozenset(), 3)

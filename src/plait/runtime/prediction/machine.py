@@ -10,14 +10,14 @@ import sys
 from plait.cost.calibration import Calibration, calibrated
 from plait.cost.cluster import ClusterSpec
 from plait.cost.kept_profiles import kept_profiles
-from plait.cost.machine import conservative_cluster, machine_name, threads_alone
+from plait.cost.machine import machine_name, threads_alone, unmeasured
 from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
 
 MEASURE_S = {"cpu": 120.0, "cuda": 300.0}
-"""After which a run goes on without having measured, by what is kept, or conservative numbers. On a GPU torch compiles
+"""After which a run goes on without having measured, by what is kept, or what its kind does. On a GPU torch compiles
 for a minute or two of it."""
 
 _ERROR = "error: "
@@ -31,9 +31,11 @@ def machine_of(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[Cluster
         shape: of the run's own model.
     """
     profiles = kept_profiles(machine_name(recipe.device), recipe.device)
-    calibration = calibrated(profiles, shape, recipe.dtype.value, threads_of(recipe, devices), devices)
-    if calibration.profile is None:
-        return conservative_cluster(recipe.device, devices), calibration
+    threads = threads_of(recipe, devices)
+    if not profiles:
+        return unmeasured(recipe.device, devices, threads)
+    calibration = calibrated(profiles, shape, recipe.dtype.value, threads, devices)
+    assert calibration.profile is not None, "calibrated by no profile"
     return calibration.profile.cluster(devices), calibration
 
 

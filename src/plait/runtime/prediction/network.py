@@ -50,8 +50,8 @@ class Machines:
 
     count:    machines like this one, with equally many devices each
     network:  what is known of them
-    measures: a profile of this one is made where none fits that was kept; False: by what is kept, or conservative
-              numbers
+    measures: a profile of this one is made where none fits that was kept; False: by what is kept, or what its kind
+              does
     """
 
     count: int = 1

@@ -73,10 +73,9 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
     except Exception as error:  # the boundary of the prediction: what is wrong with it keeps no run from its work
         say(f"nothing is predicted of this run: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
         return plan
-    if planning.calibration.profile is not None:  # conservative numbers may be far off, and say little to a person
-        carried = planning.costs.corrections.carried(plan.placements, planning.costs.shapes)
-        source = with_carried(planning.calibration.source, carried)
-        loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {source}")
+    carried = planning.costs.corrections.carried(plan.placements, planning.costs.shapes)
+    source = with_carried(planning.calibration.source, carried)
+    loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {source}")
     return replace(plan, predicted=prediction.timeline)
 
 
@@ -115,7 +114,7 @@ def settled_by_costs(
 def costs_of_run(
     run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE, devices: int | None = None
 ) -> ModelCosts:
-    """What things take in a run, by what was measured of this machine before, else by conservative numbers; its
+    """What things take in a run, by what was measured of this machine before, else by what its kind does; its
     arguments are those of `planning_for_run`.
 
     Raises:
