@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from plait.cli import plan_following
 from plait.cli.plan_text import busy_alike
 from plait.cost.cluster import SHIPPED
 from plait.cost.kept_profiles import keep_profile
@@ -160,7 +161,10 @@ def test_a_cluster_of_two_kinds_says_which_device_each_rank_is(
     assert "(A100-80G)" in out
 
 
-def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_person_gets_a_table(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_following, "visible_devices", lambda: 0)
     code, out, _ = run(capsys, "plan", recipe, "--cluster", "4xH200", "--seconds", 0.3)
     assert code == 0
     for words in ("predicted", "actor.generate", "rank 0", "other plans", "plan 2", "split", "tokens"):
@@ -168,7 +172,8 @@ def test_a_person_gets_a_table(recipe: str, capsys: pytest.CaptureFixture[str]) 
     told = " ".join(out.split())
     assert "responses of 256 (256), as long as they may be: `--lengths` states others" in told
     assert "shares of them; how far off they are is not known; nothing of this was run" in told
-    beside = "keep the plan with `--out FILE`; with weights in place of the shape llama-2-7b"
+    needed = "where there are 4 GPUs: this machine has none"
+    beside = f"keep the plan with `--out FILE`; {needed}; with weights in place of the shape llama-2-7b"
     assert told.endswith(f"to follow it {beside} plait train {recipe} --plan FILE")
     place = ("--cluster", "4xH200", "--evaluations", 5, "--lengths", "64:128", "--out", "kept.json")
     _, out, _ = run(capsys, "plan", recipe, "--prompts_per_step", "32", *place)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from plait.cli import plan_following
 from plait.cli.plan_following import following
 from plait.cli.train import FLAGS, attached_by, node_options, read_recipe
 from plait.runtime.prediction.planning import Planning
@@ -28,12 +29,15 @@ class Known:
     devices: int = 0
     launcher: str = "auto"
     names: tuple[str, ...] = ("smollm2-135m-instruct",)
+    device: str = "cpu"
     recipe: Any = field(init=False)
     models: Any = field(init=False)
 
     def __post_init__(self) -> None:
         sampling = SimpleNamespace(draft_model=None)
-        self.recipe = SimpleNamespace(devices=self.devices, launcher=self.launcher, sampling=sampling)
+        self.recipe = SimpleNamespace(
+            devices=self.devices, launcher=self.launcher, sampling=sampling, device=self.device
+        )
         self.models = [SimpleNamespace(name=name) for name in self.names]
 
 
@@ -90,6 +94,28 @@ def test_shapes_are_named_that_weights_have_to_stand_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ranks", "nodes", "here", "said"),
+    [
+        (1, 1, 0, "where there is a GPU: this machine has none"),
+        (4, 1, 2, "where there are 4 GPUs: this machine has 2"),
+        (4, 1, 4, ""),
+        (8, 2, 0, "on each node, I from 0 on; where there are 4 GPUs on each node: this machine has none"),
+        (8, 2, 4, "on each node, I from 0 on"),
+    ],
+)
+def test_gpus_that_are_not_here_are_said(
+    ranks: int, nodes: int, here: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_following, "visible_devices", lambda: here)
+    found = told(Known(device="cuda"), on(ranks, nodes))
+    assert found is not None
+    assert found[0] == said
+    on_cpu = told(Known(), on(ranks, nodes))
+    assert on_cpu is not None
+    assert "GPU" not in on_cpu[0], "a CPU has as many devices as a run asks for"
+
+
+@pytest.mark.parametrize(
     "name", ["split", "colocated", "standalone", "auto", "real", "one-mesh", "hybridflow", "--p", "~p"]
 )
 def test_a_file_that_is_called_as_something_else_is(name: str) -> None:
@@ -102,6 +128,7 @@ def test_the_command_is_printed_as_a_shell_takes_it(
 ) -> None:
     """A path longer than a line, two spaces and a new line in a value."""
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(plan_following, "visible_devices", lambda: 4)
     folder = tmp_path / ("a long-path " * 12).strip()
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.launch.machine import visible_devices
 from plait.models.files.known_shapes import is_shape
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import AUTO, BASELINES, NAMES
@@ -42,9 +43,21 @@ def following(
         words += _on_nodes(planning.recipe.launcher, plan.nodes)
         if planning.recipe.launcher != "ray":
             beside.append("on each node, I from 0 on")
+    if lacking := _lacking(planning.recipe.device, plan):
+        beside.append(lacking)
     if shapes := _without_weights(planning):
         beside.append(f"with weights in place of the shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}")
     return Following("; ".join(beside), shlex.join(words))
+
+
+def _lacking(device: str, plan: Plan) -> str:
+    """What the command needs that this machine has not, its dry run as well; empty: nothing."""
+    gpus, here = plan.num_ranks // plan.nodes, visible_devices()
+    if device != "cuda" or here >= gpus:
+        return ""
+    of_each = " on each node" if plan.nodes > 1 else ""
+    needed = "is a GPU" if gpus == 1 else f"are {gpus} GPUs"
+    return f"where there {needed}{of_each}: this machine has {here or 'none'}"
 
 
 def _on_nodes(launcher: str, nodes: int) -> list[str]:
