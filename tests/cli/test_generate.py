@@ -80,7 +80,8 @@ def test_a_model_that_is_not_compiled_is_named_with_the_reason(
 def test_what_is_guessed_changes_no_response(
     given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its own output as the history all is known, and all guesses come true: the file is the same to the byte."""
+    """With its own output as the history, as a file or in the folder of a run, all is known, and all guesses come true:
+    the file is the same to the byte."""
     long = [*given[:-6], "--max-tokens", "30", "--n", "2", "--dtype", "float64", "--threads", "1"]
     assert main(long) == 0
     plain = (tmp_path / "out.jsonl").read_bytes()
@@ -93,7 +94,10 @@ def test_what_is_guessed_changes_no_response(
     assert found["acceptance_of_history"] > 0
     told = [(row["token_ids"], row["finish_reason"]) for row in rows(tmp_path)]
     assert told == [(row["token_ids"], row["finish_reason"]) for row in map(json.loads, plain.splitlines())]
-    assert main([*long, "--overwrite", "--speculation", "7", "--history", str(earlier)]) == 0
+    run = tmp_path / "run"
+    (run / "samples").mkdir(parents=True)
+    shutil.copy(earlier, run / "samples" / "step-000001.jsonl")
+    assert main([*long, "--overwrite", "--speculation", "7", "--history", str(run)]) == 0
     said = capsys.readouterr().out
     assert (
         f"speculation: {found['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
@@ -129,6 +133,7 @@ def test_what_is_guessed_changes_no_response(
         ),
         (["--history", "PROMPTS"], "prompts.jsonl:1: expected a sample of a model of"),
         (["--speculation", "auto", "--history", "none.jsonl"], "none.jsonl"),
+        (["--history", "FOLDER"], "has no samples of steps (`samples/step-*.jsonl`); give a run's folder"),
         (
             ["--speculation", "off", "--draft-model", "MODEL"],
             "--draft-model guesses next tokens, but --speculation is off; set it to auto",
@@ -141,7 +146,11 @@ def test_what_is_guessed_changes_no_response(
 def test_speculation_is_refused_by_its_option(
     given: list[str], arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = {"PROMPTS": given[given.index("--prompts") + 1], "MODEL": given[given.index("--model") + 1]}
+    words = {
+        "PROMPTS": given[given.index("--prompts") + 1],
+        "MODEL": given[given.index("--model") + 1],
+        "FOLDER": str(tmp_path),
+    }
     if "OTHER" in arguments:
         words["OTHER"] = with_other_tokens(Path(words["MODEL"]), tmp_path / "other")
     assert main([*given, *(words.get(word, word) for word in arguments)]) == 2

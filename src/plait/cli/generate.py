@@ -152,16 +152,18 @@ def _history(options: Options) -> tuple[Row, ...]:
     """Earlier samples, if there are any.
 
     Raises:
-        ConfigError: they are given, and nothing is guessed.
-        DataError: the file is missing or malformed, or its rows are no samples.
+        ConfigError: they are given, and nothing is guessed; the folder is no run's, or the run has none yet.
+        DataError: a file is missing or malformed, or its rows are no samples.
     """
     from plait.data.sources import read_jsonl
+    from plait.runtime.folder.run_files import newest_samples
 
     if options.history is None:
         return ()
     if options.speculation == "off":
         raise ConfigError("--history is what guesses are taken from, but --speculation is off; set it to auto")
-    return tuple(read_jsonl(options.history, key="--history"))
+    files = newest_samples(options.history, "--history") if options.history.is_dir() else [options.history]
+    return tuple(row for file in files for row in read_jsonl(file, key="--history"))
 
 
 def _job(

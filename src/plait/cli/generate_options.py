@@ -62,7 +62,8 @@ class Options:
     draft_model: str | None = None
     """A small model with the tokenizer of --model, which guesses, too, where that pays."""
     history: Path | None = None
-    """Output of an earlier run, or samples of training: what --speculation guesses from, too."""
+    """Output of an earlier run of this command, or the folder of a training run, whose newest samples are taken: what
+    --speculation guesses from, too."""
     seed: Whole = 0
     """Seed of the sampling noise."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"

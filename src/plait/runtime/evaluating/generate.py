@@ -186,7 +186,7 @@ def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocabulary for i in ids):
             raise DataError(
                 f"{row.place}: expected a sample of a model of {vocabulary} tokens, with its `token_ids`; give "
-                "`--history` an output of `plait generate` or the samples of a run"
+                "`--history` an output of `plait generate` or the folder of a run"
             )
     if (
         not isinstance(logprobs, list)

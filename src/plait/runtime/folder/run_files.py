@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plait.errors import ConfigError
 from plait.recipes.stages import FINAL
 
 RECIPE, METRICS, TRACE = "recipe.yaml", "metrics.jsonl", "trace.json"
@@ -40,6 +41,8 @@ DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"
 SAMPLES, CHECKPOINTS, BEST = "samples", "checkpoints", "best"
+_NEWEST = 20
+"""Steps of a run whose samples say how those of another will be."""
 
 
 class RunFiles:
@@ -67,3 +70,18 @@ class RunFiles:
 
     def evaluation_samples(self, step: int) -> Path:
         return self.path / SAMPLES / f"eval-{step:06d}.jsonl"
+
+
+def newest_samples(folder: Path, option: str) -> list[Path]:
+    """Files of the samples of a run's last steps, twenty at most, the oldest first.
+
+    Args:
+        option: by which the folder was given, for messages.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    files = sorted((folder / SAMPLES).glob("step-*.jsonl"))[-_NEWEST:]
+    if not files:
+        raise ConfigError(f"{option}: {folder} has no samples of steps (`{SAMPLES}/step-*.jsonl`); give a run's folder")
+    return files

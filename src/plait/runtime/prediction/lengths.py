@@ -11,6 +11,7 @@ from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
+from plait.runtime.folder.run_files import newest_samples
 
 
 def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Lengths]) -> SampleLengths:
@@ -46,10 +47,9 @@ def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Len
 
 
 def _recorded(folder: Path, most: int) -> SampleLengths:
-    files = sorted((folder / "samples").glob("step-*.jsonl"))[-20:]
-    rows = [row for file in files for row in read_rows(file)]
+    rows = [row for file in newest_samples(folder, "--lengths") for row in read_rows(file)]
     prompts = [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
     responses = [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
     if not prompts or not responses:
-        raise ConfigError(f"--lengths: {folder} has no samples of steps (`samples/step-*.jsonl`); give a run's folder")
+        raise ConfigError(f"--lengths: no sample of the last steps of {folder} has tokens; give another folder")
     return SampleLengths(Lengths.recorded(prompts), Lengths.recorded(responses))
