@@ -3,9 +3,11 @@ let go."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from random import Random
 
+from plait.layout.mesh import Parallelism
 from plait.planner.plan_space import PlanSpace
 from plait.planner.slot_forms import Form
 from plait.schedule.plan import After
@@ -36,6 +38,7 @@ class Moves:
         train = {role: self.graph.slots_of(role)["train"] for pair in space.problem.pairs for role in pair}
         self._pairs = [(train[one], train[other]) for one, other in space.problem.pairs]
         self._roles = [tuple(self.graph.slots_of(role).values()) for role in self.graph.roles]
+        self._role_of = {slot: slots for slots in self._roles for slot in slots}
 
     def greedy(self) -> State | None:
         """Each slot by itself as fast as it can be anywhere."""
@@ -74,30 +77,58 @@ class Moves:
     def near(self, state: State, rng: Random) -> State:
         """A plan that differs in little."""
         kind = rng.random()
-        if kind < 0.30:
+        if kind < 0.15:
             slot = rng.choice(self._slots)
             return self._changed(state, {slot: self._reformed(state[slot], rng)})
-        if kind < 0.55:
+        if kind < 0.30:
+            return self._changed(state, self._role_reformed(state, rng))
+        if kind < 0.50:
             slot = rng.choice(self._slots)
             return self._changed(state, {slot: self._moved(state, slot, rng)})
-        if kind < 0.68:
-            some = rng.sample(self._slots, min(rng.choice((2, 2, 3)), len(self._slots)))
-            return self._changed(
-                state,
-                {
-                    slot: self._moved(state, slot, rng) if rng.random() < 0.5 else self._reformed(state[slot], rng)
-                    for slot in some
-                },
-            )
-        if kind < 0.80:
+        if kind < 0.60:
+            return self._changed(state, self._some_changed(state, rng))
+        if kind < 0.70:
             return self._changed(state, self._like_another(state, rng))
-        if kind < 0.88:
+        if kind < 0.79:
             return self._changed(state, self._role_moved(state, rng))
-        if kind < 0.94:
+        if kind < 0.84:
             return self._changed(state, self._exchanged(state, rng))
+        if kind < 0.94:
+            return self._changed(state, self._cut_moved(state, rng))
         if kind < 0.97 and self._pairs:
             return self._changed(state, self._fused(state, rng))
         return self._changed(state, self._afters_changed(state, rng))
+
+    def _some_changed(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """Two or three slots, each elsewhere or otherwise."""
+        some = rng.sample(self._slots, min(rng.choice((2, 2, 3)), len(self._slots)))
+        return {
+            slot: self._moved(state, slot, rng) if rng.random() < 0.5 else self._reformed(state[slot], rng)
+            for slot in some
+        }
+
+    def _cut_moved(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """All meshes that begin or end at one device begin or end at another: what one slot gains, its neighbour
+        loses."""
+        ends = {place.slot: _ends(place) for place in state}
+        cuts = sorted({cut for pair in ends.values() for cut in pair} - {0, self._devices})
+        if not cuts:
+            return {}
+        cut = rng.choice(cuts)
+        now, step = bisect_left(self._cuts, cut), rng.choice((1, 1, 1, 2, 2, 3, 4)) * rng.choice((-1, 1))
+        other = self._cuts[min(max(now + step, 1), len(self._cuts) - 1)]
+        moved: dict[int, Place | None] = {}
+        for slot, (first, end) in ends.items():
+            ranks = self._by_ends.get((other if first == cut else first, other if end == cut else end))
+            if cut in (first, end) and ranks in self._known[slot]:
+                moved[slot] = self._resized(state[slot], ranks)
+        return moved
+
+    def _resized(self, place: Place, ranks: tuple[int, ...]) -> Place:
+        """The slot of a place on more or fewer devices, cut as it is if it can be; else as fast as it can be there."""
+        forms, sizes = self.space.forms.of(place.slot, ranks), place.layouts[0].parallelism
+        alike = (form for form in forms if (form.parallelism.tp, form.parallelism.pp) == (sizes.tp, sizes.pp))
+        return self.space.place(place.slot, ranks, next(alike, forms[0]), _after(place))
 
     def _fused(self, state: State, rng: Random) -> dict[int, Place | None]:
         """Two roles train together, on the devices of one that is cut into stages."""
@@ -117,21 +148,43 @@ class Moves:
         """The same devices, used otherwise."""
         return self._on(place.slot, place.placements[0].ranks, rng, _after(place), other=place)
 
+    def _role_reformed(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """All slots of a role that are on the same devices, used otherwise and alike: equal layouts share weights."""
+        slot = rng.choice(self._slots)
+        ranks = state[slot].placements[0].ranks
+        beside = [other for other in self._role_of[slot] if state[other].placements[0].ranks == ranks]
+        return self._alike(state, self._reformed(state[slot], rng), beside)
+
+    def _alike(self, state: State, place: Place | None, slots: Sequence[int]) -> dict[int, Place | None]:
+        """A place, and further slots of its role on its devices in its layout, those of them that can be."""
+        if place is None:
+            return {}
+        ranks, sizes = place.placements[0].ranks, place.layouts[0].parallelism
+        others = (self._in_layout(state[slot], ranks, sizes) for slot in slots if slot != place.slot)
+        return {place.slot: place} | {other.slot: other for other in others if other is not None}
+
+    def _in_layout(self, place: Place, ranks: tuple[int, ...], sizes: Parallelism) -> Place | None:
+        """The slot of a place in this layout. None where it cannot be."""
+        forms = (form for form in self.space.forms.of(place.slot, ranks) if form.parallelism == sizes)
+        form = next(forms, None)
+        return None if form is None else self.space.place(place.slot, ranks, form, _after(place))
+
     def _moved(self, state: State, slot: int, rng: Random) -> Place | None:
         """Other devices: such as begin and end where others do, near ones, or any."""
-        mine, place = self._meshes[slot], state[slot]
-        now = place.placements[0].ranks
+        return self._on(slot, self._other_ranks(state, slot, rng), rng, _after(state[slot]))
+
+    def _other_ranks(self, state: State, slot: int, rng: Random) -> tuple[int, ...]:
+        mine, now = self._meshes[slot], state[slot].placements[0].ranks
         draw = rng.random()
         if draw < 0.40:
             cuts = {0, self._devices}
-            for place_of_slot in state:
-                cuts |= {place_of_slot.placements[0].ranks[0], place_of_slot.placements[-1].ranks[-1] + 1}
+            cuts.update(*map(_ends, state))
             some = [ranks for ranks in self._between(sorted(cuts)) if ranks in self._known[slot] and ranks != now]
         elif draw < 0.80:
             some = self._near_of(slot, now)
         else:
             some = mine
-        return self._on(slot, rng.choice(some or mine), rng, _after(place))
+        return rng.choice(some or mine)
 
     def _near_of(self, slot: int, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Neighbours of a mesh on which a slot can be."""
@@ -148,23 +201,22 @@ class Moves:
         slot, other = rng.sample(self._slots, 2)
         source = state[other]
         ranks, sizes = source.placements[0].ranks, source.layouts[0].parallelism
-        same_role = self.graph.slots[slot].role == self.graph.slots[other].role
-        if same_role and rng.random() < 0.7:
-            form = next(
-                (candidate for candidate in self.space.forms.of(slot, ranks) if candidate.parallelism == sizes), None
-            )
-            if form is not None:
-                return {slot: self.space.place(slot, ranks, form, _after(state[slot]))}
+        if other in self._role_of[slot] and rng.random() < 0.7:
+            place = self._in_layout(state[slot], ranks, sizes)
+            if place is not None:
+                return {slot: place}
         return {slot: self._on(slot, ranks, rng, _after(state[slot]))}
 
     def _role_moved(self, state: State, rng: Random) -> dict[int, Place | None]:
-        """All slots of a role on one mesh, perhaps another's."""
+        """All slots of a role on one mesh, perhaps another's, and perhaps in one layout."""
         slots = rng.choice(self._roles)
+        first = rng.choice(slots)
         if rng.random() < 0.5:
             ranks = rng.choice(state).placements[0].ranks
         else:
-            ranks = rng.choice(self._meshes[slots[0]])
-        return {slot: self._on(slot, ranks, rng, _after(state[slot])) for slot in slots}
+            ranks = self._other_ranks(state, first, rng)
+        places = {slot: self._on(slot, ranks, rng, _after(state[slot])) for slot in slots}
+        return places | (self._alike(state, places[first], slots) if rng.random() < 0.7 else {})
 
     def _exchanged(self, state: State, rng: Random) -> dict[int, Place | None]:
         """Two slots, or all that are on their devices, change places."""
@@ -209,6 +261,11 @@ class Moves:
 
 def _after(place: Place) -> After:
     return place.placements[0].after
+
+
+def _ends(place: Place) -> tuple[int, int]:
+    """The first rank, and the one behind the last."""
+    return (place.mask & -place.mask).bit_length() - 1, place.mask.bit_length()
 
 
 def _neighbours(ranks: tuple[int, ...], meshes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -227,7 +227,8 @@ class _Hunt:
                 return stop
             if tries > 100 * self.budget.evaluations:  # all that is near has been tried
                 return "evaluations"
-            self._step(chains[tries % len(chains)], starts)
+            turn, leads = divmod(tries, 2)
+            self._step(min(chains, key=_worth) if leads else chains[turn % len(chains)], starts)
             tries += 1
 
     def _chains(self, starts: Sequence[State]) -> list[_Chain]:
@@ -288,6 +289,10 @@ class _Hunt:
             tried = self.moves.near(state, rng)
             if (new := self.judge(tried).value) <= value:
                 state, value = tried, new
+
+
+def _worth(chain: _Chain) -> float:
+    return chain.value
 
 
 def _kind(places: State, cluster: Devices) -> tuple[object, ...]:
