@@ -77,24 +77,26 @@ class Moves:
     def near(self, state: State, rng: Random) -> State:
         """A plan that differs in little."""
         kind = rng.random()
-        if kind < 0.15:
+        if kind < 0.14:
             slot = rng.choice(self._slots)
             return self._changed(state, {slot: self._reformed(state[slot], rng)})
-        if kind < 0.30:
+        if kind < 0.28:
             return self._changed(state, self._role_reformed(state, rng))
-        if kind < 0.50:
+        if kind < 0.48:
             slot = rng.choice(self._slots)
             return self._changed(state, {slot: self._moved(state, slot, rng)})
-        if kind < 0.60:
+        if kind < 0.58:
             return self._changed(state, self._some_changed(state, rng))
-        if kind < 0.70:
+        if kind < 0.67:
             return self._changed(state, self._like_another(state, rng))
-        if kind < 0.79:
+        if kind < 0.75:
             return self._changed(state, self._role_moved(state, rng))
-        if kind < 0.84:
+        if kind < 0.80:
             return self._changed(state, self._exchanged(state, rng))
-        if kind < 0.94:
+        if kind < 0.88:
             return self._changed(state, self._cut_moved(state, rng))
+        if kind < 0.94:
+            return self._changed(state, self._parted(state, rng))
         if kind < 0.97 and self._pairs:
             return self._changed(state, self._fused(state, rng))
         return self._changed(state, self._afters_changed(state, rng))
@@ -117,16 +119,32 @@ class Moves:
         cut = rng.choice(cuts)
         now, step = bisect_left(self._cuts, cut), rng.choice((1, 1, 1, 2, 2, 3, 4)) * rng.choice((-1, 1))
         other = self._cuts[min(max(now + step, 1), len(self._cuts) - 1)]
-        moved: dict[int, Place | None] = {}
-        for slot, (first, end) in ends.items():
-            ranks = self._by_ends.get((other if first == cut else first, other if end == cut else end))
-            if cut in (first, end) and ranks in self._known[slot]:
-                moved[slot] = self._resized(state[slot], ranks)
-        return moved
+        return {
+            slot: self._resized(state[slot], other if first == cut else first, other if end == cut else end)
+            for slot, (first, end) in ends.items()
+            if cut in (first, end)
+        }
 
-    def _resized(self, place: Place, ranks: tuple[int, ...]) -> Place:
-        """The slot of a place on more or fewer devices, cut as it is if it can be; else as fast as it can be there."""
-        forms, sizes = self.space.forms.of(place.slot, ranks), place.layouts[0].parallelism
+    def _parted(self, state: State, rng: Random) -> dict[int, Place | None]:
+        """A role on a part of the devices of its own, at either end; most others, where they are, without it."""
+        cut, is_last = rng.choice(self._cuts), rng.random() < 0.5
+        mine, rest = ((cut, self._devices), (0, cut)) if is_last else ((0, cut), (cut, self._devices))
+        slots = rng.choice(self._roles)
+        places = {slot: self._resized(state[slot], *mine) for slot in slots}
+        for others in self._roles:
+            if others != slots and rng.random() < 0.7:
+                for slot in others:
+                    first, end = _ends(state[slot])
+                    places[slot] = self._resized(state[slot], max(first, rest[0]), min(end, rest[1]))
+        return places
+
+    def _resized(self, place: Place, first: int, end: int) -> Place | None:
+        """The slot of a place from one rank to another, cut as it is if it can be, else as fast as it can be there.
+        None where it cannot be."""
+        ranks, sizes = self._by_ends.get((first, end)), place.layouts[0].parallelism
+        if ranks is None or ranks not in self._known[place.slot]:
+            return None
+        forms = self.space.forms.of(place.slot, ranks)
         alike = (form for form in forms if (form.parallelism.tp, form.parallelism.pp) == (sizes.tp, sizes.pp))
         return self.space.place(place.slot, ranks, next(alike, forms[0]), _after(place))
 
