@@ -3,7 +3,7 @@ let go."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from random import Random
 
@@ -38,6 +38,7 @@ class Moves:
         train = {role: self.graph.slots_of(role)["train"] for pair in space.problem.pairs for role in pair}
         self._pairs = [(train[one], train[other]) for one, other in space.problem.pairs]
         self._roles = [tuple(self.graph.slots_of(role).values()) for role in self.graph.roles]
+        self._parties = list(dict.fromkeys((*self._roles, *((slot,) for slot in self._slots))))
         self._role_of = {slot: slots for slots in self._roles for slot in slots}
 
     def greedy(self) -> State | None:
@@ -126,17 +127,16 @@ class Moves:
         }
 
     def _parted(self, state: State, rng: Random) -> dict[int, Place | None]:
-        """A role on a part of the devices of its own, at either end; most others, where they are, without it."""
-        cut, is_last = rng.choice(self._cuts), rng.random() < 0.5
-        mine, rest = ((cut, self._devices), (0, cut)) if is_last else ((0, cut), (cut, self._devices))
-        slots = rng.choice(self._roles)
-        places = {slot: self._resized(state[slot], *mine) for slot in slots}
-        for others in self._roles:
-            if others != slots and rng.random() < 0.7:
-                for slot in others:
-                    first, end = _ends(state[slot])
-                    places[slot] = self._resized(state[slot], max(first, rest[0]), min(end, rest[1]))
-        return places
+        """Two roles, or slots, side by side on the devices that they have between them."""
+        one, other = rng.choice(self._parties), rng.choice(self._parties)
+        ends = [_ends(state[slot]) for slot in (*one, *other)]
+        first, end = min(first for first, _ in ends), max(end for _, end in ends)
+        inside = self._cuts[bisect_right(self._cuts, first) : bisect_left(self._cuts, end)]
+        if not inside or not set(one).isdisjoint(other):
+            return {}
+        cut = rng.choice(inside)
+        left = {slot: self._resized(state[slot], first, cut) for slot in one}
+        return left | {slot: self._resized(state[slot], cut, end) for slot in other}
 
     def _resized(self, place: Place, first: int, end: int) -> Place | None:
         """The slot of a place from one rank to another, cut as it is if it can be, else as fast as it can be there.
