@@ -3,7 +3,6 @@ let go."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from random import Random
 
@@ -19,6 +18,9 @@ NEAR_THE_FASTEST = 0.45
 """That a form is passed over for the next in the order of their seconds."""
 ANOTHER_WORD = 0.2
 """That what becomes of a slot's memory is drawn anew with its place."""
+
+NEAR_CUTS = 6
+"""Devices to which a cut may move."""
 
 
 class Moves:
@@ -38,7 +40,6 @@ class Moves:
         train = {role: self.graph.slots_of(role)["train"] for pair in space.problem.pairs for role in pair}
         self._pairs = [(train[one], train[other]) for one, other in space.problem.pairs]
         self._roles = [tuple(self.graph.slots_of(role).values()) for role in self.graph.roles]
-        self._parties = list(dict.fromkeys((*self._roles, *((slot,) for slot in self._slots))))
         self._role_of = {slot: slots for slots in self._roles for slot in slots}
 
     def greedy(self) -> State | None:
@@ -81,20 +82,20 @@ class Moves:
         if kind < 0.14:
             slot = rng.choice(self._slots)
             return self._changed(state, {slot: self._reformed(state[slot], rng)})
-        if kind < 0.28:
+        if kind < 0.27:
             return self._changed(state, self._role_reformed(state, rng))
-        if kind < 0.48:
+        if kind < 0.46:
             slot = rng.choice(self._slots)
             return self._changed(state, {slot: self._moved(state, slot, rng)})
-        if kind < 0.58:
+        if kind < 0.55:
             return self._changed(state, self._some_changed(state, rng))
-        if kind < 0.67:
+        if kind < 0.63:
             return self._changed(state, self._like_another(state, rng))
-        if kind < 0.75:
+        if kind < 0.71:
             return self._changed(state, self._role_moved(state, rng))
-        if kind < 0.80:
+        if kind < 0.76:
             return self._changed(state, self._exchanged(state, rng))
-        if kind < 0.88:
+        if kind < 0.84:
             return self._changed(state, self._cut_moved(state, rng))
         if kind < 0.94:
             return self._changed(state, self._parted(state, rng))
@@ -111,30 +112,36 @@ class Moves:
         }
 
     def _cut_moved(self, state: State, rng: Random) -> dict[int, Place | None]:
-        """All meshes that begin or end at one device begin or end at another: what one slot gains, its neighbour
-        loses."""
+        """All meshes that begin or end at one device begin or end at another near it: what one slot gains, its
+        neighbour loses."""
         ends = {place.slot: _ends(place) for place in state}
         cuts = sorted({cut for pair in ends.values() for cut in pair} - {0, self._devices})
         if not cuts:
             return {}
         cut = rng.choice(cuts)
-        now, step = bisect_left(self._cuts, cut), rng.choice((1, 1, 1, 2, 2, 3, 4)) * rng.choice((-1, 1))
-        other = self._cuts[min(max(now + step, 1), len(self._cuts) - 1)]
-        return {
-            slot: self._resized(state[slot], other if first == cut else first, other if end == cut else end)
-            for slot, (first, end) in ends.items()
-            if cut in (first, end)
-        }
+        slots = [slot for slot, pair in ends.items() if cut in pair]
+
+        def moved(slot: int, to: int) -> tuple[int, int]:
+            first, end = ends[slot]
+            return (to, end) if first == cut else (first, to)
+
+        legal = [to for to in self._cuts if to != cut and all(moved(slot, to) in self._by_ends for slot in slots)]
+        near = sorted(legal, key=lambda to: abs(to - cut))[:NEAR_CUTS]
+        to = rng.choice(near) if near else cut
+        return {slot: self._resized(state[slot], *moved(slot, to)) for slot in slots}
 
     def _parted(self, state: State, rng: Random) -> dict[int, Place | None]:
         """Two roles, or slots, side by side on the devices that they have between them."""
-        one, other = rng.choice(self._parties), rng.choice(self._parties)
+        some = self._roles if rng.random() < 0.5 else [(slot,) for slot in self._slots]
+        if len(some) < 2:
+            return {}
+        one, other = rng.sample(some, 2)
         ends = [_ends(state[slot]) for slot in (*one, *other)]
         first, end = min(first for first, _ in ends), max(end for _, end in ends)
-        inside = self._cuts[bisect_right(self._cuts, first) : bisect_left(self._cuts, end)]
-        if not inside or not set(one).isdisjoint(other):
+        legal = [cut for cut in self._cuts if (first, cut) in self._by_ends and (cut, end) in self._by_ends]
+        if not legal:
             return {}
-        cut = rng.choice(inside)
+        cut = rng.choice(legal)
         left = {slot: self._resized(state[slot], first, cut) for slot in one}
         return left | {slot: self._resized(state[slot], cut, end) for slot in other}
 

@@ -29,7 +29,7 @@ State = tuple[Place, ...]
 
 BETAS = (40.0, 40.0, 100.0, inf)
 """One beta for each chain: a plan that is worse by a share s of the best is accepted with probability exp(-beta s)."""
-PATIENCE = 200
+PATIENCE = 120
 """Plans that a chain tries without improvement before it starts anew."""
 MOST_EXHAUSTIVE = 4000
 """Plans of a space that is tried in whole."""
