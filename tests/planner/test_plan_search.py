@@ -120,6 +120,27 @@ def test_the_same_seed_finds_the_same_plan_and_a_larger_budget_none_that_is_wors
     assert [value for _, value in runs[2].trace] == sorted((value for _, value in runs[2].trace), reverse=True)
 
 
+def test_plans_near_a_plan_part_roles_move_the_cut_between_them_and_cut_a_role_as_one() -> None:
+    space = PlanSpace(problem(8))
+    moves, whole = Moves(space), one_mesh(space)
+    assert whole is not None
+    mine = {role: [*space.graph.slots_of(role).values()] for role in ("actor", "critic")}
+    near = [moves.near(whole, Random(seed)) for seed in range(2000)]
+    parted = [state for state in near if _are_parted(state, *mine.values())]
+    assert parted
+    again = [moves.near(parted[0], Random(seed)) for seed in range(2000)]
+    cuts = {state[mine["actor"][0]].mask for state in again if _are_parted(state, *mine.values())}
+    assert len(cuts) > 1
+    cut = [{state[slot].layouts[0].parallelism for slot in mine["actor"]} for state in (whole, *near)]
+    assert any(len(sizes) == 1 and sizes != cut[0] for sizes in cut)
+
+
+def _are_parted(state: tuple[Place, ...], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two roles have all devices between them, and each a part of its own."""
+    masks = [{state[slot].mask for slot in slots} for slots in (one, other)]
+    return all(len(of_role) == 1 for of_role in masks) and sum(map(sum, masks)) == (1 << 8) - 1
+
+
 class Drawn(Objective):
     """All plans fit; their seconds are drawn by what they are. Where roles train together they are 3 fewer."""
 

@@ -1,9 +1,9 @@
-"""Plans near a plan: one call elsewhere or otherwise, two calls, a role moved as one, devices exchanged, memory kept or
-let go."""
+"""Plans near a plan: one call elsewhere or otherwise, two calls, a role moved or cut as one, devices exchanged or
+parted anew, memory kept or let go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from plait.layout.mesh import Parallelism
@@ -13,6 +13,8 @@ from plait.schedule.plan import After
 from plait.simulator.places import Place
 
 State = tuple[Place, ...]
+Changes = dict[int, Place | None]
+"""Slot → where it is from now on; None: where it was."""
 
 NEAR_THE_FASTEST = 0.45
 """That a form is passed over for the next in the order of their seconds."""
@@ -41,6 +43,20 @@ class Moves:
         self._pairs = [(train[one], train[other]) for one, other in space.problem.pairs]
         self._roles = [tuple(self.graph.slots_of(role).values()) for role in self.graph.roles]
         self._role_of = {slot: slots for slots in self._roles for slot in slots}
+        self._kinds: tuple[tuple[float, Callable[[State, Random], Changes]], ...] = (
+            (0.14, self._one_reformed),
+            (0.27, self._role_reformed),
+            (0.46, self._one_moved),
+            (0.55, self._some_changed),
+            (0.63, self._like_another),
+            (0.71, self._role_moved),
+            (0.76, self._exchanged),
+            (0.84, self._cut_moved),
+            (0.94, self._parted),
+            (0.97, self._fused if self._pairs else self._afters_changed),
+            (1.0, self._afters_changed),
+        )
+        """Kinds of moves, each drawn with a number from [0, 1) below its own that is not below the one before."""
 
     def greedy(self) -> State | None:
         """Each slot by itself as fast as it can be anywhere."""
@@ -79,31 +95,18 @@ class Moves:
     def near(self, state: State, rng: Random) -> State:
         """A plan that differs in little."""
         kind = rng.random()
-        if kind < 0.14:
-            slot = rng.choice(self._slots)
-            return self._changed(state, {slot: self._reformed(state[slot], rng)})
-        if kind < 0.27:
-            return self._changed(state, self._role_reformed(state, rng))
-        if kind < 0.46:
-            slot = rng.choice(self._slots)
-            return self._changed(state, {slot: self._moved(state, slot, rng)})
-        if kind < 0.55:
-            return self._changed(state, self._some_changed(state, rng))
-        if kind < 0.63:
-            return self._changed(state, self._like_another(state, rng))
-        if kind < 0.71:
-            return self._changed(state, self._role_moved(state, rng))
-        if kind < 0.76:
-            return self._changed(state, self._exchanged(state, rng))
-        if kind < 0.84:
-            return self._changed(state, self._cut_moved(state, rng))
-        if kind < 0.94:
-            return self._changed(state, self._parted(state, rng))
-        if kind < 0.97 and self._pairs:
-            return self._changed(state, self._fused(state, rng))
-        return self._changed(state, self._afters_changed(state, rng))
+        move = next(move for until, move in self._kinds if kind < until)
+        return self._changed(state, move(state, rng))
 
-    def _some_changed(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _one_reformed(self, state: State, rng: Random) -> Changes:
+        slot = rng.choice(self._slots)
+        return {slot: self._reformed(state[slot], rng)}
+
+    def _one_moved(self, state: State, rng: Random) -> Changes:
+        slot = rng.choice(self._slots)
+        return {slot: self._moved(state, slot, rng)}
+
+    def _some_changed(self, state: State, rng: Random) -> Changes:
         """Two or three slots, each elsewhere or otherwise."""
         some = rng.sample(self._slots, min(rng.choice((2, 2, 3)), len(self._slots)))
         return {
@@ -111,7 +114,7 @@ class Moves:
             for slot in some
         }
 
-    def _cut_moved(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _cut_moved(self, state: State, rng: Random) -> Changes:
         """All meshes that begin or end at one device begin or end at another near it: what one slot gains, its
         neighbour loses."""
         ends = {place.slot: _ends(place) for place in state}
@@ -130,7 +133,7 @@ class Moves:
         to = rng.choice(near) if near else cut
         return {slot: self._resized(state[slot], *moved(slot, to)) for slot in slots}
 
-    def _parted(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _parted(self, state: State, rng: Random) -> Changes:
         """Two roles, or slots, side by side on the devices that they have between them."""
         some = self._roles if rng.random() < 0.5 else [(slot,) for slot in self._slots]
         if len(some) < 2:
@@ -155,7 +158,7 @@ class Moves:
         alike = (form for form in forms if (form.parallelism.tp, form.parallelism.pp) == (sizes.tp, sizes.pp))
         return self.space.place(place.slot, ranks, next(alike, forms[0]), _after(place))
 
-    def _fused(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _fused(self, state: State, rng: Random) -> Changes:
         """Two roles train together, on the devices of one that is cut into stages."""
         slot, other = rng.sample(rng.choice(self._pairs), 2)
         p = state[slot].placements[0]
@@ -163,7 +166,7 @@ class Moves:
         places = self.space.together(state[slot], other, rng.choice(parts)) if parts else None
         return {} if places is None else {place.slot: place for place in places}
 
-    def _changed(self, state: State, places: dict[int, Place | None]) -> State:
+    def _changed(self, state: State, places: Changes) -> State:
         changed = tuple(places.get(slot) or place for slot, place in enumerate(state))
         if all(one is other for one, other in zip(changed, state, strict=True)):
             return state
@@ -173,14 +176,14 @@ class Moves:
         """The same devices, used otherwise."""
         return self._on(place.slot, place.placements[0].ranks, rng, _after(place), other=place)
 
-    def _role_reformed(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _role_reformed(self, state: State, rng: Random) -> Changes:
         """All slots of a role that are on the same devices, used otherwise and alike: equal layouts share weights."""
         slot = rng.choice(self._slots)
         ranks = state[slot].placements[0].ranks
         beside = [other for other in self._role_of[slot] if state[other].placements[0].ranks == ranks]
         return self._alike(state, self._reformed(state[slot], rng), beside)
 
-    def _alike(self, state: State, place: Place | None, slots: Sequence[int]) -> dict[int, Place | None]:
+    def _alike(self, state: State, place: Place | None, slots: Sequence[int]) -> Changes:
         """A place, and further slots of its role on its devices in its layout, those of them that can be."""
         if place is None:
             return {}
@@ -215,11 +218,11 @@ class Moves:
         """Neighbours of a mesh on which a slot can be."""
         key = (slot, ranks[0], len(ranks))
         if key not in self._nearby:
-            near = _neighbours(ranks, self.space.meshes)
+            near = self.space.neighbours(ranks)
             self._nearby[key] = [other for other in near if other in self._known[slot]]
         return self._nearby[key]
 
-    def _like_another(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _like_another(self, state: State, rng: Random) -> Changes:
         """A slot on the devices of another; where it is of the same role, in the same layout if that can be."""
         if len(state) < 2:
             return {}
@@ -232,7 +235,7 @@ class Moves:
                 return {slot: place}
         return {slot: self._on(slot, ranks, rng, _after(state[slot]))}
 
-    def _role_moved(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _role_moved(self, state: State, rng: Random) -> Changes:
         """All slots of a role on one mesh, perhaps another's, and perhaps in one layout."""
         slots = rng.choice(self._roles)
         first = rng.choice(slots)
@@ -243,7 +246,7 @@ class Moves:
         places = {slot: self._on(slot, ranks, rng, _after(state[slot])) for slot in slots}
         return places | (self._alike(state, places[first], slots) if rng.random() < 0.7 else {})
 
-    def _exchanged(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _exchanged(self, state: State, rng: Random) -> Changes:
         """Two slots, or all that are on their devices, change places."""
         if len(state) < 2:
             return {}
@@ -255,7 +258,7 @@ class Moves:
             if (ranks := place.placements[0].ranks) in swap
         }
 
-    def _afters_changed(self, state: State, rng: Random) -> dict[int, Place | None]:
+    def _afters_changed(self, state: State, rng: Random) -> Changes:
         """Another word for what becomes of the memory of a slot, of a role, or of all."""
         draw = rng.random()
         slots: Sequence[int] = self._slots
@@ -291,14 +294,3 @@ def _after(place: Place) -> After:
 def _ends(place: Place) -> tuple[int, int]:
     """The first rank, and the one behind the last."""
     return (place.mask & -place.mask).bit_length() - 1, place.mask.bit_length()
-
-
-def _neighbours(ranks: tuple[int, ...], meshes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Meshes that begin or end where this one does, or are as large and beside it."""
-    first, last, size = ranks[0], ranks[-1], len(ranks)
-    near = []
-    for other in meshes:
-        beside = len(other) == size and (other[0] == last + 1 or other[-1] == first - 1)
-        if other != ranks and (other[0] == first or other[-1] == last or beside):
-            near.append(other)
-    return near

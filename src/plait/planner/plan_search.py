@@ -1,9 +1,10 @@
 """Search for a plan: which ranks and which parallelism for each call, so that a step takes as little time as can be and
 every rank has room at any time.
 
-Small spaces are tried in whole. Else a portfolio of seeded chains goes on in turns: two that accept worse plans now and
-then, two that descend, all with restarts. Which plans are tried follows from the seed alone, so a search with a larger
-budget tries the same plans first. A plan to start from is improved beside, on a budget of its own.
+Small spaces are tried in whole. Else a portfolio of seeded chains goes on: two that accept worse plans now and then, and
+two that descend, all with restarts. Every other try is of the chain whose plan is best, the rest go round. Which plans
+are tried follows from the seed alone, so a search with a larger budget tries the same plans first. A plan to start from
+is improved beside, on a budget of its own.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class _Hunt:
             if tries > 100 * self.budget.evaluations:  # all that is near has been tried
                 return "evaluations"
             turn, leads = divmod(tries, 2)
-            self._step(min(chains, key=_worth) if leads else chains[turn % len(chains)], starts)
+            self._step(min(chains, key=lambda chain: chain.value) if leads else chains[turn % len(chains)], starts)
             tries += 1
 
     def _chains(self, starts: Sequence[State]) -> list[_Chain]:
@@ -289,10 +290,6 @@ class _Hunt:
             tried = self.moves.near(state, rng)
             if (new := self.judge(tried).value) <= value:
                 state, value = tried, new
-
-
-def _worth(chain: _Chain) -> float:
-    return chain.value
 
 
 def _kind(places: State, cluster: Devices) -> tuple[object, ...]:

@@ -28,6 +28,16 @@ class PlanSpace:
         self.forms = SlotForms(problem, self.places)
         self._made: dict[tuple[int, tuple[int, ...], Form, After], Place] = {}
 
+    def neighbours(self, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Meshes that begin or end where this one does, or are as large and beside it."""
+        first, last, size = ranks[0], ranks[-1], len(ranks)
+        near = []
+        for other in self.meshes:
+            beside = len(other) == size and (other[0] == last + 1 or other[-1] == first - 1)
+            if other != ranks and (other[0] == first or other[-1] == last or beside):
+                near.append(other)
+        return near
+
     def placement(self, slot: int, ranks: tuple[int, ...], form: Form, after: After = "keep") -> Placement:
         what, sizes = self.graph.slots[slot], form.parallelism
         call = self.graph.calls[self.graph.calls_of[slot][0]].call
