@@ -1,10 +1,9 @@
 """Search for a plan: which ranks and which parallelism for each call, so that a step takes as little time as can be and
 every rank has room at any time.
 
-Small spaces are tried in whole. Else a portfolio of seeded chains goes on: two that accept worse plans now and then, and
-two that descend, all with restarts. Every other try is of the chain whose plan is best, the rest go round. Which plans
-are tried follows from the seed alone, so a search with a larger budget tries the same plans first. A plan to start from
-is improved beside, on a budget of its own.
+Small spaces are tried in whole. Else a portfolio of seeded chains goes on: some accept worse plans now and then, all
+start anew. Every other try is of the chain whose plan is best. Which plans are tried follows from the seed alone, so a
+search with a larger budget tries the same first. A plan to start from is improved beside, on a budget of its own.
 """
 
 from __future__ import annotations
