@@ -149,21 +149,23 @@ class Dispatcher:
         program, left = self._program, {*self._waiting, *(key for task in self._tasks for key in task.keys)}
         busy = frozenset[int]().union(*[task.mesh for task in self._tasks])
         begun: set[Key] = set()
-        for key in self._waiting:
+        for key in list(self._waiting):
             if key in begun:  # with a partner
                 continue
             keys = program.partners(key)
-            mesh = program.mesh(key) if len(keys) == 1 else frozenset[int]().union(*map(program.mesh, keys))
-            if not mesh.isdisjoint(busy):
-                continue
-            if all(left.intersection(program.needs(partner)).issubset(keys) for partner in keys):
+            for partner in keys:
+                if not left.intersection(program.needs(partner)).issubset(keys):
+                    break
+            else:
+                mesh = frozenset[int]().union(*map(program.mesh, keys))
+                if not mesh.isdisjoint(busy):
+                    continue
                 task = program.begin(keys)
                 begun.update(keys)
+                self._waiting = [other for other in self._waiting if other not in keys]
                 self._tasks.append(task)
                 task.beside = self._tasks
                 busy |= mesh | task.mesh
-        if begun:
-            self._waiting = [key for key in self._waiting if key not in begun]
 
     def _go_on(self, task: Task) -> bool:
         try:
