@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plait.generation import across, drawing, module_forward
+from plait.data import across
+from plait.generation import drawing, module_forward
 from plait.generation.captured import Size, Step
 from plait.generation.engine import Engine
 from plait.generation.joint import Alone

@@ -17,6 +17,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from plait.data.across import uploaded
+
 
 @dataclass(frozen=True)
 class Span:
@@ -45,13 +47,15 @@ class Group:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """See the top of the file. Tensors are int64 on one device."""
+    """See the top of the file. Tensors are int64 on one device unless they say otherwise."""
 
     token_ids_T: Tensor
     position_ids_T: Tensor
     groups: tuple[Group, ...]
     root: Span = Span(0, 0)
     """What all prompts begin with, in front of the first group."""
+    token_ids: Sequence[int] = ()
+    """The same ids on the host, where `pack` has made it."""
 
     @property
     def num_tokens(self) -> int:
@@ -68,14 +72,18 @@ class PackedBatch:
 
         The first token of every response of a group is predicted by the last prompt token, which they share.
         """
+        return uploaded(self.predict_on_host_R, torch.int64, self.token_ids_T.device)
+
+    @cached_property
+    def predict_on_host_R(self) -> Tensor:
+        """The same places, on the host."""
         places: list[Tensor] = []
         for group in self.groups:
             for span in group.responses:
                 if span.length:
                     places.append(torch.tensor([group.prompt.stop - 1]))
                     places.append(torch.arange(span.start, span.stop - 1))
-        row = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
-        return row.to(self.token_ids_T.device)
+        return torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
 
     @cached_property
     def targets_R(self) -> Tensor:
@@ -115,9 +123,5 @@ def pack(
             token_ids.extend(response_ids)
             position_ids.extend(range(len(prompt_ids), len(prompt_ids) + len(response_ids)))
         packed.append(Group(prompt, tuple(spans)))
-    return PackedBatch(
-        torch.tensor(token_ids, dtype=torch.int64, device=device),
-        torch.tensor(position_ids, dtype=torch.int64, device=device),
-        tuple(packed),
-        Span(0, len(root_ids)),
-    )
+    token_ids_T, position_ids_T = uploaded([token_ids, position_ids], torch.int64, device).unbind()
+    return PackedBatch(token_ids_T, position_ids_T, tuple(packed), Span(0, len(root_ids)), token_ids)

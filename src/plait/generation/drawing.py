@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.generation.across import downloaded, uploaded
+from plait.data.across import downloaded, uploaded
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.joint import Joint, Tokens
 from plait.generation.response import Response

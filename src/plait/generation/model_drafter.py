@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.generation.across import downloaded, uploaded
+from plait.data.across import downloaded, uploaded
 from plait.generation.drafted_text import DraftedText
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens

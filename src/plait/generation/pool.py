@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.generation.across import uploaded
+from plait.data.across import uploaded
 from plait.policy.blocks import BLOCK_TOKENS
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.data.across import uploaded
 from plait.data.packed import Group, PackedBatch, Span
 from plait.errors import CallError
-from plait.generation.across import uploaded
 from plait.generation.paged import PagedAttention, chunk_attention
 from plait.generation.pool import KVPool, context_of, flat_places, scatter
 from plait.kernels.paged_call import PagedCall

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from plait.generation.across import uploaded
+from plait.data.across import uploaded
 from plait.generation.ragged import SHORT_ROWS, NewTokens, RaggedBatch, ragged
 from plait.generation.sampler import SamplingRows
 from plait.generation.settings import Sampling

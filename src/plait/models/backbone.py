@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
+from plait.data.across import uploaded
 from plait.errors import ModelError
 from plait.models.compute.attention import AttentionContext
 from plait.models.compute.float64 import kept_float64
@@ -39,7 +40,8 @@ class ForwardOptions:
     checkpoint: bool = False
     """Keep one activation per decoder layer and compute the layer again in the backward."""
     read: Tensor | None = None
-    """int64 places whose hidden states are asked for, in any order; the others may hold anything. None: all."""
+    """int64 places whose hidden states are asked for, in any order; the others may hold anything. None: all. On the
+    host, or, where no gradient is asked for, on the device."""
 
 
 class Backbone:
@@ -83,7 +85,7 @@ class Backbone:
         if view is not None:
             view.input_TH = inputs_TH
         self.activate(how.adapter)
-        recomputed = self._checkpointed(how.adapter) if how.checkpoint else self._reading(how.read, len(token_ids_T))
+        recomputed = self._checkpointed(how.adapter) if how.checkpoint else self._reading(how.read, token_ids_T)
         with recomputed, kept_float64(self.dtype):
             out = self.module(
                 input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
@@ -115,12 +117,12 @@ class Backbone:
         self.activate(None)
 
     @contextlib.contextmanager
-    def _reading(self, read: Tensor | None, num_tokens: int) -> Iterator[None]:
+    def _reading(self, read: Tensor | None, token_ids_T: Tensor) -> Iterator[None]:
         """Within it the last MLP computes these rows alone. (Not with activation checkpoints: those compute the layer
         again when this is over.)"""
         parted = self._split is not None and self._split.is_on
-        rows = None if read is None or self.last_mlp is None or parted else _once(read)
-        if rows is None or len(rows) > READ_SHARE * num_tokens:
+        rows = None if read is None or self.last_mlp is None or parted else _once(read, token_ids_T.device)
+        if rows is None or len(rows) > READ_SHARE * len(token_ids_T):
             yield
             return
         mlp, own = self.last_mlp, vars(self.last_mlp).get("forward")
@@ -188,9 +190,12 @@ def decoder_layers(module: Any) -> list[nn.Module]:
     return list(lists[0])
 
 
-def _once(read: Tensor) -> Tensor:
-    """Each place once, or more often where no gradient asks for it: a GPU would be waited for to count them."""
-    return torch.unique(read) if read.device.type == "cpu" or torch.is_grad_enabled() else read
+def _once(read: Tensor, device: torch.device) -> Tensor:
+    """Each place once, or, of places on a GPU, as often as they stand there: it would be waited for to count them."""
+    if read.device.type == "cpu":
+        return uploaded(torch.unique(read), torch.int64, device)
+    assert not torch.is_grad_enabled(), "the gradient of a place that stands there twice would count twice"
+    return read
 
 
 def _on_rows(forward: Callable[[Tensor], Tensor], rows: Tensor, x: Tensor) -> Tensor:

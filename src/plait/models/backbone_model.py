@@ -106,7 +106,7 @@ class BackboneModel:
         return self._decoder(ids_T, positions_T, context, checkpoint=checkpoint, read=read, inputs_TH=inputs_TH)
 
     def read_places(self, batch: PackedBatch) -> Tensor:
-        """Places [N] int64 of the row whose hidden states the model's outputs are made of."""
+        """Places [N] int64 of the row whose hidden states the model's outputs are made of, on the host."""
         raise NotImplementedError
 
     def _over(self, module: Any, weights: Tensor) -> Self:
@@ -134,7 +134,8 @@ class BackboneModel:
 
         Args:
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            read: places whose hidden states are asked for; the others may hold anything. None: all.
+            read: places whose hidden states are asked for; the others may hold anything. None: all. See
+                `ForwardOptions.read`.
         """
         pp, inputs_TH = self.team.pp, None
         assert pp.size == 1 or not torch.is_grad_enabled(), "gradients pass several stages by `stage`"

@@ -73,7 +73,7 @@ class LanguageModel(BackboneModel):
         Returns:
             (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
         """
-        num_rows = len(batch.predict_R)
+        num_rows = len(batch.predict_on_host_R)
         return self._outputs(
             batch,
             lambda hidden_TH: self.logprobs_of(hidden_TH, batch, temperature, chunk_rows, likeliest_R=likeliest_R),
@@ -122,7 +122,7 @@ class LanguageModel(BackboneModel):
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`: [R]."""
-        return batch.predict_R
+        return batch.predict_on_host_R
 
     def export(self, dtype: torch.dtype) -> Export:
         """What `saving.save_pretrained` writes. Of a whole model: a part's weights are moved to one first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 
@@ -38,7 +39,8 @@ class Outputs:
         return per_token_R
 
     @property
-    def num_nonfinite(self) -> int:
-        """Numbers among log-probs, or values and scores, that are infinite or NaN."""
+    def num_nonfinite(self) -> Tensor:
+        """Numbers among log-probs, or values and scores, that are infinite or NaN: a scalar, int64, on their device."""
         parts = (self.logprobs_R, self.values_R, self.scores_N)
-        return sum(int((~part.detach().isfinite()).sum()) for part in parts if part is not None)
+        counts = [(~part.detach().isfinite()).sum() for part in parts if part is not None]
+        return torch.stack(counts).sum()

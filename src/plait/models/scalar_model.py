@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plait.data.across import uploaded
 from plait.data.packed import PackedBatch, Span
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
@@ -78,7 +79,7 @@ class ScalarModel(BackboneModel):
             state before response token t; scores are read at the last response token (of an empty response: the last
             prompt token), in row order.
         """
-        lengths = len(batch.predict_R), len(batch.response_lengths)
+        lengths = len(batch.predict_on_host_R), len(batch.response_lengths)
         return self._outputs(
             batch,
             lambda hidden_TH: self.values_and_scores_of(hidden_TH, batch),
@@ -89,9 +90,10 @@ class ScalarModel(BackboneModel):
     def values_and_scores_of(self, hidden_TH: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """`values_and_scores` from the hidden states of the last stage (`stage`)."""
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
-        read = self.read_places(batch)
+        read = uploaded(self.read_places(batch), torch.int64, hidden_TH.device)
         outputs = F.linear(hidden_TH[read].to(wide), self.module.score.weight.to(wide))[:, 0]
-        return outputs[: len(batch.predict_R)], outputs[len(batch.predict_R) :]
+        num_tokens = len(batch.predict_on_host_R)
+        return outputs[:num_tokens], outputs[num_tokens:]
 
     def outputs(self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
         """`values_and_scores`, values [R] and scores [N]; they have no temperature."""
@@ -120,7 +122,7 @@ class ScalarModel(BackboneModel):
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """See `BackboneModel.read_places`: [R + samples]."""
-        return torch.cat([batch.predict_R, self._last_N(batch)])
+        return torch.cat([batch.predict_on_host_R, self._last_N(batch)])
 
     def _over(self, module: Any, weights: Tensor) -> ScalarModel:
         return replace(self, module=module, weights=weights, backbone=Backbone(module.base_model))
@@ -156,14 +158,14 @@ class ScalarModel(BackboneModel):
         return next(usable, num_tokens - 1)
 
     def _last_N(self, batch: PackedBatch) -> Tensor:
-        """Place in the row where the score of each sample is read."""
+        """Place in the row where the score of each sample is read, on the host."""
         samples = [(group.prompt, response) for group in batch.groups for response in group.responses]
         if self.passed_token_id is None:
             places = [(response if response.length else prompt).stop - 1 for prompt, response in samples]
         else:
-            is_read = (batch.token_ids_T != self.passed_token_id).tolist()
+            is_read = [token_id != self.passed_token_id for token_id in batch.token_ids]
             places = [_last_read(is_read, batch.root, prompt, response) for prompt, response in samples]
-        return torch.tensor(places, dtype=torch.int64, device=batch.token_ids_T.device)
+        return torch.tensor(places, dtype=torch.int64)
 
 
 def _last_read(is_read: Sequence[bool], *segments: Span) -> int:

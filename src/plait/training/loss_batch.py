@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.algorithms.losses import Aggregation
+from plait.data.across import uploaded
 from plait.errors import RunError
 from plait.metric_names import problem_of
 from plait.models.outputs import Outputs
@@ -25,7 +26,7 @@ from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
 
 @dataclass(frozen=True)
 class Responses:
-    """The responses of a micro-batch, in the order of the rows, as data: what no model computes."""
+    """The responses of a micro-batch, in the order of the rows, as data: what no model computes. On the host."""
 
     lengths: Sequence[int]
     """Response tokens of each sample; they add up to R."""
@@ -54,11 +55,16 @@ class MicroBatchLoss:
     ) -> None:
         like_R, mask_R = outputs.per_token, responses.mask_R
         self._outputs = outputs
-        self.sampling_logprobs = responses.sampling_logprobs_R
-        self.mask = torch.ones_like(like_R, requires_grad=False) if mask_R is None else mask_R
-        self._kept_R = None if mask_R is None else mask_R > 0
-        self._lengths_N = torch.as_tensor(responses.lengths, dtype=torch.int64, device=like_R.device)
-        trained_N = self._lengths_N if mask_R is None else sums_of(mask_R, self._lengths_N).to(torch.int64)
+        device, sampling_R = like_R.device, responses.sampling_logprobs_R
+        self.sampling_logprobs = uploaded(sampling_R, sampling_R.dtype, device)
+        self.mask = (
+            torch.ones_like(like_R, requires_grad=False) if mask_R is None else uploaded(mask_R, mask_R.dtype, device)
+        )
+        self._kept_R = None if mask_R is None else self.mask > 0
+        lengths_N = torch.as_tensor(responses.lengths, dtype=torch.int64)
+        trained_N = lengths_N if mask_R is None else sums_of(mask_R, lengths_N).to(torch.int64)
+        self._has_trained = (trained_N > 0).tolist()
+        self._lengths_N, trained_N = uploaded(torch.stack([lengths_N, trained_N]), torch.int64, device).unbind()
         self._counted_N = trained_N > 0
         self._trained_R = trained_N.clamp(min=1).repeat_interleave(self._lengths_N, output_size=len(like_R))
         """For each token the trained tokens of its response."""
@@ -198,10 +204,11 @@ class MicroBatchLoss:
                     "batch.pairs: expected samples 0 (chosen) and 1 (rejected) of every prompt, found "
                     f"{sorted(places)} of prompt {uid}; give {self._role}.train whole_groups=True and samples in pairs"
                 )
-        counted = self._counted_N.tolist()
+        counted = self._has_trained
         pairs = [(p[0], p[1]) for p in prompts.values() if counted[p[0]] and counted[p[1]]]
-        chosen_P, rejected_P = torch.tensor(pairs, dtype=torch.int64, device=self.mask.device).reshape(-1, 2).unbind(1)
-        return chosen_P, rejected_P
+        chosen_P, rejected_P = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        device = self.mask.device
+        return uploaded(chosen_P, torch.int64, device), uploaded(rejected_P, torch.int64, device)
 
     def _masked(self, values_R: Tensor) -> Tensor:
         """0 where the mask is 0, whatever stands there: a product would keep NaN."""
@@ -239,7 +246,8 @@ def loss_share(
     """Call the loss and check what it returns, a scalar.
 
     Args:
-        columns: TOKEN and SAMPLE columns [R], BATCH columns in the shape of their value; all in the loss's dtype.
+        columns: TOKEN and SAMPLE columns [R], BATCH columns in the shape of their value; all in the
+            loss's dtype.
 
     Raises:
         RunError: it raises; or what it returns is not a scalar tensor of real numbers that (where a gradient is needed)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.data.across import uploaded
 from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import Column, Level, Node
 from plait.errors import RunError
@@ -31,7 +32,7 @@ class LossCall:
     """`loss(batch, **columns)`, see `plait.algorithms.losses.LossBatch`."""
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Argument of the loss → column of the rows, or of `batch_values`. SAMPLE columns are spread to tokens, a BATCH
-    column is a scalar tensor (or an array)."""
+    column is a scalar tensor, which lies on the host, or an array."""
     mask: Column | None = None
     """TOKEN column of the rows, 1.0 where a token is trained, 0.0 where not; None: all are."""
     whole_groups: bool = False
@@ -93,8 +94,8 @@ class MiniBatch:
         lengths = np.diff(rows.offsets)[members]
         places = rows.token_places(members)
 
-        def tensor(values: FloatArray) -> Tensor:
-            return torch.as_tensor(values, dtype=like_R.dtype, device=like_R.device)
+        def tensor(values: FloatArray, device: torch.device | str = like_R.device) -> Tensor:
+            return uploaded(values, like_R.dtype, device)
 
         def column_R(column: Column) -> Tensor:
             match column.level:
@@ -103,12 +104,14 @@ class MiniBatch:
                 case Level.SAMPLE:
                     return tensor(np.repeat(rows.columns[column][members], lengths))
                 case Level.BATCH:
-                    return tensor(self.call.batch_values[column])
+                    value = self.call.batch_values[column]
+                    # One number stays on the host: a loss may ask whether it is 0, and products take it from there.
+                    return tensor(value) if np.ndim(value) else tensor(value, "cpu")
 
         responses = Responses(
             lengths.tolist(),
-            tensor(rows.sampling_logprobs[places]),
-            None if self.mask_R is None else tensor(self.mask_R[places]),
+            tensor(rows.sampling_logprobs[places], "cpu"),
+            None if self.mask_R is None else tensor(self.mask_R[places], "cpu"),
             [(rows.samples[i].prompt.uid, rows.samples[i].index) for i in members],
         )
         batch = MicroBatchLoss(outputs, responses, self.totals, self.means, role=self.role)

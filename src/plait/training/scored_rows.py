@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from plait.data.rows import Rows
+from plait.data.across import read
+from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Level, Score
 from plait.errors import RunError
 from plait.models.model import Model
@@ -42,16 +43,23 @@ class ScoredRows:
     """The scores of rows in their own order, whatever the order in which micro-batches compute them."""
 
     def __init__(self, rows: Rows, output: ScoredOutput) -> None:
-        self.values = np.zeros(rows.shape_of(output.level))
-        """[rows.num_tokens] or [len(rows)] float64; 0 where nothing has come yet."""
         self._rows = rows
+        self._taken: list[tuple[MicroBatch, Tensor]] = []
         self._output = output
         self._order = rows.order
 
     def take(self, micro: MicroBatch, outputs: Outputs) -> None:
-        """Keep what the model said of a micro-batch, whose samples are counted in the order of `Rows.ordered`."""
+        """Keep what the model said of a micro-batch, whose samples are counted in the order of `Rows.ordered`. It stays
+        on the device: the host goes on to the next one while this one is computed."""
         scores = self._output.pick(outputs)
         assert scores is not None, f"the model has no {self._output.name}"
-        positions = [self._order[i] for i in micro.samples]
-        places = positions if self._output.level is Level.SAMPLE else self._rows.token_places(positions)
-        self.values[places] = scores.double().cpu().numpy()
+        self._taken.append((micro, scores))
+
+    def values(self) -> FloatArray:
+        """[rows.num_tokens] or [len(rows)] float64, on the host; 0 where nothing has come."""
+        values = np.zeros(self._rows.shape_of(self._output.level))
+        for (micro, _), numbers in zip(self._taken, read([scores for _, scores in self._taken]), strict=True):
+            positions = [self._order[i] for i in micro.samples]
+            places = positions if self._output.level is Level.SAMPLE else self._rows.token_places(positions)
+            values[places] = numbers
+        return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.data.across import read
 from plait.data.rows import FloatArray
 from plait.models.outputs import Outputs
 from plait.models.parallel.peers import Peers
@@ -44,7 +45,8 @@ class Totals:
 
 
 class Tally:
-    """Gathers the numbers of a mini-batch on one rank.
+    """Gathers the numbers of a mini-batch on one rank. They stay on the device until `over` reads them, all at once:
+    the host goes on to the next micro-batch while the device computes this one.
 
     Args:
         sees: keep log-probs, the sampling engine's too, and entropies, of a language model.
@@ -52,27 +54,33 @@ class Tally:
 
     def __init__(self, batch: MiniBatch, *, sees: bool = False) -> None:
         self.batch = batch
-        self._loss, self._tokens, self._num_nonfinite = 0.0, 0, 0
-        self._seen = np.zeros((3, batch.rows.num_tokens)) if sees else None
+        self._sees = sees
+        self._tokens = 0
+        self._shares: list[Tensor] = []
+        """Of the loss, a scalar of each micro-batch."""
+        self._num_nonfinite: list[Tensor] = []
+        self._seen: list[tuple[MicroBatch, Tensor]] = []
+        """[2, tokens] log-probs and entropies, where they are to be seen."""
 
     def add(self, micro: MicroBatch, outputs: Outputs, share: Tensor) -> None:
         """One micro-batch: what the model said, and its share of the loss, a scalar."""
-        self._loss += float(share.detach())
+        self._shares.append(share.detach().clone())  # what a loss returns may be a view of what it writes over later
         self._tokens += micro.num_tokens
-        self._num_nonfinite += outputs.num_nonfinite
-        if self._seen is not None and outputs.logprobs_R is not None and outputs.entropies_R is not None:
-            computed = torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])
-            places = self.batch.rows.token_places(micro.samples)
-            self._seen[::2, places] = computed.double().cpu().numpy()
-            self._seen[1, places] = self.batch.rows.sampling_logprobs[places]
+        self._num_nonfinite.append(outputs.num_nonfinite)
+        if self._sees and outputs.logprobs_R is not None and outputs.entropies_R is not None:
+            self._seen.append((micro, torch.stack([outputs.logprobs_R.detach(), outputs.entropies_R.detach()])))
 
     def over(self, team: Team, device: torch.device) -> Totals:
         """Over all ranks; every one of them calls it."""
+        means = self.batch.means
+        kinds = (self._shares, self._num_nonfinite, means.totals, [computed for _, computed in self._seen])
+        numbers = iter(read([tensor for kind in kinds for tensor in kind]))
+        shares, nonfinite, totals, computed = ([next(numbers) for _ in kind] for kind in kinds)
         record = {
-            "loss": self._loss,
+            "loss": sum(map(float, shares), 0.0),
             "tokens": self._tokens,
-            "nonfinite": self._num_nonfinite,
-            "means": self.batch.means.sums(),
+            "nonfinite": sum(map(int, nonfinite)),
+            "means": means.sums(map(float, totals)),
         }
         records = [record for record in gathered(team.all, record if speaks(team) else {}, device) if record]
         return Totals(
@@ -80,8 +88,17 @@ class Tally:
             tokens=sum(record["tokens"] for record in records),
             num_nonfinite=sum(record["nonfinite"] for record in records),
             means=TokenMeans.of(record["means"] for record in records),
-            seen=None if self._seen is None else summed(team, self._seen, device),
+            seen=summed(team, self._placed(computed), device) if self._sees else None,
         )
+
+    def _placed(self, computed: Sequence[FloatArray]) -> FloatArray:
+        """See `Totals.seen`: 0 where another rank has computed."""
+        seen = np.zeros((3, self.batch.rows.num_tokens))
+        for (micro, _), numbers in zip(self._seen, computed, strict=True):
+            places = self.batch.rows.token_places(micro.samples)
+            seen[::2, places] = numbers
+            seen[1, places] = self.batch.rows.sampling_logprobs[places]
+        return seen
 
 
 def speaks(team: Team) -> bool:

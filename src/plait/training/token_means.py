@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.data.across import read
 from plait.data.rows import FloatArray, Rows
 
 
@@ -54,9 +55,14 @@ class TokenMeans:
         self._sums[name] = self._sums[name] + share if name in self._sums else share
         self._counts[name] = self._num_tokens if count is None else count
 
-    def sums(self) -> dict[str, tuple[float, int]]:
+    @property
+    def totals(self) -> list[Tensor]:
+        """The sums of what was added here, scalars on the device, float64: `sums` is given their numbers."""
+        return list(self._sums.values())
+
+    def sums(self, totals: Iterable[float]) -> dict[str, tuple[float, int]]:
         """Name → (sum of what was added here, what it is divided by)."""
-        return {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
+        return {name: (total, self._counts[name]) for name, total in zip(self._sums, totals, strict=True)}
 
     @staticmethod
     def of(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
@@ -71,4 +77,4 @@ class TokenMeans:
 
     def result(self) -> dict[str, float]:
         """The means, where all was added here."""
-        return self.of([self.sums()])
+        return self.of([self.sums(map(float, read(self.totals)))])

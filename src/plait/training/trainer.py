@@ -121,7 +121,7 @@ class Trainer:
         micros = self._split(ordered)[self.team.dp.index]
         stage = ScoringStage(self._part, ordered, micros, temperature or self._samples.temperature, scored.take)
         yield from counted(forwards(stage, self.role, name), self.team)
-        return summed(self.team, scored.values, self.model.device)
+        return summed(self.team, scored.values(), self.model.device)
 
     # -- train
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from plait.data.across import uploaded
 from plait.data.packed import PackedBatch
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.visibility import Array, Places, places, sees
@@ -77,12 +78,13 @@ def block_mask(batch: PackedBatch, window: int | None) -> BlockMask:
     """The rule and the blocks, on the batch's device."""
     row, device = places(batch), batch.token_ids_T.device
     some, every = blocks(row, window)
-    at = Places(*(torch.from_numpy(column).to(device, non_blocking=True) for column in row))
+    at = Places(*(uploaded(column, torch.int32, device) for column in row))
 
     def rule(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return sees(at.of(query), at.of(key), window)
 
-    lists = (torch.from_numpy(table).to(device)[None, None] for table in (*_listed(some & ~every), *_listed(every)))
+    tables = (*_listed(some & ~every), *_listed(every))
+    lists = (uploaded(table, torch.int32, device)[None, None] for table in tables)
     length = len(row.position)
     return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=BLOCK, mask_mod=rule, seq_lengths=(length, length))
 

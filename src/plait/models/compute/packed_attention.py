@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.data.across import uploaded
 from plait.data.packed import Group, PackedBatch, Span
 from plait.kernels import fused_rows
 from plait.models.compute.attention_form import AttentionForm
@@ -83,7 +84,8 @@ def plan(batch: PackedBatch, num_heads: int, window: int | None, dtype: torch.dt
             masked = [piece.rows] if few_see_all else [*piece.context, piece.rows]
             keys = np.concatenate([np.arange(span.start, span.stop) for span in masked])
             seen = torch.from_numpy(sees(row.of(np.s_[rows, None]), row.of(keys), window))
-            bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).to(device)
+            hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+            bias = uploaded(hidden, dtype, device)
             most = max(1, BLOCK_SCORES // (num_heads * piece.num_scores))
             for start in range(0, count, most):
                 shifted = _shifted(piece, start * stride, root)

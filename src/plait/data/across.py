@@ -1,0 +1,49 @@
+"""Numbers between host and device. A GPU is waited for where a step of generation reads its tokens, and where a
+mini-batch of training ends; nothing else waits.
+
+A plain `torch.tensor(..., device="cuda")` would wait for everything before it: its source is memory that may be paged
+out. So uploads come from pinned memory, and the host goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def uploaded(values: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A tensor of these numbers on the device; without a wait.
+
+    Args:
+        values: of the host: numbers [N], or rows of numbers [N, M]; a NumPy array or a tensor of any shape, which on a
+            CPU is itself where it has the dtype.
+    """
+    host = torch.as_tensor(values, dtype=dtype)
+    if torch.device(device).type == "cpu":
+        return host
+    return (host.pin_memory() if torch.cuda.is_available() else host).to(device, non_blocking=True)
+
+
+def downloaded(token_ids_D: Tensor, logprobs_D: Tensor) -> tuple[list[int], list[float]]:
+    """What a step has drawn, on the host: the one wait of the step."""
+    if token_ids_D.device.type == "cpu":
+        return token_ids_D.tolist(), logprobs_D.tolist()
+    stacked_2D = torch.stack([token_ids_D.double(), logprobs_D.double()])  # float64 holds every id and every float32
+    token_ids, logprobs = stacked_2D.tolist()
+    return [int(token_id) for token_id in token_ids], logprobs
+
+
+def read(tensors: Sequence[Tensor]) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+    """The numbers of tensors of one device, of any shapes and dtypes, as float64 on the host: one wait for all.
+
+    Integers are exact up to 2**53.
+    """
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).cpu().numpy()
+    parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
