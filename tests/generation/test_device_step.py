@@ -4,16 +4,12 @@ ask it for a number, raises; but for the one place where a step reads what it ha
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.data import across
 from plait.generation import drawing, module_forward
@@ -29,9 +25,9 @@ from plait.models.backbone import Backbone
 from plait.models.head import Head
 from tests.cases import slow_but
 from tests.generation.test_engine import request_of
+from tests.launches import GPU, Launches
 from tests.models.tiny import tiny_model
 
-GPU = torch.device("meta")
 DRAWN = 37
 """The token that every draw gives."""
 
@@ -39,53 +35,6 @@ OPS_OF_A_LAYER = 70
 """As Transformers' llama has them: norms, rotary places, projections, the MLP."""
 OPS_OF_A_STEP = 110
 """Beside the layers: rows, places, embedding, head, draw."""
-
-
-class Uploads(TorchFunctionMode):
-    """Finds tensors that are made of numbers of the host right on the device: these may be paged out, so the host waits
-    until they are there."""
-
-    def __init__(self, found: list[str]) -> None:
-        super().__init__()
-        self._found = found
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        makes = func in (torch.tensor, torch.as_tensor, Tensor.new_tensor)
-        if makes and out.device == GPU and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
-            self._found.append(f"{func} of shape {tuple(out.shape)}")
-        return out
-
-
-class Launches(TorchDispatchMode):
-    """Counts what would be a kernel or a copy, and finds copies between host and device that would be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-        self.waited: list[str] = []
-        self._uploads = Uploads(self.waited)
-
-    def __enter__(self) -> Launches:
-        self._uploads.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *of: Any) -> None:
-        super().__exit__(*of)
-        self._uploads.__exit__(*of)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        found = out if isinstance(out, Tensor) else None
-        if found is None or found.device != GPU or func.is_view:
-            return out
-        self.counts[str(func)] += 1
-        flat = pytree.tree_leaves((args, kwargs or {}))
-        of_host = [one for one in flat if isinstance(one, Tensor) and one.device != GPU and one.dim()]
-        uploads = func is torch.ops.aten._to_copy.default and (kwargs or {}).get("non_blocking")
-        if of_host and not uploads:
-            self.waited.append(f"{func} of {[tuple(one.shape) for one in of_host]}")
-        return out
 
 
 def attention(call: PagedCall) -> Tensor:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from plait.data.across import read
 from plait.errors import RunError
 from plait.layout.holdings import Holdings, zero_shards
 from plait.models.backbone_model import BackboneModel
@@ -185,7 +186,7 @@ class MasterOptimizer:
         square = sum(squares, start=torch.zeros((), dtype=torch.float64, device=self.gradients.device))
         if self._team.all.size > 1:
             square = torch.stack(self._team.all.all_gather(square.reshape(()))).sum()
-        return float(square.sqrt())
+        return float(read([square.sqrt()])[0])
 
     def _publish(self) -> None:
         """Cast the masters into the working weights, piece by piece: no second copy of the weights ever exists."""

@@ -1,0 +1,174 @@
+"""Training on a GPU, without one: on tensors that hold nothing. Whatever waits for the device raises, or is found, but
+for the places where a mini-batch and a scoring call end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plait.algorithms.critic import value_loss
+from plait.algorithms.grpo import GRPOOptions, grpo
+from plait.algorithms.losses import Ratio
+from plait.algorithms.ppo import PPOOptions, ppo
+from plait.data.rows import Rows
+from plait.dataflow import Column, Level, Score
+from plait.models.backbone import Backbone
+from plait.models.compute import flex_plan, row_attention
+from plait.models.head import Head
+from plait.models.language_model import LanguageModel
+from plait.models.lora import add_lora
+from plait.models.lora_settings import LoraSettings
+from plait.models.scalar_loading import scalar_view
+from plait.training import optimizer, scored_rows, tally
+from plait.training.trainer import Trainer
+from tests.algorithms.flows import loss_of
+from tests.launches import GPU, Launches
+from tests.models.tiny import tiny_model
+from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, scorer, train
+
+COLUMNS = {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}
+MASK = Column("mask", Level.TOKEN, 5, 0)
+VALUES = {"old_values": OLD, "returns": REF}
+KL_COEF = Column("kl_coef", Level.BATCH, 6, 0)
+Reads = list[int]
+"""Tensors of each wait."""
+
+
+def rows() -> Rows:
+    drawn = random_rows(6, 4)
+    rng = np.random.default_rng(0)
+    for column in (OLD, REF):
+        drawn = drawn.with_column(column, rng.normal(size=drawn.num_tokens) - 5)
+    return drawn.with_column(MASK, (rng.random(drawn.num_tokens) < 0.8).astype(float))
+
+
+def on_device(model: LanguageModel) -> LanguageModel:
+    """The same model, its weights views of one buffer that holds nothing."""
+    module, layout = copy.deepcopy(model.module), model.layout
+    weights = torch.empty(layout.num_elements, dtype=model.dtype, device=GPU)
+    new: dict[int, nn.Parameter] = {}
+    for block, start, stop in layout.entries:
+        view = weights[start:stop].view(block.shape)
+        new[id(module.get_parameter(block.param.name))] = nn.Parameter(view, requires_grad=False)
+    for owner in module.modules():
+        for name, param in list(owner.named_parameters(recurse=False)):
+            setattr(owner, name, new[id(param)])
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            setattr(owner, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=GPU))
+    output, backbone = module.get_output_embeddings(), Backbone(module.base_model)
+    backbone.last_mlp = module.base_model.layers[-1].mlp  # which is proven by numbers
+    head = Head(output, (output.weight,), linear=True)
+    return replace(model, module=module, weights=weights, head=head, backbone=backbone)
+
+
+def kernel(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> tuple[Tensor, Any]:
+    """Of the right shape, and differentiable: torch's kernel takes no such tensors."""
+    groups = query.shape[1] // key.shape[1]
+    out = query * key.repeat_interleave(groups, 1) * value.repeat_interleave(groups, 1)
+    return out, SimpleNamespace(lse=out.sum(-1))
+
+
+@pytest.fixture(params=["pieces", "kernel"])
+def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """The waits of what is computed; each gives ones."""
+    found: Reads = []
+
+    def read(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+        assert all(tensor.device == GPU for tensor in tensors)
+        found.append(len(tensors))
+        return [np.ones(tensor.shape) for tensor in tensors]
+
+    for module in (optimizer, scored_rows, tally):
+        monkeypatch.setattr(module, "read", read)
+    if request.param == "kernel":
+        monkeypatch.setattr(row_attention, "has_kernel", lambda kind: True)
+        monkeypatch.setattr(row_attention, "is_proven", lambda kind: True)
+        monkeypatch.setattr(flex_plan, "compiled", lambda: kernel)
+    return found
+
+
+def language() -> LanguageModel:
+    return on_device(tiny_model("llama", dtype=torch.bfloat16))
+
+
+def adapted() -> LanguageModel:
+    pytest.importorskip("peft")
+    return add_lora(language(), LoraSettings(rank=3), name="actor", seed=0)
+
+
+def critic() -> Any:
+    """Over adapted weights, as a critic without an adapter trains its head alone."""
+    pytest.importorskip("peft")
+    return add_lora(scalar_view(language(), seed=0), LoraSettings(rank=3), name="critic", seed=0)
+
+
+def trainer_of(make: Callable[[], Any], **options: Any) -> Trainer:
+    return make_trainer(make(), micro_batch_tokens=48, max_grad_norm=0.5, **options)
+
+
+def trained(trainer: Trainer, columns: Any, loss: Any, **asked: Any) -> tuple[Launches, int]:
+    """What two mini-batches launched, and how many micro-batches they had."""
+    launches = Launches()
+    with launches:
+        done, _ = run_all(train(trainer, rows(), columns, loss, mini_batches=2, **asked))
+    return launches, sum(one.kind == "TRAIN" for one in done)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("make", [language, adapted])
+@pytest.mark.parametrize("options", [{}, {"ratio": Ratio.SEQUENCE_MEAN}], ids=["grpo", "gspo"])
+def test_grpo_waits_for_the_device_where_mini_batches_end(
+    reads: Reads, make: Callable[[], Any], checkpoint: bool, options: Any
+) -> None:
+    loss = loss_of(grpo, GRPOOptions(kl_coef=0.05, entropy_coef=0.01, **options))
+    launches, micros = trained(trainer_of(make, checkpoint_activations=checkpoint), COLUMNS, loss, mask=MASK)
+    assert micros >= 6
+    assert launches.waited == []
+    assert len(reads) == 4, "of each mini-batch what it adds up to, and the norm of its gradient"
+
+
+def test_ppo_waits_for_the_device_where_mini_batches_end(reads: Reads) -> None:
+    """With a coefficient that changes from step to step, which the loss compares with 0."""
+    loss = loss_of(ppo, PPOOptions(kl_coef=0.05))
+    columns = {"advantages": ADVANTAGES, "old_logprobs": OLD}
+    launches, _ = trained(trainer_of(language), columns, loss)
+    assert launches.waited == []
+    assert len(reads) == 4
+    columns = COLUMNS | {"kl_coef": KL_COEF}
+    launches, _ = trained(trainer_of(language), columns, with_coefficient, batch_values={KL_COEF: np.asarray(0.1)})
+    assert launches.waited == []
+    assert len(reads) == 8
+
+
+def with_coefficient(batch: Any, advantages: Any, old_logprobs: Any, ref_logprobs: Any, kl_coef: Any) -> Any:
+    kl_R = batch.logprobs - ref_logprobs
+    loss_R = -batch.logprobs * advantages
+    return batch.aggregate(loss_R + kl_coef * kl_R if kl_coef > 0 else loss_R, "token-mean")
+
+
+def test_a_critic_waits_for_the_device_where_mini_batches_end(reads: Reads) -> None:
+    loss = partial(value_loss, value_clip=0.2)
+    launches, micros = trained(trainer_of(critic, role="critic"), VALUES, loss)
+    assert micros >= 6
+    assert launches.waited == []
+    assert len(reads) == 4
+
+
+@pytest.mark.parametrize(("make", "what"), [(language, Score.LOGPROBS), (critic, Score.VALUES), (critic, Score.SCORE)])
+def test_scoring_waits_for_the_device_where_it_ends(reads: Reads, make: Callable[[], Any], what: Score) -> None:
+    launches = Launches()
+    with launches:
+        done, found = run_all(scorer(make(), 48, 0.7).score(rows(), what))
+    assert len(done) >= 6
+    assert launches.waited == []
+    assert reads == [len(done)]
+    assert (found == 1).all()
