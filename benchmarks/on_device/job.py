@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -58,9 +59,10 @@ class Job:
     def model(self, shape: str) -> str:
         """The checkpoint of a shape, written when it is first asked for."""
         folder, sizes = Path(self.folder) / shape, SHAPES[shape]
-        if not (folder / "config.json").exists():
+        if not folder.exists():
+            part = folder.with_name(f"{shape}-{os.getpid()}")  # whoever is stopped here leaves no half of a checkpoint
             write_llama(
-                folder,
+                part,
                 word_tokenizer(sizes.vocabulary),
                 hidden=sizes.hidden,
                 intermediate=sizes.intermediate,
@@ -70,6 +72,7 @@ class Job:
                 positions=POSITIONS,
                 dtype=self.dtype,
             )
+            part.rename(folder)
         return str(folder)
 
     def saved(self) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -106,17 +107,31 @@ def batch(groups: int, samples: int, prompt_tokens: int, tokens: int, vocabulary
 def seconds_of_step(trainer: Trainer, rows: Rows, node: Any, device: str, step: int) -> tuple[dict[str, float], int]:
     """Seconds by kind of action, and the packed tokens of all micro-batches."""
     work = trainer.train(rows, LossCall.of(node), mini_batches=1, epochs=1, step=step)
-    seconds, count = {"TRAIN": 0.0, "STEP": 0.0}, 0
-    while True:
-        synchronize(device)
-        began = time.perf_counter()
-        done = next(work, None)
-        synchronize(device)
-        if done is None:
-            return seconds, count
-        kind = "STEP" if done.kind == "STEP" else "TRAIN"
-        seconds[kind] += time.perf_counter() - began
+    synchronize(device)
+    marks, count = [("", mark(device))], 0
+    while (done := next(work, None)) is not None:
+        # As the device comes to it: to wait here would keep the host from packing the next micro-batch meanwhile.
+        marks.append((done.kind, mark(device)))
         count += done.tokens
+    synchronize(device)
+    seconds = {"TRAIN": 0.0, "STEP": 0.0}
+    for (_, before), (kind, after) in pairwise(marks):
+        seconds[kind] += between(before, after)
+    return seconds, count
+
+
+def mark(device: str) -> Any:
+    """When the device comes to what is asked of it next."""
+    if device != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(before: Any, after: Any) -> float:
+    """Seconds between two marks that the device has come to."""
+    return after - before if isinstance(before, float) else before.elapsed_time(after) / 1e3
 
 
 def pairs(groups: int, samples: int, prompt_tokens: int, tokens: int) -> int:

@@ -1,4 +1,5 @@
-"""Compile the attention of GPUs as it would be launched, by Triton's own compiler, for GPUs that need not be here.
+"""Compile the attention and the log-probs of GPUs as they would be launched, by Triton's own compiler, for GPUs that
+need not be here.
 
     python -m tests.kernels.compiled_for_gpus CAPABILITY SHARED_BYTES
 
@@ -17,11 +18,11 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from plait.kernels import device_attention, device_kernels
+from plait.kernels import device_attention, device_head_kernels, device_kernels, device_logprobs
 from plait.kernels.paged_call import PagedCall
 from tests.kernels.test_paged_attention import random_tree, work
 
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", bool: "i1"}
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
 
 SIZES = [(9, 3, 64, 64), (12, 2, 128, 128), (8, 4, 256, 256), (16, 1, 192, 128), (4, 2, 80, 80)]
 """Query heads, key heads, numbers of keys and values of a head."""
@@ -37,7 +38,7 @@ class Compiled:
     def __getitem__(self, grid: tuple[int, ...]) -> Compiled:
         return self
 
-    def __call__(self, *arguments: Any, num_stages: int = 3, **constants: Any) -> None:
+    def __call__(self, *arguments: Any, num_stages: int = 3, num_warps: int = 4, **constants: Any) -> None:
         names = self._kernel.arg_names
         signature = {name: _type(value) for name, value in zip(names, arguments, strict=False)}
         signature |= dict.fromkeys(constants, "constexpr")
@@ -45,7 +46,7 @@ class Compiled:
         aligned = [name.startswith("*") for name in signature.values()]
         attributes = {(place,): [["tt.divisibility", 16]] for place, is_so in enumerate(aligned) if is_so}
         source = ASTSource(self._kernel, signature, constants, attributes)
-        made = triton.compile(source, target=self._target, options={"num_stages": num_stages})
+        made = triton.compile(source, target=self._target, options={"num_stages": num_stages, "num_warps": num_warps})
         print(self._kernel.__name__, made.metadata.shared, flush=True)  # type: ignore[attr-defined]
 
 
@@ -58,6 +59,8 @@ def _type(value: Any) -> str:
 def main(capability: int, shared_bytes: int) -> None:
     for name in ("attend", "merge"):
         setattr(device_kernels, name, Compiled(getattr(device_kernels, name), capability))
+    for name in ("logprobs", "logprobs_backward"):
+        setattr(device_head_kernels, name, Compiled(getattr(device_head_kernels, name), capability))
     device_attention.shared_bytes_of = lambda device: shared_bytes  # type: ignore[assignment]
     device_attention.programs_for = lambda device: 264  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(0)
@@ -71,6 +74,15 @@ def main(capability: int, shared_bytes: int) -> None:
         given = work(dtype, SIZES[0], [700, 3], [7, 1], seed=0)
         trees = (random_tree(7, generator), None)
         device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
+        compile_head(dtype)
+
+
+def compile_head(dtype: torch.dtype) -> None:
+    logits, targets = torch.zeros(2, 151_936, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    first, second, third = torch.zeros(3, 2).unbind()
+    device_logprobs.logprobs(logits, 0.7, targets, first, second, third, torch.zeros(2, dtype=torch.bool))
+    for given in ((first, None), (None, second), (first, second)):
+        device_logprobs.logprobs_backward_(logits, 0.7, targets, third, second, *given)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from plait.errors import ModelError
 from plait.layout.shards import balanced_stages
 from plait.models.admission import check_config
-from plait.models.shape import ModelShape, config_fields, head_chunk_rows, usable_positions
+from plait.models.shape import ModelShape, config_fields, head_chunk_bytes, head_chunk_rows, usable_positions
 from tests.models.test_admission import REFUSED
 from tests.models.tiny import FAMILIES, tiny_config, tiny_model
 
@@ -205,6 +205,9 @@ def test_what_is_no_causal_language_model(config: dict[str, Any], said: str) -> 
 def test_rows_that_pass_the_head_at_a_time() -> None:
     """A chunk on a GPU takes up to 2 GiB: at 10 bytes a logit 1,412 rows of Qwen's vocabulary, 4,096 of SmolLM2's."""
     assert head_chunk_rows(49_152, 2, "cpu") == head_chunk_rows(10**9, 2, "cuda") == 256
-    assert head_chunk_rows(152_064, 2, "cuda") == 2**31 // (10 * 152_064) == 1412
-    assert head_chunk_rows(49_152, 2, "cuda") == 4096
-    assert head_chunk_rows(49_152, 4, "cuda") == 2**31 // (12 * 49_152) == 3640
+    assert head_chunk_rows(10**9, 2, "cuda", is_fused=True) == 256
+    assert head_chunk_rows(152_064, 2, "cuda", is_fused=True) == 4096
+    assert head_chunk_rows(152_064, 2, "cuda") == 4096 * 2 // 10 == 819
+    assert head_chunk_rows(262_144, 4, "cuda", is_fused=True) == 2**31 // (4 * 262_144) == 2048
+    assert head_chunk_rows(49_152, 4, "cuda") == 4096 * 4 // 12 == 1365
+    assert head_chunk_bytes(49_152, 2, "cuda") == pytest.approx(4096 * 2 * 49_152, rel=1e-2)

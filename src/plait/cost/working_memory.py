@@ -18,7 +18,7 @@ from plait.cost.shape_parameters import adapter_inputs
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
 from plait.models.lora_settings import NO_LORA, LoraSettings
-from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_rows, head_row_bytes
+from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_bytes
 from plait.recipes.recipe import Recipe
 
 IMPORTS_BYTES = 525 << 20
@@ -162,7 +162,7 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> tuple[int, int
 def logits_bytes(shape: ModelShape, width: int, device: str, tp: int = 1) -> int:
     """Bytes of the rows that pass the head of a language model at a time, on the rank of tp that has most of it."""
     vocabulary = -(-shape.vocabulary // tp)
-    return head_chunk_rows(vocabulary, width, device) * head_row_bytes(vocabulary, width)
+    return head_chunk_bytes(vocabulary, width, device)
 
 
 def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:

@@ -13,7 +13,8 @@ HEAD_CHUNK_ROWS = 256
 
 DEVICE_CHUNK_ROWS, DEVICE_CHUNK_BYTES = 4096, 2 << 30
 """Rows at most, and bytes of their logits, on other devices: each chunk reads the head's weights and adds up their
-gradient once more, and products of few rows leave most of a GPU idle."""
+gradient once more, and products of few rows leave most of a GPU idle. A head that one kernel does not serve takes the
+same memory, with fewer rows."""
 
 KEPT_SCORES = 32 * 1024 * 1024
 """Attention probabilities of one layer that are kept for the backward; a batch with more recomputes them."""
@@ -36,21 +37,28 @@ _WINDOWED = ("ministral", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2
 _CHANGING_ROPES = ("longrope", "su", "dynamic")
 
 
-def head_chunk_rows(vocabulary: int, width: int, device: str) -> int:
+def head_chunk_rows(vocabulary: int, width: int, device: str, *, is_fused: bool = False) -> int:
     """Rows of logits that exist at once where log-probs are computed.
 
     Args:
         vocabulary: tokens that the head knows, on this rank.
         width: bytes of a number in the compute dtype.
         device: `cpu`, or another kind.
+        is_fused: one kernel does all with the logits, so nothing else of their size exists. On a CPU it changes
+            nothing.
     """
     if device == "cpu":
         return HEAD_CHUNK_ROWS
-    fitting = DEVICE_CHUNK_BYTES // head_row_bytes(vocabulary, width)
-    return max(HEAD_CHUNK_ROWS, min(DEVICE_CHUNK_ROWS, fitting))
+    fitting = min(DEVICE_CHUNK_BYTES // (vocabulary * width), DEVICE_CHUNK_ROWS)
+    return max(HEAD_CHUNK_ROWS, fitting if is_fused else fitting * vocabulary * width // _row_bytes(vocabulary, width))
 
 
-def head_row_bytes(vocabulary: int, width: int) -> int:
+def head_chunk_bytes(vocabulary: int, width: int, device: str) -> int:
+    """Of the logits that exist at once, with what is computed of them. Arguments are those of `head_chunk_rows`."""
+    return head_chunk_rows(vocabulary, width, device) * _row_bytes(vocabulary, width)
+
+
+def _row_bytes(vocabulary: int, width: int) -> int:
     """Logits of one row, and their exponentials and gradient in float32."""
     return vocabulary * (width + 8)
 

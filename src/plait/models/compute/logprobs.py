@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.kernels import fused_rows
+from plait.kernels import device_logprobs, fused_rows
 from plait.models.compute import cpu_linear
 from plait.models.head import Head
 from plait.models.shape import head_chunk_rows
@@ -53,7 +53,8 @@ def chunked_logprobs(
     assert temperature > 0, f"temperature must be positive, got {temperature}"
     if rows is None:
         vocabulary = max(len(param) for param in head.params) if head.params else 1
-        rows = head_chunk_rows(vocabulary, hidden_RH.itemsize, hidden_RH.device.type)
+        is_fused = _compiled(head, hidden_RH) is not None
+        rows = head_chunk_rows(vocabulary, hidden_RH.itemsize, hidden_RH.device.type, is_fused=is_fused)
     assert rows > 0, f"a chunk needs rows, got {rows}"
     if likeliest_R is None:
         likeliest_R = torch.empty_like(targets_R, dtype=torch.bool)
@@ -78,11 +79,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head, temperature = way.head, way.temperature
         logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=_wide(hidden_RH)).unbind()
         buffers = _Buffers(head)
-        compiled = _is_compiled(head, hidden_RH)
+        compiled = _compiled(head, hidden_RH)
         for at in _chunks(len(hidden_RH), way.rows):
-            if compiled:
+            if compiled is not None:
                 outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
-                fused_rows.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
+                compiled.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
                 continue
             scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
             top_C = scaled_CV.amax(-1)
@@ -205,9 +206,9 @@ class _LogitsGrad:
             grad_CV.scatter_add_(1, targets_C[:, None], at_target_C[:, None])
         return grad_CV
 
-    def compiled(self, logits_CV: Tensor) -> Tensor:
-        """The same of logits that are not scaled yet, written over them; see `_is_compiled`."""
-        return fused_rows.logprobs_backward_(
+    def compiled(self, kernels: Any, logits_CV: Tensor) -> Tensor:
+        """The same of logits that are not scaled yet, written over them; see `_compiled`."""
+        return kernels.logprobs_backward_(
             logits_CV,
             self.temperature,
             self.targets_C,
@@ -218,9 +219,12 @@ class _LogitsGrad:
         )
 
 
-def _is_compiled(head: Head, hidden_RH: Tensor) -> bool:
-    """Whether `fused_rows` computes with the logits: of a whole linear head without bias, in bfloat16 on a CPU."""
-    return head.linear and head.vocabulary is None and head.bias is None and fused_rows.takes(hidden_RH, head.weight)
+def _compiled(head: Head, hidden_RH: Tensor) -> Any:
+    """The kernels that compute with the logits of a whole linear head without bias: in bfloat16 on a CPU, and on a GPU;
+    None: torch's operators do."""
+    if not head.linear or head.vocabulary is not None or head.bias is not None:
+        return None
+    return next((kernels for kernels in (fused_rows, device_logprobs) if kernels.takes(hidden_RH, head.weight)), None)
 
 
 def _at_targets(head: Head, shifted_CV: Tensor, targets_C: Tensor) -> Tensor:
@@ -236,8 +240,8 @@ def _linear_grads(
 ) -> list[Tensor | None]:
     """Gradients of the hidden states [C, H] and of (weight [V, H], bias [V]) where they are needed."""
     logits_CV = buffers.logits(hidden_CH)
-    if _is_compiled(buffers.head, hidden_CH):
-        grad_CV = narrow_CV = logits_grad.compiled(logits_CV)
+    if (kernels := _compiled(buffers.head, hidden_CH)) is not None:
+        grad_CV = narrow_CV = logits_grad.compiled(kernels, logits_CV)
     else:
         scaled_CV = buffers.scaled(logits_CV, logits_grad.temperature)
         grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype))
