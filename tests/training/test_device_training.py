@@ -165,9 +165,9 @@ def test_a_critic_waits_for_the_device_where_mini_batches_end(reads: Reads) -> N
 
 @pytest.mark.parametrize(("make", "what"), [(language, Score.LOGPROBS), (critic, Score.VALUES), (critic, Score.SCORE)])
 def test_scoring_waits_for_the_device_where_it_ends(reads: Reads, make: Callable[[], Any], what: Score) -> None:
-    launches = Launches()
+    launches, trainer = Launches(), scorer(make(), 48, 0.7)
     with launches:
-        done, found = run_all(scorer(make(), 48, 0.7).score(rows(), what))
+        done, found = run_all(trainer.score(rows(), what))
     assert len(done) >= 4
     assert launches.waited == []
     assert reads == [len(done)]

@@ -8,11 +8,12 @@ Shapes: T tokens of the row.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from plait.data.packed import PackedBatch
+if TYPE_CHECKING:
+    from plait.data.packed import PackedBatch
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
