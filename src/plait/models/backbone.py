@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,12 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from plait.data.across import uploaded
 from plait.errors import ModelError
-from plait.models.compute.attention import AttentionContext
 from plait.models.compute.float64 import kept_float64
 from plait.models.parallel.stage import stage_view
 from plait.models.parallel.token_split import token_split
+
+if TYPE_CHECKING:
+    from plait.models.compute.attention import AttentionContext
 
 READ_SHARE = 0.9
 """The most of the rows; where more are read, to leave the others out gains nothing."""

@@ -8,12 +8,11 @@ Shapes: T tokens of the row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from plait.data.packed import PackedBatch
+from plait.data.packed import PackedBatch
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
