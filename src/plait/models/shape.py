@@ -54,7 +54,7 @@ def head_chunk_rows(vocabulary: int, width: int, device: str, *, is_fused: bool 
 
 
 def head_chunk_bytes(vocabulary: int, width: int, device: str) -> int:
-    """Of the logits that exist at once, with what is computed of them. Arguments are those of `head_chunk_rows`."""
+    """Bytes of the logits that exist at once, and of what is computed of them. Arguments: see `head_chunk_rows`."""
     return head_chunk_rows(vocabulary, width, device) * _row_bytes(vocabulary, width)
 
 

@@ -57,7 +57,7 @@ class Tally:
         self._sees = sees
         self._tokens = 0
         self._shares: list[Tensor] = []
-        """Of the loss, a scalar of each micro-batch."""
+        """The share of the loss of each micro-batch, a scalar."""
         self._num_nonfinite: list[Tensor] = []
         self._seen: list[tuple[MicroBatch, Tensor]] = []
         """[2, tokens] log-probs and entropies, where they are to be seen."""

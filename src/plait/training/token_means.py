@@ -57,7 +57,7 @@ class TokenMeans:
 
     @property
     def totals(self) -> list[Tensor]:
-        """The sums of what was added here, scalars on the device, float64: `sums` is given their numbers."""
+        """The sums of what was added here, each a scalar [] of float64 on the device: `sums` is given their numbers."""
         return list(self._sums.values())
 
     def sums(self, totals: Iterable[float]) -> dict[str, tuple[float, int]]:
