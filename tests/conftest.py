@@ -3,21 +3,23 @@ Without a GPU triton's kernels are interpreted. The user's profiles are neither 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
+
+from tests import warm
 
 # Before torch is imported: two threads on a busy machine are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before triton is imported: it looks at this where a kernel is defined, its own among them.
-if not Path("/dev/nvidiactl").exists():
+if not warm.HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 from hypothesis import settings
 
-from tests import quick, warm
+from tests import quick
 from tests.own_cache import OwnCache
 
 
@@ -25,6 +27,17 @@ from tests.own_cache import OwnCache
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     with quick.refused_processes(item):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported and collected stays to the end: a tenth of collecting would be looking for what does not."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,12 +2,13 @@
 where they score with reward functions, what these processes import.
 
 Of what a test of several processes computes, importing is most: seven seconds in each. Here `subprocess.Popen` has a
-process of ours begin in a fork of a *template*, which has imported, and does nothing but wait. It is a process as any
-other: with memory, arguments, environment, folder, files and session of its own, and a child of the one that starts it
-(`CLONE_PARENT`), which waits for it and reads its end as always. Two things differ: `/proc/PID/environ` and `cmdline`
-are the template's, and what a module does when it is imported was done before, so that variables which are read then
-must be the template's. Where they are not, and for all other commands, a process begins as ever. `COLD=1` in the
-environment of a process or of the tests turns it off; `make test-all` does.
+process of ours begin in a fork of a *template*, which has imported, has computed once what these processes compute
+(`rehearsal`), and does nothing but wait. It is a process as any other: with memory, arguments, environment, folder,
+files and session of its own, and a child of the one that starts it (`CLONE_PARENT`), which waits for it and reads its
+end as always. Two things differ: `/proc/PID/environ` and `cmdline` are the template's, and what a module does when it
+is imported was done before, so that variables which are read then must be the template's. Where they are not, and for
+all other commands, a process begins as ever. `COLD=1` in the environment of a process or of the tests turns it off;
+`make test-all` does.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+HAS_GPU = Path("/dev/nvidiactl").exists()
 READ_AT_IMPORT = (
     *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "ONEDNN_", "TORCH", "NUMBA_", "HF_", "TRANSFORMERS_", "CUDA", "TRITON_"),
     *("PYTHON", "LD_", "MALLOC_", "XDG_", "HOME", "PATH", "LANG", "LC_", "RAY_", "PLAIT_", "COLD"),
@@ -213,13 +215,16 @@ def _template(kind: Kind) -> Template:
 
 
 def serve(fd: int) -> None:
-    """The template: import, then fork until nobody is left who asks. Returns in the forks, when they have ended."""
+    """The template: import and rehearse, then fork until nobody is left who asks. Returns in the forks, when they have
+    ended."""
     import gc
     import importlib
 
     path = [entry for entry in sys.path if entry not in ("", str(ROOT))]
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    if "torch" in sys.modules and not HAS_GPU:  # torch computes gradients on threads where it sees a GPU
+        importlib.import_module("tests.rehearsal").rehearse()
     gc.collect()
     gc.freeze()
     tasks = os.listdir("/proc/self/task")
