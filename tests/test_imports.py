@@ -6,8 +6,9 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
+import symtable
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -68,22 +69,24 @@ def file_of(module: str) -> Path | None:
 
 @cache
 def bound_in(file: Path) -> frozenset[str]:
-    """All names that a file gives to anything, wherever."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                names |= {alias.asname or alias.name for alias in aliases}
-    return frozenset(names)
+    """All names that a module has."""
+    module = symtable.symtable(file.read_text(), str(file), "exec")
+    return frozenset(name.get_name() for name in module.get_symbols() if name.is_assigned() or name.is_imported())
+
+
+def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """These and those within them. Nine tenths of a tree are expressions."""
+    for one in body:
+        yield one
+        for part in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(one, part, ()))
+        for branch in (*getattr(one, "handlers", ()), *getattr(one, "cases", ())):
+            yield from statements(branch.body)
 
 
 def missing_in(path: Path) -> Iterator[str]:
     """What a file imports of ours, at its top or in functions, and is not there."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text()).body):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("plait", "tests"):
             file = file_of(node.module)
             known = frozenset() if file is None else bound_in(file)

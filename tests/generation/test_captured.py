@@ -136,7 +136,7 @@ def drained(engine: Any) -> dict[tuple[int, int], Sample]:
 @pytest.mark.parametrize(
     ("family", "by"),
     slow_but(
-        [("llama", "eager"), ("gemma2", "eager")],
+        [("gemma2", "eager")],  # layers with a window and without, norms behind attention, softcaps
         [(family, by) for by in ("eager", "inductor") for family in ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral")],
     ),
 )

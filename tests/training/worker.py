@@ -54,7 +54,6 @@ from tests.training.batches import (
     train,
     with_policy_columns,
 )
-from tests.training.exact import ExactFloat64
 
 STEPS = 2
 RETURNS = Column("returns", Level.TOKEN, 5, 0)
@@ -161,8 +160,7 @@ def run(
 def reference(case: str, model: str, dtype: str, path: Path, **options: Any) -> list[dict[str, float]]:
     """One rank: its metrics; scores and weights go to the file."""
     trainer = trainer_of(case, build(case, model, dtype), **options)
-    with ExactFloat64():
-        metrics, scored = run(case, trainer)
+    metrics, scored = run(case, trainer)
     weights = {
         block.param.name: trainer.model.trained.weights[start:stop].view(block.shape).clone()
         for block, start, stop in trainer.model.trained.layout.entries
@@ -210,8 +208,7 @@ class Worker:
         run_elements = given.pop("run_elements", gradients.RUN_ELEMENTS)
         with mock.patch.object(gradients, "RUN_ELEMENTS", run_elements):
             trainer = trainer_of(case, self.part(case, model, dtype, team), team, **given)
-            with ExactFloat64():
-                metrics, scored = run(case, trainer)
+            metrics, scored = run(case, trainer)
         check_copies(trainer, team)
         held, updated = trainer.optimizer.gradients, trainer.optimizer.masters
         assert held.numel() == (updated if given.get("shard_gradients") else trainer.model.trained.weights).numel()
@@ -245,8 +242,7 @@ class Worker:
                 exhausted(steps)
             counts = torch.load(f"{folder}/counts.pt", weights_only=True)
             trainer.optimizer.load_state({**counts, **trainer.optimizer.buffers()})
-        with ExactFloat64():
-            metrics, _ = run(case, trainer, range(2, 4) if load else range(2))
+        metrics, _ = run(case, trainer, range(2, 4) if load else range(2))
         if not load:
             for name, held in trainer.optimizer.holdings().items():
                 buffers = trainer.optimizer.buffers()
