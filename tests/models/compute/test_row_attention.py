@@ -225,3 +225,15 @@ def test_it_is_compiled_once_for_rows_of_any_length_and_for_as_many_kinds_as_the
                 torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
             assert len(traced) - before <= 1, (heads, grads, form)
         assert len(traced) > torch._dynamo.config.recompile_limit
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    ("dtype", "form", "has_sinks"), [(torch.bfloat16, FORMS[1], True), (torch.float32, FORMS[2], False)], ids=str
+)
+def test_the_kernel_of_a_gpu_says_what_the_pieces_say(
+    dtype: torch.dtype, form: AttentionForm, has_sinks: bool, capsys: pytest.CaptureFixture
+) -> None:
+    """Compiled for it, forward and backward, with grouped heads."""
+    assert is_proven(Attention(torch.device("cuda"), dtype, 9, 3, 64, 64, form, has_sinks)), capsys.readouterr().err
