@@ -188,8 +188,8 @@ class Moves:
         if place is None:
             return {}
         ranks, sizes = place.placements[0].ranks, place.layouts[0].parallelism
-        others = (self._in_layout(state[slot], ranks, sizes) for slot in slots if slot != place.slot)
-        return {place.slot: place} | {other.slot: other for other in others if other is not None}
+        others: Changes = {slot: self._in_layout(state[slot], ranks, sizes) for slot in slots if slot != place.slot}
+        return {**{slot: other for slot, other in others.items() if other is not None}, place.slot: place}
 
     def _in_layout(self, place: Place, ranks: tuple[int, ...], sizes: Parallelism) -> Place | None:
         """The slot of a place in this layout. None where it cannot be."""
