@@ -8,9 +8,10 @@ import pytest
 
 from plait.cost import machine
 from plait.cost.hardware import GIB
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.machine import MACHINE_BANDWIDTH, cpu_kind, unmeasured
 from plait.cost.model_costs import ModelCosts
-from plait.cost.workload import Lengths, SampleLengths, Workload
+from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from tests.cost.smollm2 import SHAPE

@@ -237,8 +237,8 @@ class Generating:
         lengths, most = self._workload.lengths, self._workload.max_prefill_tokens
         tokens = prompts * lengths.prompts.mean
         chunks = max(ceil(tokens / most), min(groups, prompts))
-        near = lengths.near_pairs(passes.times.work.shape.windows, prompts, 0)
-        micro = Micro(tokens, lengths.pairs(prompts, 0), prompts, near) / chunks
+        near = lengths.near_pairs(passes.times.work.shape.windows, prompts, 0, prompts)
+        micro = Micro(tokens, lengths.pairs(prompts, 0, prompts), prompts, near) / chunks
         return total(passes.prompts(micro, chunks, in_turn=groups == 1))
 
     def _running(self, role: str, layout: Layout, share: int, held_bytes: int | None = None) -> int:

@@ -83,18 +83,20 @@ class SampleLengths:
     prompts: Lengths
     responses: Lengths
 
-    def pairs(self, prompts: float, samples: float, roots: float = 0.0) -> float:
+    def pairs(self, prompts: float, samples: float, roots: float) -> float:
         """Pairs of a query and a key, of so many prompts and samples of them.
 
         Args:
-            roots: how often the root of the prompts is computed, where that is less than `prompts` times.
+            roots: how often the root of the prompts is computed, at most once for each.
         """
         p, r = self.prompts, self.responses
-        again = max(0.0, prompts - roots) * p.root * (p.root + 1) / 2
-        of_prompts = prompts * (p.mean_square + p.mean) / 2 - again
+        spared = max(0.0, prompts - roots) * p.root * (p.root + 1) / 2
+        of_prompts = prompts * (p.mean_square + p.mean) / 2 - spared
         return of_prompts + samples * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
 
-    def near_pairs(self, windows: Iterable[int], prompts: float, samples: float) -> tuple[tuple[int, float], ...]:
+    def near_pairs(
+        self, windows: Iterable[int], prompts: float, samples: float, roots: float
+    ) -> tuple[tuple[int, float], ...]:
         """Window → those of them that are within it, of windows that are shorter than some sample."""
         p, r = self.prompts, self.responses
         before, longest = p.mean, p.longest + (r.longest if samples else 0)
@@ -103,7 +105,9 @@ class SampleLengths:
             if 0 < window < longest:
                 of_prompt = sum(_seen(tokens, window) for tokens in p.values) / len(p.values)
                 with_prompt = sum(_seen(before + tokens, window) for tokens in r.values) / len(r.values)
-                near.append((window, prompts * of_prompt + samples * (with_prompt - _seen(before, window))))
+                spared = max(0.0, prompts - roots) * _seen(p.root, window)
+                of_prompts = prompts * of_prompt - spared
+                near.append((window, of_prompts + samples * (with_prompt - _seen(before, window))))
         return tuple(near)
 
 

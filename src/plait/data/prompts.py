@@ -17,7 +17,7 @@ from plait.data.records import Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError
-from plait.policy.packing import num_equal
+from plait.policy.packing import common_length
 
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
@@ -164,7 +164,8 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
         token_ids = encoder.token_ids(encoder.render(row))
         lengths.append(len(token_ids))
         if len(token_ids) <= max_prompt_tokens:
-            root = token_ids[:-1] if root is None else root[: num_equal(root, token_ids[:-1])]
+            own = token_ids[:-1]
+            root = own if root is None else root[: common_length([root, own])]
     for row, length in zip(source.rows, lengths, strict=True):
         if length == 0:
             raise DataError(f"{row.place}: the prompt is empty; remove the row from `data.source`")

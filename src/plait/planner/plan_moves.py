@@ -130,7 +130,9 @@ class Moves:
 
         legal = [to for to in self._cuts if to != cut and all(moved(slot, to) in self._by_ends for slot in slots)]
         near = sorted(legal, key=lambda to: abs(to - cut))[:NEAR_CUTS]
-        to = rng.choice(near) if near else cut
+        if not near:
+            return {}
+        to = rng.choice(near)
         return {slot: self._resized(state[slot], *moved(slot, to)) for slot in slots}
 
     def _parted(self, state: State, rng: Random) -> Changes:
@@ -179,8 +181,7 @@ class Moves:
     def _role_reformed(self, state: State, rng: Random) -> Changes:
         """All slots of a role that are on the same devices, used otherwise and alike: equal layouts share weights."""
         slot = rng.choice(self._slots)
-        ranks = state[slot].placements[0].ranks
-        beside = [other for other in self._role_of[slot] if state[other].placements[0].ranks == ranks]
+        beside = [other for other in self._role_of[slot] if _ends(state[other]) == _ends(state[slot])]
         return self._alike(state, self._reformed(state[slot], rng), beside)
 
     def _alike(self, state: State, place: Place | None, slots: Sequence[int]) -> Changes:
@@ -216,7 +217,7 @@ class Moves:
 
     def _near_of(self, slot: int, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Neighbours of a mesh on which a slot can be."""
-        key = (slot, ranks[0], len(ranks))
+        key = (slot, min(ranks), len(ranks))
         if key not in self._nearby:
             near = self.space.neighbours(ranks)
             self._nearby[key] = [other for other in near if other in self._known[slot]]

@@ -30,11 +30,11 @@ class PlanSpace:
 
     def neighbours(self, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Meshes that begin or end where this one does, or are as large and beside it."""
-        first, last, size = ranks[0], ranks[-1], len(ranks)
+        first, last, size = min(ranks), max(ranks), len(ranks)
         near = []
         for other in self.meshes:
             beside = len(other) == size and (other[0] == last + 1 or other[-1] == first - 1)
-            if other != ranks and (other[0] == first or other[-1] == last or beside):
+            if beside or (other[0] == first) != (other[-1] == last):
                 near.append(other)
         return near
 

@@ -32,7 +32,12 @@ class MicroBatch:
     num_tokens: int
     """Tokens of the packed row: the root, each group's prompt once, and every response."""
     root_tokens: int = 0
-    """Of the prompts, which all begin with them."""
+    """Of the prompts, which all begin with them. One group alone has them in its prompt."""
+
+    @classmethod
+    def of(cls, groups: tuple[tuple[int, ...], ...], num_tokens: int, root_tokens: int) -> MicroBatch:
+        """Of samples whose prompts begin with a root."""
+        return cls(groups, num_tokens, root_tokens if len(groups) > 1 else 0)
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -46,17 +51,15 @@ LEAST_ROOT = 32
 
 def root_of(prompts: Collection[tuple[int, ...]]) -> int:
     """Tokens that all of several prompts begin with, each of which has one more; 0 where they are below LEAST_ROOT."""
-    if len(prompts) < 2:
-        return 0
-    root = min(num_equal(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
+    root = common_length([token_ids[:-1] for token_ids in prompts]) if len(prompts) > 1 else 0
     return root if root >= LEAST_ROOT else 0
 
 
-def num_equal(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that two texts begin with."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+def common_length(texts: Collection[tuple[int, ...]]) -> int:
+    """How many tokens all of them begin with: those that the first and the last in order have in common."""
+    first, last = min(texts), max(texts)
+    shorter = min(len(first), len(last))
+    return next((place for place in range(shorter) if first[place] != last[place]), shorter)
 
 
 def draw_mini_batches(
@@ -138,7 +141,7 @@ def split_micro_batches(
             pieces.append((tokens, (tuple(members[k] for k in piece),)))
     sizes = [tokens for tokens, _ in pieces]
     return tuple(
-        MicroBatch(tuple(chain.from_iterable(pieces[k][1] for k in chosen)), root + sum(sizes[k] for k in chosen), root)
+        MicroBatch.of(tuple(chain.from_iterable(pieces[k][1] for k in chosen)), root + sum(sizes[k] for k in chosen), root)
         for chosen in _first_fit(sizes, room)
     )
 

@@ -155,7 +155,7 @@ def prompt_lengths(run: Outline) -> Lengths:
 
 def _lengths_in(data: RunData) -> Lengths:
     """Tokens of the first rows, and of the longest, which memory must have room for."""
-    rows = islice(_ids_of(data.train_set, data.given), FORETOLD_ROWS)
+    rows = islice(_ids_of(data.train_set, {} if data.train_set is not None else data.given), FORETOLD_ROWS)
     longest = longest_texts(data.train_set, data.given)
     return Lengths.recorded([*(max(1, len(ids)) for _, ids in rows), longest.longest], longest.root)
 

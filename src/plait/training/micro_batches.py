@@ -150,7 +150,7 @@ def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int], share_promp
     prompts = sum(samples[members[0]].prompt_tokens for members in groups.values())
     root = samples[part[0]].root_tokens
     tokens = root + prompts + sum(samples[i].response_tokens for i in part)
-    return MicroBatch(tuple(tuple(members) for members in groups.values()), tokens, root)
+    return MicroBatch.of(tuple(tuple(members) for members in groups.values()), tokens, root)
 
 
 def _renumbered(micro: MicroBatch, numbers: Sequence[int]) -> MicroBatch:

@@ -220,10 +220,10 @@ def _put_rows(into: Tensor, rows: Tensor, block: Block) -> None:
 
 
 def _spans(block: Block) -> tuple[Span, ...]:
-    """The keys of its piece, adjacent spans as one, but for the root, which is not of one group alone."""
+    """The keys of its piece, adjacent spans as one, but for the root of several groups, which has no stride."""
     spans: list[Span] = []
     for span in (*block.piece.context, block.piece.rows):
-        if spans and spans[-1].stop == span.start != block.root:
+        if spans and spans[-1].stop == span.start and (block.count == 1 or span.start != block.root):
             spans[-1] = Span(spans[-1].start, spans[-1].length + span.length)
         else:
             spans.append(span)

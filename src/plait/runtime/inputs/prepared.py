@@ -13,7 +13,7 @@ from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, PromptStream
 from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow
-from plait.policy.packing import LEAST_ROOT, num_equal
+from plait.policy.packing import LEAST_ROOT, common_length
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.rewards.functions import RewardFunction
@@ -111,7 +111,7 @@ class Prepared:
 
     @property
     def longest_texts(self) -> Lengths:
-        """See `longest_texts`."""
+        """As many tokens as the longest prompt has, or the longest given sample with its prompt."""
         return longest_texts(self.train_set, self.given)
 
     @property
@@ -150,7 +150,6 @@ class Prepared:
 def longest_texts(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> Lengths:
     """As many tokens as the longest prompt has; without prompts, as the longest given sample with its prompt."""
     if train_set is not None:
-        roots = [rows.root for rows in train_set.sets]
-        root = num_equal(min(roots), max(roots))
+        root = common_length([rows.root for rows in train_set.sets])
         return Lengths.fixed(train_set.longest_tokens, root if root >= LEAST_ROOT else 0)
-    return Lengths.fixed(max(1, *(examples.longest_tokens for examples in given.values())))
+    return Lengths.fixed(max((examples.longest_tokens for examples in given.values()), default=1))

@@ -10,6 +10,7 @@ from pathlib import Path
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
+from plait.policy.packing import root_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.run_files import newest_samples
 
@@ -47,9 +48,11 @@ def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Len
 
 
 def _recorded(folder: Path, most: int) -> SampleLengths:
-    rows = [row for file in newest_samples(folder, "--lengths") for row in read_rows(file)]
+    steps = [list(read_rows(file)) for file in newest_samples(folder, "--lengths")]
+    rows = [row for of_step in steps for row in of_step]
     prompts = [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
     responses = [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
     if not prompts or not responses:
         raise ConfigError(f"--lengths: no sample of the last steps of {folder} has tokens; give another folder")
-    return SampleLengths(Lengths.recorded(prompts), Lengths.recorded(responses))
+    of_steps = ({tuple(row["prompt_ids"]) for row in of_step if row.get("prompt_ids")} for of_step in steps)
+    return SampleLengths(Lengths.recorded(prompts, min(map(root_of, of_steps))), Lengths.recorded(responses))

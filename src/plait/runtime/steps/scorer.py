@@ -13,6 +13,7 @@ from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Score
 from plait.engines import ScoredBy, TrainingEngine
 from plait.errors import ModelError, RunError
+from plait.policy.packing import common_length
 from plait.rewards.settings import OnError
 from plait.schedule.work import Work
 
@@ -103,7 +104,7 @@ class Translator:
         by_prompt: dict[int, list[tuple[int, ...]]] = {}
         for sample, token_ids in zip(samples, ids, strict=True):
             by_prompt.setdefault(sample.prompt.uid, []).append(token_ids[:-1])
-        common = {uid: _common_length(group) for uid, group in by_prompt.items()}
+        common = {uid: common_length(group) for uid, group in by_prompt.items()}
         return tuple(
             replace(
                 sample, prompt=replace(sample.prompt, token_ids=token_ids[:cut]), token_ids=token_ids[cut:], logprobs=()
@@ -125,13 +126,6 @@ class Translator:
         if sample.finish_reason is FinishReason.STOP and end is not None and ids[-1:] != (end,):
             ids += (end,)
         return ids
-
-
-def _common_length(sequences: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens all of them begin with: those that the first and the last in order have in common."""
-    first, last = min(sequences), max(sequences)
-    unlike = (place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    return next(unlike, min(len(first), len(last)))
 
 
 def translator_for(actor: Any, scorer: Any) -> Translator | None:
