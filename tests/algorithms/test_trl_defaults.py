@@ -26,7 +26,7 @@ def default(config: type[Any], name: str) -> Any:
 
 def row(begin: str) -> list[str]:
     """Cells of the table of defaults: what, ours, theirs, their name."""
-    table = PAGE[PAGE.index("| | plait's default |") : PAGE.index("Toys have a known optimum")]
+    table = PAGE[PAGE.index("| | plait's default |") : PAGE.index("Toy problems have a known optimum")]
     [line] = [line for line in table.splitlines() if line.startswith(f"| {begin} |")]
     return [cell.strip().strip("`") for cell in line.strip("|").split("|")]
 

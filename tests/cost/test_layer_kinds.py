@@ -94,10 +94,14 @@ def test_windows_are_read_and_computed_as_far_as_they_reach() -> None:
 def test_pairs_within_a_window() -> None:
     """Of eight tokens that see three at most, the first sees one and the second two; all eight of a response see three.
     Rows of 16 tokens are within a window of 16."""
-    assert LENGTHS.near_pairs((3, 0, 3, 16), 4, 8) == ((3, 4 * (1 + 2 + 6 * 3) + 8 * 8 * 3),)
-    assert LENGTHS.near_pairs((16,), 1, 1) == LENGTHS.near_pairs((8,), 1, 0) == ()
-    whole = LENGTHS.pairs(4, 8)
+    assert LENGTHS.near_pairs((3, 0, 3, 16), 4, 8, 4) == ((3, 4 * (1 + 2 + 6 * 3) + 8 * 8 * 3),)
+    assert LENGTHS.near_pairs((16,), 1, 1, 1) == LENGTHS.near_pairs((8,), 1, 0, 1) == ()
+    whole = LENGTHS.pairs(4, 8, 4)
     assert whole == 4 * 36 + 8 * (8 * 8 + 36)
+    rooted = SampleLengths(Lengths.fixed(8, root=5), Lengths.fixed(8))
+    assert rooted.pairs(4, 8, 1) == whole - 3 * 15, "the root's own pairs once, not four times"
+    assert rooted.near_pairs((3,), 4, 8, 1) == ((3, 276 - 3 * (1 + 2 + 3 * 3)),)
+    assert rooted.pairs(4, 8, 9) == whole, "never more often than there are prompts"
     assert Micro(96, whole, 64, ((3, 276),)).seen(3) == 276
     assert (Micro(96, whole, 64, ((3, 276),)) / 2).seen(3) == 138
     assert Micro(96, whole, 64).seen(16) == Micro(96, whole, 64).seen(0) == whole

@@ -175,6 +175,9 @@ def test_over_long_prompts_fail_or_are_dropped_and_never_cut():
     kept = prompt_set(rows, tokenizer, keys(overlong_prompts="drop"), limit)
     assert (kept.kept, kept.num_dropped, kept.longest_tokens, len(kept)) == ((0, 2), 1, limit, 2)
     assert prompt_set(rows, tokenizer, keys(), lengths[1]).num_dropped == 0, "at the limit is not over it"
+    one, other = (kept.prompt(n, n).token_ids for n in range(2))
+    shared = next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    assert kept.root == one[:shared] != ()
     with pytest.raises(DataError, match="3 of 3 prompts"):
         prompt_set(rows, tokenizer, keys(overlong_prompts="drop"), 2)
 

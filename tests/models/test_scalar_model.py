@@ -279,6 +279,15 @@ def test_a_foreign_folder_whose_padding_token_ends_sequences_is_read_as_its_clas
     torch.testing.assert_close(hf_scores(tmp_path / "again", groups), scores_of(model, groups), rtol=0, atol=1e-5)
 
 
+def test_the_score_of_what_is_passed_over_is_read_in_the_root() -> None:
+    """As in the row without a root: at the last token that is not passed over, which stands before the prompt's own."""
+    model = replace(scalar_of(tiny_llama(torch.float64), seed=0), passed_token_id=2)
+    groups: Groups = (([5, 6, 2], [[2, 2], [7]]), ([5, 6, 8], [[2]]))
+    _, expected = model.values_and_scores(pack(groups))
+    _, found = model.values_and_scores(pack(groups, root_tokens=2))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def test_a_classifier_of_several_labels_is_refused(tmp_path: Path) -> None:
     tiny_llama(torch.float32).module.save_pretrained(tmp_path / "base")
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3)

@@ -12,9 +12,9 @@ OPTIMIZER = "plait.training.optimizer:MasterOptimizer"
 SAMPLING = (
     Bug(
         "shifted log-probs",
-        "plait.data.packed:PackedBatch.predict_R",
-        "row = torch.cat(places) if places",
-        "row = (torch.cat(places) + 1).clamp(max=self.num_tokens - 1) if places",
+        "plait.data.packed:PackedBatch.predict_on_host_R",
+        "return torch.cat(places) if places",
+        "return (torch.cat(places) + 1).clamp(max=self.num_tokens - 1) if places",
         ("data/test_packed.py::test_by_hand", "training/test_trainer.py::test_scoring_equals_the_eager_model"),
         doctor="mask_shift",
     ),
@@ -103,8 +103,8 @@ LOSS = (
     Bug(
         "shifted mask",
         "plait.training.mini_batch:MiniBatch.share",
-        "tensor(self.mask_R[places])",
-        "tensor(np.roll(self.mask_R, 1)[places])",
+        'tensor(self.mask_R[places], "cpu")',
+        'tensor(np.roll(self.mask_R, 1)[places], "cpu")',
         ("training/test_masks_and_pairs.py::test_gradients_equal_a_padded_batch",),
     ),
     Bug(

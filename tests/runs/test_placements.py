@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.observe.run_log import read_rows
+from plait.policy import packing
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.schedule.timeline import load_any
@@ -37,6 +38,25 @@ def test_a_plan_changes_nothing(
         assert sum(row.get("perf/samples_moved", 0) for row in read_rows(recipe.run_dir / "metrics.jsonl")) > 0
         assert_equal_columns(recipe.run_dir, reference(flow, **keys))
         assert scored_early(recipe.run_dir) >= SCORED[flow] - TOO_LATE.get(name, set())
+
+
+def test_what_all_prompts_begin_with_is_computed_once(
+    place: Path, placed: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one process, and by two that have a share of the rows each; the result is that of prompts computed whole."""
+    (flow, keys), plan = PLANS["grpo-nothing-stays-2"]
+    keys = {**keys, "steps": 2, "data.prompt_template": "say what it is, as well as you can say it: {prompt}"}
+    computed = {}
+    for name, on in {"root-1": {}, "root-2": where(place, "root-2", plan), "no-root-1": {}}.items():
+        if name == "no-root-1":
+            monkeypatch.setattr(packing, "LEAST_ROOT", 1 << 20)
+        recipe = placed(flow, name, **keys, **on)
+        assert run(recipe).finished
+        rows = read_rows(recipe.run_dir / "metrics.jsonl")
+        computed[name] = [row["training/tokens_computed"] for row in rows if "training/tokens_computed" in row]
+    for name in ("root-1", "root-2"):
+        assert_equal_runs(place / name, place / "no-root-1")
+        assert all(few < many for few, many in zip(computed[name], computed["no-root-1"], strict=True))
 
 
 SCORED = {

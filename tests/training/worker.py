@@ -30,6 +30,7 @@ from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team, make_teams
 from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
+from plait.policy.packing import LEAST_ROOT
 from plait.reallocation.saving import SavedFiles, loading, saving
 from plait.schedule.action import Kind
 from plait.schedule.fused import fused_order
@@ -123,9 +124,9 @@ def trainer_of(case: str, model: LanguageModel | ScalarModel, team: Team | None 
 
 
 def rows_of(case: str, step: int, prompts: int = 7) -> Rows:
-    """Prompts with three samples, of pairs two; one response is empty."""
+    """Prompts that begin alike, with three samples, of pairs two; one response is empty."""
     pairs = CASES[case][3].get("whole_groups", False)
-    rows = random_rows(prompts, 2 if pairs else 3, seed=step, empty=not pairs)
+    rows = random_rows(prompts, 2 if pairs else 3, seed=step, empty=not pairs, root=LEAST_ROOT).with_root()
     rng = np.random.default_rng(step)
     for column in (RETURNS, OLD_VALUES):
         rows = rows.with_column(column, rng.normal(size=rows.num_tokens))

@@ -22,7 +22,7 @@ class Lengths:
     values: tuple[int, ...]
     """Ascending, each at least 1."""
     root: int = 0
-    """Of prompts: tokens that all of them begin with, which a forward computes once (`data.packed`)."""
+    """Tokens that all of them begin with, where they are prompts: a forward computes these once (`data.packed`)."""
 
     def __post_init__(self) -> None:
         if not self.values or min(self.values) < 1:

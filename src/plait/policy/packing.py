@@ -32,7 +32,7 @@ class MicroBatch:
     num_tokens: int
     """Tokens of the packed row: the root, each group's prompt once, and every response."""
     root_tokens: int = 0
-    """Of the prompts, which all begin with them. One group alone has them in its prompt."""
+    """Those that all prompts begin with. One group alone has them in its prompt."""
 
     @classmethod
     def of(cls, groups: tuple[tuple[int, ...], ...], num_tokens: int, root_tokens: int) -> MicroBatch:
@@ -141,7 +141,9 @@ def split_micro_batches(
             pieces.append((tokens, (tuple(members[k] for k in piece),)))
     sizes = [tokens for tokens, _ in pieces]
     return tuple(
-        MicroBatch.of(tuple(chain.from_iterable(pieces[k][1] for k in chosen)), root + sum(sizes[k] for k in chosen), root)
+        MicroBatch.of(
+            tuple(chain.from_iterable(pieces[k][1] for k in chosen)), root + sum(sizes[k] for k in chosen), root
+        )
         for chosen in _first_fit(sizes, room)
     )
 

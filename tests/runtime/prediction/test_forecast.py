@@ -261,5 +261,8 @@ def test_lengths(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     row = {"prompt_ids": [1, 2], "token_ids": [3]}
     (tmp_path / "run/samples/step-000001.jsonl").write_text(json.dumps(row) + "\n")
     assert lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9)).prompts.values == (2,)
+    rows = [{"prompt_ids": [*range(40), last], "token_ids": [3]} for last in (1, 2)]
+    (tmp_path / "run/samples/step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9)).prompts == Lengths((41, 41), 40)
     with pytest.raises(ConfigError, match="no samples"):
         lengths_of(str(tmp_path), recipe, lambda: Lengths.fixed(9))
