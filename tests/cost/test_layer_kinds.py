@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plait.cost.decoding import decode_steps
 from plait.cost.layer_kinds import LayerKind, layer_kinds, stage_counts
 from plait.cost.layer_times import LayerTimes, Micro, total
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes

@@ -45,7 +45,12 @@ def test_what_all_prompts_begin_with_is_computed_once(
 ) -> None:
     """By one process, and by two that have a share of the rows each; the result is that of prompts computed whole."""
     (flow, keys), plan = PLANS["grpo-nothing-stays-2"]
-    keys = {**keys, "steps": 2, "data.prompt_template": "say what it is, as well as you can say it: {prompt}"}
+    keys = {
+        **keys,
+        "steps": 2,
+        "micro_batch_tokens": 400,
+        "data.prompt_template": "say what it is, as well as you can say it: {question}",
+    }
     computed = {}
     for name, on in {"root-1": {}, "root-2": where(place, "root-2", plan), "no-root-1": {}}.items():
         if name == "no-root-1":

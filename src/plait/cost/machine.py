@@ -79,8 +79,7 @@ def unmeasured(device: str, devices: int, threads: int) -> tuple[ClusterSpec, Ca
 
 
 def _unmeasured_cpu(devices: int, threads: int) -> tuple[ClusterSpec, Calibration]:
-    kind, here = cpu_kind(cpu_flags()), min(cpu_cores(), len(os.sched_getaffinity(0)))
-    cores = min(threads, here / devices)
+    kind, cores = cpu_kind(cpu_flags()), min(threads, cpu_cores() / devices)
     bandwidth = min(cores * CORE_BANDWIDTH, MACHINE_BANDWIDTH / devices)
     memory = limit().bytes // devices
     cpu = Device("cpu", cores * kind.bfloat16, memory, bandwidth, 1e-6, cores * kind.float32)

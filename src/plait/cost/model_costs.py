@@ -24,7 +24,7 @@ from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.working_memory import Amount, Expected, keeps_freed, process_terms, slack_terms
-from plait.cost.workload import Samples, Workload
+from plait.cost.workload import Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
 from plait.layout.params import Parameters
@@ -133,8 +133,8 @@ class ModelCosts:
         node, workload = self._nodes[call], self.workload
         samples, options = self._samples[node.id], node.training
         share = ceil(samples.count / min(options.mini_batches, samples.count) / layout.parallelism.dp)
-        prompts, _ = self._cut(samples, share, layout, workload.micro_batch_tokens)
-        micro, passes = self._micro(node, prompts, share, micro_batches), self._passes(str(node.role), layout)
+        micro, _ = self._micro(node, share, layout, workload.micro_batch_tokens, micro_batches)
+        passes = self._passes(str(node.role), layout)
         seconds = []
         for stage in range(layout.parallelism.pp):
             forward = passes.forward(micro, stage)
@@ -154,8 +154,7 @@ class ModelCosts:
             seconds = lambda kind: total(kind.decode_layer(running, context))  # noqa: E731
         else:
             share = share_of(samples.count, node.training.mini_batches if mode == "train" else 1, sizes.dp)
-            prompts, count = self._cut(samples, share, layout, self.workload.micro_batch_tokens)
-            micro = self._micro(node, prompts, share, count)
+            micro, _ = self._micro(node, share, layout, self.workload.micro_batch_tokens)
             seconds = lambda kind: total(kind.passed(micro))  # noqa: E731
         passes, kinds = self._passes(role, layout), layer_kinds(self.shapes[role])
         if len(kinds) == 1:
@@ -189,8 +188,7 @@ class ModelCosts:
         passes = self._passes(str(node.role), layout)
         samples = self._samples[node.id]
         share = ceil(samples.count / layout.parallelism.dp)
-        prompts, count = self._cut(samples, share, layout, budget)
-        micro = self._micro(node, prompts, share, count)
+        micro, count = self._micro(node, share, layout, budget)
         copies = self._copies(str(node.role), layout)
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
@@ -199,7 +197,7 @@ class ModelCosts:
         num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
         if self.workload.gathers and (parts := count + self._small_parts(node)) > count:
-            part = self._micro(node, prompts, share, parts)
+            part, _ = self._micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
         memory = self._forward_memory(node, layout, budget, None)
@@ -218,8 +216,7 @@ class ModelCosts:
         samples = self._samples[node.id]
         mini_batches = min(options.mini_batches, samples.count)
         share = share_of(samples.count, mini_batches, sizes.dp)
-        prompts, count = self._cut(samples, share, layout, budget)
-        micro = self._micro(node, prompts, share, count)
+        micro, count = self._micro(node, share, layout, budget)
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
         sums = count if role in self.workload.sharded else 1
@@ -240,25 +237,21 @@ class ModelCosts:
         rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)
         return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
 
-    def _cut(self, samples: Samples, share: int, layout: Layout, budget: int) -> tuple[float, int]:
-        """Prompts that a copy computes for its share of samples, and micro-batches.
+    def _micro(self, node: Node, share: int, layout: Layout, budget: int, count: int = 0) -> tuple[Micro, int]:
+        """The average micro-batch of a copy's share of samples, and their number, if that is not given (0).
 
         Samples of a prompt stay together, so that it is computed once, unless a pipeline is filled better by pieces of
-        them, or a share is less than a prompt's samples.
+        them, or a share is less than a prompt's samples. Each micro-batch has the root of the prompts once.
         """
-        lengths = self.workload.lengths
-        p, r, per_prompt = lengths.prompts, lengths.responses, min(samples.per_prompt, share)
-        prompts, count = pieces(share, per_prompt, p.mean - p.root, r.mean, self._least(layout.parallelism))
+        lengths, per_prompt = self.workload.lengths, min(self._samples[node.id].per_prompt, share)
+        p, r = lengths.prompts, lengths.responses
+        prompts, least = pieces(share, per_prompt, p.mean - p.root, r.mean, self._least(layout.parallelism))
         tokens = prompts * (p.mean - p.root) + share * r.mean
-        return prompts, max(count, min(share, ceil(tokens / max(1, budget - p.root))))
-
-    def _micro(self, node: Node, prompts: float, share: int, count: int) -> Micro:
-        """The average of so many micro-batches of a copy's share of samples, each of which has the root once."""
-        lengths = self.workload.lengths
-        p, responses = lengths.prompts, share * lengths.responses.mean
-        tokens = count * p.root + prompts * (p.mean - p.root) + responses
+        if not count:
+            count = max(least, min(share, ceil(tokens / max(1, budget - p.root))))
         near = lengths.near_pairs(self.shapes[str(node.role)].windows, prompts, share, count)
-        return Micro(tokens, lengths.pairs(prompts, share, count), responses, near) / count
+        tokens += count * p.root
+        return Micro(tokens, lengths.pairs(prompts, share, count), share * r.mean, near) / count, count
 
     def _least(self, sizes: Parallelism) -> int:
         """Micro-batches that are wanted."""

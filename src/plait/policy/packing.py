@@ -36,7 +36,7 @@ class MicroBatch:
 
     @classmethod
     def of(cls, groups: tuple[tuple[int, ...], ...], num_tokens: int, root_tokens: int) -> MicroBatch:
-        """Of samples whose prompts begin with a root."""
+        """A micro-batch of samples whose prompts begin with a root."""
         return cls(groups, num_tokens, root_tokens if len(groups) > 1 else 0)
 
     @property
