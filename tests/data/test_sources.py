@@ -52,6 +52,12 @@ def test_pairs_of_surrogates_and_calls_of_tools_are_no_fault(tmp_path):
     assert read_jsonl(write(tmp_path / "b.jsonl", {"prompt": messages}))[0].prompt == messages
 
 
+def test_contents_in_parts_are_one_text(tmp_path):
+    parts = [{"type": "text", "text": "2+2"}, {"type": "text", "text": "?"}]
+    file = write(tmp_path / "a.jsonl", {"prompt": [{"role": "user", "content": parts}]})
+    assert read_jsonl(file)[0].prompt == [{"role": "user", "content": "2+2?"}]
+
+
 def test_another_prompt_column(tmp_path):
     rows = read_jsonl(write(tmp_path / "a.jsonl", {"question": "q", "answer": "a"}), "question")
     assert rows[0].columns == {"prompt": "q", "question": "q", "answer": "a"}
@@ -69,6 +75,8 @@ def test_another_prompt_column(tmp_path):
         (['{"prompt": [{"rol": "user", "content": "a"}]}'], ["a.jsonl:1", '"role"']),
         (['{"prompt": "a"}', '{"prompt": [{"role": "user", "content": "a"}]}'], ["mixed formats", "a.jsonl:2"]),
         (['{"prompt": [{"role": "user", "content": null}]}'], ["a.jsonl:1", "must be a text", '"content": null']),
+        (['{"prompt": [{"role": "user", "content": []}]}'], ["a.jsonl:1", "must be a text", '"content": []']),
+        (['{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}'], ["must be a text", '"type": "image"']),
         (['{"prompt": [{"role": "user", "content": 7}]}'], ["a.jsonl:1", "must be a text", '"content": 7']),
         (['{"prompt": "a"}', '{"prompt": "b", "x": ["\\uD800"]}'], ["a.jsonl:2", "`x`", "lone surrogate (\\ud800)"]),
         (['{"prompt": "a", "completions": "x"}'], ["a.jsonl:1", "`completions`", "rename"]),

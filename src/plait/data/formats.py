@@ -216,17 +216,35 @@ def _messages(messages: list[Any], column: str, place: str) -> Messages:
         content = message["content"]
         if content is None and message.get("tool_calls"):
             continue  # as tools are called in TRL's format
-        if not isinstance(content, str | list):
+        if not isinstance(content, str) and not _are_texts(content):
             raise DataError(
-                f"{place}: the content of a message in `{column}` must be a text (or null beside `tool_calls`), found "
+                f"{place}: the content of a message in `{column}` must be a text, or a list of parts "
+                f'{{"type": "text", "text": …}} (or null beside `tool_calls`), found '
                 f"{json.dumps(message, ensure_ascii=False)[:80]}"
             )
     if not messages:
         raise DataError(f"{place}: `{column}` is an empty list of messages")
     return [
-        {name: value for name, value in message.items() if value is not None or name == "content"}
+        {
+            name: _text(value) if name == "content" else value
+            for name, value in message.items()
+            if value is not None or name == "content"
+        }
         for message in messages
     ]
+
+
+def _are_texts(content: Any) -> bool:
+    """Whether a content is a list of parts that are texts."""
+    parts = content if isinstance(content, list) else []
+    return bool(parts) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts
+    )
+
+
+def _text(content: str | list[dict[str, str]] | None) -> str | None:
+    """Parts as one text, which every chat template takes: many would print a list as Python does."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def check_one_format(rows: Sequence[Row], kind: RowKind = RowKind.PROMPTS) -> None:
