@@ -18,14 +18,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from plait.kernels import (
-    device_attention,
-    device_head_kernels,
-    device_kernels,
-    device_logprobs,
-    device_row_kernels,
-    device_rows,
-)
+from plait.kernels import device_attention, device_head_kernels, device_kernels, device_logprobs
 from plait.kernels.paged_call import PagedCall
 from tests.kernels.test_paged_attention import random_tree, work
 
@@ -68,8 +61,6 @@ def main(capability: int, shared_bytes: int) -> None:
         setattr(device_kernels, name, Compiled(getattr(device_kernels, name), capability))
     for name in ("logprobs", "logprobs_backward"):
         setattr(device_head_kernels, name, Compiled(getattr(device_head_kernels, name), capability))
-    for name in ("normalise", "normalise_backward", "gate_up", "gate_up_backward"):
-        setattr(device_row_kernels, name, Compiled(getattr(device_row_kernels, name), capability))
     device_attention.shared_bytes_of = lambda device: shared_bytes  # type: ignore[assignment]
     device_attention.programs_for = lambda device: 264  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(0)
@@ -84,16 +75,6 @@ def main(capability: int, shared_bytes: int) -> None:
         trees = (random_tree(7, generator), None)
         device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
         compile_head(dtype)
-    for hidden in (64, 576, 1536, 8192):
-        compile_rows(hidden)
-
-
-def compile_rows(hidden: int) -> None:
-    x, weight, inverse = torch.zeros(40, hidden), torch.zeros(hidden), torch.zeros(40)
-    x, weight = x.bfloat16(), weight.bfloat16()
-    device_rows.normalised(x, weight, 1e-6)
-    device_rows.normalised_backward(x, weight, inverse, x)
-    device_rows.gated_backward(x, x, device_rows.gated(x, x))
 
 
 def compile_head(dtype: torch.dtype) -> None:

@@ -171,8 +171,7 @@ def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
 
 
 def is_fused(recipe: Recipe) -> bool:
-    """Whether `kernels.fused_rows` computes norms, rotations and gates, where the family's are of the common form.
-    Those of `kernels.device_rows` keep less than torch's own, which is what counts on a GPU."""
+    """Whether `kernels.fused_rows` computes norms, rotations and gates, where the family's are of the common form."""
     return recipe.device == "cpu" and recipe.dtype == "bfloat16"
 
 

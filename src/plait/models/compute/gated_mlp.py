@@ -1,5 +1,4 @@
-"""Gated MLPs in bfloat16, on a CPU, and in training on a GPU: silu(gate) · up as one pass, forward and backward,
-between the family's products.
+"""Gated MLPs on a CPU in bfloat16: silu(gate) · up as one pass, forward and backward, between the family's products.
 
 Only a class whose forward is shown to be down(act(gate(x)) · up(x)) is taken over; its layers stay modules, so
 adapters, parts and other products work as before. In every other dtype torch's operations compute.
@@ -13,17 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.kernels import device_rows, fused_rows
+from plait.kernels import fused_rows
 
 LAYERS = ("gate_proj", "up_proj", "down_proj")
 
 
 def install(module: nn.Module) -> None:
     """Let the MLPs of a module that are shown to be of the common form compute their gate here."""
-    has_kernels = fused_rows.AVAILABLE or device_rows.AVAILABLE
     for mlp in module.modules():
         named = all(hasattr(mlp, name) for name in LAYERS) and "forward" not in vars(mlp)
-        if named and has_kernels and _is_silu(getattr(mlp, "act_fn", None)) and is_proven(type(mlp)):
+        if named and fused_rows.AVAILABLE and _is_silu(getattr(mlp, "act_fn", None)) and is_proven(type(mlp)):
             mlp.forward = _Forward(mlp)
 
 
@@ -41,8 +39,6 @@ class _Forward:
             if torch.is_grad_enabled():
                 return mlp.down_proj(Gated.apply(gate, up))  # type: ignore[no-any-return]
             return mlp.down_proj(fused_rows.gated_(gate, up))  # type: ignore[no-any-return]
-        if torch.is_grad_enabled() and device_rows.takes(gate, up):
-            return mlp.down_proj(Gated.apply(gate.contiguous(), up.contiguous()))  # type: ignore[no-any-return]
         return mlp.down_proj(mlp.act_fn(gate) * up)  # type: ignore[no-any-return]
 
 
@@ -53,18 +49,13 @@ class Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         """See `fused_rows.gated`: of one shape, to that shape."""
         ctx.save_for_backward(gate, up)
-        return kernels_for(gate).gated(gate, up)
+        return fused_rows.gated(gate, up)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """See `fused_rows.gated_backward`: of one shape, to that shape."""
-        return kernels_for(grad).gated_backward(*ctx.saved_tensors, grad.contiguous())
-
-
-def kernels_for(tensor: Tensor) -> Any:
-    """Those of the device of a tensor of any shape."""
-    return fused_rows if tensor.device.type == "cpu" else device_rows
+        return fused_rows.gated_backward(*ctx.saved_tensors, grad.contiguous())
 
 
 def _is_silu(activation: Any) -> bool:

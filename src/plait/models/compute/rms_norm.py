@@ -1,5 +1,4 @@
-"""RMS norms on a CPU, and in training on a GPU: the families' own formula, in one pass or in the cache, with one node
-for its backward.
+"""RMS norms on a CPU: the families' own formula, computed in the cache, with one node for its backward.
 
 As Transformers writes a norm it is seven operations over the whole row and a dozen in its backward, each of which moves
 the activations through memory. Here a piece of rows passes all of them while it lies in the cache. Outputs are equal
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.kernels import device_rows, fused_rows
+from plait.kernels import fused_rows
 from plait.models.compute.cpu_linear import unviewed
 
 PIECE_ELEMENTS = 1 << 17
@@ -53,7 +52,7 @@ class _Forward:
 
     def __call__(self, x: Tensor) -> Tensor:
         weight_H = self.norm.weight
-        if fused_rows.takes(x, weight_H) or (torch.is_grad_enabled() and device_rows.takes(x, weight_H)):
+        if fused_rows.takes(x, weight_H):
             return _RMSNorm.apply(x.contiguous(), weight_H, self.eps)  # type: ignore[no-any-return]
         pays = torch.is_grad_enabled() and x.dtype == weight_H.dtype == torch.bfloat16 and x.device.type == "cpu"
         pays = pays and x.shape[-1] <= WIDEST and x.numel() >= LEAST_ROWS * x.shape[-1]
@@ -81,8 +80,8 @@ def _normalised(x: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        if (kernels := _kernels(x, weight_H)) is not None:
-            out_TH, inverse_T = kernels.normalised(x.view(-1, x.shape[-1]), weight_H, eps)
+        if fused_rows.takes(x, weight_H):
+            out_TH, inverse_T = fused_rows.normalised(x.view(-1, x.shape[-1]), weight_H, eps)
         else:
             out_TH, inverse_T = _normalised(x, weight_H, eps)
         ctx.save_for_backward(x, weight_H, inverse_T)
@@ -94,8 +93,8 @@ class _RMSNorm(torch.autograd.Function):
         """With n = x · i, i = 1 / √(mean(x²) + eps):  ∂x = i · (g − n · mean(g · n)),  g = weight · ∂out."""
         x, weight_H, inverse_T = ctx.saved_tensors
         x_TH, grad_TH = x.reshape(-1, x.shape[-1]), grad.reshape(-1, x.shape[-1])
-        if (kernels := _kernels(x, grad, weight_H)) is not None:
-            grads = kernels.normalised_backward(x_TH, weight_H, inverse_T, grad_TH.contiguous())
+        if fused_rows.takes(x, grad, weight_H):
+            grads = fused_rows.normalised_backward(x_TH, weight_H, inverse_T, grad_TH.contiguous())
             return grads[0].view(x.shape), grads[1].to(weight_H.dtype), None
         grad_x_TH = torch.empty_like(x_TH)
         grad_weight_H = torch.zeros_like(weight_H, dtype=torch.float32)
@@ -113,11 +112,6 @@ class _RMSNorm(torch.autograd.Function):
             grad_NH.mul_(wide_weight_H).sub_(normal_NH.mul_(mean_N1)).mul_(inverse_N1)
             grad_x_TH[at] = grad_NH
         return grad_x_TH.view(x.shape), grad_weight_H.to(weight_H.dtype), None
-
-
-def _kernels(*tensors: Tensor) -> Any:
-    """What computes a norm of these, x first, in one pass; None: it is computed in pieces."""
-    return next((kernels for kernels in (fused_rows, device_rows) if kernels.takes(*tensors)), None)
 
 
 def _eps_name(norm: nn.Module) -> str | None:
