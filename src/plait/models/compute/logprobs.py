@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.kernels import device_logprobs, fused_rows
+from plait.kernels import fused_rows
 from plait.models.compute import cpu_linear
+from plait.models.compute.head_kernels import head_kernels
 from plait.models.head import Head
 from plait.models.shape import head_chunk_rows
 
@@ -53,7 +54,7 @@ def chunked_logprobs(
     assert temperature > 0, f"temperature must be positive, got {temperature}"
     if rows is None:
         vocabulary = max(len(param) for param in head.params) if head.params else 1
-        is_fused = _compiled(head, hidden_RH) is not None
+        is_fused = head_kernels(head, hidden_RH) is not None
         rows = head_chunk_rows(vocabulary, hidden_RH.itemsize, hidden_RH.device.type, is_fused=is_fused)
     assert rows > 0, f"a chunk needs rows, got {rows}"
     if likeliest_R is None:
@@ -79,7 +80,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head, temperature = way.head, way.temperature
         logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=_wide(hidden_RH)).unbind()
         buffers = _Buffers(head)
-        compiled = _compiled(head, hidden_RH)
+        compiled = head_kernels(head, hidden_RH)
         for at in _chunks(len(hidden_RH), way.rows):
             if compiled is not None:
                 outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
@@ -207,7 +208,7 @@ class _LogitsGrad:
         return grad_CV
 
     def compiled(self, kernels: Any, logits_CV: Tensor) -> Tensor:
-        """The same of logits that are not scaled yet, written over them; see `_compiled`."""
+        """The same of logits that are not scaled yet, written over them; see `head_kernels`."""
         return kernels.logprobs_backward_(
             logits_CV,
             self.temperature,
@@ -217,14 +218,6 @@ class _LogitsGrad:
             self.grad_logprobs_C,
             self.grad_entropies_C,
         )
-
-
-def _compiled(head: Head, hidden_RH: Tensor) -> Any:
-    """The kernels that compute with the logits of a whole linear head without bias: in bfloat16 on a CPU, and on a GPU;
-    None: torch's operators do."""
-    if not head.linear or head.vocabulary is not None or head.bias is not None:
-        return None
-    return next((kernels for kernels in (fused_rows, device_logprobs) if kernels.takes(hidden_RH, head.weight)), None)
 
 
 def _at_targets(head: Head, shifted_CV: Tensor, targets_C: Tensor) -> Tensor:
@@ -240,7 +233,7 @@ def _linear_grads(
 ) -> list[Tensor | None]:
     """Gradients of the hidden states [C, H] and of (weight [V, H], bias [V]) where they are needed."""
     logits_CV = buffers.logits(hidden_CH)
-    if (kernels := _compiled(buffers.head, hidden_CH)) is not None:
+    if (kernels := head_kernels(buffers.head, hidden_CH)) is not None:
         grad_CV = narrow_CV = logits_grad.compiled(kernels, logits_CV)
     else:
         scaled_CV = buffers.scaled(logits_CV, logits_grad.temperature)
