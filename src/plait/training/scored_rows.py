@@ -40,26 +40,34 @@ OUTPUTS = {
 
 
 class ScoredRows:
-    """The scores of rows in their own order, whatever the order in which micro-batches compute them."""
+    """The scores of rows in their own order, whatever the order in which micro-batches compute them.
 
-    def __init__(self, rows: Rows, output: ScoredOutput) -> None:
+    Args:
+        num_micros: micro-batches that are to come.
+    """
+
+    def __init__(self, rows: Rows, output: ScoredOutput, num_micros: int) -> None:
         self._rows = rows
         self._taken: list[tuple[MicroBatch, Tensor]] = []
+        self._num_micros = num_micros
         self._output = output
         self._order = rows.order
+        self.values: FloatArray = np.zeros(rows.shape_of(output.level))
+        """[rows.num_tokens] or [len(rows)] float64, on the host; 0 until the last micro-batch has come, and for rows
+        that none of them had."""
 
     def take(self, micro: MicroBatch, outputs: Outputs) -> None:
         """Keep what the model said of a micro-batch, whose samples are counted in the order of `Rows.ordered`. It stays
-        on the device: the host goes on to the next one while this one is computed."""
+        on the device: the host goes on to the next one while this one is computed. With the last one all are read, so
+        that its action has the wait for the device."""
         scores = self._output.pick(outputs)
         assert scores is not None, f"the model has no {self._output.name}"
         self._taken.append((micro, scores))
+        if len(self._taken) == self._num_micros:
+            self._read()
 
-    def values(self) -> FloatArray:
-        """[rows.num_tokens] or [len(rows)] float64, on the host; 0 where nothing has come."""
-        values = np.zeros(self._rows.shape_of(self._output.level))
+    def _read(self) -> None:
         for (micro, _), numbers in zip(self._taken, read([scores for _, scores in self._taken]), strict=True):
             positions = [self._order[i] for i in micro.samples]
             places = positions if self._output.level is Level.SAMPLE else self._rows.token_places(positions)
-            values[places] = numbers
-        return values
+            self.values[places] = numbers

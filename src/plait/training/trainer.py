@@ -116,12 +116,12 @@ class Trainer:
         output = OUTPUTS[what]
         name = call or f"{self.role}.{output.name}"
         output.require(self.model, self.role, name)
-        scored = ScoredRows(rows, output)
         ordered = rows.ordered()
         micros = self._split(ordered)[self.team.dp.index]
+        scored = ScoredRows(rows, output, len(micros))
         stage = ScoringStage(self._part, ordered, micros, temperature or self._samples.temperature, scored.take)
         yield from counted(forwards(stage, self.role, name), self.team)
-        return summed(self.team, scored.values(), self.model.device)
+        return summed(self.team, scored.values, self.model.device)
 
     # -- train
 
