@@ -34,7 +34,7 @@ from plait.generation.module_forward import ModuleForward
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import speculator_of
-from plait.kernels import device_attention
+from plait.kernels import on_devices
 from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
 from tests.generation.test_drafts import Oracle
@@ -606,7 +606,7 @@ def test_what_the_kernel_of_a_gpu_computes_is_captured(
     dtype: torch.dtype, captures: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64 attention asks for numbers: to find that out layers would be compiled for nothing."""
-    monkeypatch.setattr(device_attention, "AVAILABLE", True)
+    monkeypatch.setattr(on_devices, "AVAILABLE", True)
     model = tiny_model("llama", dtype=dtype)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert (ModuleForward.of(model).captured is not None) == captures

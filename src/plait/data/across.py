@@ -38,12 +38,15 @@ def downloaded(token_ids_D: Tensor, logprobs_D: Tensor) -> tuple[list[int], list
 
 
 def read(tensors: Sequence[Tensor]) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
-    """The numbers of tensors of one device, of any shapes and dtypes, as float64 on the host: one wait for all.
+    """The numbers of tensors of any shapes and dtypes, as float64 on the host: one wait for all of one device.
 
-    Integers are exact up to 2**53.
+    Integers are exact up to 2**53. Tensors of the host may be among those of a device, which is the first one's that
+    has one.
     """
     if not tensors:
         return []
-    flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors]).cpu().numpy()
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
+    wide = [tensor.detach().reshape(-1).double() for tensor in tensors]
+    flat = torch.cat([numbers if numbers.device == device else numbers.to(device) for numbers in wide]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

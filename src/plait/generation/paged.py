@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plait.generation.pool import context_of
-from plait.kernels import device_attention, paged_attention
+from plait.kernels import device_attention, on_devices, paged_attention
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute import widened
 
@@ -39,7 +39,7 @@ PagedAttention = Callable[[PagedCall], Tensor]
 
 def attention_for(device: torch.device, dtype: torch.dtype, block_tokens: int) -> PagedAttention:
     """The fastest way that there is for calls on this device, in this dtype, over blocks of so many tokens."""
-    if device.type == "cuda" and device_attention.AVAILABLE and dtype != torch.float64:
+    if device.type == "cuda" and on_devices.AVAILABLE and dtype != torch.float64:
         return device_attention.paged_attention
     compiled = paged_attention.AVAILABLE and dtype in (torch.float32, torch.bfloat16)
     if compiled and device.type == "cpu" and block_tokens == paged_attention.KEYS:

@@ -9,7 +9,6 @@ Shapes: T new tokens, Hq query heads, Hkv key heads, D and E head sizes of keys 
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -17,9 +16,6 @@ import torch
 from torch import Tensor
 
 from plait.kernels.paged_call import PagedCall
-
-AVAILABLE = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch for CUDA on Linux."""
 
 MOST_TREE_TOKENS = 63
 """What a row of a tree sees is a number's bits."""

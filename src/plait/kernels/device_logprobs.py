@@ -8,13 +8,10 @@ Shapes: C rows of a chunk, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-AVAILABLE = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch for CUDA on Linux."""
+from plait.kernels.on_devices import AVAILABLE
 
 FORWARD_BLOCK, BACKWARD_BLOCK = 4096, 2048
 """Logits that a program takes at a time."""

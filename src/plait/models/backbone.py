@@ -193,11 +193,11 @@ def decoder_layers(module: Any) -> list[nn.Module]:
 
 
 def _once(read: Tensor, device: torch.device) -> Tensor:
-    """Each place once, or, of places on a GPU, as often as they stand there: it would be waited for to count them."""
+    """Each place once. Of places on a GPU, without gradients, as often as they stand there, as it would be waited for
+    to count them; the gradient of a place that stands there twice would count twice."""
     if read.device.type == "cpu":
         return uploaded(torch.unique(read), torch.int64, device)
-    assert not torch.is_grad_enabled(), "the gradient of a place that stands there twice would count twice"
-    return read
+    return torch.unique(read) if torch.is_grad_enabled() else read
 
 
 def _on_rows(forward: Callable[[Tensor], Tensor], rows: Tensor, x: Tensor) -> Tensor:

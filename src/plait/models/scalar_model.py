@@ -163,6 +163,7 @@ class ScalarModel(BackboneModel):
         if self.passed_token_id is None:
             places = [(response if response.length else prompt).stop - 1 for prompt, response in samples]
         else:
+            assert len(batch.token_ids) == batch.num_tokens, "the ids of the row are on the host, too"
             is_read = [token_id != self.passed_token_id for token_id in batch.token_ids]
             places = [_last_read(is_read, batch.root, prompt, response) for prompt, response in samples]
         return torch.tensor(places, dtype=torch.int64)

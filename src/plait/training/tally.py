@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,14 +77,14 @@ class Tally:
         numbers = iter(read([tensor for kind in kinds for tensor in kind]))
         shares, nonfinite, totals, computed = ([next(numbers) for _ in kind] for kind in kinds)
         record = {
-            "loss": sum(map(float, shares), 0.0),
+            "loss": _in_order(map(float, shares)),
             "tokens": self._tokens,
             "nonfinite": sum(map(int, nonfinite)),
             "means": means.sums(map(float, totals)),
         }
         records = [record for record in gathered(team.all, record if speaks(team) else {}, device) if record]
         return Totals(
-            loss=sum(record["loss"] for record in records),
+            loss=_in_order(record["loss"] for record in records),
             tokens=sum(record["tokens"] for record in records),
             num_nonfinite=sum(record["nonfinite"] for record in records),
             means=TokenMeans.of(record["means"] for record in records),
@@ -99,6 +99,14 @@ class Tally:
             seen[::2, places] = numbers
             seen[1, places] = self.batch.rows.sampling_logprobs[places]
         return seen
+
+
+def _in_order(numbers: Iterable[float]) -> float:
+    """Their sum, each addition rounded: from Python 3.12 on `sum` makes good what that loses, which is other bits."""
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total
 
 
 def speaks(team: Team) -> bool:
