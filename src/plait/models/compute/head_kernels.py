@@ -98,7 +98,7 @@ def errors_of(kind: Logits, kernels: Any) -> tuple[float, float]:
 def _gradient(
     logp_CV: Tensor, targets_C: Tensor, grad_logprobs_C: Tensor | None, grad_entropies_C: Tensor | None
 ) -> Tensor:
-    """Of the logits, through log_softmax: with d = ∂ / ∂ logp it is (d − p Σ d) / temperature."""
+    """The gradient of the logits, through log_softmax: with d = ∂ / ∂ logp it is (d − p Σ d) / temperature."""
     p_CV, d_CV = logp_CV.exp(), torch.zeros_like(logp_CV)
     if grad_logprobs_C is not None:
         d_CV.scatter_(1, targets_C[:, None], grad_logprobs_C[:, None])
