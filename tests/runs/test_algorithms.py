@@ -108,6 +108,7 @@ def test_samples_to_compare_with_do_not_stand_for_those_that_train(
     for prefix, call, count in (("", "actor.generate", 12), ("ref.generate/", "ref.generate", 6)):
         scores = [s["reward_score"] for s in samples if s["rollout"] == call]
         assert len(scores) == count
+        assert 0 <= row[f"{prefix}frac_reward_zero_std"] <= 1
         assert row[f"{prefix}reward"] == row[f"{prefix}rewards/letters/mean"] == pytest.approx(sum(scores) / count)
     drawn = [len(s["token_ids"]) for s in samples if s["rollout"] == "actor.generate"]
     assert row["response_length/mean"] == pytest.approx(sum(drawn) / 12)

@@ -37,11 +37,10 @@ def staleness_text(
     ahead = f"batch b + {most} is" if most == 1 else f"batches up to b + {most} are"
     text = f"max_staleness {most}: while batch b is scored and trained, {ahead} generated; at most {most + 1} are open"
     text += f". {_ON_UPDATE[recipe.on_update]}"
-    trained = {node.role for node in flow.of_kind(CallKind.TRAIN)}
     policy = OffloadPolicy(models, plan, adapted=recipe.lora.rank > 0)
     apart = True
     for role in dict.fromkeys(str(node.role) for node in flow.of_kind(CallKind.GENERATE)):
-        if role in trained:
+        if role in flow.trained_roles:
             apart &= bool(policy.held_copies(role))
             text += f". {_of_role(role, policy, plan, recipe)}"
     if not apart and not recipe.update_rule.waits:

@@ -11,7 +11,7 @@ from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
 from plait.cost.workload import Workload
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import Dataflow
 from plait.layout.mesh import Layout
 from plait.models.lora_settings import NO_LORA
 from plait.models.shape import ModelShape
@@ -20,13 +20,12 @@ from plait.recipes.role_models import SCALAR_ROLES
 
 def work_of_roles(workload: Workload, shapes: Mapping[str, ModelShape], flow: Dataflow) -> dict[str, ModelWork]:
     """Role → the work of its model, with an adapter where that is trained; arguments as of `ModelCosts`."""
-    trained = {str(node.role) for node in flow.of_kind(CallKind.TRAIN)}
     return {
         role: ModelWork(
             shape,
             workload.dtype,
             1 if role in SCALAR_ROLES else shape.vocabulary,
-            workload.lora if role in trained else NO_LORA,
+            workload.lora if role in flow.trained_roles else NO_LORA,
         )
         for role, shape in shapes.items()
     }

@@ -99,7 +99,7 @@ class Node:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it is a rollout at temperature 0: a baseline, and not what is trained on."""
+        """Whether it is a rollout at temperature 0."""
         return isinstance(self.options, GenerateOptions) and self.options.greedy
 
     @property
@@ -183,16 +183,23 @@ class Dataflow:
         return tuple(node for node in self.nodes if node.kind is kind)
 
     @property
+    def trained_roles(self) -> frozenset[str]:
+        return frozenset(str(node.role) for node in self.of_kind(CallKind.TRAIN))
+
+    @property
     def trained_on(self) -> tuple[Node, ...]:
-        """The rollouts whose samples train a role. What else a flow draws is there to compare with."""
+        """The calls whose samples train a role, rollouts before given samples. What else a flow draws is there to
+        compare with."""
         read = {node.rows for node in self.of_kind(CallKind.TRAIN)}
-        return tuple(node for node in self.of_kind(CallKind.GENERATE) if node.id in read)
+        return tuple(
+            node for kind in (CallKind.GENERATE, CallKind.READ) for node in self.of_kind(kind) if node.id in read
+        )
 
     @property
     def main_rows(self) -> Node:
-        """The call whose samples metrics without a prefix are of: the first rollout that a role is trained on, else the
-        first rollout, else the first samples that are given."""
-        return (self.trained_on or self.of_kind(CallKind.GENERATE) or self.of_kind(CallKind.READ))[0]
+        """The call whose samples metrics without a prefix are of: the first that a role is trained on, a rollout before
+        given samples."""
+        return self.trained_on[0]
 
     def call_kinds(self, role: str) -> frozenset[str]:
         """What the flow asks of a role: `generate`, `logprobs`, `values`, `score`, `train`."""

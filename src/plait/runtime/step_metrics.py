@@ -38,11 +38,14 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     rows = state.tables[node.rows]
     rewards = rows.columns[node.outputs[0]]
     groups = [rewards[list(members)] for members in rows.groups.values()]
-    prefix = f"{_prefix(node.rows, flow)}{node.role}"
+    drawn = flow.nodes[node.rows]
+    before = _prefix(drawn, flow)
+    prefix = f"{before}{node.role}"
+    share = f"frac_{prefix}_zero_std" if _is_baseline(drawn, flow) else f"{before}frac_{node.role}_zero_std"
     metrics = {
         prefix: float(rewards.mean()),
         f"{prefix}_std": float(rewards.std()),
-        f"frac_{prefix}_zero_std": float(np.mean([np.ptp(group) == 0 for group in groups])),
+        share: float(np.mean([np.ptp(group) == 0 for group in groups])),
     }
     for name, values in by_function(state.scores.get(node.id, ())).items():
         metrics[f"{prefix}s/{name}/mean"] = exact_mean([value for value in values if not math.isnan(value)])
@@ -51,13 +54,17 @@ def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, f
     return metrics
 
 
-def _prefix(rows: int, flow: Dataflow) -> str:
+def _prefix(drawn: Node, flow: Dataflow) -> str:
     """What stands before the metrics of a call's samples, so that those of a rollout that is there to compare with are
     not taken for those of the samples that train."""
-    drawn = flow.nodes[rows]
     if drawn is flow.main_rows:
         return ""
-    return "greedy/" if drawn.is_greedy else f"{drawn.call}/"
+    return "greedy/" if _is_baseline(drawn, flow) else f"{drawn.call}/"
+
+
+def _is_baseline(drawn: Node, flow: Dataflow) -> bool:
+    """Whether a rollout is greedy and trains nobody, as that of ReMax."""
+    return drawn.is_greedy and drawn not in flow.trained_on
 
 
 def exact_mean(values: Collection[float]) -> float:
@@ -66,18 +73,16 @@ def exact_mean(values: Collection[float]) -> float:
 
 
 def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
-    generates = bool(flow.of_kind(CallKind.GENERATE))
-    if generates:
-        samples = list(state.generated[flow.main_rows.id].samples)
-    else:
-        samples = [sample for rows in state.tables.values() for sample in rows.samples]
+    main = flow.main_rows
+    is_rollout = main.kind is CallKind.GENERATE
+    samples = (state.generated if is_rollout else state.tables)[main.id].samples
     lengths = np.array([len(sample.token_ids) for sample in samples])
     metrics = {
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
         "prompt_length/mean": float(np.mean(list({s.prompt.uid: len(s.prompt.token_ids) for s in samples}.values()))),
     }
-    if generates:
+    if is_rollout:
         truncated = [sample.finish_reason is FinishReason.LENGTH for sample in samples]
         metrics["response_length/clip_ratio"] = float(np.mean(truncated))
     mixed = [sample.token_versions is not None for sample in samples]
@@ -90,7 +95,7 @@ def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
     """Means of what reward functions logged (`log_metric`)."""
     means: dict[str, float] = {}
     for node_id, groups in state.scores.items():
-        prefix = _prefix(flow.nodes[node_id].rows, flow)
+        prefix = _prefix(flow.nodes[flow.nodes[node_id].rows], flow)
         means |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
     return means
 
@@ -104,7 +109,7 @@ def by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
 def watched(prepared: Prepared) -> tuple[Watched, ...]:
     """The numbers of a step that a person watches."""
     flow = prepared.flow
-    if flow.of_kind(CallKind.GENERATE):
+    if flow.main_rows.kind is CallKind.GENERATE:
         return ROLLOUTS
     role = main_role(prepared.models).role
     pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))

@@ -132,7 +132,6 @@ def named_plan(
             "raise `devices`, or take `colocated`"
         )
     work = [1.0 if name == "split" else _work(part, models) for part in parts]
-    trained = {node.role for node in flow.of_kind(CallKind.TRAIN)}
     placed: dict[int, Placement] = {}
     first = 0
     for part, share in zip(parts, shares(devices // unit, work), strict=True):
@@ -141,7 +140,7 @@ def named_plan(
         for node in part:
             ranks = tuple(range(first, first + size))
             if cut is not None:
-                placed[node.id] = cut.placement(node, ranks, trained=node.role in trained)
+                placed[node.id] = cut.placement(node, ranks, trained=node.role in flow.trained_roles)
             else:
                 placed[node.id] = Placement(node.call, MODE_OF[node.kind], ranks, dp=size // ways, tp=ways)
         first += size

@@ -246,8 +246,7 @@ def loss_share(
     """Call the loss and check what it returns, a scalar.
 
     Args:
-        columns: TOKEN and SAMPLE columns [R], BATCH columns in the shape of their value; all in the
-            loss's dtype.
+        columns: TOKEN and SAMPLE columns [R], BATCH columns in the shape of their value; all in the loss's dtype.
 
     Raises:
         RunError: it raises; or what it returns is not a scalar tensor of real numbers that (where a gradient is needed)

@@ -134,7 +134,7 @@ class RunDoctor:
             others = {
                 name: model
                 for name, model in self._patient.models.items()
-                if name not in self._patient.trained and Said.LOGPROBS in model.says and _whole(model)
+                if name not in self._patient.flow.trained_roles and Said.LOGPROBS in model.says and _whole(model)
             }
             patient = self._patient
             temperature, has_come_apart = patient.recipe.sampling.temperature, reading.has_come_apart

@@ -33,12 +33,9 @@ class Patient:
         """Role → its model, reward models included; of a run on several ranks, the leader's parts."""
         return {name: role.model for name, role in self.roles.items() if isinstance(role.model, BackboneModel)}
 
-    @cached_property
-    def trained(self) -> frozenset[str]:
-        """The roles that are trained."""
-        return frozenset(str(node.role) for node in self.flow.of_kind(CallKind.TRAIN))
-
     def rollouts(self, state: StepState) -> list[tuple[Node, Rows]]:
-        """What was sampled in a step to be trained on, at the temperature of the run."""
-        nodes = [node for node in self.flow.trained_on if not node.is_greedy]
-        return [(node, state.generated[node.id]) for node in nodes if node.id in state.generated]
+        """What roles that are trained have sampled in a step that has ended, to be trained on. Without greedy rollouts:
+        the doctor compares log-probs at the temperature of the run, and theirs are of temperature 1; without what a
+        frozen role has sampled, whose log-probs and versions are no other role's."""
+        nodes = [node for node in self.flow.trained_on if node.kind is CallKind.GENERATE and not node.is_greedy]
+        return [(node, state.generated[node.id]) for node in nodes if node.role in self.flow.trained_roles]

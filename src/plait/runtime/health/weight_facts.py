@@ -43,7 +43,7 @@ class WeightFacts:
             as_before["ref"] = now["ref"] if step % every == 0 else before.get("ref", now["ref"])
         changed = [name for name, expected in as_before.items() if now[name] != expected]
         facts = {"ref_changed" if name == "ref" else f"changed/{name}": 1.0 for name in changed}
-        if "actor" in self._patient.trained and "actor" in comparable and "actor" in before:
+        if "actor" in self._patient.flow.trained_roles and "actor" in comparable and "actor" in before:
             facts["weights_moved"] = float(now["actor"] != before["actor"])
             adapted = self._patient.models["actor"].own is not None
             if "ref" in now and not every and not adapted and now["ref"] == now["actor"] != first[self._first("actor")]:
@@ -61,7 +61,7 @@ class WeightFacts:
         return f"weights/{name} ({place}, stages {sizes.stages})"
 
     def _is_frozen(self, name: str) -> bool:
-        return name not in self._patient.trained
+        return name not in self._patient.flow.trained_roles
 
     def _weights(self) -> dict[str, Tensor | FlatWeights]:
         """Role → what training changes of it, or all that it has where it is not trained; those that are here."""

@@ -104,8 +104,7 @@ def kinds_of(flow: Dataflow, plan: Plan) -> dict[str, str]:
     ranks = {(place.call, place.mode): len(place.ranks) for place in plan.placements}
     modes = {node.call: MODE_OF[node.kind] for node in flow.nodes if node.role is not None and node.kind in MODE_OF}
     calls = {call: kind_on(mode, ranks[call, mode]) for call, mode in modes.items() if (call, mode) in ranks}
-    trained = {str(node.role) for node in flow.of_kind(CallKind.TRAIN)}
-    return {**calls, **{f"{role}.weights": MOVE for role in sorted(trained)}}
+    return {**calls, **{f"{role}.weights": MOVE for role in sorted(flow.trained_roles)}}
 
 
 def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
