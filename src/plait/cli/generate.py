@@ -156,16 +156,14 @@ def _history(options: Options) -> tuple[Row, ...]:
         DataError: a file is missing or malformed, or its rows are no samples.
     """
     from plait.data.sources import read_jsonl
-    from plait.observe.run_log import read_rows
     from plait.runtime.folder.run_files import newest_samples
 
     if options.history is None:
         return ()
     if options.speculation == "off":
         raise ConfigError("--history is what guesses are taken from, but --speculation is off; set it to auto")
-    if options.history.is_dir():
-        return tuple(row for file in newest_samples(options.history, "--history") for row in read_rows(file))
-    return tuple(read_jsonl(options.history, key="--history"))
+    files = newest_samples(options.history, "--history") if options.history.is_dir() else [options.history]
+    return tuple(row for file in files for row in read_jsonl(file, key="--history"))
 
 
 def _job(
