@@ -46,7 +46,7 @@ class MicroBatch:
 
 
 LEAST_ROOT = 32
-"""Tokens: a shorter root saves less than its pieces of attention cost."""
+"""Tokens: a shorter root saves little, and stays in the prompts."""
 
 
 def root_of(prompts: Collection[tuple[int, ...]]) -> int:
