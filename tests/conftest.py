@@ -12,6 +12,8 @@ from tests import warm
 
 # Before torch is imported: two threads on a busy machine are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads of tokenizers stay, and a process that has threads cannot be forked (`warm`).
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Before triton is imported: it looks at this where a kernel is defined, its own among them.
 if not warm.HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,6 +16,7 @@ import pytest
 from plait.cost.limit import MachineRates
 from plait.models.shape import ModelShape
 from tests.benchmarks.scripts import BENCHMARKS, output_of
+from tests.processes import state_of, until
 
 SHAPE = ModelShape(
     layers=2,
@@ -114,12 +114,7 @@ def open_fake(benchmark: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.Mo
 def is_stopped(side, deadline_s: float = 10.0) -> bool:
     """Whether its only process has state T; a signal takes a moment on a busy machine."""
     (pid,) = side.pids()
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-            return True
-        time.sleep(0.01)
-    return False
+    return until(lambda: state_of(pid) == "T", deadline_s)
 
 
 def test_a_side_answers_and_is_stopped_in_between(open_fake) -> None:

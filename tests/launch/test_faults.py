@@ -17,26 +17,11 @@ from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from tests.cases import slow_but
 from tests.launch.workers import Echo, Summing, Unbuildable, waiter
+from tests.processes import alive, gone, until
 
 LIMIT_S = 60.0
 FREEZE_S = 1.2
 """In these tests: a busy machine must let a thread run for once in this time."""
-
-
-def alive(pid):
-    """Whether a process is there and no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def until(condition, limit_s=20.0):
-    end = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 def failure_of(handle, limit_s=LIMIT_S):
@@ -89,7 +74,7 @@ def test_a_peer_that_cleans_up_after_an_error_is_told_with_that(pair, tmp_path):
 def test_death_while_idle_is_found_at_the_next_use(pair):
     assert pair.submit([0, 1], "back", 1).result(LIMIT_S) == [1, 1]
     os.kill(pair.pids[0], signal.SIGKILL)
-    assert until(lambda: not any(alive(pid) for pid in pair.pids))
+    assert all(gone(pid) for pid in pair.pids)
     with pytest.raises(WorkerError, match="rank 0 was killed by SIGKILL"):
         pair.submit(1, "back")
 
@@ -302,7 +287,7 @@ def test_close_ends_a_worker_that_ignores_sigterm_and_hangs_and_what_it_started(
     assert until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().endswith("\n"))
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     group.close(grace_s=0.1)
-    assert until(lambda: not any(alive(pid) for pid in pids))
+    assert all(gone(pid) for pid in pids)
     assert failure_of(pending).ended is Ended.CLOSED
     assert open_fds() == fds
     assert threading.active_count() == threads
@@ -384,5 +369,5 @@ def test_nothing_is_left_of_a_controller_that_ends(tmp_path, how):
         controller.kill()
         controller.wait()
         controller.stdout.close()
-    assert until(lambda: not any(alive(pid) for pid in pids))
+    assert all(gone(pid) for pid in pids)
     assert os.listdir(tmp_path / "tmp") == []

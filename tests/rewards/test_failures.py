@@ -13,8 +13,9 @@ from plait.errors import RunError
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import FailureKind
+from tests.processes import gone
 from tests.rewards import samples
-from tests.rewards.pools import LIMIT_S, alive, score, until
+from tests.rewards.pools import LIMIT_S, score
 from tests.rewards.samples import group
 
 
@@ -92,7 +93,7 @@ def test_a_worker_that_died_while_idle_is_replaced():
     with RewardPool(reward_functions([samples.pids])) as pool:
         (one,) = pool.score(group(0, "a"))
         os.kill(one.extras["pid"][0], signal.SIGKILL)
-        assert until(lambda: not alive(one.extras["pid"][0]))
+        assert gone(one.extras["pid"][0])
         (two,) = pool.score(group(1, "a"))
     assert two.rewards == (0.0,)
     assert two.extras["pid"] != one.extras["pid"]
@@ -109,7 +110,7 @@ def test_what_a_function_started_is_killed_with_it(tmp_path):
     (one,) = score(f"{tmp_path}/spawns.py:spawn", group(0, "a"), on_error="drop", timeout_s=LIMIT_S)
     assert one.failures[0].kind is FailureKind.TIMEOUT
     assert "spawns.py" in one.failures[0].traceback, "where it hung"
-    assert until(lambda: not alive(int((tmp_path / "pid").read_text())))
+    assert gone(int((tmp_path / "pid").read_text()))
 
 
 def test_wait_has_a_deadline():

@@ -12,8 +12,9 @@ from plait.errors import ConfigError, RunError
 from plait.rewards import pool as pool_of
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from tests.processes import until
 from tests.rewards import samples
-from tests.rewards.pools import score, until
+from tests.rewards.pools import score
 from tests.rewards.samples import group
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "length_reward.py"

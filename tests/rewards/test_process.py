@@ -12,8 +12,9 @@ import pytest
 
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from tests.processes import alive, gone
 from tests.rewards import samples
-from tests.rewards.pools import alive, score, until
+from tests.rewards.pools import score
 from tests.rewards.samples import group
 
 
@@ -100,7 +101,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path, word):
     assert alive(worker)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
-    assert until(lambda: not alive(worker))
+    assert gone(worker)
     process.stdout.close()
 
 
@@ -112,7 +113,7 @@ def test_ctrl_c_reaches_the_parent_only(tmp_path):
     assert alive(worker)
     process.kill()
     process.wait(timeout=10)
-    assert until(lambda: not alive(worker))
+    assert gone(worker)
     process.stdout.close()
 
 

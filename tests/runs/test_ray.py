@@ -15,7 +15,7 @@ import pytest
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from tests.launch.nodes.ray_nodes import addressed
-from tests.launch.nodes.test_nodes import gone
+from tests.processes import gone
 from tests.runs.nodes import begin, ends, process_of
 from tests.runs.placed_runs import PLANS, where
 from tests.runs.plans import assert_equal_runs

@@ -28,21 +28,10 @@ from tests.launch.nodes.agents import KEY, agent, end, joined, me
 from tests.launch.test_strangers import listened_on
 from tests.launch.workers import Echo, Summing, waiter
 from tests.memory_groups import bounded
+from tests.processes import gone
 
 LIMIT_S = 60.0
 HOST = os.uname().nodename
-
-
-def gone(pid: int, within_s: float = 10.0) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def stop(pid: int) -> None:

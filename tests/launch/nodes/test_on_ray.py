@@ -18,8 +18,8 @@ from plait.launch.nodes.on_ray import started_by_ray
 from plait.launch.nodes.room import Need
 from tests.launch.nodes.agents import KEY
 from tests.launch.nodes.ray_nodes import CORES, NODES, addressed, cluster_address, placed_by_ray
-from tests.launch.nodes.test_nodes import gone
 from tests.launch.workers import Echo
+from tests.processes import gone
 
 LIMIT_S = 60.0
 HOST = os.uname().nodename
