@@ -4,6 +4,7 @@ settings of the shipped recipes of the demo and the film, on one device and on t
     python benchmarks/plans_measured.py --repeats 2            # on two idle cores, about an hour
     python benchmarks/plans_measured.py --parts plans          # or settings
     python benchmarks/plans_measured.py --parts plans --algorithms ppo --steps 6
+    python benchmarks/plans_measured.py --parts plans --algorithms ppo --plans "all on both" "one each"   # fewer
     python benchmarks/plans_measured.py --tiny --repeats 1     # does the benchmark itself work?
 
 A profile of this machine is measured first, in whole. One run of each algorithm (the first plan, the first setting)
@@ -39,7 +40,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from ending import ends_when_terminated
-from placed.plans import planning_of, write_plans
+from placed.plans import PLANS, planning_of, write_plans
 from placed.recipes import grpo, write_reward_model
 from placed.runs import Finished, RunFailed, run_alone
 from placed.settings import CORRECTING, SETTINGS, recipe_of_setting
@@ -50,7 +51,7 @@ from plait.data.package_file import cache_folder
 from plait.runtime.prediction.choosing import choose_for_run
 from plait.runtime.prediction.forecast import read_forecast
 
-PARTS, ALGORITHMS = ("plans", "settings"), ("grpo", "ppo")
+PARTS = ("plans", "settings")
 WARM_UP = 1
 FOUND = "found"
 """The plan that a search finds, among the others."""
@@ -108,11 +109,10 @@ class Turns:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if expected := _expected(options):
+        print(expected, file=sys.stderr)
+        return 2
     parts, algorithms = options.parts.split(","), options.algorithms.split(",")
-    for option, words, known in (("parts", parts, PARTS), ("algorithms", algorithms, ALGORITHMS)):
-        if not set(words) <= set(known):
-            print(f"--{option}: expected some of {','.join(known)}, found {','.join(words)}", file=sys.stderr)
-            return 2
     try:
         with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-plans-") as name:
             measure(parts, algorithms, Path(name), options)
@@ -120,6 +120,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def _expected(options: argparse.Namespace) -> str:
+    """What is wrong with the options, if anything is."""
+    parts, algorithms = options.parts.split(","), options.algorithms.split(",")
+    plans = [name for algorithm in algorithms for name in PLANS.get(algorithm, ())]
+    for option, words, known in (
+        ("parts", parts, PARTS),
+        ("algorithms", algorithms, PLANS),
+        ("plans", options.plans, plans),
+    ):
+        if not set(words) <= set(known):
+            return f"--{option}: expected some of {', '.join(dict.fromkeys(known))}, found {', '.join(words)}"
+    return ""
 
 
 def measure(parts: Sequence[str], algorithms: Sequence[str], folder: Path, options: argparse.Namespace) -> None:
@@ -180,6 +194,7 @@ def foretold(algorithm: str, recipe: Mapping[str, Any], folder: Path, options: a
     have_profile(recipe, quick=options.tiny)
     files = write_plans(folder / "plans", algorithm)
     first = next(iter(files))
+    files = {name: file for name, file in files.items() if name == first or name in (options.plans or files)}
     one_run({**recipe, "plan": str(files[first])}, folder / "correcting")
     files[FOUND] = found_plan(recipe, folder / "plans")
     predicted, plain = ({}, {})
@@ -310,7 +325,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="random models of two layers")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="of the part `plans`")
+    parser.add_argument("--algorithms", default=",".join(PLANS), help="of the part `plans`")
+    parser.add_argument(
+        "--plans", nargs="+", default=(), help="those that are measured beside the first and `found`; none given: all"
+    )
     parser.add_argument("--steps", type=positive, default=3, help="of each run, behind its first")
     parser.add_argument("--repeats", type=positive, default=1, help="of each plan and setting")
     parser.add_argument("--prompts", type=positive, default=4)

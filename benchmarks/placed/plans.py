@@ -34,16 +34,17 @@ PPO: Mapping[str, Mapping[str, str]] = {
     "reference beside": {"ref.logprobs": "1", "reward.score": "1", "actor.generate": "0"},
     "scores on one": {"ref.logprobs": "1", "reward.score": "1", "critic.values": BOTH},
 }
+PLANS = {"grpo": GRPO, "ppo": PPO}
+"""Of each algorithm, by name."""
 PPO_CALLS = ("actor.generate", "actor.train", "ref.logprobs", "critic.train", "critic.values", "reward.score")
 
 
 def write_plans(folder: Path, algorithm: str) -> dict[str, Path]:
     """By name; calls that a plan does not name are on both."""
     folder.mkdir(parents=True, exist_ok=True)
-    plans = GRPO if algorithm == "grpo" else PPO
     calls = tuple(GRPO["all on both"]) if algorithm == "grpo" else PPO_CALLS
     files = {}
-    for name, places in plans.items():
+    for name, places in PLANS[algorithm].items():
         placements = [_placement(call, places.get(call, BOTH)) for call in calls]
         record = {"format": "plait-plan", "version": 1, "name": name, "num_ranks": 2, "placements": placements}
         files[name] = folder / f"{name.replace(' ', '-')}.json"
