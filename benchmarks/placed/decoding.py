@@ -102,9 +102,9 @@ class Asleep:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def hidden_of(self, *arguments: Any, **options: Any) -> torch.Tensor:
+    def hidden(self, *arguments: Any, **options: Any) -> torch.Tensor:
         time.sleep(self._seconds)
-        return self._model.hidden_of(*arguments, **options)
+        return self._model.hidden(*arguments, **options)
 
 
 def decoded(engine: Engine, uids: range, tokens: int) -> Decoded:

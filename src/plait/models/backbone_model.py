@@ -5,7 +5,7 @@ Shapes: T tokens of a packed row, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
@@ -22,9 +22,6 @@ from plait.models.outputs import Said
 from plait.models.parallel.part import Part, parameters_of
 from plait.models.parallel.team import Team
 from plait.models.working_weights import OwnPart, adapter_name, copy_module
-
-STAGE_TAG = 1 << 29
-"""Marks hidden states that pass from stage to stage outside a training schedule."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -90,20 +87,17 @@ class BackboneModel:
         return parameters_of(self.layout, self.config) if self.part is None else self.part.parameters
 
     def stage(self, batch: PackedBatch, inputs_TH: Tensor | None = None, *, checkpoint: bool = False) -> Tensor:
-        """What this rank's pipeline stage makes of the hidden states of the stage before; of a whole model, the hidden
-        states after the final norm. Differentiable. All ranks of tensor parallelism call it alike.
-
-        Args:
-            batch: on the model's device.
-            inputs_TH: [T, H], compute dtype; None on the first stage.
-            checkpoint: see `hidden`.
-
-        Returns:
-            [T, H]; on the last stage only the places that the model's outputs read need be right.
-        """
-        context, ids_T, positions_T = PackedContext(batch), batch.token_ids_T, batch.position_ids_T
+        """`hidden` of a packed batch on the model's device: [T, H], of which the last stage has the places that the
+        model's outputs read."""
         read = self.read_places(batch) if self.team.is_last_stage else None
-        return self._decoder(ids_T, positions_T, context, checkpoint=checkpoint, read=read, inputs_TH=inputs_TH)
+        return self.hidden(
+            batch.token_ids_T,
+            batch.position_ids_T,
+            PackedContext(batch),
+            inputs_TH=inputs_TH,
+            checkpoint=checkpoint,
+            read=read,
+        )
 
     def read_places(self, batch: PackedBatch) -> Tensor:
         """Places [N] int64 of the row whose hidden states the model's outputs are made of, on the host."""
@@ -125,90 +119,28 @@ class BackboneModel:
         position_ids_T: Tensor,
         context: AttentionContext,
         *,
+        inputs_TH: Tensor | None = None,
         checkpoint: bool = False,
         read: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, H] after the final norm, in the compute dtype; `context` says who attends to whom.
-
-        Through all stages, where there are several: without gradients, and the result is right on the last.
+        """What this rank's pipeline stage makes of the hidden states of the stage before, in the compute dtype;
+        `context` says who attends to whom. All ranks of tensor parallelism call it alike.
 
         Args:
+            inputs_TH: [T, H], compute dtype; None on the first stage.
             checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            read: places whose hidden states are asked for; the others may hold anything. None: all. See
+            read: places whose hidden states are asked of the last stage; the others may hold anything. None: all. See
                 `ForwardOptions.read`.
+
+        Returns:
+            [T, H] for the next stage; of the last one, or of a whole model, after the final norm. Differentiable, but
+            without an adapter no gradient reaches weights that are another's to train: a head alone is trained.
         """
-        pp, inputs_TH = self.team.pp, None
-        assert pp.size == 1 or not torch.is_grad_enabled(), "gradients pass several stages by `stage`"
-        if pp.index > 0:
-            hidden_size = self.config.get_text_config().hidden_size
-            inputs_TH = self.weights.new_empty((len(token_ids_T), hidden_size))
-            pp.recv(inputs_TH, pp.index - 1, STAGE_TAG, "hidden states")
-        hidden_TH = self.hidden_of(inputs_TH, token_ids_T, position_ids_T, context, checkpoint=checkpoint, read=read)
-        if not self.team.is_last_stage:
-            pp.send(hidden_TH, pp.index + 1, STAGE_TAG, "hidden states")
-        return hidden_TH
-
-    def hidden_of(
-        self,
-        inputs_TH: Tensor | None,
-        token_ids_T: Tensor,
-        position_ids_T: Tensor,
-        context: AttentionContext,
-        *,
-        checkpoint: bool = False,
-        read: Tensor | None = None,
-    ) -> Tensor:
-        """`hidden` of this stage alone.
-
-        Args:
-            inputs_TH: [T, H] of the stage before, compute dtype; None on the first.
-        """
-        return self._decoder(
-            token_ids_T,
-            position_ids_T,
-            context,
-            checkpoint=checkpoint,
-            read=read if self.team.is_last_stage else None,
-            inputs_TH=inputs_TH,
-        )
-
-    def _decoder(
-        self,
-        token_ids_T: Tensor,
-        position_ids_T: Tensor,
-        context: AttentionContext,
-        *,
-        checkpoint: bool,
-        read: Tensor | None,
-        inputs_TH: Tensor | None,
-    ) -> Tensor:
-        """Without an adapter no gradient reaches weights that are another's to train: a head alone is trained."""
         adapter = adapter_name(self.own)
         reaches = self.own is None or adapter is not None
-        how = ForwardOptions(adapter, checkpoint, read)
+        how = ForwardOptions(adapter, checkpoint, read if self.team.is_last_stage else None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
             return self.backbone.hidden(token_ids_T, position_ids_T, context, how, inputs_TH=inputs_TH)
-
-    def _outputs(
-        self,
-        batch: PackedBatch,
-        say: Callable[[Tensor], tuple[Tensor, Tensor]],
-        lengths: tuple[int, int],
-        *,
-        checkpoint: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Two outputs of these lengths, in float32 or wider, that the last stage makes of its hidden states; on all."""
-        team = self.team
-        if team.pp.size == 1:
-            return say(self.stage(batch, checkpoint=checkpoint))
-        read = self.read_places(batch)
-        hidden_TH = self.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch), read=read)
-        if team.is_last_stage:
-            outputs = torch.cat(say(hidden_TH))
-        else:
-            outputs = self.weights.new_empty(sum(lengths), dtype=torch.promote_types(self.dtype, torch.float32))
-        first, second = team.pp.broadcast(outputs, team.pp.size - 1).split(lengths)
-        return first, second
 
 
 class TrainedWeights:

@@ -37,12 +37,8 @@ class LanguageModel(BackboneModel):
     """`NO_HEAD` on pipeline stages before the last, and before there are weights."""
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """Logits [N, V] in the compute dtype, the family's final softcap and scale included.
-
-        Of the last pipeline stage alone: the others have no head, and get None.
-        """
-        if not self.team.is_last_stage:
-            return None  # type: ignore[return-value]
+        """Logits [N, V] in the compute dtype, the family's final softcap and scale included; of the last pipeline stage
+        alone, as the others have no head."""
         return self.head(hidden_NH)
 
     def eager_logits(self, token_ids_1T: Tensor) -> Tensor:
@@ -51,35 +47,14 @@ class LanguageModel(BackboneModel):
             return self.module(input_ids=token_ids_1T, use_cache=False).logits[0]
 
     def logprobs(
-        self,
-        batch: PackedBatch,
-        temperature: float,
-        *,
-        checkpoint: bool = False,
-        chunk_rows: int | None = None,
-        likeliest_R: Tensor | None = None,
+        self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature).
-
-        Through all stages, where there are several: without gradients then.
+        """`logprobs_of` a batch on the model's device, by a model in one stage.
 
         Args:
-            batch: on the model's device.
-            temperature: of the sampling; positive.
-            checkpoint: keep one activation per decoder layer and compute the layer again in the backward.
-            chunk_rows: rows that pass the head at a time; None: `shape.head_chunk_rows`.
-            likeliest_R: bool, is filled on the last stage: whether no token is likelier than the target.
-
-        Returns:
-            (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
+            checkpoint: see `hidden`.
         """
-        num_rows = len(batch.predict_on_host_R)
-        return self._outputs(
-            batch,
-            lambda hidden_TH: self.logprobs_of(hidden_TH, batch, temperature, chunk_rows, likeliest_R=likeliest_R),
-            (num_rows, num_rows),
-            checkpoint=checkpoint,
-        )
+        return self.logprobs_of(self.stage(batch, checkpoint=checkpoint), batch, temperature, chunk_rows)
 
     def logprobs_of(
         self,
@@ -90,23 +65,28 @@ class LanguageModel(BackboneModel):
         *,
         likeliest_R: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`logprobs` from the hidden states of the last stage (`stage`)."""
+        """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature), from the hidden
+        states of the last stage (`stage`).
+
+        Args:
+            temperature: of the sampling; positive.
+            chunk_rows: rows that pass the head at a time; None: `shape.head_chunk_rows`.
+            likeliest_R: bool, is filled: whether no token is likelier than the target.
+
+        Returns:
+            (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
+        """
         hidden_RH, targets_R = hidden_TH[batch.predict_R], batch.targets_R
         return chunked_logprobs(self.head, hidden_RH, targets_R, temperature, chunk_rows, likeliest_R=likeliest_R)
 
-    def outputs(self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
-        """`logprobs`, and which targets are likeliest, each [R]."""
-        likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-        return Outputs(*self.logprobs(batch, temperature, checkpoint=checkpoint, likeliest_R=likeliest_R), likeliest_R)
-
-    def outputs_of(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
-        """`outputs` from the hidden states [T, H] of the last stage (`stage`)."""
+    def outputs(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
+        """`logprobs_of` the hidden states of the last stage, and which targets are likeliest, each [R]."""
         likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
         return Outputs(*self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
 
     def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:
         """What the head makes of hidden states [T, H], one row for each place that it reads: logits [T, V]."""
-        return self.head(hidden_TH)
+        return self.logits(hidden_TH)
 
     def renew_head(self) -> None:
         """Read the head of the module anew, whose parameters are this rank's now."""

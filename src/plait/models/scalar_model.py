@@ -66,42 +66,31 @@ class ScalarModel(BackboneModel):
     """The score is read at the last token that is not this one: see `load_scalar`."""
 
     def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
-        """The head's outputs at the places that predict the response tokens, and at the last token of each sample.
-
-        Through all stages, where there are several: without gradients then.
+        """`values_and_scores_of` a batch on the model's device, by a model in one stage.
 
         Args:
-            batch: on the model's device.
             checkpoint: see `hidden`.
+        """
+        return self.values_and_scores_of(self.stage(batch, checkpoint=checkpoint), batch)
+
+    def values_and_scores_of(self, hidden_TH: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """The head's outputs at the places that predict the response tokens, and at the last token of each sample, from
+        the hidden states of the last stage (`stage`).
 
         Returns:
             (values [R], scores [N]) in float32, float64 for a float64 model; once differentiable. values[t] is of the
             state before response token t; scores are read at the last response token (of an empty response: the last
             prompt token), in row order.
         """
-        lengths = len(batch.predict_on_host_R), len(batch.response_lengths)
-        return self._outputs(
-            batch,
-            lambda hidden_TH: self.values_and_scores_of(hidden_TH, batch),
-            lengths,
-            checkpoint=checkpoint,
-        )
-
-    def values_and_scores_of(self, hidden_TH: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """`values_and_scores` from the hidden states of the last stage (`stage`)."""
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         read = uploaded(self.read_places(batch), torch.int64, hidden_TH.device)
         outputs = F.linear(hidden_TH[read].to(wide), self.module.score.weight.to(wide))[:, 0]
         num_tokens = len(batch.predict_on_host_R)
         return outputs[:num_tokens], outputs[num_tokens:]
 
-    def outputs(self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False) -> Outputs:
-        """`values_and_scores`, values [R] and scores [N]; they have no temperature."""
-        values_R, scores_N = self.values_and_scores(batch, checkpoint=checkpoint)
-        return Outputs(values_R=values_R, scores_N=scores_N)
-
-    def outputs_of(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
-        """`outputs` from the hidden states [T, H] of the last stage (`stage`)."""
+    def outputs(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
+        """`values_and_scores_of` the hidden states [T, H] of the last stage, values [R] and scores [N]; they have no
+        temperature."""
         values_R, scores_N = self.values_and_scores_of(hidden_TH, batch)
         return Outputs(values_R=values_R, scores_N=scores_N)
 

@@ -41,18 +41,10 @@ class ModelPart:
         ]
         return pack(groups, self.model.device, root_tokens=micro.root_tokens)
 
-    def forward(self, batch: PackedBatch, inputs_TH: Tensor | None, temperature: float) -> Tensor | Outputs:
-        """What this stage makes of what the stage before made; None: this is the first. Differentiable.
-
-        Returns:
-            [T, H] for the next stage; of the last stage, or of a whole model, what the model says.
-        """
-        if self.team.pp.size == 1:
-            return self.model.outputs(batch, temperature, checkpoint=self.checkpoint)
-        hidden_TH = self.model.stage(batch, inputs_TH, checkpoint=self.checkpoint)
-        if not self.team.is_last_stage:
-            return hidden_TH
-        return self.model.outputs_of(hidden_TH, batch, temperature)
+    def hidden(self, batch: PackedBatch, inputs_TH: Tensor | None) -> Tensor:
+        """What this stage makes of the hidden states [T, H] of the stage before, which the first has none of: [T, H].
+        Differentiable."""
+        return self.model.stage(batch, inputs_TH, checkpoint=self.checkpoint)
 
     def room(self, num_tokens: int) -> Tensor:
         """Memory for hidden states [T, H] between two stages, or for their gradient."""
@@ -85,10 +77,11 @@ class ScoringStage:
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H], without a graph for a backward; what the last stage says is taken."""
         micro = self.micros[index]
-        made = self.part.forward(self.part.packed(self.rows, micro), inputs, self.temperature)
-        if not isinstance(made, Outputs):
-            return made
-        self.take(micro, made)
+        batch = self.part.packed(self.rows, micro)
+        hidden_TH = self.part.hidden(batch, inputs)
+        if not self.part.team.is_last_stage:
+            return hidden_TH
+        self.take(micro, self.part.model.outputs(hidden_TH, batch, self.temperature))
         return None
 
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
@@ -120,15 +113,18 @@ class TrainingStage:
 
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H]; what the backward starts from is kept."""
+        micro, of_batch = self.micros[index], self.tally.batch
         with self.optimizer.collecting_gradients():
             if inputs is not None:
                 inputs.requires_grad_(True)
-            made = self._made(index, inputs)
-            if not isinstance(made, Outputs):
-                self.kept[index] = inputs, made
-                return made.detach()
-            share = self._share(index, made)
-        self.tally.add(self.micros[index], made, share)
+            batch = self.part.packed(of_batch.rows, micro)
+            hidden_TH = self.part.hidden(batch, inputs)
+            if not self.part.team.is_last_stage:
+                self.kept[index] = inputs, hidden_TH
+                return hidden_TH.detach()
+            outputs = self.part.model.outputs(hidden_TH, batch, of_batch.temperature)
+            share = of_batch.share(micro, outputs, needs_gradient=True)
+        self.tally.add(micro, outputs, share)
         self.kept[index] = inputs, share
         return None
 
@@ -140,34 +136,14 @@ class TrainingStage:
                 self.tally.batch.backward(start)
             else:
                 torch.autograd.backward(start, gradient)
-        self._end(index)
+        self.optimizer.collected.end_micro_batch()
+        self.finished.add(index)
         return None if inputs is None else inputs.grad
-
-    def at_once(self, index: int) -> None:
-        """Forward and backward of a whole model, nothing between."""
-        with self.optimizer.collecting_gradients():
-            made = self._made(index, None)
-            assert isinstance(made, Outputs), "a stage of several has no backward before the next one's"
-            share = self._share(index, made)
-            self.tally.batch.backward(share)
-        self.tally.add(self.micros[index], made, share)
-        self._end(index)
 
     def pass_by(self) -> None:
         """Another copy of the model has a micro-batch more."""
         self.optimizer.collected.end_micro_batch()
 
-    def _end(self, index: int) -> None:
-        self.optimizer.collected.end_micro_batch()
-        self.finished.add(index)
-
     @property
     def is_finished(self) -> bool:
         return len(self.finished) == len(self.micros)
-
-    def _made(self, index: int, inputs: Tensor | None) -> Tensor | Outputs:
-        batch = self.part.packed(self.tally.batch.rows, self.micros[index])
-        return self.part.forward(batch, inputs, self.tally.batch.temperature)
-
-    def _share(self, index: int, outputs: Outputs) -> Tensor:
-        return self.tally.batch.share(self.micros[index], outputs, needs_gradient=True)

@@ -209,7 +209,7 @@ class _Staged:
     ) -> Tensor:
         """See Computes.hidden."""
         inputs_TH = self._link.receive(len(token_ids_T))
-        hidden_TH = self._model.hidden_of(inputs_TH, token_ids_T, position_ids_T, context, read=read)
+        hidden_TH = self._model.hidden(token_ids_T, position_ids_T, context, inputs_TH=inputs_TH, read=read)
         self._link.send(hidden_TH)
         return hidden_TH
 

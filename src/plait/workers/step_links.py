@@ -17,18 +17,18 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from plait.models.backbone_model import STAGE_TAG
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.transfer import Transfer
 
 MOST_SENDS = 8
 """The most messages of one kind on their way at once: who is so far ahead waits."""
-_TAGS = 64
-"""Tags of a kind, taken in turn, so that no two messages on their way have the same."""
+_FIRST_TAG, _TAGS = 1 << 29, 64
+"""Tags beside those of training schedules; of a kind, taken in turn, so that no two messages on their way have the
+same."""
 
 
 class Kind(IntEnum):
-    """Kinds of messages; each has tags of its own, beside STAGE_TAG."""
+    """Kinds of messages; each has tags of its own."""
 
     HIDDEN = 1
     MORE_HIDDEN = 2
@@ -215,4 +215,4 @@ class StageLink:
 
 
 def _tag(kind: Kind, number: int) -> int:
-    return STAGE_TAG + kind * _TAGS + number % _TAGS
+    return _FIRST_TAG + kind * _TAGS + number % _TAGS
