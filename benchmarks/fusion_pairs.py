@@ -33,7 +33,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.decoding import Decoding
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.layer_times import LayerTimes, total

@@ -27,7 +27,7 @@ from statistics import median
 
 from sides import positive
 
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import BETAS, Budget, SearchResult, search

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.hardware import Software
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_costs import ModelCosts

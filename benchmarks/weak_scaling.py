@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from published import ROOT, mean_error, real_points
 
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import PlaitError
 from plait.planner.plan_search import Budget

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from plait.cli import main
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.hardware import Software
 from tests.given_plan import leave_others_out
 

@@ -10,7 +10,7 @@ import yaml
 
 from plait.cli import plan_following
 from plait.cli.plan_text import busy_alike
-from plait.cost.cluster import SHIPPED
+from plait.cost.cluster_file import SHIPPED
 from plait.cost.kept_profiles import keep_profile
 from plait.cost.machine import machine_name
 from plait.cost.profile import KindRecord, RunRecord

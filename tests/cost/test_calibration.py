@@ -17,7 +17,8 @@ from plait.cost.calibration import (
     of_cluster,
     uncorrected,
 )
-from plait.cost.cluster import Checked, read_cluster
+from plait.cost.cluster import Checked
+from plait.cost.cluster_file import read_cluster
 from plait.cost.hardware import DEVICES, GIB
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profiles_of_gpu
 from plait.cost.lengths import Lengths, SampleLengths

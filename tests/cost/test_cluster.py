@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.cost.cluster import Checked, names, read_cluster
+from plait.cost.cluster import Checked
+from plait.cost.cluster_file import names, read_cluster
 from plait.cost.hardware import DEVICES, GIB, Link
 from plait.errors import ConfigError
 from plait.layout.mesh import Cluster

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.cost.cluster import ClusterSpec, read_cluster
+from plait.cost.cluster import ClusterSpec
+from plait.cost.cluster_file import read_cluster
 from plait.cost.costs import CallCost
 from plait.cost.decoding import dealt, profile
 from plait.cost.hardware import Link, Software

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.cost.cluster import ClusterSpec, NodeKind, read_cluster
+from plait.cost.cluster import ClusterSpec, NodeKind
+from plait.cost.cluster_file import read_cluster
 from plait.cost.costs import CallCost
 from plait.cost.decoding import decode_steps, levelled
 from plait.cost.hardware import DEVICES, GIB, Device, Link

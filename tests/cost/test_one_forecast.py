@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.cost.calibration import VENDORS
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.estimate import memory_table
 from plait.cost.generation_memory import packed_bytes

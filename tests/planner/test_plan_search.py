@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.cost.costs import Tail
 from plait.cost.placement import check_layouts
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.dataflow import trace
@@ -34,7 +35,7 @@ from plait.simulator.steps import predict
 from tests.cases import examples
 from tests.schedule.test_placements import PPO, SFT
 from tests.schedule.workloads import never
-from tests.simulator.stand_in_costs import StandIn, Tail
+from tests.simulator.stand_in_costs import StandIn
 from tests.simulator.test_steps import WORK
 
 ROLES = ("actor", "critic", "ref", "reward")

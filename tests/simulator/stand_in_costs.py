@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from plait.cost.costs import CallCost, MoveCost, Tail
 from plait.cost.generation_memory import NO_ENGINE, EngineBytes
 from plait.cost.working_memory import PROCESS
 from plait.layout.mesh import Cluster, Layout
 from plait.schedule.plan import Mode
-
-
-@dataclass(frozen=True)
-class Tail:
-    end_s: float
-    idle_s: float
-    move_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Cost:
-    seconds: float
-    terms: Mapping[str, float] = field(default_factory=dict)
-    bytes: int = 0
-    working_bytes: tuple[int, ...] = (0,)
-    tails: tuple[Tail, ...] = ()
-    first_s: float = 0.0
-    in_parts_s: float = 0.0
-    activation_bytes: tuple[int, ...] = (0,)
-    plain_bytes: tuple[int, ...] = (0,)
-    widened_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +66,7 @@ class StandIn:
 
     def call(
         self, call: str, mode: Mode, layout: Layout, *, micro_batch_tokens: int | None = None, schedule: str = ""
-    ) -> Cost:
+    ) -> CallCost:
         sizes = layout.parallelism
         compute = self.work[call] / sizes.size
         tensor = compute * (sizes.tp - 1) * self.tax * (10 if mode == "decode" else 1)
@@ -108,22 +88,22 @@ class StandIn:
         several = mode == "decode" and sizes.dp > 1
         first_s = self.first_s if mode == "decode" else 0.0
         tails = self.tails if several else ()
-        return Cost(sum(terms.values()), terms, 0, working, tails, first_s, activation_bytes=working)
+        return CallCost(sum(terms.values()), terms, 0, working, tails=tails, first_s=first_s, activation_bytes=working)
 
     @property
     def pool_takes_rest(self) -> bool:
         return self.crowded_s > 0
 
-    def generation(self, call: str, layout: Layout, held_bytes: int) -> Cost:
+    def generation(self, call: str, layout: Layout, held_bytes: int) -> CallCost:
         found = self.call(call, "decode", layout)
         return replace(found, seconds=found.seconds + self.crowded_s * held_bytes, working_bytes=(held_bytes // 10,))
 
-    def move(self, role: str, source: Layout, target: Layout) -> Cost:
-        return Cost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])
+    def move(self, role: str, source: Layout, target: Layout) -> MoveCost:
+        return MoveCost(self.move_s * self.weights[role] / 10 if source != target else 0.0, {}, self.weights[role])
 
-    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> Cost:
+    def offload(self, role: str, layout: Layout, what: Literal["weights", "state"]) -> MoveCost:
         one = self.weights[role] / layout.parallelism.tp / layout.parallelism.pp
-        return Cost(0.02 * one * (1 if what == "weights" else 4))
+        return MoveCost(0.02 * one * (1 if what == "weights" else 4))
 
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         sizes = layout.parallelism

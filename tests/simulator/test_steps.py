@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.cost.costs import Tail
 from plait.cost.working_memory import KEPT, PROCESS
 from plait.dataflow import trace
 from plait.errors import ConfigError
@@ -23,7 +24,7 @@ from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.steps import Prediction, predict
 from tests.cases import examples
 from tests.schedule.test_placements import PPO
-from tests.simulator.stand_in_costs import StandIn, Tail
+from tests.simulator.stand_in_costs import StandIn
 
 MODELS = {role: PlannedModel(scalar=role in ("critic", "reward")) for role in ("actor", "critic", "ref", "reward")}
 WORK = {

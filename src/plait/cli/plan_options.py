@@ -72,7 +72,7 @@ class OnCluster:
             raise ConfigError(f"--devices: expected at least 1, found {self.devices}")
         recipe = self._recipe(path, keys)
         from plait.cost.calibration import of_cluster
-        from plait.cost.cluster import read_cluster
+        from plait.cost.cluster_file import read_cluster
         from plait.cost.kept_profiles import profiles_of_gpu
         from plait.runtime.prediction.guesses import Acceptance
         from plait.runtime.prediction.lengths import lengths_of

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from plait.cost.cluster import ClusterSpec
-from plait.cost.forward_memory import ForwardMemory
 from plait.cost.generation_memory import EngineBytes
-from plait.cost.working_memory import Amount
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
+
+Amount = int | NDArray[np.float64]
+"""Bytes: of one device, or of each of several."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +66,6 @@ class CallCost:
     plain_bytes: tuple[int, ...] = (0,)
     widened_bytes: int = 0
 
-    @classmethod
-    def of_passes(
-        cls, terms: Mapping[str, float], num_bytes: int, memory: ForwardMemory, in_parts_s: float = 0.0
-    ) -> Self:
-        """That of a call that trains or scores."""
-        return cls(
-            sum(terms.values()),
-            terms,
-            num_bytes,
-            memory.working,
-            in_parts_s=in_parts_s,
-            activation_bytes=memory.activations,
-            plain_bytes=memory.plain,
-        )
-
     def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:
         """Taking so many times as long; bytes stay.
 
@@ -118,7 +107,8 @@ class MoveCost:
 
 
 class Costs(Protocol):
-    """Pure and deterministic; answers are kept, so that a search may ask again and again."""
+    """What simulated steps and searches ask. Pure and deterministic; answers are kept, so that a search may ask again
+    and again."""
 
     @property
     def cluster(self) -> ClusterSpec: ...
@@ -147,7 +137,15 @@ class Costs(Protocol):
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool, widened: Amount
     ) -> Mapping[str, Amount]:
-        """See `working_memory.slack_terms`."""
+        """What ranks may hold on top of what is expected; see `working_memory.slack_terms`.
+
+        Args:
+            activations: of the largest micro-batch; plain: of a family whose layers are not fused.
+            weights: of the largest model.
+            working: what the fullest moment of a step takes beyond that in which all models have been read.
+            moves: whether weights are moved, or leave devices.
+            widened: what the fullest moment grows by if packed weights are widened.
+        """
         ...
 
     def call(

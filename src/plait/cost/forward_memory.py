@@ -3,8 +3,10 @@ Torch-free."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plait.cost.costs import CallCost
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import Blocks, activations_by_kind, head_gradient_bytes, logits_bytes, stage_activations
@@ -23,6 +25,24 @@ class ForwardMemory:
     working: tuple[int, ...]
     activations: tuple[int, ...]
     plain: tuple[int, ...]
+
+    def cost(self, terms: Mapping[str, float], num_bytes: int, in_parts_s: float = 0.0) -> CallCost:
+        """That of a call which takes this memory.
+
+        Args:
+            terms: seconds, by what they are spent on.
+            num_bytes: that its devices exchange.
+            in_parts_s: see `CallCost`.
+        """
+        return CallCost(
+            sum(terms.values()),
+            terms,
+            num_bytes,
+            self.working,
+            in_parts_s=in_parts_s,
+            activation_bytes=self.activations,
+            plain_bytes=self.plain,
+        )
 
 
 def forward_memory(

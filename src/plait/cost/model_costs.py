@@ -200,8 +200,7 @@ class ModelCosts:
             part, _ = self._micro(node, share, layout, budget, parts)
             parts_s = max(total(copy.scoring(part, parts)) for copy in copies)
             in_parts_s = max(0.0, parts_s - whole_s)
-        memory = self._forward_memory(node, layout, budget, None)
-        return CallCost.of_passes(terms, num_bytes, memory, in_parts_s)
+        return self._forward_memory(node, layout, budget, None).cost(terms, num_bytes, in_parts_s)
 
     def _small_parts(self, node: Node) -> int:
         """Forwards of a copy that a call in parts has more, about: the first parts of the first model that scores these
@@ -227,7 +226,7 @@ class ModelCosts:
         terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
         moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         memory = self._forward_memory(node, layout, budget, schedule)
-        return CallCost.of_passes(terms, steps * (moved + update_bytes), memory)
+        return memory.cost(terms, steps * (moved + update_bytes))
 
     def _generate(self, node: Node, layout: Layout, *, prompts_alone: bool, held_bytes: int | None = None) -> CallCost:
         role, samples = str(node.role), self._samples[node.id]

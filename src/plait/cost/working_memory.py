@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from plait.cost.costs import Amount
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_inputs
@@ -178,10 +178,6 @@ def is_fused(recipe: Recipe) -> bool:
 def is_packed(recipe: Recipe) -> bool:
     """Whether an instance of one device lays the weights out once more, for decoding."""
     return recipe.device == "cpu" and recipe.dtype != "float64" and not recipe.sampling.exact
-
-
-Amount = int | NDArray[np.float64]
-"""Bytes: of one device, or of each of several."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from plait.cost.costs import Costs
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
-from plait.simulator.costs import CostSource
 from plait.simulator.step_graph import StepGraph
 
 MOST_STAGES = 16
@@ -55,7 +55,7 @@ class PlanProblem:
     """
 
     graph: StepGraph
-    costs: CostSource
+    costs: Costs
     roles: Mapping[str, RoleFacts]
     micro_batch_tokens: tuple[int, ...] = ()
     smallest_mesh: int = 1

@@ -16,13 +16,13 @@ from math import inf, log, prod
 from random import Random
 from typing import Literal
 
+from plait.cost.cluster import ClusterSpec
 from plait.planner import plan_baselines
 from plait.planner.plan_moves import Moves
 from plait.planner.plan_objective import Judged, Objective
 from plait.planner.plan_problem import PlanProblem
 from plait.planner.plan_space import PlanSpace
 from plait.schedule.plan import After
-from plait.simulator.costs import Devices
 from plait.simulator.places import Place
 
 State = tuple[Place, ...]
@@ -291,7 +291,7 @@ class _Hunt:
                 state, value = tried, new
 
 
-def _kind(places: State, cluster: Devices) -> tuple[object, ...]:
+def _kind(places: State, cluster: ClusterSpec) -> tuple[object, ...]:
     """Equal for plans that differ in nothing but which of equal devices do what: sizes, kinds of devices, parallelism,
     and which calls share devices."""
     on = lambda mesh: (len(mesh), cluster.kinds_of(mesh.ranks))  # noqa: E731

@@ -10,12 +10,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.cost.costs import CallCost, Costs, Tail
 from plait.layout.mesh import Layout
 from plait.schedule.plan import After, Placement
 from plait.schedule.training_order import is_by_rule
-from plait.simulator.costs import CostSource, Floats, ForetoldCall, ForetoldTail
 from plait.simulator.step_graph import StepGraph
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 AFTERS: tuple[After, ...] = ("keep", "offload", "drop")
@@ -37,20 +38,11 @@ class PlacementCosts:
     load_s, state_s: in which weights and state go to host memory, or come back
     """
 
-    calls: tuple[ForetoldCall, ...]
+    calls: tuple[CallCost, ...]
     held: tuple[int, ...]
     state: tuple[int, ...]
     load_s: float
     state_s: float
-
-
-@dataclass(frozen=True)
-class AsItIs:
-    """A `ForetoldTail` of a generation whose samples end where they begin."""
-
-    end_s: float
-    idle_s: float
-    move_s: float = 0.0
 
 
 class Place:
@@ -122,7 +114,7 @@ class Place:
             self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
             self.widened[at] = max(cost.widened_bytes for cost in answer.calls)
 
-    def tails(self, number: int) -> Sequence[ForetoldTail]:
+    def tails(self, number: int) -> Sequence[Tail]:
         """The ways in which a generation may end, the first of them as it is.
 
         Instances of different size have as many samples as each is fast, so that those of every size end together in
@@ -137,9 +129,9 @@ class Place:
             return costs[0].tails
         seconds = self.seconds[number]
         idle_s = sum(seconds / cost.seconds * cost.tails[0].idle_s for cost in costs if cost.tails)
-        return (AsItIs(seconds, idle_s),)
+        return (Tail(seconds, idle_s),)
 
-    def with_calls(self, calls: Sequence[tuple[ForetoldCall, ...]]) -> Place:
+    def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
         """The same place, whose calls take something else.
 
         Args:
@@ -161,7 +153,7 @@ class Places:
         num_ranks: of the plan.
     """
 
-    def __init__(self, graph: StepGraph, costs: CostSource, num_ranks: int) -> None:
+    def __init__(self, graph: StepGraph, costs: Costs, num_ranks: int) -> None:
         self.graph, self.costs, self.num_ranks = graph, costs, num_ranks
         self._numbers: dict[object, int] = {}
         self._made: dict[Hashable, Place] = {}

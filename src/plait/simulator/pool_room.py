@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.simulator.costs import CostSource
+from plait.cost.costs import Costs
 from plait.simulator.places import Place
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_memory import kept_bytes
@@ -15,7 +15,7 @@ from plait.simulator.step_weights import Weights
 class PoolRoom:
     """Places of generations beside all others of a plan; each is asked for once."""
 
-    def __init__(self, graph: StepGraph, costs: CostSource) -> None:
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self._graph, self._costs = graph, costs
         self._made: dict[tuple[Place, tuple[int, ...]], Place] = {}
 

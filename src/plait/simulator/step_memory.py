@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plait.cost.costs import Amount, Costs
 from plait.cost.working_memory import KEPT
-from plait.simulator.costs import CostSource
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
 
@@ -39,7 +39,7 @@ class Held:
     """[ranks] bytes. most: at the fullest moment; slack: what may come on top"""
 
     most: Floats
-    slack: Mapping[str, Floats | int]
+    slack: Mapping[str, Amount]
 
     @property
     def peak(self) -> Floats:
@@ -49,7 +49,7 @@ class Held:
         return peak
 
 
-def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: CostSource) -> Held:
+def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> Held:
     """What each rank holds. What a call does not need has left its devices when it begins, so the most is held during
     some call, or during calls that train together, or while weights are moved, whatever their order; or when all models
     have been read."""
@@ -89,14 +89,14 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
     return np.maximum.reduce([*of_slots, *together])
 
 
-def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats | int:
+def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Amount:
     """[ranks], or of each, of the process itself, and of an engine where it generates."""
     process = sum(costs.process_terms.values())
     held = costs.engine_bytes.held
     return process + held * has_engine(graph, places, costs) if held else process
 
 
-def has_engine(graph: StepGraph, places: Sequence[Place], costs: CostSource) -> Floats:
+def has_engine(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Floats:
     """[ranks] 1 where an engine takes what it takes beside the models of roles, else 0."""
     generating = 0
     for slot, place in zip(graph.slots, places, strict=True):
@@ -110,9 +110,7 @@ def kept_bytes(weights: Sequence[Weights]) -> Floats:
     return sum((of_family.kept for of_family in weights[1:]), weights[0].kept)
 
 
-def memory_of(
-    graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: CostSource
-) -> list[RankMemory]:
+def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> list[RankMemory]:
     """The memory of each rank."""
     held = held_bytes(graph, places, weights, costs)
     peak, cluster = held.peak, costs.cluster
@@ -135,7 +133,7 @@ def memory_of(
     ]
 
 
-def _of_rank(slack: Mapping[str, Floats | int], rank: int) -> dict[str, float]:
+def _of_rank(slack: Mapping[str, Amount], rank: int) -> dict[str, float]:
     return {name: count if isinstance(count, int) else float(count[rank]) for name, count in slack.items()}
 
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from plait.cost.costs import CallCost
 from plait.schedule.dispatch import Key, Task
 from plait.schedule.work import Done, Work, nothing
 from plait.simulator.atoms import atoms_of
 from plait.simulator.clock import SimulatedClock
-from plait.simulator.costs import ForetoldCall
 from plait.simulator.places import Place
 from plait.simulator.step_graph import NO_MODEL, StepGraph
 from plait.simulator.step_order import StepOrder
@@ -190,7 +190,7 @@ class StepProgram:
             Action(call.call, kind, slot.role, place.mask, end - seconds, end, step, number, cost.bytes)
         )
 
-    def _cost(self, number: int) -> ForetoldCall:
+    def _cost(self, number: int) -> CallCost:
         slot = self.graph.calls[number].slot
         return self.places[slot].costs[self.graph.calls_of[slot].index(number)]
 

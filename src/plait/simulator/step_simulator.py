@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from plait.cost.costs import Costs
 from plait.layout.mesh import Layout
 from plait.schedule.dispatch import Dispatcher
 from plait.simulator.clock import SimulatedClock
-from plait.simulator.costs import CostSource
 from plait.simulator.places import Floats, Place
 from plait.simulator.pool_room import PoolRoom
 from plait.simulator.step_graph import NO_MODEL, StepGraph
@@ -47,7 +47,7 @@ class StepSimulator:
     functions_s: call that functions answer → its seconds
     """
 
-    def __init__(self, graph: StepGraph, costs: CostSource) -> None:
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self.graph, self.costs = graph, costs
         self._weights: dict[Hashable, Weights] = {}
         self._pools = PoolRoom(graph, costs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.simulator.costs import CostSource
+from plait.cost.costs import Costs
 from plait.simulator.places import DROP, KEEP, OFFLOAD, WHOLE, Floats, Ints, Place
 from plait.simulator.step_graph import StepGraph
 
@@ -75,7 +75,7 @@ class Weights:
     copies: tuple[Copies, ...]
 
 
-def weights_of(graph: StepGraph, costs: CostSource, places: Sequence[Place]) -> Weights:
+def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weights:
     """
     Args:
         places: of all slots of a family (`StepGraph.families`).
@@ -141,9 +141,7 @@ def _careful(places: Sequence[Place]) -> list[Ints]:
     return merged
 
 
-def _copies(
-    graph: StepGraph, costs: CostSource, role: str, places: Sequence[Place], merged: Sequence[Ints]
-) -> list[Copies]:
+def _copies(graph: StepGraph, costs: Costs, role: str, places: Sequence[Place], merged: Sequence[Ints]) -> list[Copies]:
     mine = {p.slot: (p, m) for p, m in zip(places, merged, strict=True) if graph.slots[p.slot].role == role}
     home = mine[graph.home_of(role)][0]
     everywhere = 0
@@ -179,9 +177,7 @@ def _by_parts(places: Sequence[Place]) -> list[list[Place]]:
     return groups
 
 
-def _moved(
-    costs: CostSource, role: str, home: Place, members: Sequence[Place], everywhere: int, *, drops: bool
-) -> Copies:
+def _moved(costs: Costs, role: str, home: Place, members: Sequence[Place], everywhere: int, *, drops: bool) -> Copies:
     targets = dict.fromkeys(layout for place in members for layout in place.layouts)
     moves = [costs.move(role, home.layouts[0], target) for target in targets]
     return Copies(

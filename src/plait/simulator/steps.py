@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from plait.cost.costs import Costs
 from plait.errors import ConfigError
 from plait.schedule.plan import Mode, Placement, Plan
 from plait.schedule.timeline import MemoryPoint, Span, Timeline
 from plait.schedule.work import COMPUTE, LINK
-from plait.simulator.costs import CostSource
 from plait.simulator.places import Place, Places
 from plait.simulator.step_graph import StepGraph
 from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of, standing_bytes
@@ -62,7 +62,7 @@ class Prediction:
         return all(rank.fits for rank in self.memory)
 
 
-def predict(plan: Plan, graph: StepGraph, costs: CostSource, *, steps: int = STEPS) -> Prediction:
+def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -> Prediction:
     """Play steps of a completed plan.
 
     Raises:
@@ -152,7 +152,7 @@ def _points(
     places: Sequence[Place],
     weights: Sequence[Weights],
     ranks: dict[int, tuple[int, ...]],
-    costs: CostSource,
+    costs: Costs,
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
     kept = kept_bytes(weights) + standing_bytes(graph, places, costs)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from plait.cost.costs import Tail
 from plait.policy.early_scores import APART, LAST_SHARE
 from plait.policy.fusion_gate import LEAST_SHARE, TIMES_MOVES
-from plait.simulator.costs import ForetoldTail
 
 
 @dataclass
@@ -39,17 +39,17 @@ class Spare:
         return hidden_s - APART * seconds * min(1.0, seconds / self.scores_s)
 
 
-def spare_of(tails: Sequence[ForetoldTail], instances: int, scores_s: float) -> Spare:
+def spare_of(tails: Sequence[Tail], instances: int, scores_s: float) -> Spare:
     """What is to spare where the generation ends as the gate would have it: samples are gathered where that is foretold
     to gain more than a share of what it takes, and than its moves.
 
     Args:
-        tails: as `ForetoldCall.tails`.
+        tails: as `CallCost.tails`.
         scores_s: of all scoring on the ranks that generate, one after the other.
     """
     first = tails[0]
 
-    def done_s(tail: ForetoldTail) -> float:
+    def done_s(tail: Tail) -> float:
         """Until all is scored."""
         return tail.end_s + scores_s - min(tail.idle_s / instances, scores_s * (1 - LAST_SHARE))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout, Parallelism

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.cost import placement
-from plait.cost.cluster import read_cluster
+from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.runtime import prepare
 from plait.runtime.prediction.planning import Planning
