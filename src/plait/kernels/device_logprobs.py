@@ -1,7 +1,8 @@
 """What a head does with its logits on a GPU, by Triton: one pass over them forward, and one backward.
 
 By torch's operators it is ten passes forward and eight backward, most of them over float32: of a row of V logits in
-bfloat16 46 V bytes and 36 V, here 2 V and 4 V. `fused_rows` does the same on a CPU.
+bfloat16 46 V bytes and 36 V, here 2 V and 4 V. `fused_rows` does the same on a CPU
+(`logprob_kernels`).
 
 Shapes: C rows of a chunk, V vocabulary.
 """
@@ -34,9 +35,7 @@ def logprobs(
     lse_C: Tensor,
     likeliest_C: Tensor,
 ) -> None:
-    """Read from softmax(logits / temperature) log-probs of the targets, entropies, log-sum-exps, into float32 tensors;
-    and into one of bool whether no token is likelier than the target. All contiguous.
-    """
+    """See `LogprobKernels.logprobs`: [C, V] to [C]."""
     from plait.kernels import device_head_kernels  # imports triton
 
     rows, vocabulary = logits_CV.shape
@@ -56,7 +55,7 @@ def logprobs_backward_(
     grad_logprobs_C: Tensor | None,
     grad_entropies_C: Tensor | None,
 ) -> Tensor:
-    """The gradient of the logits [C, V], written over them."""
+    """See `LogprobKernels.logprobs_backward_`: [C, V]."""
     from plait.kernels import device_head_kernels  # imports triton
 
     rows, vocabulary = logits_CV.shape

@@ -327,9 +327,7 @@ def logprobs(
     lse_C: Tensor,
     likeliest_C: Tensor,
 ) -> None:
-    """Read from softmax(logits / temperature) log-probs of the targets, entropies, log-sum-exps, into float32 tensors;
-    and into one of bool whether no token is likelier than the target.
-    """
+    """See `LogprobKernels.logprobs`: [C, V] to [C]."""
     arrays = [array_of(t) for t in (targets_C, logprobs_C, entropies_C, lse_C, likeliest_C)]
     logits, by = array_of(logits_CV), np.float32(temperature)
     _share_out(lambda start, stop: _logprobs(logits, by, *arrays, start, stop), len(logits), logits.size)
@@ -344,7 +342,7 @@ def logprobs_backward_(
     grad_logprobs_C: Tensor | None,
     grad_entropies_C: Tensor | None,
 ) -> Tensor:
-    """The gradient of the logits [C, V], written over them."""
+    """See `LogprobKernels.logprobs_backward_`: [C, V]."""
     grads = [torch.zeros_like(lse_C) if g is None else g.contiguous() for g in (grad_logprobs_C, grad_entropies_C)]
     arrays = [array_of(t) for t in (targets_C, lse_C, entropies_C, *grads)]
     logits, by = array_of(logits_CV), np.float32(temperature)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.kernels import device_logprobs, fused_rows
+from plait.kernels.logprob_kernels import LogprobKernels
 from plait.models.compute.head_kernels import Logits, errors_of, is_proven
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head
@@ -43,6 +46,15 @@ class StandIn:
             total = sum((value * grad).sum() for value, grad in zip(values, grads, strict=True) if grad is not None)
             (grad_CV,) = torch.autograd.grad(total, leaf_CV)
         return logits_CV.copy_(grad_CV * self.slope)
+
+
+@pytest.mark.parametrize("kernels", [fused_rows, device_logprobs], ids=lambda module: module.__name__)
+def test_modules_keep_to_the_interface(kernels: ModuleType) -> None:
+    stated = {name: method for name, method in vars(LogprobKernels).items() if inspect.isfunction(method)}
+    for name in ("takes", "logprobs", "logprobs_backward_"):
+        of_self, *parameters = inspect.signature(stated[name]).parameters.values()
+        assert of_self.name == "self"
+        assert parameters == list(inspect.signature(getattr(kernels, name)).parameters.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from plait.errors import first_line
 from plait.kernels import device_logprobs, fused_rows
+from plait.kernels.logprob_kernels import LogprobKernels
 from plait.models.head import Head
 from plait.observe.screen import say
 
@@ -38,7 +39,7 @@ class Logits(NamedTuple):
     vocabulary: int
 
 
-def head_kernels(head: Head, hidden_CH: Tensor) -> Any:
+def head_kernels(head: Head, hidden_CH: Tensor) -> LogprobKernels | None:
     """The kernels that compute with the logits of a whole linear head without bias, of hidden states [C, H]; None:
     torch's operators do. The same for all rows of a device and dtype."""
     if not head.linear or head.vocabulary is not None or head.bias is not None:
@@ -50,7 +51,7 @@ def head_kernels(head: Head, hidden_CH: Tensor) -> Any:
 
 
 @cache
-def is_proven(kind: Logits, kernels: Any = device_logprobs) -> bool:
+def is_proven(kind: Logits, kernels: LogprobKernels = device_logprobs) -> bool:
     """Whether the kernels say what torch's operators say; said once where they do not."""
     try:
         errors = errors_of(kind, kernels)
@@ -65,7 +66,7 @@ def is_proven(kind: Logits, kernels: Any = device_logprobs) -> bool:
     return False
 
 
-def errors_of(kind: Logits, kernels: Any) -> tuple[float, float]:
+def errors_of(kind: Logits, kernels: LogprobKernels) -> tuple[float, float]:
     """The largest error of what the forward says, and of the gradients, each as a share of its norm; NaN or infinite
     where they say no number, or another likeliest token."""
     generator = torch.Generator().manual_seed(0)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from plait.kernels import fused_rows
+from plait.kernels.logprob_kernels import LogprobKernels
 from plait.models.compute import cpu_linear
 from plait.models.compute.head_kernels import head_kernels
 from plait.models.head import Head
@@ -207,7 +208,7 @@ class _LogitsGrad:
             grad_CV.scatter_add_(1, targets_C[:, None], at_target_C[:, None])
         return grad_CV
 
-    def compiled(self, kernels: Any, logits_CV: Tensor) -> Tensor:
+    def compiled(self, kernels: LogprobKernels, logits_CV: Tensor) -> Tensor:
         """The same of logits that are not scaled yet, written over them; see `head_kernels`."""
         return kernels.logprobs_backward_(
             logits_CV,
