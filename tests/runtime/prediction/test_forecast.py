@@ -72,6 +72,17 @@ def test_beside_by_hand() -> None:
     assert found.memory == [Beside("0", 150, 100), Beside("1", 120, None)]
 
 
+def test_kinds_that_gpus_do_not_tell_apart_are_one() -> None:
+    """2 s of forwards and backwards and 1 of a step are foretold; the step of 2.5 has waited for what is asked for in
+    0.25."""
+    parts = (("actor.train", "TRAIN", 0.0, 2.0), ("actor.train/b0/step", "STEP", 2.0, 3.0))
+    spans = [Span(action, kind, 0, start, end, step=1) for action, kind, start, end in parts]
+    row = {"timing_s/step": 3.0, "perf/kind_s/DECODE": 1.0, "perf/kind_s/TRAIN": 0.25, "perf/kind_s/STEP": 2.5}
+    row |= {"perf/peak_bytes/rank_0": 100, "perf/device_peak_bytes/rank_0": 40}
+    forecast = forecast_of(Plan("p", 1, predicted=Timeline(tuple(spans))), "a profile", {0: 50}, [row])
+    assert forecast.kinds == [Beside("TRAIN and STEP", 3.0, 2.75), Beside("DECODE", None, 1.0)]
+
+
 def test_what_was_not_predicted_is_measured_all_the_same(tmp_path: Path) -> None:
     """And comes back from its file; of a GPU its own memory counts."""
     row = {"timing_s/step": 5.0, "perf/peak_bytes/rank_0": 100, "perf/device_peak_bytes/rank_0": 40}

@@ -23,6 +23,9 @@ from plait.schedule.timeline import Span, Timeline
 WARM_UP = 1
 """Steps at the beginning that are left out where there are more: what they load and compile, others do not."""
 STEP = "step"
+ON_DEVICES = {"TRAIN": "TRAIN and STEP", "STEP": "TRAIN and STEP"}
+"""Kinds whose seconds say something only together where GPUs compute: the host asks for a forward or backward and goes
+on, and the optimizer step waits for all of them."""
 CALL_S, KIND_S = "timing_s/", "perf/kind_s/"
 PEAK_BYTES, DEVICE_PEAK_BYTES = "perf/peak_bytes/rank_", "perf/device_peak_bytes/rank_"
 """How the names of metrics begin: busy seconds of calls and of kinds of actions; what a rank's process, and its GPU,
@@ -113,15 +116,17 @@ def forecast_of(
     calls = kinds = {}
     if plan.predicted is not None:
         calls, kinds = predicted_seconds(plan.predicted), seconds_a_step(plan.predicted, kind_of)
-    measured_calls = _measured(steady, CALL_S, median)
+    measured_calls, measured_kinds = _measured(steady, CALL_S, median), _measured(steady, KIND_S, median)
     step_s = calls.pop(STEP, None), measured_calls.pop(STEP, None)
     on_devices = any(name.startswith(DEVICE_PEAK_BYTES) for name in rows[-1])
+    if on_devices:
+        kinds, measured_kinds = _added_up(kinds), _added_up(measured_kinds)
     peaks = _measured(rows, DEVICE_PEAK_BYTES if on_devices else PEAK_BYTES, max)
     return Forecast(
         plan.name,
         source,
         [*_beside(calls, measured_calls), Beside(STEP, *step_s)],
-        _beside(kinds, _measured(steady, KIND_S, median)),
+        _beside(kinds, measured_kinds),
         _beside({str(rank): count for rank, count in held_bytes.items()}, peaks),
         carried or {},
     )
@@ -180,6 +185,15 @@ def _measured(
     """Name without its prefix → one value of those of all steps that have it, in the order of the names' places."""
     names = dict.fromkeys(name for row in rows for name in row if name.startswith(prefix))
     return {name.removeprefix(prefix): of_all(row[name] for row in rows if name in row) for name in names}
+
+
+def _added_up(kinds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by kind, as far as GPUs tell them apart."""
+    together: dict[str, float] = {}
+    for kind, seconds in kinds.items():
+        name = ON_DEVICES.get(kind, kind)
+        together[name] = together.get(name, 0.0) + seconds
+    return together
 
 
 def _beside(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[Beside]:
