@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     try:
-        start = start_vllm(options.threads, 60.0)
+        start = start_vllm("cpu", options.threads, 60.0)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -10,8 +10,8 @@ from tests.benchmarks import scripts
 
 def output_of(script: str, *arguments: str) -> str:
     """What a benchmark says; the test is skipped where no vLLM is that plait is tested with."""
-    environment = look()
-    if environment is None or environment.fault:
+    environment = look("cpu")
+    if environment is None or environment.fault("cpu"):
         pytest.skip("no tested vLLM: `plait doctor engines` says how it is installed")
     return scripts.output_of(script, *arguments)
 

@@ -124,6 +124,6 @@ def standing_in(monkeypatch: Any, **options: Any):
         return opened[-1]
 
     with monkeypatch.context() as patched:
-        patched.setattr("plait.workers.vllm_engines.start_vllm", lambda threads, freeze_after_s: start)
-        patched.setitem(SET_UP, "vllm", lambda: None)
+        patched.setattr("plait.workers.vllm_engines.start_vllm", lambda device, threads, freeze_after_s: start)
+        patched.setitem(SET_UP, "vllm", lambda device: None)
         yield opened

@@ -28,8 +28,8 @@ from tests.runs.conftest import make_recipe  # noqa: F401
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        (found := look()) is None or bool(found.fault),
-        reason=f"no tested vLLM at {vllm_python()}; it is installed by\n{install_text()}",
+        (found := look("cpu")) is None or bool(found.fault("cpu")),
+        reason=f"no tested vLLM at {vllm_python('cpu')}; it is installed by\n{install_text('cpu')}",
     ),
 ]
 
@@ -48,7 +48,7 @@ def pair(tiny_folder: Path) -> Iterator[tuple[VllmEngine, LanguageModel]]:
     """vLLM, and the model whose weights it draws with."""
     model = load_model(str(tiny_folder), dtype="float32")
     loading = Loading(str(tiny_folder), "float32", 128, 16, 256, 1 << 24, "cpu")
-    engine = VllmEngine("actor", model, lambda: model.export(torch.float32).state, loading, start_vllm(1, 60.0))
+    engine = VllmEngine("actor", model, lambda: model.export(torch.float32).state, loading, start_vllm("cpu", 1, 60.0))
     yield engine, model
     engine.close()
 
@@ -172,7 +172,7 @@ def test_grpo_learns_on_it_as_on_ours(make_recipe: Any, tmp_path: Path, lora: in
 def test_its_death_is_told(tiny_folder: Path, pair: tuple[VllmEngine, LanguageModel]) -> None:
     _, model = pair
     loading = Loading(str(tiny_folder), "float32", 128, 16, 256, 1 << 24, "cpu")
-    engine = VllmEngine("actor", model, lambda: model.export(torch.float32).state, loading, start_vllm(1, 60.0))
+    engine = VllmEngine("actor", model, lambda: model.export(torch.float32).state, loading, start_vllm("cpu", 1, 60.0))
     engine.add(asked(max_tokens=100)[0])
     engine.advance("actor.generate")
     engine.group.signal(0, 9)

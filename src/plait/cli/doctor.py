@@ -13,14 +13,18 @@ def doctor(what: Literal["engines"], /) -> int:
     Parameters
     ----------
     what
-        engines: who can draw samples (`sampling.engine`), where each is, of which version, and how to install it.
+        engines: who can draw samples (`sampling.engine`), on GPUs where there are any: where each is, of which version,
+        and how to install it.
     """
+    import torch
+
     from plait.vllm.environment import TESTED, VARIABLE, install_text, look, vllm_python
 
     assert what == "engines", f"doctor has nothing to say of {what}"
     say("plait   is here: it needs nothing else")
-    python, environment = vllm_python(), look()
-    fault = f"{python} is no Python that answers" if environment is None else environment.fault
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    python, environment = vllm_python(device), look(device)
+    fault = f"{python} is no Python that answers" if environment is None else environment.fault(device)
     if environment is not None and not fault:
         say(
             f"vllm    is here: vLLM {environment.vllm}, torch {environment.torch}, transformers "
@@ -29,7 +33,7 @@ def doctor(what: Literal["engines"], /) -> int:
         return 0
     say(f"vllm    cannot be used: {fault}")
     say(f"        tested versions: {', '.join(TESTED)}; {VARIABLE} names the Python of another environment")
-    say("        to install it, for a CPU:")
-    for line in install_text().splitlines():
+    say(f"        to install it, for `device` {device}:")
+    for line in install_text(device).splitlines():
         say(f"  {line}")
     return 0

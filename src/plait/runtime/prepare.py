@@ -128,11 +128,12 @@ def _check_machine(recipe: Recipe) -> None:
     """The device, and another program that draws. Raises ConfigError."""
     check_device(recipe)
     if abilities(recipe).computes_elsewhere:
-        SET_UP[recipe.sampling.engine]()
+        SET_UP[recipe.sampling.engine](recipe.device)
 
 
-SET_UP: Mapping[str, Callable[[], object]] = {"vllm": checked_environment}
-"""`sampling.engine`, where that is another program → what raises ConfigError where it is not there, or untested."""
+SET_UP: Mapping[str, Callable[[str], object]] = {"vllm": checked_environment}
+"""`sampling.engine`, where that is another program → what raises ConfigError where it is not there for a `device`,
+or untested."""
 
 DRAFT_KEY = "sampling.draft_model"
 

@@ -40,13 +40,13 @@ Start = Callable[[Loading, Path], Group]
 WorkerError."""
 
 
-def start_vllm(threads: int, freeze_after_s: float) -> Start:
+def start_vllm(device: str, threads: int, freeze_after_s: float) -> Start:
     """Starts vLLM in its environment.
 
     Raises:
-        ConfigError: there is none, or one of an untested version.
+        ConfigError: there is none for the device, or one of an untested version.
     """
-    python = checked_environment().python
+    python = checked_environment(device).python
 
     def start(loading: Loading, folder: Path) -> Group:
         launcher = LocalProcesses(

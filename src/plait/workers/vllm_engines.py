@@ -36,7 +36,7 @@ def open_vllm(announcer: Announcer, role: str, ends: ExitStack) -> VllmEngine:
         return rank_state.gather(role).export(model.dtype).state
 
     say_loading("vLLM, in a process of its own")
-    start = start_vllm(torch.get_num_threads(), recipe.freeze_after_s)
+    start = start_vllm(recipe.device, torch.get_num_threads(), recipe.freeze_after_s)
     engine = VllmEngine(role, model, weights, loading, start)
     ends.callback(engine.close)
     return engine
