@@ -169,8 +169,6 @@ class TrainingEngine(Protocol):
     """Scores rows and trains on them: log-probs, values and scores in float64, a work of micro-batches each."""
 
     role: str
-    model: Any
-    """What this process has of the model, or knows of it: `max_positions`."""
 
     @property
     def scoring_instances(self) -> tuple[frozenset[int], ...]:

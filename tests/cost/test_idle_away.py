@@ -79,9 +79,11 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
 def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(prepare, "say", lambda text, file: told.append(text))
-    prepare.prepare(make_recipe(sequence_parallel=True, rebalance="auto", **{"sampling.decode_groups": 3}))
+    keys = {"sampling.decode_groups": 3, "optimizer.shard_gradients": True}
+    prepare.prepare(make_recipe(sequence_parallel=True, rebalance="auto", **keys))
     assert told == [
         "`sequence_parallel` divides nothing: no call of the plan trains with tp above 1",
+        "`optimizer.shard_gradients` divides nothing: no call of the plan that has it trains with dp above 1",
         "`rebalance` moves nothing: no call of the plan generates in several instances",
         "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1",
     ]

@@ -18,11 +18,9 @@ from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall, TrainTo
 class RemoteTrainer:
     """`training.trainer.Trainer` for the leader, over the ranks of the role's layouts."""
 
-    def __init__(self, announcer: Announcer, role: str, max_positions: int) -> None:
+    def __init__(self, announcer: Announcer, role: str) -> None:
         self._announcer = announcer
         self.role = role
-        role_state = announcer.rank_state.roles.get(role)
-        self.model = role_state.model if role_state is not None else AbsentModel(max_positions)
 
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
         """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights. Copies that are
@@ -109,10 +107,3 @@ class RemoteTrainer:
 def _call(training: Training) -> TrainCall:
     t = training
     return TrainCall(LossOver(t.node, t.rows.with_root(), t.temperature, t.batch_values), t.step)
-
-
-class AbsentModel:
-    """What is known of a model of which this rank has no part."""
-
-    def __init__(self, max_positions: int) -> None:
-        self.max_positions = max_positions

@@ -135,8 +135,8 @@ class WorkerGroup:
             self._engines[role] = OPENS[self.rank_state.recipe.sampling.engine](self.announcer, role, self._ends)
         return self._engines[role]
 
-    def trainer(self, role: str, max_positions: int) -> RemoteTrainer:
-        return RemoteTrainer(self.announcer, role, max_positions)
+    def trainer(self, role: str) -> RemoteTrainer:
+        return RemoteTrainer(self.announcer, role)
 
     def model(self, role: str) -> Any:
         """What the leader has of a role's model; None: nothing."""

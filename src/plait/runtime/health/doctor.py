@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from plait.errors import DataError, RunError
 from plait.models.backbone_model import BackboneModel
@@ -144,6 +143,6 @@ class RunDoctor:
         return None
 
 
-def _whole(*models: Any) -> bool:
+def _whole(*models: BackboneModel | None) -> bool:
     """Whether this process has all of each model, and can compute with it by itself."""
-    return all(isinstance(model, BackboneModel) and model.part is None for model in models)
+    return all(model is not None and model.part is None for model in models)

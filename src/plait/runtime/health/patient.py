@@ -30,8 +30,8 @@ class Patient:
 
     @cached_property
     def models(self) -> dict[str, BackboneModel]:
-        """Role → its model, reward models included; of a run on several ranks, the leader's parts."""
-        return {name: role.model for name, role in self.roles.items() if isinstance(role.model, BackboneModel)}
+        """Role → its model, reward models included; of a run on several ranks, what parts the leader has."""
+        return {name: role.model for name, role in self.roles.items() if role.model is not None}
 
     def rollouts(self, state: StepState) -> list[tuple[Node, Rows]]:
         """What roles that are trained have sampled in a step that has ended, to be trained on. Without greedy rollouts:

@@ -23,15 +23,22 @@ def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, Reward
     actor = next((model for model in prepared.models if model.role == "actor"), None)
     roles: dict[str, RoleRuntime] = {}
     for model in prepared.models:
-        trainer = workers.trainer(model.role, prepared.shapes[model.name].max_positions)
+        mine, trainer = workers.model(model.role), workers.trainer(model.role)
         if is_reward(model, flow):
             settings = recipe.reward if model.role == "reward" else recipe.cost
             tokenizer = load_tokenizer(model.name, model.key)
             translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer)
-            scorer = ModelScorer(trainer, translator, settings.model_weight, model.key, settings.on_error)
-            roles[model.role] = RewardRole(pools.get(model.role), scorer)
+            scorer = ModelScorer(
+                trainer,
+                translator,
+                prepared.shapes[model.name].max_positions,
+                settings.model_weight,
+                model.key,
+                settings.on_error,
+            )
+            roles[model.role] = RewardRole(pools.get(model.role), scorer, mine)
             continue
-        roles[model.role] = ModelRole(workers.model(model.role), trainer, workers.engine(model.role))
+        roles[model.role] = ModelRole(mine, trainer, workers.engine(model.role))
     for role, pool in pools.items():
         roles.setdefault(role, RewardRole(pool))
     return roles

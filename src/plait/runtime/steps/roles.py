@@ -26,17 +26,14 @@ class RewardRole:
 
     pool: RewardPool | None
     scorer: ModelScorer | None = None
+    model: Any = None
+    """See `ModelRole`."""
     engine: ClassVar[GenerationEngine | None] = None
 
     @property
     def trainer(self) -> TrainingEngine | None:
         """The engine of the model; None: functions score alone."""
         return None if self.scorer is None else self.scorer.trainer
-
-    @property
-    def model(self) -> Any:
-        """See `ModelRole`."""
-        return None if self.scorer is None else self.scorer.trainer.model
 
 
 RoleRuntime = ModelRole | RewardRole

@@ -25,6 +25,8 @@ class ModelScorer:
     trainer: TrainingEngine
     translator: Translator | None
     """None where actor and reward model read the same token ids."""
+    max_positions: int
+    """Tokens of a sample at most, its own."""
     weight: float = 1.0
     key: str = "reward.model"
     on_error: OnError = OnError.STOP
@@ -55,13 +57,13 @@ class ModelScorer:
             ModelError: one is longer than its positions.
         """
         read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
-        limit = self.trainer.model.max_positions
         for sample in read:
             length = len(sample.prompt.token_ids) + len(sample.token_ids)
-            if length > limit:
+            if length > self.max_positions:
                 raise ModelError(
-                    f"`{self.key}`: sample {sample.uid} has {length} of its tokens, but its positions end at {limit}; "
-                    "lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, or take another reward model"
+                    f"`{self.key}`: sample {sample.uid} has {length} of its tokens, but its positions end at "
+                    f"{self.max_positions}; lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, or take "
+                    "another reward model"
                 )
         return Rows(read)
 
