@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
 
 from plait.models.flat_weights import FlatWeights
 from plait.runtime.health.patient import Patient
@@ -63,25 +62,20 @@ class WeightFacts:
     def _is_frozen(self, name: str) -> bool:
         return name not in self._patient.flow.trained_roles
 
-    def _weights(self) -> dict[str, Tensor | FlatWeights]:
-        """Role → what training changes of it, or all that it has where it is not trained; those that are here."""
-        weights_of_roles: dict[str, Tensor | FlatWeights] = {}
-        for name, model in self._patient.models.items():
-            weights = model.weights if self._is_frozen(name) or model.nested else model.trained.weights
-            now = self._patient.workers.leader_weights.now(name, weights)
-            if now is not None:
-                weights_of_roles[name] = model.nested or now
-        return weights_of_roles
-
     def _fingerprints(self) -> dict[str, str]:
-        return {name: fingerprint(weights) for name, weights in self._weights().items()}
+        """Role → that of what training changes of it, or of all that it has where it is not trained; those that are
+        here."""
+        prints: dict[str, str] = {}
+        for name, model in self._patient.models.items():
+            held = model if self._is_frozen(name) or model.nested else model.trained
+            now = self._patient.workers.leader_weights.now(name, held.weights)
+            if now is not None:
+                prints[name] = fingerprint(model.nested or FlatWeights(held.layout, now))
+        return prints
 
 
-def fingerprint(weights: Tensor | FlatWeights) -> str:
-    """A hash of an even sample of a flat buffer [elements]: equal for equal weights, another after any update of them
-    all."""
-    nested = isinstance(weights, FlatWeights)
-    stride = max(1, (weights.num_elements if nested else len(weights)) // SAMPLED_WEIGHTS) | 1
-    sampled = weights.sampled(stride) if nested else weights.detach()[::stride]
-    sampled = sampled.contiguous().view(torch.uint8).cpu().numpy()
+def fingerprint(weights: FlatWeights) -> str:
+    """A hash of an even sample: equal for equal weights, another after any update of them all."""
+    stride = max(1, weights.num_elements // SAMPLED_WEIGHTS) | 1
+    sampled = weights.sampled(stride).detach().contiguous().view(torch.uint8).cpu().numpy()
     return hashlib.blake2b(sampled.tobytes(), digest_size=8).hexdigest()
