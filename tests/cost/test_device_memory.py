@@ -36,6 +36,12 @@ def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Fact
     return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, Lengths.fixed(128))
 
 
+def row_of(begins: str, rows: dict[str, int]) -> int:
+    """The bytes of the one row whose name begins so."""
+    (count,) = (count for what, count in rows.items() if what.startswith(begins))
+    return count
+
+
 def named(name, devices, tp=1):
     return lambda flow, planned: named_plan(name, flow, planned, devices, tp=tp)
 

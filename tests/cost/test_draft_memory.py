@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from plait.cost.device_memory import memory_by_device
 from plait.cost.draft_memory import draft_rows, draft_widened
 from plait.cost.engine_memory import engine_bytes
-from plait.cost.estimate import memory_table
-from plait.cost.lengths import Lengths
-from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import role_models
 from tests.cost.smollm2 import SHAPE as SMOLLM2
+from tests.cost.test_device_memory import facts_of, named
 
 PACKED = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536) + 576 * 49152
 """Numbers of the linear layers and the head."""
@@ -47,9 +45,8 @@ def test_it_grows_all_moments_of_a_step() -> None:
     """The copy is there all the time, and comes on top of the policy's own, which is there in the fullest moment."""
     widened = []
     for sampling in ({"speculation": 4}, DRAFTS):
-        recipe = a_recipe(sampling=sampling)
-        flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
-        table = memory_table(recipe, flow, role_models(flow, recipe), {"it": SMOLLM2}, Lengths.fixed(101))
-        assert max(table.during, key=lambda row: row[1])[0] == "generation"
-        widened.append(dict(table.slack)[NEEDS])
+        facts = facts_of(named("colocated", 1), "grpo", model="it", sampling=sampling)
+        (alone,) = memory_by_device(facts)
+        assert max(alone.during, key=lambda row: row[1])[0] == "actor.generate"
+        widened.append(dict(alone.slack)[NEEDS])
     assert widened == [2 * PACKED, 4 * PACKED]

@@ -9,10 +9,10 @@ import pytest
 from plait.cost.calibration import VENDORS
 from plait.cost.cluster_file import read_cluster
 from plait.cost.device_memory import DeviceMemory, memory_by_device
-from plait.cost.estimate import memory_table
 from plait.cost.generation_memory import packed_bytes
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts
+from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.cost.working_memory import KEPT, PROCESS, PROCESS_BYTES, process_terms
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
@@ -20,7 +20,8 @@ from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import named_plan
 from plait.schedule.plan import Placement, Plan
 from plait.simulator.step_memory import ENGINE, RankMemory
-from tests.cost.test_device_memory import facts_of
+from tests.cost.smollm2 import SHAPE
+from tests.cost.test_device_memory import facts_of, row_of
 
 SIZES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
 ZERO_UNIT = 32 * 16
@@ -114,11 +115,13 @@ def test_another_engine_holds_its_own_weights_and_pool() -> None:
     )
     lengths = SampleLengths(facts.longest_texts, Lengths.fixed(256))
     there = (facts.recipe, facts.flow, facts.models, facts.shapes)
-    planning = Planning(*there, read_cluster("1xA100-80G"), lengths, VENDORS)
-    (memory,) = planning.predict(facts.plan).memory
-    table = memory_table(facts.recipe, facts.flow, facts.models, facts.shapes, facts.longest_texts)
-    most = max(count for _, count in table.during) + sum(count for _, count in table.slack)
-    assert memory.peak_bytes == pytest.approx(most, rel=1e-3)
+    ((memory, device),) = both(facts)
+    assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
+    pool = [what for what in dict(device.rows) if "KV cache" in what]
+    assert pool == [f"KV cache of vLLM, a pool of {pool_tokens_of_vllm(facts.recipe, SHAPE)} tokens"]
+    rows, weights = dict(device.rows), SHAPE.parameters * 2
+    assert rows["weights in vLLM's process"] == weights
+    assert memory.terms[ENGINE] == weights + rows[pool[0]]
     with pytest.raises(ConfigError, match=r"`sampling\.engine` is vllm, which generates for a run of one"):
         Planning(*there, read_cluster("2xA100-80G"), lengths, VENDORS).given("colocated")
 
@@ -144,7 +147,7 @@ def test_terms_are_those_of_a_dry_run() -> None:
         assert memory.terms["actor: weights"] == rows["actor: weights (bfloat16)"]
         assert max(device.during, key=lambda row: row[1])[0] == "actor.generate"
         assert memory.terms["actor decode"] == pytest.approx(
-            rows["actor: KV cache"] + packed_bytes(facts.shapes["smollm2-135m"], "bfloat16")
+            row_of("actor: KV cache", rows) + packed_bytes(facts.shapes["smollm2-135m"], "bfloat16")
         )
         assert memory.terms[KEPT] == rows["activations"]
         held = sum(count for what, count in memory.terms.items() if what not in slack)
@@ -172,11 +175,6 @@ def test_adapters_are_small() -> None:
 
 @pytest.mark.parametrize("recipe", ["cpu", "float32", "mini-batches"])
 def test_one_device(recipe) -> None:
-    """A dry run of one device on which all stays has a table of its own, which takes parameters by the model's shape:
-    paddings between blocks are not in it."""
     facts = facts_for(lambda flow, planned: named_plan("colocated", flow, planned, 1), "grpo", **RECIPES[recipe])
     ((memory, device),) = both(facts)
-    table = memory_table(facts.recipe, facts.flow, facts.models, facts.shapes, facts.longest_texts)
-    most = max(count for _, count in table.during) + sum(count for _, count in table.slack)
     assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
-    assert most == pytest.approx(device.most_bytes, rel=1e-3)

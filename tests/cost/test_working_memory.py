@@ -7,11 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plait.cost.estimate import memory_table
+from plait.cost.device_memory import memory_by_device, memory_of_plan
 from plait.cost.lengths import Lengths
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import (
@@ -29,11 +30,10 @@ from plait.cost.working_memory import (
     process_terms,
     slack_rows,
 )
-from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import role_models
 from plait.runtime.prepare import prepare
 from tests.cost.smollm2 import SHAPE as SMOLLM2
+from tests.cost.test_device_memory import facts_of, named
 
 MIB = 1 << 20
 
@@ -105,14 +105,12 @@ def test_slack_by_hand() -> None:
 
 def test_the_demos_peak() -> None:
     """5,466 MiB: two steps of recipes/demo.yaml and an evaluation of 16 items, kernels compiled by the process."""
-    recipe = a_recipe(
-        prompts_per_step=16, samples_per_prompt=8, sampling={"max_response_tokens": 16}, options={"kl_coef": 0.01}
-    )
-    flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
-    table = memory_table(recipe, flow, role_models(flow, recipe), {"it": SMOLLM2}, Lengths.fixed(101))
-    expected = sum(size for _, size in table.expected) / MIB
+    steps = {"prompts_per_step": 16, "samples_per_prompt": 8, "sampling": {"max_response_tokens": 16}}
+    facts = facts_of(named("colocated", 1), "grpo", options={"kl_coef": 0.01}, **steps)
+    (alone,) = memory_by_device(replace(facts, longest_texts=Lengths.fixed(101)))
+    expected = sum(size for _, size in alone.rows) / MIB
     assert expected == pytest.approx(5466, rel=0.1)
-    assert expected + sum(size for _, size in table.slack) / MIB > 5466
+    assert expected + sum(size for _, size in alone.slack) / MIB > 5466
 
 
 SCRIPT = """
@@ -132,7 +130,8 @@ def test_the_peak_of_a_small_run(dtype: str, make_recipe: Callable[..., Recipe],
     texts = {"sampling.draft_pool_bytes": 1 << 20}
     recipe = make_recipe(algorithm="ppo", samples_per_prompt=1, dtype=dtype, steps=6, **texts)
     prepared = prepare(recipe)
-    table = memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_texts)
+    of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.longest_texts
+    (alone,) = memory_of_plan(recipe, *of_run)
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(recipe.model_dump(mode="json", exclude_unset=True)))
     done = subprocess.run(
@@ -140,7 +139,7 @@ def test_the_peak_of_a_small_run(dtype: str, make_recipe: Callable[..., Recipe],
     )
     assert done.returncode == 0, done.stderr
     (found,) = re.findall(r"^peak (\d+)$", done.stdout, re.MULTILINE)
-    peak, expected = int(found) * 1024, sum(size for _, size in table.expected)
+    peak, expected = int(found) * 1024, sum(size for _, size in alone.rows)
     if "compiling" not in done.stderr:
         assert expected == pytest.approx(peak, rel=0.1)
-    assert peak < expected + sum(size for _, size in table.slack)
+    assert peak < expected + sum(size for _, size in alone.slack)

@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from plait.cost.estimate import memory_table
+from plait.cost.device_memory import memory_of_plan
 from plait.cost.lengths import Lengths
 from plait.errors import RunError, UserError
 from plait.models.files.saving import save_pretrained
@@ -175,7 +175,9 @@ def test_roles_with_adapters_share_one_base(make_recipe: MakeRecipe, data: dict[
     models = build_models(prepared.models, recipe)
     assert set(models) == {"actor", "ref", "critic"}
     assert len({model.weights.data_ptr() for model in models.values()}) == 1
-    table = dict(memory_table(recipe, prepared.flow, prepared.models, prepared.shapes, Lengths.fixed(20)).expected)
+    of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan
+    (alone,) = memory_of_plan(recipe, *of_run, Lengths.fixed(20))
+    table = dict(alone.rows)
     assert len([what for what in table if what.endswith("weights (float32)")]) == 1
     assert table["actor: adapter, its masters, moments and gradients"] > 0
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.cost.device_memory import Facts, memory_by_device
-from plait.cost.estimate import memory_table
+from plait.cost.device_memory import Facts, memory_by_device, memory_of_plan
 from plait.cost.generation_memory import packed_bytes
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_parameters import parameters_of
@@ -262,9 +261,10 @@ def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Pa
     """A model of the policy's shape: as many bytes as that, of each engine that drafts."""
     keys = {"sampling.speculation": "adaptive", "sampling.draft_model": MODEL, "dtype": "float32"}
     prepared = prepare(recipe_of(place, tiny_folder, "forecast", **keys))
-    table = memory_table(prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.longest_texts)
-    rows = dict(table.expected)
-    assert rows["draft model: weights (float32)"] == rows["actor: weights (float32)"]
+    of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.longest_texts
+    (alone,) = memory_of_plan(prepared.recipe, *of_run)
+    rows = dict(alone.rows)
+    assert rows["draft model: weights (float32)"] == pytest.approx(rows["actor: weights (float32)"], rel=0.01)
     assert rows["draft model: weights packed for decoding"] == packed_bytes(prepared.shape, "float32")
     caches = [size for what, size in rows.items() if "KV cache" in what]
     assert len(caches) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
@@ -27,11 +28,13 @@ from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
+from plait.recipes.engine_checks import abilities
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, part_key
 from plait.schedule.plan import Mode
 from plait.training.memory import BYTES
 
+CACHE = "KV cache"
 PACKED = "weights packed for decoding"
 ACTIVATIONS = "activations"
 
@@ -41,10 +44,11 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     recipe, place = facts.recipe, facts.places[model.role]
     rows_by_use: dict[Use, Rows] = {}
     instance = place.instance_on(rank)
-    if instance is not None and (cached := _cache_bytes(rank, facts, model, instance)):
-        rows_by_use[model.role, "decode"] = [("KV cache", cached)]
+    if instance is not None and (pool := _pool(facts, model)) is not None:
+        cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
+        rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
         if drafts_on(recipe, rank, instance):
-            rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, _held_tokens(facts, model))
+            rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
             packed = packed_bytes(facts.shapes[model.name], recipe.dtype, recipe.lora)
             rows_by_use[model.role, "decode"].append((PACKED, packed))
@@ -135,25 +139,42 @@ def plain_activations(rank: int, facts: Facts) -> int:
     return max(bytes_by_call)
 
 
-def _cache_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -> int:
-    """Keys and values of the samples that an instance runs at a time: its layers, its heads."""
+def _cached_bytes(rank: int, facts: Facts, model: RoleModel, instance: Layout) -> int:
+    """Keys and values of a token on a rank of an instance: its layers, its heads."""
     shape = facts.shapes[model.name]
     first, stop = Heads(shape.heads, shape.kv_heads, shared=True).part_range(
         instance.coordinates(rank).tp, instance.parallelism.tp
     )
     bounds, stage = stage_bounds(shape.layers, instance.parallelism), instance.coordinates(rank).pp
-    per_token = 2 * (bounds[stage + 1] - bounds[stage]) * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
-    return _held_tokens(facts, model) * per_token
+    return 2 * (bounds[stage + 1] - bounds[stage]) * (stop - first) * shape.head_dim * BYTES[facts.recipe.dtype]
 
 
-def _held_tokens(facts: Facts, model: RoleModel) -> int:
-    """For which the pool of an instance takes memory; 0 where the role generates nothing."""
+@dataclass(frozen=True)
+class _Pool:
+    """Keys and values of an instance: of the samples that it runs at a time, as long as they may be."""
+
+    running: int
+    context: int
+    """Tokens of a sample."""
+    tokens: int
+    """That there is memory for."""
+    is_whole: bool
+    """All of it is taken when the first prompt is computed."""
+
+    def __str__(self) -> str:
+        limit = f", {self.tokens} at most" if self.tokens < self.running * self.context else ""
+        limit = f", a pool of {self.tokens}" if self.is_whole else limit
+        return f"{self.running} samples x {self.context} tokens{limit}"
+
+
+def _pool(facts: Facts, model: RoleModel) -> _Pool | None:
+    """That of an instance of our ranks; None: the role generates nothing, or another program does."""
     recipe, place = facts.recipe, facts.places[model.role]
     calls = [node for node in facts.flow.calls(model.role) if node.kind is CallKind.GENERATE]
-    if not calls:
-        return 0
+    if not calls or abilities(recipe).computes_elsewhere:
+        return None
     samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
     context = facts.longest_texts.longest + recipe.sampling.max_response_tokens
-    pool = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
-    return pool_tokens(running, context, pool, recipe.device)
+    most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
+    return _Pool(running, context, pool_tokens(running, context, most, recipe.device), recipe.device == "cuda")

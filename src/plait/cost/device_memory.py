@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activations, working_rows
 from plait.cost.draft_memory import draft_widened
-from plait.cost.estimate import Rows, memory_table
+from plait.cost.estimate import Rows
 from plait.cost.generation_memory import widened_bytes
-from plait.cost.held_parameters import HeldPart, held_parts, num_guessing, rows_of
+from plait.cost.held_parameters import HeldPart, held_parts, num_engines, rows_of
 from plait.cost.lengths import Lengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
@@ -54,7 +54,7 @@ def memory_of_plan(
     plan: Plan,
     longest_texts: Lengths,
 ) -> list[DeviceMemory]:
-    """What a dry run says of the memory of each device. Imports torch where a plan asks for more than shapes.
+    """What a dry run says of the memory of each device. Imports torch.
 
     Args:
         models: which model each role begins as.
@@ -62,10 +62,6 @@ def memory_of_plan(
         plan: completed.
         longest_texts: of the prompts; where nothing is generated, of the given samples.
     """
-    is_plain = all(p.after == "keep" and p.micro_batch_tokens is None for p in plan.placements)
-    if plan.num_ranks == 1 and is_plain:
-        alone = memory_table(recipe, flow, models, shapes, longest_texts)
-        return [DeviceMemory([0], alone.expected, alone.during, alone.slack)]
     return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, longest_texts))
 
 
@@ -120,14 +116,14 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     during = _during(rank, facts, held, working, left)
     most = max(count for _, count in during)
     roles = {p.call: p.role for p in facts.plan.placements if p.mode == "decode"}
-    draft_extra = num_guessing(rank, facts) * draft_widened(facts.recipe, facts.shapes)
+    draft_extra = num_engines(rank, facts) * draft_widened(facts.recipe, facts.shapes)
     grown = {call: widened_bytes(packed.get(role, 0), facts.recipe.dtype) for call, role in roles.items()}
     slack = slack_rows(
         facts.recipe.device,
         Expected(
             activations=largest.get(ACTIVATIONS, 0),
             plain=plain_activations(rank, facts),
-            weights=max((part.num_bytes for part in held if not part.is_state), default=0),
+            weights=max((part.num_bytes for part in held if part.owner), default=0),
             working=most - during[0][1],
             widened=draft_extra + max(count + grown.get(what, 0) for what, count in during) - most,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plait.cost.estimate import Rows
 from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, widened_bytes
 from plait.layout.mesh import Layout
 from plait.models.shape import ModelShape
@@ -14,10 +15,6 @@ from plait.training.memory import BYTES
 
 _LEADER = 0
 """The rank that says what a step begins with, where it has a part in the instance."""
-
-
-Rows = list[tuple[str, int]]
-"""(what, bytes)."""
 
 
 def draft_rows(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Rows:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.aliasing import flat_of
-from plait.cost.draft_memory import draft_rows, drafts_on
+from plait.cost.draft_memory import drafts_on
+from plait.cost.engine_memory import engine_rows
 from plait.cost.estimate import Rows
 from plait.cost.held_memory import optimizer_bytes
 from plait.cost.offload_policy import Owner, Use
 from plait.cost.placed import Placed
 from plait.cost.shape_parameters import adapter_parameters
+from plait.recipes.engine_checks import abilities
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.placements import PartKey, part_key
 from plait.schedule.plan import After
@@ -91,17 +93,19 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
         used = frozenset(offload_policy.uses(names[0], rank, key))
         after = offload_policy.of_weights(names[0], rank, key)
         held.append(HeldPart(what, count * width, after, used, owner, key))
-    held += [*states, *_drafting(rank, placed)]
+    held += [*states, *_engines(rank, placed)]
     return [replace(piece, what=f"{piece.what}, away when idle") if piece.after != "keep" else piece for piece in held]
 
 
-def _drafting(rank: int, placed: Placed) -> list[HeldPart]:
-    """What the engines that guess on a device take for it; it stays."""
-    rows = draft_rows(placed.recipe, placed.shapes) * num_guessing(rank, placed)
-    return [HeldPart(what, num_bytes, "keep", frozenset()) for what, num_bytes in rows]
+def _engines(rank: int, placed: Placed) -> list[HeldPart]:
+    """What the engines that generate on a device take beside the models of roles; it stays."""
+    rows = engine_rows(placed.recipe, placed.shapes) if (count := num_engines(rank, placed)) else []
+    return [HeldPart(what, num_bytes, "keep", frozenset()) for what, num_bytes in rows * count]
 
 
-def num_guessing(rank: int, placed: Placed) -> int:
-    """Engines on a device that guess."""
+def num_engines(rank: int, placed: Placed) -> int:
+    """Engines on a device that take something beside the models of roles: those that guess, or another program."""
+    recipe = placed.recipe
     instances = [place.instance_on(rank) for place in placed.places.values()]
-    return sum(instance is not None and drafts_on(placed.recipe, rank, instance) for instance in instances)
+    is_elsewhere = abilities(recipe).computes_elsewhere
+    return sum(instance is not None and (is_elsewhere or drafts_on(recipe, rank, instance)) for instance in instances)

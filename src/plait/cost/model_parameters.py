@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import cache
 
 from plait.layout.params import Parameters
 from plait.models.files.hub import read_config
@@ -10,19 +12,17 @@ from plait.recipes.role_models import RoleModel
 
 
 def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
-    """The parameters of each role's model, from the configurations alone; roles with equal models share one value.
+    """The parameters of each role's model, from the configurations alone; those of equal ones are made once.
 
     Imports torch.
     """
-    parameters: dict[tuple[str, bool], Parameters] = {}
-    for model in models:
-        if (model.name, model.scalar) not in parameters:
-            parameters[model.name, model.scalar] = _model_parameters(model.name, model.scalar)
-    return {model.role: parameters[model.name, model.scalar] for model in models}
+    texts = {name: json.dumps(read_config(name), sort_keys=True) for name in {model.name for model in models}}
+    return {model.role: _parameters_by(texts[model.name], model.scalar) for model in models}
 
 
-def _model_parameters(name: str, scalar: bool) -> Parameters:
-    """As a loaded model would have them; a scalar one has a head of one output."""
+@cache
+def _parameters_by(config_text: str, scalar: bool) -> Parameters:
+    """As a loaded model of this configuration would have them; a scalar one has a head of one output."""
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -30,8 +30,8 @@ def _model_parameters(name: str, scalar: bool) -> Parameters:
     from plait.models.scalar_model import ScalarModule
     from plait.models.working_weights import layout_of
 
-    read = read_config(name)
-    config = CONFIG_MAPPING[read["model_type"]].from_dict(dict(read))
+    read = json.loads(config_text)
+    config = CONFIG_MAPPING[read["model_type"]].from_dict(read)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         if scalar:
             decoder = new_module(config, decoder_only=True)
