@@ -19,7 +19,6 @@ from plait.schedule.validate import validate
 from plait.training.mini_batch import LossCall
 from plait.training.passes import OpenMiniBatch
 from plait.training.pipeline import execute
-from plait.training.results import MiniBatchResult
 from plait.training.trainer import Trainer
 from tests.cases import examples
 from tests.models.tiny import tiny_llama
@@ -92,20 +91,18 @@ def both(opened: dict[str, OpenMiniBatch]) -> Workload:
 def together(trainers: dict[str, Trainer], rows: Rows, seed: int) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Train both by one random schedule for each pair of mini-batches: metrics, and the actions done."""
     done: list[str] = []
-    results: dict[str, list[MiniBatchResult]] = {role: [] for role in trainers}
-    batches = {role: list(trainer.begin(rows, CALLS[role], **PASSES).batches) for role, trainer in trainers.items()}
+    begun = {role: trainer.begin(rows, CALLS[role], **PASSES) for role, trainer in trainers.items()}
     for number in range(PASSES["mini_batches"]):
-        opened = {role: trainer.open(batches[role][number], compares=number == 0) for role, trainer in trainers.items()}
+        opened = {role: call.open() for role, call in begun.items()}
         workload = both(opened)
         schedule = shuffled(workload, 10 * seed + number)
         validate(schedule, workload)
         stages = {one.key: one.stage for one in opened.values()}
         actions, _ = run_all(execute(schedule, stages, Peers.alone(0, "pp"), name="fused"))
         done += [action.action.removeprefix("fused/") for action in actions]
-        for role, trainer in trainers.items():
-            results[role].append(trainer.close(opened[role]))
-    metrics = {role: trainer.metrics(rows, CALLS[role], results[role], epochs=1) for role, trainer in trainers.items()}
-    return metrics, done
+        for role, call in begun.items():
+            call.close(opened[role])
+    return {role: call.metrics() for role, call in begun.items()}, done
 
 
 @pytest.mark.parametrize("models", [two_models, two_adapters])
@@ -126,8 +123,7 @@ def test_a_schedule_of_both_gives_the_bits_of_each_alone(models):
 
 def test_every_rank_knows_the_pipelines_of_all_copies():
     trainer = make_trainer(tiny_llama(), micro_batch_tokens=BUDGET)
-    batch = next(trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0).batches)
-    opened = trainer.open(batch)
+    opened = trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0).open()
     pipeline = opened.pipeline(0, (3, 1))
     assert (pipeline.model, pipeline.copy, pipeline.ranks) == ("actor", 0, (3, 1))
     assert pipeline.forward_s[0] == tuple(micro.num_tokens for micro in opened.copies[0])
@@ -136,15 +132,18 @@ def test_every_rank_knows_the_pipelines_of_all_copies():
 
 def test_a_mini_batch_is_closed_when_all_of_it_is_done():
     trainer = make_trainer(tiny_llama(), micro_batch_tokens=BUDGET)
-    opened = trainer.open(next(trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0).batches))
+    begun = trainer.begin(rows_with(), CALLS["actor"], mini_batches=1, epochs=1, step=0)
+    opened = begun.open()
     for index in range(len(opened.stage.micros) - 1):
         opened.stage.forward(index, None)
         opened.stage.backward(index, None)
     opened.stage.forward(len(opened.stage.micros) - 1, None)
     with pytest.raises(AssertionError, match=r"actor: (\d+) of \d+ micro-batches are done"):
-        trainer.close(opened)
+        begun.close(opened)
     opened.stage.backward(len(opened.stage.micros) - 1, None)
-    assert trainer.close(opened).is_applied
+    begun.close(opened)
+    assert begun.results[0].is_applied
+    assert begun.open() is None
 
 
 def test_nothing_trained_is_nothing_to_do():
@@ -152,8 +151,10 @@ def test_nothing_trained_is_nothing_to_do():
     mask = Column("trained", RETURNS.level, 9, 0)
     rows = rows_with(mask).with_column(mask, np.zeros(rows_with().num_tokens))
     call = LossCall(policy_loss, {"advantages": ADVANTAGES}, mask=mask)
-    opened = trainer.open(next(trainer.begin(rows, call, mini_batches=1, epochs=1, step=0).batches))
+    begun = trainer.begin(rows, call, mini_batches=1, epochs=1, step=0)
+    opened = begun.open()
     assert opened.copies == ((),)
-    result = trainer.close(opened)
+    assert begun.close(opened) is None
+    (result,) = begun.results
     assert (result.metrics, result.report) == ({"actor/loss": 0.0}, None)
     assert trainer.optimizer.attempted_steps == 0

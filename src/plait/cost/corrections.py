@@ -86,7 +86,10 @@ class Corrections:
 
 def carried_record(carried: Mapping[str, Correction]) -> dict[str, dict[str, str | int | float]]:
     """For JSON: kind → `of` which it was measured, in how many `steps`, and the `factor`."""
-    return {kind: {"of": one.kind, "steps": one.steps, "factor": one.factor} for kind, one in carried.items()}
+    return {
+        kind: {"of": correction.kind, "steps": correction.steps, "factor": correction.factor}
+        for kind, correction in carried.items()
+    }
 
 
 def with_carried(source: str, carried: Mapping[str, Correction]) -> str:

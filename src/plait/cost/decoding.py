@@ -276,7 +276,7 @@ def levelled(
     """
     mean_s = sum(seconds) / len(seconds)
     if any(speed != speeds[0] for speed in speeds):
-        mean_s = sum(one * speed for one, speed in zip(seconds, speeds, strict=True)) / sum(speeds)
+        mean_s = sum(own_s * speed for own_s, speed in zip(seconds, speeds, strict=True)) / sum(speeds)
     alone = (longest - 1) * total(decoding.step(1, longest / 2))
     last = max(seconds)
     end = min(last, max(alone, mean_s))

@@ -119,11 +119,11 @@ def stage_activations(
         counts: layers of the stage, by kind; num_layers: of the model.
         num_in_flight: micro-batches at a time; None: nothing is kept for a backward, one layer's activations at a time.
     """
-    layers = [(one, count) for one, count in zip(kinds, counts, strict=True) if count]
+    layers = [(kind, count) for kind, count in zip(kinds, counts, strict=True) if count]
     if num_in_flight is None:
-        return int(max(one.kept / num_layers for one, _ in layers))
-    kept = sum(num_in_flight * count * (one.kept / num_layers) for one, count in layers)
-    return int(kept + max((one.again for one, _ in layers), default=0))
+        return int(max(kind.kept / num_layers for kind, _ in layers))
+    kept = sum(num_in_flight * count * (kind.kept / num_layers) for kind, count in layers)
+    return int(kept + max((kind.again for kind, _ in layers), default=0))
 
 
 def _inputs(shape: ModelShape, blocks: Blocks) -> int:

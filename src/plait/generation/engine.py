@@ -92,11 +92,6 @@ class Engine:
         return self.state.has_work or bool(self._turns.landed.finished)
 
     @property
-    def received_bytes(self) -> int:
-        """Activations that came from other ranks of the instance, so far."""
-        return self.model.team.received_bytes
-
-    @property
     def said(self) -> dict[Key, int]:
         """Tokens of each sample that has begun and not ended."""
         return {key: len(response.token_ids) for key, response in self.state.flight.started.items()}

@@ -109,13 +109,13 @@ class PlanSpace:
         allowed = self.forms.parallelisms(slot, ranks)
         return next((sizes for sizes in allowed if (sizes.dp, sizes.tp, sizes.pp) == (dp, tp, pp)), None)
 
-    def together(self, one: Place, slot: int, pp: int) -> tuple[Place, Place] | None:
+    def together(self, place: Place, slot: int, pp: int) -> tuple[Place, Place] | None:
         """A training that is cut into stages, and that of another role on the same devices, its stages the other way.
 
         Args:
             slot: of the other; pp: its stages, which divide those of the first.
         """
-        p = one.placements[0]
+        p = place.placements[0]
         layout = p.layout
         ranks = tuple(
             layout.rank_at(dp, tp, pp * copy + pp - 1 - stage)
@@ -125,7 +125,7 @@ class PlanSpace:
         if sizes is None:
             return None
         form = self.forms.form_of(slot, ranks, sizes, FUSED)
-        first = self.places.place(one.slot, [replace(p, schedule=FUSED)])
+        first = self.places.place(place.slot, [replace(p, schedule=FUSED)])
         return first, self.place(slot, ranks, form)
 
 

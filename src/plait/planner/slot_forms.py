@@ -143,9 +143,9 @@ class SlotForms:
             return ((),)
         layout, others = Layout(Mesh(ranks), sizes), graph.slots_of(role).values()
         works = []
-        for one in dict.fromkeys((slot, *others)):
-            call = graph.calls[graph.calls_of[one][0]].call
-            works.append(self._problem.stage_works(call, graph.slots[one].mode, layout))
+        for of_role in dict.fromkeys((slot, *others)):
+            call = graph.calls[graph.calls_of[of_role][0]].call
+            works.append(self._problem.stage_works(call, graph.slots[of_role].mode, layout))
         return tuple(dict.fromkeys(works))
 
     def _tried(self, slot: int, ranks: tuple[int, ...], sizes: Parallelism) -> list[Form]:

@@ -19,7 +19,7 @@ from plait.training.trainer_settings import Rule
 
 @dataclass(frozen=True)
 class OpenMiniBatch:
-    """A mini-batch between `Trainer.open` and `Trainer.close`, as one rank has it.
+    """A mini-batch between `BegunTraining.open` and `close`, as one rank has it.
 
     In between, each forward and backward of its micro-batches is done by `stage`: by `run`, or by a schedule of several
     models that are open together: the `pipeline`s of all in one `Workload`, and `pipeline.execute` with the stage of

@@ -4,14 +4,14 @@ Every call is a generator: each `next()` does one action and yields a record of 
 else in between. What a call returns is the generator's return value.
 
 To train is, mini-batch after mini-batch, `open`, the forwards and backwards of what it opened, `close`: between the two
-the mini-batches of several models may share one pipeline schedule (`passes.OpenMiniBatch`).
+the mini-batches of several models may share one pipeline schedule (`BegunTraining`, `passes.OpenMiniBatch`).
 
 Shapes: R response tokens, N samples, in row order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from plait.data.rows import FloatArray, Rows
@@ -31,7 +31,7 @@ from plait.training.row_shares import drawn_batches
 from plait.training.scored_rows import OUTPUTS, ScoredRows
 from plait.training.stages import ModelPart, ScoringStage, TrainingStage
 from plait.training.tally import Tally, summed
-from plait.training.trainer_settings import ExecutionSettings, SampleSettings, UpdateSettings
+from plait.training.trainer_settings import ExecutionSettings, Rule, SampleSettings, UpdateSettings
 
 
 class Trainer:
@@ -70,7 +70,7 @@ class Trainer:
         self.role = role
         self.team = Team.alone() if team is None else team
         self._execution = execution
-        self._samples = samples
+        self.samples = samples
         self._updates = updates
         self._optimizer = (
             None
@@ -79,7 +79,7 @@ class Trainer:
                 model, updates.optimizer, updates.total_optimizer_steps, self.team, is_followed=updates.is_followed
             )
         )
-        self._part = ModelPart(model, self.team, checkpoint=execution.checkpoint_activations)
+        self.part = ModelPart(model, self.team, checkpoint=execution.checkpoint_activations)
 
     @property
     def is_trained(self) -> bool:
@@ -117,9 +117,9 @@ class Trainer:
         name = call or f"{self.role}.{output.name}"
         output.require(self.model, self.role, name)
         ordered = rows.ordered()
-        micros = self._split(ordered)[self.team.dp.index]
+        micros = self.split(ordered)[self.team.dp.index]
         scored = ScoredRows(rows, output, len(micros))
-        stage = ScoringStage(self._part, ordered, micros, temperature or self._samples.temperature, scored.take)
+        stage = ScoringStage(self.part, ordered, micros, temperature or self.samples.temperature, scored.take)
         yield from counted(forwards(stage, self.role, name), self.team)
         return summed(self.team, scored.values, self.model.device)
 
@@ -143,7 +143,7 @@ class Trainer:
         """
         begun = self.begin(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
         while (opened := begun.open()) is not None:
-            yield from counted(self._train_alone(begun, opened), self.team)
+            yield from counted(begun.alone(opened, self._execution.pipeline), self.team)
         return begun.metrics()
 
     def begin(self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int) -> BegunTraining:
@@ -151,69 +151,21 @@ class Trainer:
         assert self._updates is not None, f"role {self.role} is frozen"
         rows, seed = rows.ordered(), self._updates.seed
         drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=seed, step=step, whole_groups=call.whole_groups)
-        batches = (MiniBatch(rows.select(members), call, self.role, self._samples) for members in drawn)
+        batches = (MiniBatch(rows.select(members), call, self.role, self.samples) for members in drawn)
         return BegunTraining(self, rows, call, batches, epochs)
-
-    def _train_alone(self, begun: BegunTraining, opened: OpenMiniBatch) -> Work[None]:
-        yield from opened.run(self._execution.pipeline, begun.name)
-        if (step := begun.close(opened)) is not None:
-            yield step
-
-    def open(self, batch: MiniBatch, *, compares: bool = False) -> OpenMiniBatch:
-        """Begin a mini-batch: gradients are 0, and every forward and backward of its micro-batches is to be done.
-
-        One is open at a time. Of a mini-batch without a trained token there is nothing to do.
-
-        Args:
-            compares: whether `close` compares a language model's forward with the sampling engine.
-        """
-        if batch.totals.tokens == 0:
-            copies: tuple[tuple[MicroBatch, ...], ...] = ((),) * self.team.dp.size
-        else:
-            copies = self._split(batch.rows, batch.call.whole_groups)
-            self.optimizer.collected.zero()
-        tally = Tally(batch, sees=compares and Said.LOGPROBS in self.model.says)
-        stage = TrainingStage(self._part, copies[self.team.dp.index], self.optimizer, tally)
-        return OpenMiniBatch(self.role, copies, stage)
-
-    def close(self, opened: OpenMiniBatch) -> MiniBatchResult:
-        """End a mini-batch of which all is done: reduce the gradients over the ranks and make the optimizer step.
-
-        Raises:
-            RunError: several optimizer steps in a row were not finite; a peer is gone.
-        """
-        stage, tally = opened.stage, opened.stage.tally
-        assert stage.is_finished, f"{self.role}: {len(stage.finished)} of {len(stage.micros)} micro-batches are done"
-        if tally.batch.totals.tokens == 0:
-            return MiniBatchResult({f"{self.role}/loss": 0.0}, None)
-        totals = tally.over(self.team, self.model.device)
-        rollout = {} if totals.seen is None else rollout_comparison(*totals.seen, tally.batch.rows)
-        report = self.optimizer.step(totals.loss_is_finite)
-        metrics = {f"{self.role}/loss": totals.loss, **totals.means, f"{self.role}/grad_norm": report.grad_norm}
-        return MiniBatchResult(metrics, report, totals.tokens, totals.num_nonfinite, rollout)
-
-    def metrics(
-        self, rows: Rows, call: LossCall, results: Sequence[MiniBatchResult], *, epochs: int
-    ) -> dict[str, float]:
-        """What `train` returns, from what `close` said of all its mini-batches; `rows` are in order."""
-        stops = self._samples.stop_token_ids
-        stop_token_ids = frozenset(self.model.eos_token_ids if stops is None else stops)
-        unshared = epochs * sum(len(s.prompt.token_ids) + len(s.token_ids) for s in rows.samples)
-        covered = coverage(rows, mask_of(rows, call.mask, self.role), stop_token_ids)
-        return train_metrics(results, self.role, {"tokens_unshared": unshared, **covered})
 
     # -- evaluate
 
     def evaluate(self, rows: Rows, call: LossCall) -> Work[dict[str, float]]:
         """The loss over all rows as one mini-batch, without an update; see `evaluation.loss_over`. A frozen role has it
         too. Empty without rows; the loss alone, 0, where every token is masked."""
-        batch = MiniBatch(rows.ordered(), call, self.role, self._samples)
+        batch = MiniBatch(rows.ordered(), call, self.role, self.samples)
         if batch.totals.tokens == 0:
             return {f"{self.role}/loss": 0.0} if len(rows) else {}
-        micros = self._split(batch.rows, call.whole_groups)[self.team.dp.index]
-        return (yield from loss_over(self._part, batch, micros, self.role, call.name or f"{self.role}.evaluate"))
+        micros = self.split(batch.rows, call.whole_groups)[self.team.dp.index]
+        return (yield from loss_over(self.part, batch, micros, self.role, call.name or f"{self.role}.evaluate"))
 
-    def _split(self, rows: Rows, whole_groups: bool = False) -> tuple[tuple[MicroBatch, ...], ...]:
+    def split(self, rows: Rows, whole_groups: bool = False) -> tuple[tuple[MicroBatch, ...], ...]:
         """The micro-batches of every dp rank."""
         return self._execution.split(
             rows, num_shares=self.team.dp.size, num_stages=self.team.pp.size, whole_groups=whole_groups
@@ -232,6 +184,7 @@ class BegunTraining:
     """Those that are left."""
     epochs: int
     results: list[MiniBatchResult] = field(default_factory=list)
+    """Of those that are closed."""
 
     @property
     def name(self) -> str:
@@ -239,17 +192,50 @@ class BegunTraining:
         return f"{self.call.name or f'{self.trainer.role}.train'}/b{len(self.results)}"
 
     def open(self) -> OpenMiniBatch | None:
-        """The next mini-batch, see `Trainer.open`; None: there are no more."""
-        batch = next(self.batches, None)
-        compares = all(result.report is None for result in self.results)
-        return None if batch is None else self.trainer.open(batch, compares=compares)
+        """Begin the next mini-batch: gradients are 0, and every forward and backward of its micro-batches is to be
+        done, of which there are none where no token is trained. None: there are no more mini-batches."""
+        if (batch := next(self.batches, None)) is None:
+            return None
+        trainer, copies = self.trainer, ((),) * self.trainer.team.dp.size
+        if batch.totals.tokens:
+            copies = trainer.split(batch.rows, self.call.whole_groups)
+            trainer.optimizer.collected.zero()
+        is_first = all(result.report is None for result in self.results)  # compared with the sampling engine
+        tally = Tally(batch, sees=is_first and Said.LOGPROBS in trainer.model.says)
+        stage = TrainingStage(trainer.part, copies[trainer.team.dp.index], trainer.optimizer, tally)
+        return OpenMiniBatch(trainer.role, copies, stage)
+
+    def alone(self, opened: OpenMiniBatch, rule: Rule) -> Work[None]:
+        """All of an open mini-batch, where no other model's goes between, to its `close`."""
+        yield from opened.run(rule, self.name)
+        if (step := self.close(opened)) is not None:
+            yield step
 
     def close(self, opened: OpenMiniBatch) -> Done | None:
-        """See `Trainer.close`, and what it raises; the record of the optimizer step, None where there was none."""
-        name, result = self.name, self.trainer.close(opened)
-        self.results.append(result)
-        return None if result.report is None else Done(f"{name}/step", "STEP", role=self.trainer.role)
+        """End a mini-batch of which all is done: reduce the gradients over the ranks and make the optimizer step, whose
+        record is returned; None where there is nothing to do.
+
+        Raises:
+            RunError: several optimizer steps in a row were not finite; a peer is gone.
+        """
+        trainer, stage, tally, name = self.trainer, opened.stage, opened.stage.tally, self.name
+        role, team = trainer.role, trainer.team
+        assert stage.is_finished, f"{role}: {len(stage.finished)} of {len(stage.micros)} micro-batches are done"
+        if tally.batch.totals.tokens == 0:
+            self.results.append(MiniBatchResult({f"{role}/loss": 0.0}, None))
+            return None
+        totals = tally.over(team, trainer.model.device)
+        rollout = {} if totals.seen is None else rollout_comparison(*totals.seen, tally.batch.rows)
+        report = trainer.optimizer.step(totals.loss_is_finite)
+        metrics = {f"{role}/loss": totals.loss, **totals.means, f"{role}/grad_norm": report.grad_norm}
+        self.results.append(MiniBatchResult(metrics, report, totals.tokens, totals.num_nonfinite, rollout))
+        return Done(f"{name}/step", "STEP", role=role)
 
     def metrics(self) -> dict[str, float]:
-        """See `results.train_metrics`."""
-        return self.trainer.metrics(self.rows, self.call, self.results, epochs=self.epochs)
+        """What `train` returns, when all mini-batches are closed."""
+        trainer, rows = self.trainer, self.rows
+        stops = trainer.samples.stop_token_ids
+        stop_token_ids = frozenset(trainer.model.eos_token_ids if stops is None else stops)
+        unshared = self.epochs * sum(len(s.prompt.token_ids) + len(s.token_ids) for s in rows.samples)
+        covered = coverage(rows, mask_of(rows, self.call.mask, trainer.role), stop_token_ids)
+        return train_metrics(self.results, trainer.role, {"tokens_unshared": unshared, **covered})

@@ -137,11 +137,11 @@ class LockstepEngine:
         began, waited_s = time.perf_counter(), self._waited.seconds
         self.last_step, self._moved = None, None
         samples = self._take(self._agreed(read))
-        before = self._engine.received_bytes
+        before = self._engine.model.team.received_bytes
         if self._engine.has_work and self._moved is None:
             samples += self._engine.step()
             self.last_step = self._engine.last_step
-            self.last_bytes = self._engine.received_bytes - before
+            self.last_bytes = self._engine.model.team.received_bytes - before
         if self.last_step is not None:
             waited_s = self._waited.seconds - waited_s + self.last_step.waited_s
             self._use.add(time.perf_counter() - began, waited_s, self.last_step.num_groups)
