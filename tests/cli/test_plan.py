@@ -262,6 +262,8 @@ def test_it_fits_the_terminal(
         (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "3"), "expected a multiple of 3"),
         (("simulate", "--cluster", "4xH100", "--plan", "colocated", "--pp", "64"), "64"),
         (("plan", "--cluster", "4xH100", "--prompts_per_stp", "4"), "prompts_per_step"),
+        (("plan", "--cluster", "4xH100", "--sampling.exact", "true"), "`sampling.exact` promises equal bits on a CPU"),
+        (("plan", "--cluster", "4xH100", "--dtype", "float64"), "`device` is cuda, where attention is computed in"),
         (
             ("plan", "--cluster", "4xH100", "--device", "cpu"),
             "key `device`: expected cuda, for a cluster of H100",

@@ -300,9 +300,10 @@ def test_an_adapter_alone_may_be_measured_but_not_trained(tmp_path: Path) -> Non
             {"device": "cuda", "sampling.draft_model": "d", "sampling.speculation": "adaptive"},
             r"`sampling.draft_model` is set, .* `device` is cuda",
         ),
+        ({"device": "cuda", "dtype": "float64"}, r"`device` is cuda, .* but the dtype is float64"),
     ],
 )
 def test_what_is_for_a_cpu_alone_is_refused_on_a_gpu(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        checks.check_device(recipe_of(**keys))
-    checks.check_device(recipe_of(**{**keys, "device": "cpu"}))
+        checks.check_served(recipe_of(**keys))
+    checks.check_served(recipe_of(**{**keys, "device": "cpu"}))

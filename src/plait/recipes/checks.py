@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, FlowError
-from plait.models.devices import check_cuda
+from plait.models.devices import check_cuda, check_cuda_dtype
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import read_config
 from plait.models.files.known_shapes import is_shape
@@ -136,17 +136,24 @@ def check_kept(recipe: Recipe, shape: ModelShape) -> None:
         )
 
 
-def check_device(recipe: Recipe) -> None:
-    """Raises ConfigError where `device` is not to be had."""
-    if recipe.sampling.exact and recipe.device != "cpu":
+def check_served(recipe: Recipe) -> None:
+    """Raises ConfigError where a recipe asks for what its `device` does not do, be there one here or not."""
+    if recipe.device == "cpu":
+        return
+    if recipe.sampling.exact:
         raise ConfigError(
             f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
         )
-    if recipe.sampling.draft_model is not None and recipe.device != "cpu":
+    if recipe.sampling.draft_model is not None:
         raise ConfigError(
             "`sampling.draft_model` is set, but a draft model computes on a CPU only, and `device` is "
             f"{recipe.device}; leave `sampling.draft_model` out"
         )
+    check_cuda_dtype(recipe.dtype, "`device`")
+
+
+def check_device(recipe: Recipe) -> None:
+    """Raises ConfigError where `device` is not to be had here."""
     if recipe.device == "cuda":
         check_cuda(recipe.dtype, "`device`")
 

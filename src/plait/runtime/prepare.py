@@ -32,6 +32,7 @@ from plait.recipes.checks import (
     check_kept,
     check_models,
     check_sampling,
+    check_served,
     check_staleness,
     check_trained_steps,
     check_unused,
@@ -76,8 +77,8 @@ def prepare(
     Raises:
         UserError: a key, the flow, the data or the model cannot be used; the message names the key and the remedy.
     """
-    _check_machine(recipe)
     outlined = outline(recipe, flow=flow, to_come=to_come, trains=trains)
+    _check_machine(recipe)
     recipe, models, shapes, plan = outlined.recipe, outlined.models, outlined.shapes, kept.plan
     if plan is None and not is_searched(recipe):
         plan = resolve_plan(recipe, outlined.flow, models, shapes, nodes=machines.count)
@@ -214,6 +215,7 @@ def outline(
     if generates:
         check_sampling(recipe)
     check_staleness(dataflow, recipe)
+    check_served(recipe)
     check_engine(recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
