@@ -9,7 +9,6 @@ rounding of the forward; in exact mode to the bit.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import Speculates
 from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
-from plait.generation.turns import Turn, Turns
+from plait.generation.turns import StepClock, Turn, Turns
 from plait.models.language_model import LanguageModel
 from plait.policy.shares import has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan
@@ -170,7 +169,7 @@ class Engine:
     def _launch(self, drafts: Drafts) -> StepRecord | None:
         """Compute the next step, and land those that had to before it or have to now. None: no sample is idle, so that
         the oldest landed in its place."""
-        began_s, state, scheduler = self._busy_s(), self.state, self.state.scheduler
+        state, scheduler, clock = self.state, self.state.scheduler, StepClock(self._joint, self.state.forward)
         groups, share = self._share()
         if share is None:
             self._start_ready()
@@ -182,18 +181,14 @@ class Engine:
             return None
         drafts = {key: drafts[key] for key in plan.rows if key in drafts} if plan.num_drafted else NO_DRAFTS
         state.follow(plan)
-        preparing_s = time.perf_counter()
-        state.forward.prepare(state.flight.longest_left)
-        self.speculates.prepare()
-        packing_s = time.perf_counter() - preparing_s
+        with clock.packing():
+            state.forward.prepare(state.flight.longest_left)
+            self.speculates.prepare()
         if self._joint.most_groups > 1 and (plan.rows or plan.chunks):
             self._joint.expect(self._turns.num_next(scheduler, plan, groups))
-        capturing_s = state.forward.capturing_s
         draws = self._compute(plan, drafts)
-        capturing_s = state.forward.capturing_s - capturing_s
-        seconds = self._busy_s() - began_s - packing_s - capturing_s
-        self._turns.launch(Turn(plan, draws, seconds))
-        record = replace(StepRecord.of(plan, 0, 0), packing_s=packing_s, num_groups=len(self._turns))
+        self._turns.launch(Turn(plan, draws, clock.seconds))
+        record = replace(StepRecord.of(plan, 0, 0), packing_s=clock.packing_s, num_groups=len(self._turns))
         self._land_all_but(groups - 1)
         return record
 
@@ -225,15 +220,9 @@ class Engine:
     def _land_all_but(self, count: int) -> None:
         """The oldest steps in flight land, so that no more than so many are."""
         while len(self._turns) > count:
-            began_s = self._busy_s()
-            turn = self._turns.oldest()
+            turn, clock = self._turns.oldest(), StepClock(self._joint, self.state.forward)
             num_drawn = 0 if turn.draws is None else self._settle(turn.draws)
-            seconds = turn.seconds + self._busy_s() - began_s
-            self.speculates.done(turn.plan, num_drawn, seconds)
-
-    def _busy_s(self) -> float:
-        """A clock that stands still while this rank waits for others in steps."""
-        return time.perf_counter() - self._joint.waited_s
+            self.speculates.done(turn.plan, num_drawn, turn.seconds + clock.seconds)
 
     def _settle(self, draws: Draws) -> int:
         """Samples get their tokens; how many these are."""

@@ -1,13 +1,19 @@
-"""Steps in flight: those that have been launched and whose tokens have not been given to their samples."""
+"""Steps in flight: those that have been launched and whose tokens have not been given to their samples; and how long
+each keeps this rank busy."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 
 from plait.data.records import Sample
 from plait.generation.drawing import Draws
+from plait.generation.forward import Forward
+from plait.generation.joint import Joint
 from plait.policy.batching import Scheduler
 from plait.policy.step import Key, StepPlan
 
@@ -21,6 +27,32 @@ class Turn:
     """None: nobody draws in it."""
     seconds: float
     """That this rank was busy with it."""
+
+
+class StepClock:
+    """Seconds that a step keeps this rank busy, from now on: without those in which it waits for others in it, in which
+    weights are made ready, and in which a step is captured to be replayed."""
+
+    def __init__(self, joint: Joint, forward: Forward) -> None:
+        self._joint, self._forward = joint, forward
+        self.packing_s = 0.0
+        """In which weights were made ready."""
+        self._began_s = self._now_s()
+
+    @property
+    def seconds(self) -> float:
+        """By now."""
+        return self._now_s() - self._began_s - self.packing_s
+
+    @contextmanager
+    def packing(self) -> Iterator[None]:
+        """Within it weights are made ready."""
+        began_s = time.perf_counter()
+        yield
+        self.packing_s += time.perf_counter() - began_s
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._joint.waited_s - self._forward.capturing_s
 
 
 @dataclass

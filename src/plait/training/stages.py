@@ -113,17 +113,17 @@ class TrainingStage:
 
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
         """See `pipeline.Stage`: [T, H] to [T, H]; what the backward starts from is kept."""
-        micro, of_batch = self.micros[index], self.tally.batch
+        micro, mini_batch = self.micros[index], self.tally.batch
         with self.optimizer.collecting_gradients():
             if inputs is not None:
                 inputs.requires_grad_(True)
-            batch = self.part.packed(of_batch.rows, micro)
+            batch = self.part.packed(mini_batch.rows, micro)
             hidden_TH = self.part.hidden(batch, inputs)
             if not self.part.team.is_last_stage:
                 self.kept[index] = inputs, hidden_TH
                 return hidden_TH.detach()
-            outputs = self.part.model.outputs(hidden_TH, batch, of_batch.temperature)
-            share = of_batch.share(micro, outputs, needs_gradient=True)
+            outputs = self.part.model.outputs(hidden_TH, batch, mini_batch.temperature)
+            share = mini_batch.share(micro, outputs, needs_gradient=True)
         self.tally.add(micro, outputs, share)
         self.kept[index] = inputs, share
         return None
