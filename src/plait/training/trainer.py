@@ -72,13 +72,10 @@ class Trainer:
         self._execution = execution
         self.samples = samples
         self._updates = updates
-        self._optimizer = (
-            None
-            if updates is None
-            else MasterOptimizer(
-                model, updates.optimizer, updates.total_optimizer_steps, self.team, is_followed=updates.is_followed
-            )
-        )
+        self._optimizer: MasterOptimizer | None = None
+        if updates is not None:
+            how = updates.optimizer, updates.total_optimizer_steps
+            self._optimizer = MasterOptimizer(model, *how, self.team, is_followed=updates.is_followed)
         self.part = ModelPart(model, self.team, checkpoint=execution.checkpoint_activations)
 
     @property

@@ -114,18 +114,12 @@ class _Steps:
         return self._orders[state.step]
 
     def needs(self, key: Key) -> Collection[Key]:
-        node, needs = self.flow.nodes[key[1]], self.open.needs(self.step, key)
-        rollout = (key[0], node.rows)
-        if rollout in needs and self._grows(rollout) and self._begins_early(node, key[0]):
-            needs -= {rollout}  # it scores the rollout's samples as they end
+        (step, number), needs = key, self.open.needs(self.step, key)
+        node, batch = self.flow.nodes[number], self._begun.get(step)
+        grows = (step, node.rows) in needs and batch is not None and node.rows in batch.growing
+        if grows and (self.calls.streams(node) or self.calls.scores_where_free(node, step)):
+            needs -= {(step, node.rows)}  # it scores the rollout's samples as they end
         return needs
-
-    def _grows(self, rollout: Key) -> bool:
-        batch = self._begun.get(rollout[0])
-        return batch is not None and rollout[1] in batch.growing
-
-    def _begins_early(self, node: Node, step: int) -> bool:
-        return self.calls.streams(node) or self.calls.scores_where_free(node, step)
 
     def partners(self, key: Key) -> tuple[Key, ...]:
         step, node = key[0], self.flow.nodes[key[1]]
