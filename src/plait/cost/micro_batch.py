@@ -9,7 +9,7 @@ from typing import Self
 from plait.cost.lengths import Lengths
 from plait.dataflow import CallKind, Dataflow
 from plait.recipes.recipe import Recipe
-from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
+from plait.training.trainer_settings import least_micro_batches
 
 
 def pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:
@@ -80,7 +80,7 @@ class LargestBatch:
             prompt,
             response,
             recipe.micro_batch_tokens if budget_tokens is None else budget_tokens,
-            least=MICRO_BATCHES_OF_A_STAGE * pp if pp > 1 else 1,
+            least=least_micro_batches(pp),
             whole_groups=any(how.whole_groups for how in options),
         )
 

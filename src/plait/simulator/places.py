@@ -15,6 +15,7 @@ from plait.layout.mesh import Layout
 from plait.schedule.plan import After, Placement
 from plait.schedule.training_order import is_by_rule
 from plait.simulator.step_graph import StepGraph
+from plait.training.trainer_settings import least_micro_batches
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,9 +25,6 @@ AFTERS: tuple[After, ...] = ("keep", "offload", "drop")
 KEEP, OFFLOAD, DROP = range(3)
 WHOLE = 0
 """Number of a part that is all of a model."""
-
-MICRO_BATCHES_OF_A_STAGE = 4
-"""That a pipeline has at least (`training.trainer_settings` has the same)."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Place:
             self._fill(p, answer, numbers)
         self._answer(asked)
         first = placements[0]
-        deep = MICRO_BATCHES_OF_A_STAGE * first.pp if first.pp > 1 else 1
+        deep = least_micro_batches(first.pp)
         tokens = first.micro_batch_tokens or graph.rollouts.micro_batch_tokens
         self.chunks = graph.rollouts.parts(first.dp * deep * tokens)
 

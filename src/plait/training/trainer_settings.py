@@ -20,6 +20,11 @@ MICRO_BATCHES_OF_A_STAGE = 4
 """With so many at least, at most a fifth of a pipeline's time is spent filling and draining it."""
 
 
+def least_micro_batches(num_stages: int) -> int:
+    """Those that are wanted of each mini-batch and dp rank where nothing else is said."""
+    return MICRO_BATCHES_OF_A_STAGE * num_stages if num_stages > 1 else 1
+
+
 @dataclass(frozen=True)
 class ExecutionSettings:
     """How work is cut and run: it changes time and memory, never what is computed."""
@@ -28,7 +33,7 @@ class ExecutionSettings:
     """Most packed tokens of one forward, prompts included; one longer sample runs alone."""
     micro_batches: int | None = None
     """Wanted of each mini-batch and dp rank, as far as there are samples; more where they would exceed
-    `micro_batch_tokens`. None: 1, and of a pipeline MICRO_BATCHES_OF_A_STAGE for each stage."""
+    `micro_batch_tokens`. None: `least_micro_batches`."""
     checkpoint_activations: bool = False
     """Recompute layer activations in the backward pass."""
     share_prompts: bool = True
@@ -50,12 +55,11 @@ class ExecutionSettings:
             num_stages: pipeline stages of each.
             whole_groups: never split the samples of one prompt.
         """
-        default = MICRO_BATCHES_OF_A_STAGE * num_stages if num_stages > 1 else 1
         return split_over(
             sizes_of(rows if self.share_prompts else replace(rows, root_tokens=0)),
             self.micro_batch_tokens,
             ways=num_shares,
-            least=default if self.micro_batches is None else self.micro_batches,
+            least=least_micro_batches(num_stages) if self.micro_batches is None else self.micro_batches,
             share_prompts=self.share_prompts,
             whole_groups=whole_groups,
             pair_tokens=self.pair_tokens,

@@ -9,7 +9,7 @@ from plait.dataflow import CallKind, Column, Node, Score
 from plait.engines import ScoredBy, Training
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.work import Work
-from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
+from plait.training.trainer_settings import least_micro_batches
 from plait.workers.announcer import Announcer
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall, TrainTogetherCall
@@ -61,7 +61,7 @@ class RemoteTrainer:
         """That keep the ranks that score busy: a call of fewer wastes their time."""
         place = self._announcer.rank_state.places[self.role]
         sizes = place.scoring.parallelism
-        micro_batches = sizes.dp * (MICRO_BATCHES_OF_A_STAGE * sizes.pp if sizes.pp > 1 else 1)
+        micro_batches = sizes.dp * least_micro_batches(sizes.pp)
         return micro_batches * (
             place.micro_batch_tokens.get("score") or self._announcer.rank_state.recipe.micro_batch_tokens
         )
