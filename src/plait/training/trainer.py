@@ -70,7 +70,7 @@ class Trainer:
         self.role = role
         self.team = Team.alone() if team is None else team
         self._execution = execution
-        self.samples = samples
+        self.sample_settings = samples
         self._updates = updates
         self._optimizer: MasterOptimizer | None = None
         if updates is not None:
@@ -116,7 +116,7 @@ class Trainer:
         ordered = rows.ordered()
         micros = self.split(ordered)[self.team.dp.index]
         scored = ScoredRows(rows, output, len(micros))
-        stage = ScoringStage(self.part, ordered, micros, temperature or self.samples.temperature, scored.take)
+        stage = ScoringStage(self.part, ordered, micros, temperature or self.sample_settings.temperature, scored.take)
         yield from counted(forwards(stage, self.role, name), self.team)
         return summed(self.team, scored.values, self.model.device)
 
@@ -148,7 +148,7 @@ class Trainer:
         assert self._updates is not None, f"role {self.role} is frozen"
         rows, seed = rows.ordered(), self._updates.seed
         drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=seed, step=step, whole_groups=call.whole_groups)
-        batches = (MiniBatch(rows.select(members), call, self.role, self.samples) for members in drawn)
+        batches = (MiniBatch(rows.select(members), call, self.role, self.sample_settings) for members in drawn)
         return BegunTraining(self, rows, call, batches, epochs)
 
     # -- evaluate
@@ -156,7 +156,7 @@ class Trainer:
     def evaluate(self, rows: Rows, call: LossCall) -> Work[dict[str, float]]:
         """The loss over all rows as one mini-batch, without an update; see `evaluation.loss_over`. A frozen role has it
         too. Empty without rows; the loss alone, 0, where every token is masked."""
-        batch = MiniBatch(rows.ordered(), call, self.role, self.samples)
+        batch = MiniBatch(rows.ordered(), call, self.role, self.sample_settings)
         if batch.totals.tokens == 0:
             return {f"{self.role}/loss": 0.0} if len(rows) else {}
         micros = self.split(batch.rows, call.whole_groups)[self.team.dp.index]
@@ -231,7 +231,7 @@ class BegunTraining:
     def metrics(self) -> dict[str, float]:
         """What `train` returns, when all mini-batches are closed."""
         trainer, rows = self.trainer, self.rows
-        stops = trainer.samples.stop_token_ids
+        stops = trainer.sample_settings.stop_token_ids
         stop_token_ids = frozenset(trainer.model.eos_token_ids if stops is None else stops)
         unshared = self.epochs * sum(len(s.prompt.token_ids) + len(s.token_ids) for s in rows.samples)
         covered = coverage(rows, mask_of(rows, self.call.mask, trainer.role), stop_token_ids)
