@@ -1,8 +1,8 @@
-"""Which work of a run goes on next: each begins as soon as what it needs is there and its ranks are free; all that are
-under way go on in turns, an action at a time; and only where none of them can, the clock is waited for.
+"""Decides which call of a run goes on next.
 
-A run and its prediction are driven by this one loop: the one with the clock of processes (`workers.clock`), the other
-with simulated seconds (`simulator.clock`).
+A call begins as soon as the calls that it needs have ended and its ranks are free. All calls under way go on in turns,
+an action at a time. If none of them can go on, the dispatcher waits for the clock. This one loop drives a run, with the
+clock of processes (`workers.clock`), and its prediction, with simulated seconds (`simulator.clock`).
 """
 
 from __future__ import annotations
@@ -19,46 +19,47 @@ Key = tuple[int, int]
 
 @dataclass(eq=False)
 class Task:
-    """A call on its way, or several that one schedule computes together."""
+    """A call under way, or several calls that one schedule computes together."""
 
     keys: tuple[Key, ...]
     name: str
     """For records and errors."""
     work: Work[Any] = field(repr=False)
     mesh: frozenset[int]
-    """Ranks that it keeps busy; without them others may begin beside it. It gets smaller while the task runs, where
-    ranks have nothing left to do for it."""
+    """Ranks that it keeps busy: no other call may begin on them. Ranks leave it when they have nothing left to do for
+    the task."""
     role: str = ""
     """For records."""
     shares: frozenset[int] = frozenset()
-    """Ranks that compute for it beside others: it is waited for, but keeps nobody from them."""
+    """Ranks that compute for it and for other tasks: other calls may begin on them."""
     beside: Sequence[Task] = field(default=(), repr=False)
-    """All that are under way, itself included."""
+    """All tasks under way, this one included."""
     told: dict[frozenset[int], float] = field(default_factory=dict, repr=False)
-    """Work of it that these ranks together have been told of, and have not ended."""
+    """Ranks that work together → how much work of this task they have been given and have not finished, in full parts
+    (`runtime.steps.free_copies`)."""
     result: Any = field(default=None, repr=False)
-    """What its work has returned, when that has ended."""
+    """What its work returned; None until that has ended."""
 
     def waits_for(self, ranks: frozenset[int]) -> float:
-        """Work of all calls that these ranks together have been told of, and have not ended."""
+        """How much work of all tasks these ranks have been given and have not finished, in full parts."""
         return sum(task.told.get(ranks, 0.0) for task in self.beside)
 
     def tell(self, ranks: frozenset[int], work: float) -> None:
-        """They have been told of so much more, or, below 0, have ended it."""
+        """These ranks have been given this much more work; below 0, they have finished it."""
         left = self.told.pop(ranks, 0.0) + work
         if left > 1e-9:
             self.told[ranks] = left
 
     def take(self, ranks: Collection[int]) -> bool:
-        """Keep further ranks busy, if no other task does; whether it does now."""
+        """Add these ranks to the mesh, if no other task has one of them in its mesh; whether it did."""
         if any(not other.mesh.isdisjoint(ranks) for other in self.beside if other is not self):
             return False
         self.mesh, self.shares = self.mesh | frozenset(ranks), self.shares - frozenset(ranks)
         return True
 
     def follows(self, key: Key, ranks: frozenset[int]) -> bool:
-        """Whether that call alone keeps these ranks busy, so that they may be told what comes behind it. They compute
-        for this one, then, too, and nobody else is kept from them."""
+        """Whether the call `key` alone uses these ranks, so that they can be told now what to do for this task after
+        it. If so, this task shares them."""
         busy = [other for other in self.beside if not (other.mesh | other.shares).isdisjoint(ranks)]
         if len(busy) != 1 or busy[0].keys != (key,):
             return False
@@ -66,12 +67,12 @@ class Task:
         return True
 
     def release(self, ranks: Collection[int] | None = None) -> None:
-        """These ranks (all of them) have nothing left to do for it."""
+        """These ranks have nothing left to do for the task; None: all of its ranks."""
         gone = self.mesh | self.shares if ranks is None else frozenset(ranks)
         self.mesh, self.shares = self.mesh - gone, self.shares - gone
 
     def share(self, ranks: Collection[int]) -> None:
-        """They go on computing for it, but no longer keep others from them."""
+        """These ranks go on computing for the task, but other calls may begin on them."""
         kept = self.mesh & frozenset(ranks)
         self.mesh, self.shares = self.mesh - kept, self.shares | kept
 
@@ -80,20 +81,19 @@ class Program(Protocol):
     """What is to be run."""
 
     def needs(self, key: Key) -> Collection[Key]:
-        """Those that must have ended before it may begin; fewer, perhaps, when others have got so far that it may run
-        beside them."""
+        """The calls that must have ended before this one may begin. The set may shrink while other calls run."""
         ...
 
     def partners(self, key: Key) -> tuple[Key, ...]:
-        """All that one schedule computes together with it, itself included."""
+        """All calls that one schedule computes together with this one, itself included."""
         ...
 
     def mesh(self, key: Key) -> frozenset[int]:
-        """The ranks that it needs to begin."""
+        """The ranks that must be free for the call to begin."""
         ...
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
-        """Make the task of these partners; it says which ranks it keeps busy from then on."""
+        """Begin these partners as one task; its `mesh` says which ranks it keeps busy from then on."""
         ...
 
 
@@ -101,11 +101,11 @@ class Clock(Protocol):
     """Where time passes."""
 
     def advance(self, task: Task) -> Done | None:
-        """One action of a task, recorded; None where it cannot go on by now. Raises StopIteration at its end."""
+        """Do one action of a task and record it; None: it cannot go on yet. Raises StopIteration at its end."""
         ...
 
     def wait(self, tasks: Sequence[Task]) -> None:
-        """Until something has come that may let one of these tasks go on."""
+        """Wait until one of these tasks may be able to go on."""
         ...
 
 
@@ -113,9 +113,9 @@ class Dispatcher:
     """Runs the calls of one or several steps.
 
     Args:
-        here: the rank that dispatches, None if none of them does. It computes an action when what only others compute
-            has nothing to say: that takes no time here, and what begins then keeps them from waiting. Else tasks go on
-            by their keys, whichever began first.
+        here: the rank that dispatches; None: none does. Tasks that it computes go on only if no other task can: to
+            advance the others takes no time here, and the calls that begin then keep their ranks busy. Within both
+            kinds tasks go on in the order of their keys, whichever began first.
     """
 
     def __init__(self, program: Program, clock: Clock, *, here: int | None = 0) -> None:
@@ -126,18 +126,18 @@ class Dispatcher:
         self._tasks: list[Task] = []
 
     def add(self, keys: Iterable[Key]) -> None:
-        """Further calls, in the order in which they begin where they could begin at the same time."""
+        """Add calls. Of those that could begin at the same time, the earlier ones begin first."""
         self._waiting += keys
 
     def run(self) -> None:
-        """To the end of all calls. Raises what a call raises."""
+        """Run all calls to their end. Raises what a call raises."""
         while self._waiting or self._tasks:
             self._begin_ready()
             if not self._round(here=False) and not self._round(here=True):
                 self._clock.wait(self._tasks)
 
     def _round(self, *, here: bool) -> bool:
-        """An action of each task that is computed here, or of each other one; whether one of them went on."""
+        """Do an action of each task that this rank computes (`here`), or of each other task; whether one went on."""
         tasks = [task for task in self._tasks if (self._here in task.mesh) == here]
         tasks.sort(key=_keys)
         went_on = [self._go_on(task) for task in tasks]
@@ -200,7 +200,7 @@ class _Alone:
 
 
 def run_alone(task: Task, clock: Clock) -> Any:
-    """To the end of a task beside which nothing else is to be done; the result of its work. Raises what that raises."""
+    """Run one task to its end; the result of its work. Raises what the work raises."""
     dispatcher = Dispatcher(_Alone(task), clock)
     dispatcher.add(task.keys)
     dispatcher.run()

@@ -1,12 +1,12 @@
-"""Which calls of which steps run beside each other, where samples may be older than the weights that train on them.
+"""Which calls run in a step, if samples may be older than the weights that train on them (`max_staleness`).
 
-A step scores and trains one batch, and draws the samples of the batches behind it that may be drawn by now: of as many
-as versions may lie between. What says the same of samples in any step (a reference) is asked as soon as they are drawn.
-With none between, a step draws its own batch, and nothing else. Nothing of a step is under way when it has ended, so
-what generates has one version of the weights at a time, and that is published then.
+A step scores and trains one batch. It also draws the samples of the next `most` batches, and asks roles whose scores do
+not change (a reference) for them as soon as they are drawn. With `most` = 0 a step draws its own batch and nothing
+else. When a step ends, none of its calls is under way, so the new weights can be published: engines have one version at
+a time.
 
-Rollouts of later batches end with the step that began them (they are waited for), or they halt with it: what is
-unfinished then goes on in the next step.
+By default the rollouts of later batches end with the step that began them. With `beside` they halt when the step ends,
+and their unfinished samples go on in the next step.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from plait.schedule.dispatch import Key
 
 @dataclass(frozen=True)
 class OpenSteps:
-    """What a step of a run draws, scores and trains, and in which order its calls may run.
+    """What a step of a run draws, scores and trains, and which calls must end before which.
 
     Args:
-        before: `schedule.needs` of the flow.
-        most: versions that may lie between the weights that draw a sample and the update that uses it.
-        steps: of the run; no samples are drawn for steps behind the last.
-        apart: whether a GENERATE call computes with weights of its own, that training leaves as they are.
-        early: calls that score a batch when it is drawn, where rollouts are waited for (`needs.early_scores`).
-        beside: None: rollouts are waited for. Else those of later batches halt, and it says whether a GENERATE call may
-            go on beside the other calls of a step, or beside its rollouts only.
+        before: node → the nodes of the same batch that must end before it (`schedule.needs`).
+        most: versions of the weights between those that draw a sample and the update that uses it, at most.
+        steps: of the run; no samples are drawn for steps after the last.
+        apart: whether a GENERATE call has its own copy of the weights, which training does not change.
+        early: nodes that score a batch when it is drawn, if rollouts end with their step (`needs.early_scores`).
+        beside: None: rollouts of later batches end with the step. Otherwise they halt with it, and `beside` says
+            whether a GENERATE call may go on beside all calls of the step, or only beside the step's own rollouts.
     """
 
     flow: Dataflow
@@ -41,14 +41,14 @@ class OpenSteps:
     early: frozenset[int] = frozenset()
 
     def ahead(self, step: int) -> range:
-        """The batches that may be drawn while `step` is done, and that later steps train on."""
+        """The batches of later steps that may be drawn during `step`."""
         return range(step + 1, min(step + self.most, self.steps - 1) + 1)
 
     def calls(self, step: int, done: Collection[Key]) -> list[Key]:
-        """All calls that run in a step: its own, then those of batches ahead.
+        """All calls that run in a step: its own, then those of later batches.
 
         Args:
-            done: rollouts whose samples are all there, and what has scored these already.
+            done: rollouts whose samples are all drawn, and calls that have scored these; they are left out.
         """
         own = [(step, node.id) for node in self.flow.nodes]
         early = self.early if self.beside is None else frozenset[int]()
@@ -57,23 +57,24 @@ class OpenSteps:
         return [key for key in own + later if key not in done]
 
     def until(self, step: int, own: Collection[Key]) -> frozenset[Key]:
-        """Those of the own calls of a step with whose end rollouts ahead end or halt: all, or its rollouts; none where
-        these are drawn, so that rollouts ahead stand where they are.
+        """The calls with whose end the rollouts of later batches end or halt: all of the step's `own` calls, or only
+        its rollouts. If these were drawn in an earlier step, the set is empty, and rollouts of later batches do not go
+        on.
         """
         if self.beside is None or all(self.beside(node) for node in self._rollouts):
             return frozenset(own)
         return frozenset(key for key in own if self.flow.nodes[key[1]].kind is CallKind.GENERATE)
 
     def halts(self, step: int, key: Key) -> bool:
-        """Whether a call is a rollout that halts with the step."""
+        """Whether a call is a rollout of a later batch that halts with the step."""
         return self.beside is not None and key[0] > step
 
     def needs(self, step: int, key: Key) -> frozenset[Key]:
         """The calls that must have ended before one of `calls(step)` begins.
 
-        Rollouts that are waited for draw prompts in the order of their batches. Where what generates computes with the
-        weights that are trained, they are trained when all rollouts of the step have ended: so its samples are of the
-        version that the step begins with, whatever the clock.
+        Rollouts that end with the step draw in the order of their batches. If generation uses the weights that are
+        trained, training begins when all rollouts of the step have ended: so all samples are of the version that the
+        step begins with.
         """
         batch, node = key[0], self.flow.nodes[key[1]]
         needed = {(batch, earlier) for earlier in self.before[node.id]}

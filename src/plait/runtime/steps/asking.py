@@ -1,5 +1,7 @@
-"""What is asked of an engine for rollouts, and who gets the samples: of one batch, or of several in one engine, whose
-samples go on with later weights. What is unfinished then at the end of a step stands still until these are there.
+"""Asks an engine for the samples of rollouts, and gives each sample to the rollout that asked for it.
+
+Rollouts of several batches may share an engine, and their samples may go on with later weights: what is unfinished at
+the end of a step then halts until the new weights are there.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from plait.schedule.work import MOVED_ON, Work
 
 
 class Scores(Protocol):
-    """Who scores groups while others are drawn: `rewarding.RewardCalls`."""
+    """Scores groups while others are drawn: `rewarding.RewardCalls`."""
 
     def submit(self, rollout: Node, group: Sequence[Sample], state: StepState) -> None: ...
 
@@ -34,13 +36,14 @@ class Scores(Protocol):
 
 @dataclass
 class Beside:
-    """The rollouts of one step: its own, and those of later batches beside it."""
+    """The rollouts of one step: its own, and those of later batches that run with it."""
 
     step: int
     batches: tuple[int, ...]
-    """Whose rollouts run, in the order in which they ask."""
+    """The batches whose rollouts run, in the order in which they ask for samples."""
     until: frozenset[CallKey] | None = None
-    """With the end of these calls those of later batches halt; with none, before they have begun. None: they do not."""
+    """When these calls have ended, the rollouts of later batches halt; if empty, before they begin. None: they do not
+    halt."""
     ended: set[CallKey] = field(default_factory=set)
     """Calls that have ended."""
     asked: set[int] = field(default_factory=set)
@@ -48,7 +51,7 @@ class Beside:
     halted: bool = False
 
     def may_ask(self, batch: int) -> bool:
-        """Whether all batches before it have: who has asked first gets the places."""
+        """Whether all earlier batches have asked: whoever asks first gets the places in the engine."""
         return all(earlier in self.asked for earlier in self.batches if earlier < batch)
 
     @property
@@ -60,7 +63,7 @@ class Beside:
         return batch > self.step and self.until is not None and self.until <= self.ended
 
     def halt(self, engine: GenerationEngine, *, parks: bool) -> None:
-        """Once, when its time has come."""
+        """Halt the engine, once, if a batch is not to be drawn any further."""
         if not self.halted and any(map(self.stands, self.batches)):
             self.halted = True
             engine.halt(parks=parks)
@@ -68,7 +71,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class AskedRollout:
-    """One rollout of a batch. growing: its prompts, and its samples as far as they are there."""
+    """One rollout of a batch, and how it samples; `growing` has its prompts and the samples that have ended."""
 
     node: Node
     state: StepState
@@ -78,12 +81,12 @@ class AskedRollout:
 
 
 class Asking:
-    """Asks engines for the samples of rollouts, and gives each to the rollout that asked for it.
+    """See the top of the file.
 
     Args:
-        moments: where samples stood, and are to stand; None: the recipe has samples end with the step that began them,
-            and only what an earlier stay of the run has begun goes on.
-        keeps: keys and values are kept over an update.
+        moments: how far samples were when weights changed, which a resumed run repeats; None: samples end in the step
+            that began them, and only samples that an earlier stay of the run has begun go on.
+        keeps: whether keys and values are kept when weights change.
     """
 
     def __init__(self, rewarding: Scores, moments: Moments | None = None, *, keeps: bool = False) -> None:
@@ -99,17 +102,18 @@ class Asking:
         says: Callable[[int], None],
         watch: Watch | None = None,
     ) -> Work[None]:
-        """Samples of the rollout's prompts, as far as they come in this step; one step of the engine per `next()`.
+        """Draw the samples of the rollout's prompts, as far as they come in this step; one step of the engine per
+        `next()`.
 
         Args:
-            says: told how many samples are asked for.
+            says: is told how many samples are asked for.
             watch: looks at the rollout after each step.
         """
         self._submit_whole(asked)
         while not beside.may_ask(asked.state.step):
             yield None
         repeats = self._moments is not None and self._moments.at(beside.step + 1) is not None
-        # The record, if there is one, says who is drawn, and how far.
+        # If there is a record of this step, it says which samples are drawn, and how far.
         stands = not repeats and beside.stands(asked.state.step)
         mine = set() if stands else self._ask(asked, engine, beside.step)
         if mine:
@@ -131,11 +135,11 @@ class Asking:
             return has_news
 
         def is_there() -> bool:
-            """While nobody else draws, samples may still be on their way between instances."""
+            """Whether all of this rollout's samples have come; and none is out, if it asked for none."""
             return mine.isdisjoint(out) and bool(out or not mine)
 
         def halt() -> None:
-            if not repeats:  # else they stop by themselves
+            if not repeats:  # else samples stop by themselves, where the record says
                 beside.halt(engine, parks=self._keeps)
 
         yield from drawing(engine, node.call, take, before=halt, until=is_there)
@@ -144,11 +148,11 @@ class Asking:
             out.pop(key, None)
 
     def _out_of(self, asked: AskedRollout) -> dict[Key, AskedRollout]:
-        """All samples that the engine of its role has been asked for."""
+        """The samples that the engine of the rollout's role has been asked for and not delivered."""
         return self._out.setdefault(str(asked.node.role), {})
 
     def _ask(self, asked: AskedRollout, engine: GenerationEngine, step: int) -> set[Key]:
-        """Ask for what is to be drawn in this step; the samples."""
+        """Ask the engine for what is to be drawn in this step; the samples asked for."""
         requests = list(self._requests(asked, step))
         mine = {(request.prompt.uid, index) for request in requests for index in request.indices}
         self._out_of(asked).update(dict.fromkeys(mine, asked))
@@ -157,14 +161,14 @@ class Asking:
         return mine
 
     def _submit_whole(self, asked: AskedRollout) -> None:
-        """Groups that were whole in an earlier stay of the run go to the reward functions again."""
+        """Give groups that an earlier stay of the run had completed to the reward functions again."""
         sent = set(asked.state.sent.get(asked.node.id, ()))
         for group in asked.growing.whole:
             if group[0].prompt.uid not in sent:
                 self._submit(asked, group)
 
     def _deliver(self, sample: Sample, out: dict[Key, AskedRollout]) -> None:
-        """To the rollout that asked for it."""
+        """Give a sample to the rollout that asked for it; a whole group goes to the reward functions."""
         key = sample.prompt.uid, sample.index
         asked = out.pop(key)
         begun = asked.state.begun.setdefault(asked.node.id, {})
@@ -180,8 +184,7 @@ class Asking:
         asked.state.sent.setdefault(asked.node.id, set()).add(group[0].prompt.uid)
 
     def _requests(self, asked: AskedRollout, step: int) -> Iterator[Request]:
-        """What is asked for in a step: samples that have not ended, up to where they stood when it ended in an earlier
-        stay of the run."""
+        """The requests of a step: for samples that have not ended, as far as the record of an earlier stay says."""
         unfinished: dict[int, set[int]] = {}
         for uid, index in asked.growing.unfinished:
             unfinished.setdefault(uid, set()).add(index)
@@ -192,9 +195,10 @@ class Asking:
                 yield request
 
     def _going_on(self, prompt: Prompt, left: set[int], asked: AskedRollout, step: int) -> GoingOn:
-        """
+        """Where the samples of a prompt go on, and where they stop.
+
         Args:
-            left: samples of the prompt that have not ended.
+            left: indices of the samples of the prompt that have not ended.
         """
         state = asked.state
         begun = {
@@ -206,7 +210,7 @@ class Asking:
         lengths = {index: len(begun[index].token_ids) if index in begun else 0 for index in left}
         stand = {index for index, tokens in stops.items() if tokens <= lengths[index]}
         goes = {index: sample for index, sample in begun.items() if index in left - stand}
-        # What said nothing with the last weights may or may not have been computed with them.
+        # A sample that drew no token with the last weights may not have been computed with them.
         kept = before is not None and before.kv == "keep"
         keeps = frozenset(index for index, sample in goes.items() if kept and sample.policy_version == step - 1)
         return GoingOn(

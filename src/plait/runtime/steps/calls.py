@@ -1,4 +1,4 @@
-"""What each call of a flow does, as a work: reads, computes, generates, scores, trains, an action at a time."""
+"""What each call of a flow does, an action at a time: read, compute, generate, score or train."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Calls:
         self._groups = self._groups_of()
 
     def mesh(self, node: Node, step: int, *, begins: bool = False) -> frozenset[int]:
-        """The ranks that a call of a step keeps busy; to begin, with those that bring it weights. None of a call that
-        takes ranks as they are free."""
+        """The ranks that a call keeps busy in a step. With `begins` the ranks that send it weights are included. Empty
+        for a call that takes ranks only when they are free."""
         takes = self.scores_where_free(node, step) or (not begins and self._takes_turns(node))
         return frozenset() if takes else self._mesh(node, begins=begins)
 
@@ -62,26 +62,26 @@ class Calls:
         return mesh
 
     def trainer(self, node: Node) -> TrainingEngine | None:
-        """The engine of the model that a call asks; None: it asks none."""
+        """The engine of the model that a call asks; None: it asks no model."""
         role = self._roles.get(str(node.role))
         return None if role is None else role.trainer
 
     def streams(self, node: Node) -> bool:
-        """Whether a call scores parts of a rollout, as its samples are finished: on other ranks than those that
-        generate. That is the plan's to say, not the clock's, and it computes the same parts when it begins late."""
+        """Whether a call scores parts of a rollout as samples end: its ranks must be others than those that generate.
+        The plan decides this, not the clock, and the parts are the same however late the call begins."""
         return may_stream(node, self._flow) and not self._mesh(node) & self._mesh(self._flow.nodes[node.rows])
 
     def _takes_turns(self, node: Node) -> bool:
-        """Whether a call that streams leaves its ranks to others while it waits for samples: where nothing would have
-        to leave their devices for these."""
+        """Whether a call that streams frees its ranks while it waits for samples: if other calls can run there without
+        anything leaving the devices."""
         if not self.streams(node):
             return False
         engine = self._model(self._flow.nodes[node.rows]).engine
         return engine is not None and engine.traits.shares_devices
 
     def scores_where_free(self, node: Node, step: int) -> bool:
-        """Whether a call scores parts of a rollout on the ranks that generate, as they have nothing left to generate:
-        where the recipe says so, or the gate of the run for this step. Which parts there are does not depend on that
+        """Whether a call scores parts of a rollout on the ranks that generate, once they have no samples left: if the
+        recipe says so, or the gate of the run for this step. The parts do not depend on it
         (`free_copies.where_free`)."""
         trainer, source = self.trainer(node), self._flow.nodes[node.rows]
         if trainer is None or not may_stream(node, self._flow) or self.streams(node):
@@ -92,14 +92,14 @@ class Calls:
         return self.rollout.gate.early(step, source.call, self.rollout.size_of(source, engine)).pays
 
     def work(self, node: Node, state: StepState, draw: Draw, task: Task) -> Work[Any]:
-        """What a call does, its weights being where it needs them. That of a TRAIN node returns metrics, or None where
-        there is nothing to do in this step.
+        """The actions of a call whose weights are already where it needs them. For a TRAIN node the result is its
+        metrics, or None if it does nothing in this step.
 
         Args:
-            task: of the call, which says what ranks it keeps busy.
+            task: of the call; its mesh changes while the call takes and frees ranks.
 
         Raises:
-            RunError: a carried value would change its shape. What the work raises is that of the call.
+            RunError: a carried value would change its shape; and what the engine that is asked raises.
         """
         match node.kind:
             case CallKind.GENERATE:
@@ -118,13 +118,14 @@ class Calls:
                 return self._at_once(node, state)
 
     def keeps_weights(self, node: Node) -> bool:
-        """Whether a GENERATE call goes on with the weights that were published last while its role is trained."""
+        """Whether a GENERATE call can go on with the last published weights while its role is trained."""
         engine = self._model(node).engine
         return engine is not None and engine.traits.keeps_weights
 
     def runs_beside(self, node: Node) -> bool:
-        """Whether a GENERATE call may go on while other calls of other batches compute: with weights of its own, where
-        nothing has to leave the device for them, and where ranks that generate together do nothing else together."""
+        """Whether a GENERATE call may go on while calls of other batches compute. Its engine must have its own copy of
+        the weights, nothing may have to leave the device for the other calls, and ranks that generate together must
+        not compute other calls."""
         engine = self._model(node).engine
         if engine is None or not engine.traits.keeps_weights or not engine.traits.shares_devices:
             return False
@@ -135,7 +136,7 @@ class Calls:
     # -- score
 
     def _spread(self, node: Node, state: StepState, task: Task) -> Spread:
-        """What is scored together, and where: the rows of the call, or parts of them as they are there."""
+        """How a SCORE call is computed: all rows at once, or in parts as samples end; by which copies of the model."""
         trainer = self.trainer(node)
         parts: Parts
         if trainer is not None and self.scores_where_free(node, state.step):
@@ -158,15 +159,15 @@ class Calls:
         return partial(in_parts, parts)
 
     def _parted(self, node: Node, step: int) -> int:
-        """Samples of the rollout that a call scores, the last, that are scored without the others of their groups."""
+        """How many samples of the rollout, its last ones, the call scores apart from the others of their groups."""
         source = self._flow.nodes[node.rows]
         engine = self._model(source).engine
         assert engine is not None, f"{node.call}: nobody generates what it scores"
         return self.rollout.parted(source, engine, step)
 
     def _running(self, node: Node) -> int:
-        """Samples that run at a time in the rollout that a call scores. An engine that does not tell how long they are
-        by now is taken to end with each before it begins with the next."""
+        """How many samples run at a time in the rollout that a call scores; 1 for an engine that does not tell the
+        lengths of running samples."""
         engine = self._model(self._flow.nodes[node.rows]).engine
         assert engine is not None, f"{node.call}: nobody generates what it scores"
         return engine.traits.num_instances * self._recipe.sampling.max_running if engine.traits.tells_lengths else 1
@@ -174,7 +175,7 @@ class Calls:
     def _scored(self, node: Node, state: StepState, spread: Spread) -> Work[None]:
         self._progress.phase(node.call, 0, "actions")
         scored = yield from spread(partial(self._score, node), node.call)
-        while node.rows not in state.tables:  # its last samples have been scored before it has ended
+        while node.rows not in state.tables:  # all samples are scored, and the rollout has not ended yet
             yield None
         samples = tuple(sample for rows, _ in scored for sample in rows.samples)
         state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in scored]))
@@ -188,14 +189,15 @@ class Calls:
     # -- train
 
     def partners(self, node: Node, step: int) -> tuple[Node, ...]:
-        """All calls that one schedule computes together with it in this step, itself among them, in the order of the
-        flow: training calls of roles that the plan has train together. What does nothing in this step is alone."""
+        """All calls that one schedule computes together with this one in a step, itself included, in the order of the
+        flow: training calls of roles that train together by the plan. A call that does nothing in this step is alone.
+        """
         if node.id not in self._groups or step < node.training.after:
             return (node,)
         return tuple(partner for partner in self._groups[node.id] if step >= partner.training.after)
 
     def _groups_of(self) -> dict[int, tuple[Node, ...]]:
-        """Id of each training call → those that train together with it, where there are others."""
+        """Id of each training call that trains together with others → all of these calls."""
         trainers = [role.trainer for role in self._roles.values() if role.trainer is not None]
         together = {trainer.trains_with for trainer in trainers if len(trainer.trains_with) > 1}
         return {
@@ -222,7 +224,7 @@ class Calls:
         return (yield from self._model(node).trainer.train(self.training(node, state)))
 
     def evaluated(self, node: Node, state: StepState) -> Work[dict[str, float]]:
-        """What training on the samples would log, without training on them."""
+        """The metrics that training on the samples would have, without training on them."""
         self._progress.phase(node.call, 0, "actions")
         loss_inputs = {"temperature": self._temperature(node), "batch_values": state.batch}
         return self._model(node).trainer.evaluate(node, self._rows_of(node, state), **loss_inputs)

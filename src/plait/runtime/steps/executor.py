@@ -1,4 +1,4 @@
-"""Runs training steps of a dataflow: `calls` says what each call does, `schedule.dispatch` which goes on."""
+"""Runs training steps of a dataflow: `calls` says what each call does, `schedule.dispatch` which one goes on next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Executor:
     """Binds a dataflow to the engines of its roles and runs steps of it.
 
     Args:
-        clock: goes on with calls, and records what they do.
+        clock: advances calls by an action, and records it.
     """
 
     def __init__(
@@ -51,14 +51,15 @@ class Executor:
 
     @property
     def is_training(self) -> bool:
-        """Whether a step is beyond its first training call, so that weights are no longer those before it."""
+        """Whether a step has begun its first training call, so that weights may have changed since it began."""
         return self._under_way is not None and self._under_way.is_training
 
     def run_step(self, state: StepState, batches: Batches) -> None:
-        """Generate, score, compute and train; and generate the batches behind, of which recipes say how many.
+        """Generate, score, compute and train one batch, and generate the later batches that `max_staleness` allows.
 
         Args:
-            state: of the step, one of `batches`; the calls add to it. Its step keys the draws; logs count from 1.
+            state: the batch of this step, one of `batches`; calls add their results to it. `state.step` counts from 0
+                and keys the draws; logs count from 1.
 
         Raises:
             RunError: every sample of the step lost its reward, or a call failed.
@@ -75,12 +76,12 @@ class Executor:
         self._under_way = None
 
     def settle(self) -> None:
-        """Between steps: until reward functions have nothing left to do for any batch, so that they can be asked for
-        something else. Raises RunError: a function failed, and its policy is to stop."""
+        """Between steps: wait until reward functions have scored all that they were given, for any batch. Raises
+        RunError: a function failed, and its policy is to stop."""
         run_alone(Task(((0, 0),), "rewards", self.calls.rewarding.settling(), frozenset()), self._clock)
 
     def _beside(self, step: int, keys: Sequence[Key]) -> Beside | None:
-        """The rollouts of a step whose calls are these, where they may halt."""
+        """The rollouts among the calls of a step, if those of later batches halt with it; else None."""
         if self._open.beside is None:
             return None
         rollouts = [key for key in keys if self.flow.nodes[key[1]].kind is CallKind.GENERATE]
@@ -90,25 +91,27 @@ class Executor:
 
 @dataclass
 class _Steps:
-    """`schedule.dispatch.Program`: the calls of a step, and of batches ahead of it, by (step, node)."""
+    """`schedule.dispatch.Program`: the calls of a step and of later batches, by (step, node)."""
 
     flow: Dataflow
     calls: Calls
     open: OpenSteps
     batches: Batches
     step: int
-    """That scores and trains."""
+    """The step that scores and trains, from 0."""
     recorder: Recorder
-    """What calls do is recorded as of the step that their batch is trained in."""
+    """Records each action under the step that its batch is trained in."""
     is_training: bool = False
+    """See `Executor.is_training`."""
     beside: Beside | None = None
-    """Rollouts that may halt; None: there are none."""
+    """The rollouts of this step, if those of later batches halt with it; else None."""
     _orders: dict[int, GraphOrder] = field(default_factory=dict)
+    """Step of a batch → its order of metrics and columns."""
     _begun: dict[int, StepState] = field(default_factory=dict)
-    """Batches of which a call has begun."""
+    """Step of each batch of which a call has begun → the batch."""
 
     def order(self, state: StepState) -> GraphOrder:
-        """What the calls of a batch said, to be put into the order of the graph."""
+        """Puts the metrics and columns of a batch into the order of the graph."""
         if state.step not in self._orders:
             self._orders[state.step] = GraphOrder(self.flow, state)
         return self._orders[state.step]
@@ -131,13 +134,13 @@ class _Steps:
         return self.calls.mesh(self.flow.nodes[key[1]], key[0], begins=True)
 
     def _busy(self, key: Key) -> frozenset[int]:
-        """The ranks that a call keeps busy when it has begun."""
+        """The ranks that a call keeps busy once it has begun."""
         node = self.flow.nodes[key[1]]
         beside = self.open.beside if self.open.halts(self.step, key) else None
         return frozenset() if beside is not None and beside(node) else self.calls.mesh(node, key[0])
 
     def begin(self, keys: tuple[Key, ...]) -> Task:
-        """Have weights brought to where they are not as they are; then the call, or the calls together."""
+        """A task that first brings the weights to where they are needed, then does the call, or the calls together."""
         state = self._begun[keys[0][0]] = self.batches.at(keys[0][0])
         nodes = [self.flow.nodes[number] for _, number in keys]
         mesh = frozenset(rank for key in keys for rank in self.mesh(key))
@@ -151,7 +154,7 @@ class _Steps:
     def _work(self, nodes: Sequence[Node], state: StepState, moves: Sequence[Work[None]], task: Task) -> Work[None]:
         for move in moves:
             yield from move
-        task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))  # those that brought are free
+        task.mesh = frozenset(rank for key in task.keys for rank in self._busy(key))  # without those that only sent
         task.shares = frozenset(rank for node in nodes for rank in self.calls.mesh(node, state.step)) - task.mesh
         self.is_training |= any(node.kind is CallKind.TRAIN and state.step >= node.training.after for node in nodes)
         order = self.order(state)

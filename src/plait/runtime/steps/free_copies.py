@@ -1,5 +1,5 @@
-"""Scoring by copies of a model whose ranks have nothing left to generate, or never generate: who is told of which part,
-and when."""
+"""Scoring by copies of a model whose ranks have nothing left to generate, or never generate: which copy scores which
+part, and when it is told."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from plait.schedule.work import MOVED_ON, Done, Work
 from plait.workers.ranks import LEADER
 
 TOLD = 1.0
-"""Full parts, of all calls, up to which a copy without the leader is told of one more: so it has enough to do while the
-leader computes a full one."""
+"""A copy without the leader is told of one more part while it has at most this many full parts to do, of all calls: so
+it has enough to do while the leader computes a full part."""
 MOST_TOLD = 4
-"""Parts of a call that it is told of at most."""
+"""Parts of one call that a copy is told of ahead, at most."""
 
 
 @dataclass(frozen=True)
 class Copies:
     """Copies of a model that score, each by itself.
 
-    ranks:  of each
-    behind: the call whose samples they score; who is busy with nothing else may be told what comes behind it
-    keeps:  groups that are left for whoever is free first, and of which nobody is told ahead
-    alone:  each part is scored by one of them; else `ranks` has one entry, those of all copies, which divide each part
+    ranks:  of each copy
+    behind: the call whose samples they score; a copy that only generates for it may be told of a part ahead
+    keeps:  no copy is told ahead of the last groups, this many, which go to the first copy that is free
+    alone:  one copy scores each part; else `ranks` has one entry, the ranks of all copies, which divide each part
     """
 
     ranks: Sequence[frozenset[int]]
@@ -39,15 +39,15 @@ class Copies:
 
 
 class _WhereFree:
-    """See `where_free`. One object for each call."""
+    """The state of one `where_free`."""
 
     def __init__(self, parts: Parts, copies: Copies, task: Task, call: Call, name: str) -> None:
         self._parts, self._copies, self._task, self._call, self._name = parts, copies, task, call, name
         self._going: list[deque[tuple[int, Part, Work[FloatArray]]]] = [deque() for _ in copies.ranks]
         self._order = sorted(range(len(copies.ranks)), key=self._leads)
-        """Copies, that with the leader last."""
+        """Places of the copies; that with the leader comes last."""
         self._part: Part | None = None
-        """That was taken and not given out."""
+        """The part that was taken and not given to a copy yet."""
         self._given = 0
         self.scored: dict[int, Scored] = {}
 
@@ -56,11 +56,11 @@ class _WhereFree:
 
     @property
     def is_left(self) -> bool:
-        """Whether there is something to score, or it is on its way."""
+        """Whether a part is still to be scored, or is being scored."""
         return self._part is not None or bool(self._parts.left) or any(self._going)
 
     def give(self) -> Iterator[Done]:
-        """Give out what is there; what the copies without the leader say when they are told."""
+        """Give the parts that are there to copies; an action for each copy without the leader that was told of one."""
         for had in range(MOST_TOLD):
             for place in self._order:
                 if len(self._going[place]) == had and self._has_one_for(place, had):
@@ -72,7 +72,7 @@ class _WhereFree:
             self._task.share([rank for ranks in self._copies.ranks if LEADER not in ranks for rank in ranks])
 
     def _has_one_for(self, place: int, had: int) -> bool:
-        """Whether there is a part for a copy that is at so many of this call; it is taken then, whoever gets it."""
+        """Whether there is a part for a copy that has `had` parts of this call. If so, `_part` is that part."""
         ranks, leads, task = self._copies.ranks[place], self._leads(place), self._task
         is_scarce = self._part is None and self._parts.left <= self._copies.keeps
         if task.waits_for(ranks) > (0.0 if leads else TOLD) or (had and (leads or is_scarce)):
@@ -81,9 +81,9 @@ class _WhereFree:
         return self._part is not None
 
     def _may_follow(self, place: int) -> bool:
-        """Whether a copy that still generates is told of a part behind that: the leader is at one, which may take
-        longer than the other's last samples, and more is left than both would begin with at once. Several ranks would
-        have to agree on what comes before it."""
+        """Whether a copy that still generates is told of a part that it is to score after that: if the leader computes
+        one, which may take longer than the copy's last samples, and if much is left. A copy of several ranks is not
+        told: its ranks would have to agree on what comes before the part."""
         ranks = self._copies.ranks[place]
         is_busy = any(self._going[other] for other in self._order if self._leads(other))
         is_much_left = self._parts.left > 2 * len(self._order)
@@ -102,10 +102,10 @@ class _WhereFree:
             yield next(work) or MOVED_ON
 
     def go_on(self, *, leader: bool) -> Iterator[Done]:
-        """An action of each copy, or word of it, if there is one.
+        """Do an action of each copy that can go on.
 
         Args:
-            leader: its own copy computes, too.
+            leader: whether the leader's own copy computes, too.
         """
         for place in self._order:
             queue = self._going[place]
@@ -126,17 +126,16 @@ class _WhereFree:
 
 
 def where_free(parts: Parts, copies: Copies, task: Task, call: Call, name: str) -> Work[list[Scored]]:
-    """As `in_parts`, each part by one copy of the model, as soon as nobody else keeps the ranks of one busy; or by all
-    of them together. While nothing is there to be scored, no rank is kept.
+    """Score each part with one copy of the model (or with all together, see `Copies.alone`) as soon as no other call
+    keeps that copy's ranks busy. While there is nothing to score, the call keeps no ranks.
 
-    Which copy scores a part, and when, is the clock's to say; what is scored together is not. Copies without the leader
-    are told ahead (TOLD): the leader may be in the middle of an action when they have ended what they are at. For the
-    same reason they are told of one part behind the samples that they still generate, and let go when all parts are
-    given out, not when they have ended theirs, and before the leader computes its own: they are told of another call's
-    part behind it.
+    The clock decides which copy scores a part, and when; it does not decide what is scored together. Copies without
+    the leader are told of parts ahead (TOLD), because the leader may be in the middle of an action when they end a
+    part. For the same reason they are told of one part while they still generate, and their ranks are shared with
+    other calls as soon as all parts are given out, before the leader computes its own part.
 
     Args:
-        task: of this call; it keeps busy the ranks of the copies that are at work.
+        task: of this call; its mesh has the ranks of the copies that score.
     """
     scoring = _WhereFree(parts, copies, task, call, name)
     while scoring.is_left:
@@ -144,7 +143,7 @@ def where_free(parts: Parts, copies: Copies, task: Task, call: Call, name: str) 
         for done in scoring.give():
             moved = True
             yield done
-        # Where somebody was told of a part, another call may have one for others before the leader computes.
+        # If a copy was told of a part, other calls may tell theirs before the leader computes.
         for done in scoring.go_on(leader=not moved):
             moved = True
             yield done

@@ -1,7 +1,6 @@
-"""Generation in a step: sample, hand each group to the reward functions as soon as it is whole, and draw again.
+"""Generation in a step: sample, give each group to the reward functions, and draw again if `resample` asks for it.
 
-A group goes to the reward functions when its last sample is finished, while generation goes on: the graph says that
-scores are per sample, so no barrier is owed.
+A group goes to the reward functions as soon as its last sample is finished, while the other groups go on.
 """
 
 from __future__ import annotations
@@ -54,45 +53,45 @@ class Rollout:
         self._rollouts = [node.id for node in flow.of_kind(CallKind.GENERATE)]
         self._has_said_how = False
         self.gate: Gate = AtShare()
-        """When the run gathers samples."""
+        """Decides when the last samples of a rollout are gathered."""
         self.rebalancer: Rebalancer | None = None
-        """When a run rebalances samples; None: instances keep theirs."""
+        """Decides when samples move to instances that end sooner; None: never."""
         self.beside: Beside | None = None
-        """The rollouts of the step under way, where those of later batches halt with it; None: all end in it."""
+        """The rollouts of the step under way, if those of later batches halt with it; None: all end in the step."""
         self._asking = Asking(rewarding)
 
     @property
     def _bounds(self) -> Bounds:
-        """How much one instance may run."""
+        """How many samples and tokens one instance may hold."""
         sampling = self._recipe.sampling
         kv_tokens = inf if sampling.kv_tokens is None else sampling.kv_tokens
         return Bounds(sampling.max_running, sampling.max_response_tokens, kv_tokens)
 
     def run_on(self, moments: Moments) -> None:
-        """Have samples go on with later weights."""
+        """From now on, samples may go on with later weights (`on_update`)."""
         self._asking = Asking(self._rewarding, moments, keeps=self._recipe.update_rule.keeps)
 
     def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:
-        """How many samples the rollout of a step has, and among how many instances."""
+        """The size of a rollout: samples, instances, samples that an instance runs at a time, samples of a prompt."""
         count, most = self._count(node), self._recipe.sampling.max_running
         return RolloutSize(count * self._recipe.prompts_per_step, engine.traits.num_instances, most, count)
 
     def parted(self, node: Node, engine: GenerationEngine, step: int) -> int:
-        """The last samples of the rollout of a step that are scored without the others of their prompts: those that
-        the recipe has gathered, or as many as the gate says."""
+        """How many samples of a rollout, its last ones, are scored apart from the others of their prompts: as many as
+        the recipe has gathered, or as the gate says."""
         return self.gate.early(step, node.call, self.size_of(node, engine)).parted
 
     def work(
         self, node: Node, engine: GenerationEngine, state: StepState, draw: Draw, fused: Task | None
     ) -> Work[None]:
-        """Fill the node's table with samples of the step's prompts, or of as many others as `resample` asks for; one
-        step of the engine per `next()`.
+        """Fill the node's table with samples of the step's prompts, and of further prompts if `resample` asks for them;
+        one step of the engine per `next()`.
 
         Args:
-            fused: the task of the call, where others score on ranks that have nothing left to generate.
+            fused: the task of the call, if other calls score on its ranks once these have no samples left; else None.
 
         Raises:
-            RunError: of all the groups that `resample` had drawn none may stay.
+            RunError: `resample` kept none of the groups that were drawn.
         """
         resample = node.generation.resample
         if resample is None:
@@ -107,14 +106,14 @@ class Rollout:
     def _fill(
         self, node: Node, state: StepState, groups: Sequence[Sequence[Sample]], generated: Sequence[Sequence[Sample]]
     ) -> None:
-        """The node's table, and all that it drew."""
+        """Set the node's table (`groups`), and all that it drew (`generated`)."""
         limit = self._recipe.sampling.max_response_tokens
         state.begin_table(node.id, _with_generated_columns(_rows_of(groups), node, limit))
         state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
 
     def restored(self, drawn: DrawnBatch, state: StepState) -> None:
-        """Make of a batch what it was when its rollouts had ended; its rewards are asked for by the calls that read
-        them."""
+        """Give a batch the samples and metrics that it had when the checkpoint was written. Rewards are not restored:
+        the calls that read them ask for them again."""
         for node in self._flow.of_kind(CallKind.GENERATE):
             groups: dict[int, list[Sample]] = defaultdict(list)
             for sample in drawn.samples[node.id]:
@@ -138,7 +137,7 @@ class Rollout:
         return node.generation.num_samples(self._recipe.samples_per_prompt)
 
     def _asked(self, node: Node, state: StepState, growing: PartialRollout) -> AskedRollout:
-        """What the node asks of every prompt of a batch, or of prompts that were drawn beside it."""
+        """How a rollout samples its prompts: those of the batch, or further ones that `resample` has drawn."""
         sampling = self._recipe.sampling.sampling(**({"temperature": 0.0} if node.generation.greedy else {}))
         rollout = state.step * len(self._rollouts) + self._rollouts.index(node.id)
         return AskedRollout(node, state, growing, sampling, NoiseKey(self._recipe.seed, rollout))
@@ -178,8 +177,8 @@ class Rollout:
         return kept[:num_wanted], drawn
 
     def _own(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Work[PartialRollout]:
-        """The samples of the batch's own prompts, as far as they come in this step. Those that have begun in another,
-        or that halt, stay in the instances that have them."""
+        """The samples of the batch's own prompts, as far as they come in this step. Samples that were begun in another
+        step, or that halt with this one, do not move between instances."""
         growing = PartialRollout(state.prompts, self._count(node))
         if self.beside is not None or node.id in state.growing:
             growing = state.growing.setdefault(node.id, growing)
@@ -188,9 +187,7 @@ class Rollout:
         state.growing[node.id] = growing
         watch = Watch(self._tail(node, engine, state, fused), self._balance(node, engine, state))
         yield from self._round(node, engine, state, growing, watch)
-        num_moved = watch.end()
-        if watch != Watch() or self.gate is not None:
-            state.count("perf/samples_moved", num_moved)
+        state.count("perf/samples_moved", watch.end())
         return growing
 
     def _round(
@@ -201,14 +198,14 @@ class Rollout:
         growing: PartialRollout,
         watch: Watch | None = None,
     ) -> Work[None]:
-        """Groups of some prompts, as far as they come in this step."""
+        """Draw the samples of `growing`, as far as they come in this step."""
         self._say_how(node, engine, is_fused=watch is not None and watch.tail is not None)
         beside = self.beside or Beside(state.step, (state.step,))
         says = partial(self._progress.phase, node.call, unit="samples")
         return self._asking.work(self._asked(node, state, growing), engine, beside, says, watch)
 
     def _tail(self, node: Node, engine: GenerationEngine, state: StepState, fused: Task | None) -> Tail | None:
-        """What has the last samples of a batch gathered; None: they end where they begin."""
+        """Gathers the last samples of a batch; None: they end where they begin."""
         if fused is None:
             return None
         assert engine.moves is not None, f"{node.call}: nothing can be gathered"
@@ -218,20 +215,20 @@ class Rollout:
         return Tail(fused, engine, batch, self._bounds, self._decides(node, engine, state, batch))
 
     def _decides(self, node: Node, engine: GenerationEngine, state: StepState, batch: Batch) -> Decides:
-        """Who says when samples of this rollout are gathered."""
+        """Decides when the samples of this rollout are gathered."""
         size = replace(self.size_of(node, engine), samples=len(batch.prompts), parted=batch.parted)
         return self.gate.judge(state.step, node.call, size)
 
     def _balance(self, node: Node, engine: GenerationEngine, state: StepState) -> Balance | None:
-        """What has samples of a batch move between instances; None: they do not."""
+        """Moves samples of a batch between instances; None: they stay."""
         if self.rebalancer is None:
             return None
         tokens = {prompt.uid: len(prompt.token_ids) for prompt in state.prompts}
         return self.rebalancer.balance((state.step + 1, node.call), engine, tokens, self._bounds)
 
     def _say_how(self, node: Node, engine: GenerationEngine, *, is_fused: bool) -> None:
-        """A person should know, once, that a run generates the slower way, and why; where nothing is
-        guessed; and where fusion hides nothing."""
+        """Say once per run why the compiled forward is not used, why nothing is guessed, and if stated `fusion` cannot
+        save time."""
         if self._has_said_how:
             return
         self._has_said_how = True
@@ -247,6 +244,7 @@ class Rollout:
 
 
 def _stays(resample: Resample, rewards: FloatArray) -> bool:
+    """Whether a group with these rewards is kept. Raises RunError: the user's `keep` raised, or returned no bool."""
     scored = rewards[np.isfinite(rewards)]
     if len(scored) == 0:
         return False
@@ -263,7 +261,7 @@ def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:
 
 
 def _with_generated_columns(rows: Rows, node: Node, max_response_tokens: int) -> Rows:
-    """What a rollout says of its samples, in the columns that `Generated` offers to a flow."""
+    """Add the columns that `Generated` offers to a flow: sampling log-probs, finished, tokens left."""
     logprobs, finished, tokens_left = node.outputs
     lengths = np.diff(rows.offsets)
     return (

@@ -1,4 +1,4 @@
-"""Scoring that begins before all samples are there: rows in parts, each as soon as it is known and whole.
+"""Scoring that begins before all samples are there: in parts, each as soon as all its samples have ended.
 
 Which samples make a part depends on the samples, never on the clock (`policy.score_parts`).
 """
@@ -18,23 +18,24 @@ from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Work
 
 Scored = tuple[Rows, FloatArray]
-"""Rows, and a number for each of them or of their tokens."""
+"""Rows, and their scores: [samples] or [response tokens], float64."""
 
 
 Call = Callable[[Rows, str, ScoredBy | None], Work[FloatArray]]
-"""Scores a part, from its rows, its name (`ref.logprobs/p1` of a rollout), and the copy of the model that computes it;
-None: all copies do, each a share."""
+"""Scores a part: its rows, its name (`ref.logprobs/p1`), and the copy of the model that computes it; None: all copies
+do, each a share."""
 
 Spread = Callable[[Call, str], Work[list[Scored]]]
-"""Scores all parts by a call of this name: (its rows, the result) of each, in their order."""
+"""Scores all parts with a call of this name; the parts in their order."""
 
 
 HEARD = 16
-"""Steps after which what unfinished samples have said may settle what is scored together, though none has ended."""
+"""Steps of generation after which the next parts are looked for again even if no sample has ended, as the lengths of
+running samples may settle them."""
 
 
 class PartialRollout:
-    """The samples of a rollout, group by group, as far as they are finished.
+    """A rollout under way: its finished samples, by group, and the lengths of the others.
 
     Args:
         count: samples of each prompt.
@@ -45,9 +46,9 @@ class PartialRollout:
         self.count = count
         self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
         self.num_finished = 0
-        """Samples."""
+        """Finished samples."""
         self.news = 0
-        """Grows with each sample that is finished, and every few times that others were heard of."""
+        """Grows when a sample ends, and every HEARD times that the lengths of others are told."""
         self._said: Mapping[Key, int] = {}
         self._times_heard = 0
 
@@ -71,7 +72,7 @@ class PartialRollout:
         return self.count * len(self.prompts)
 
     def take(self, sample: Sample) -> list[Sample] | None:
-        """A finished sample; its group by index, if it was the last of it."""
+        """Add a finished sample; its group, by index, if it was the last of the group."""
         group = self.groups[sample.prompt.uid]
         group.append(sample)
         self.news += 1
@@ -82,7 +83,7 @@ class PartialRollout:
         return group
 
     def hear(self, said: Mapping[Key, int]) -> None:
-        """Tokens that unfinished samples have by now, or will have; of those that are not named nothing is known."""
+        """Tell the tokens that unfinished samples have at least; nothing is known of samples that are not named."""
         self._said = said
         self._times_heard += 1
         self.news += self._times_heard % HEARD == 0
@@ -98,7 +99,7 @@ class PartialRollout:
         ]
 
     def samples_of(self, piece: ScoredPart) -> list[Sample]:
-        """Finished samples of a prompt."""
+        """The samples of a piece, which have all ended."""
         group = self.groups[self.prompts[piece.place].uid]
         if len(piece.indices) == self.count:
             return group
@@ -110,18 +111,18 @@ class Part:
     """What is scored together."""
 
     name: str
-    """What stands behind the name of the call in the name of its actions."""
+    """Follows the name of the call in the names of its actions."""
     rows: Rows
     share: float = 1.0
-    """The share of these tokens in those that a part may have."""
+    """Tokens of the part, as a share of those that a full part has."""
 
 
 class Parts(Protocol):
-    """What calls score of a table, a part at a time."""
+    """The rows that a call scores, a part at a time."""
 
     @property
     def left(self) -> int:
-        """Groups with samples that no part has that was taken."""
+        """Groups of which some samples are in no part that was taken."""
         ...
 
     def take(self) -> Part | None:
@@ -148,21 +149,22 @@ class RolloutParts:
     """Parts of a rollout as its groups end.
 
     Args:
-        at_once: of its samples, that are taken to run at a time.
-        parted: of its samples, the last, that are scored without the others of their groups.
+        size: how large a part may be.
+        at_once: how many samples run at a time.
+        parted: how many samples, the last ones, are scored apart from the others of their groups.
     """
 
     def __init__(self, rollout: PartialRollout, size: PartSize, at_once: int, parted: int = 0) -> None:
         self._rollout, self._size, self._at_once, self._parted = rollout, size, at_once, parted
         self._taken = self._number = 0
         self._open = dict.fromkeys(range(len(rollout.prompts)), rollout.count)
-        """Groups → samples that no part has that was taken."""
+        """Group → how many of its samples are in no part that was taken."""
         self._order: list[ScoredPart] = []
-        """Whose place in the order is known: in it."""
+        """The pieces whose place in the order of scoring is settled, in this order."""
         self._placed = 0
-        """Samples in it."""
+        """Samples in `_order`."""
         self._news = -1
-        """`PartialRollout.news` as that was known."""
+        """`PartialRollout.news` when `_order` was computed."""
 
     @property
     def left(self) -> int:
@@ -192,13 +194,13 @@ class RolloutParts:
 
 
 def _tokens(samples: Sequence[Sample]) -> int:
-    """Tokens of finished samples of a prompt, and of the prompt."""
+    """Tokens of these samples of one prompt, the prompt included once."""
     return len(samples[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in samples)
 
 
 def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:
-    """Score parts by all copies of the model, each part as soon as it is there, in their order. Several calls may be on
-    their way."""
+    """Score each part as soon as it is there, with all copies of the model. Several parts may be under way; they end in
+    their order."""
     going = deque[tuple[Rows, Work[FloatArray]]]()
     scored: list[Scored] = []
     while parts.left or going:
