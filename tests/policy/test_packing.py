@@ -36,18 +36,10 @@ def test_an_oversize_sample_stands_alone():
     assert split_micro_batches(sizes((4, [100, 1, 2])), 10) == (MicroBatch(((0,),), 104), MicroBatch(((1, 2),), 7))
 
 
-def test_unshared_prompts_are_paid_per_sample():
-    split = split_micro_batches(sizes((10, [5, 6])), 100, share_prompts=False)
-    assert split == (MicroBatch(((0,), (1,)), 31),)
-
-
 def test_a_pair_too_large_stays_whole():
-    # 10 + 5 + 6 + 7 = 28 does not fit 27 and runs alone; without shared prompts it is 30 tokens of prompts.
-    group, small = (10, [5, 6, 7]), (2, [1, 1])
-    split = split_micro_batches(sizes(group, small), 27, whole_groups=True)
+    # 10 + 5 + 6 + 7 = 28 does not fit 27 and runs alone.
+    split = split_micro_batches(sizes((10, [5, 6, 7]), (2, [1, 1])), 27, whole_groups=True)
     assert split == (MicroBatch(((0, 1, 2),), 28), MicroBatch(((3, 4),), 4))
-    split = split_micro_batches(sizes(group, small), 27, whole_groups=True, share_prompts=False)
-    assert split == (MicroBatch(((0,), (1,), (2,)), 48), MicroBatch(((3,), (4,)), 6))
 
 
 def test_whole_groups_are_drawn_though_they_are_few():
@@ -96,16 +88,16 @@ def test_split_properties(samples: list[SampleSize], budget: int):
             assert len(mine) <= 1 or prompt + min(samples[i].response_tokens for i in members) > budget
 
 
-@given(batches, st.integers(1, 120), st.booleans())
-def test_whole_groups_are_never_split(samples: list[SampleSize], budget: int, share: bool):
-    split = split_micro_batches(samples, budget, share_prompts=share, whole_groups=True)
+@given(batches, st.integers(1, 120))
+def test_whole_groups_are_never_split(samples: list[SampleSize], budget: int):
+    split = split_micro_batches(samples, budget, whole_groups=True)
     assert sorted(i for micro in split for i in micro.samples) == list(range(len(samples)))
     for micro in split:
         groups = {samples[i].group for i in micro.samples}
         assert set(micro.samples) == {i for i, s in enumerate(samples) if s.group in groups}, "a group is cut"
         prompts = sum(samples[piece[0]].prompt_tokens for piece in micro.groups)
         assert micro.num_tokens == prompts + sum(samples[i].response_tokens for i in micro.samples)
-        assert len(micro.groups) == (len(groups) if share else len(micro.samples))
+        assert len(micro.groups) == len(groups)
         assert micro.num_tokens <= budget or len(groups) == 1
 
 

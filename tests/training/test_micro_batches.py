@@ -31,13 +31,10 @@ def tokens_of(micro: MicroBatch, samples: list[SampleSize]) -> int:
     return samples[0].root_tokens + prompts + sum(samples[i].response_tokens for i in micro.samples)
 
 
-@given(
-    GROUPS, st.integers(0, 50), st.integers(1, 5), st.integers(1, 5), st.integers(1, 200), st.booleans(), st.booleans()
-)
-def test_every_sample_once_within_the_budget(groups, root, ways, least, budget, share_prompts, whole_groups):
+@given(GROUPS, st.integers(0, 50), st.integers(1, 5), st.integers(1, 5), st.integers(1, 200), st.booleans())
+def test_every_sample_once_within_the_budget(groups, root, ways, least, budget, whole_groups):
     samples = [replace(size, root_tokens=root) for size in samples_of(groups)]
-    how = {"share_prompts": share_prompts, "whole_groups": whole_groups}
-    parts = split_over(samples, budget, ways=ways, least=least, **how)
+    parts = split_over(samples, budget, ways=ways, least=least, whole_groups=whole_groups)
     assert len(parts) == ways
     assert sorted(chain.from_iterable(micro.samples for part in parts for micro in part)) == list(range(len(samples)))
     for micro in chain.from_iterable(parts):
@@ -45,20 +42,20 @@ def test_every_sample_once_within_the_budget(groups, root, ways, least, budget, 
         assert micro.root_tokens == (root if len(micro.groups) > 1 else 0), "one group has it in its prompt"
         uids = [{samples[i].group for i in members} for members in micro.groups]
         assert all(len(uid) == 1 for uid in uids)
-        assert share_prompts or all(len(members) == 1 for members in micro.groups)
         found = {samples[i].group for i in micro.samples}
         if whole_groups:
             whole = [i for i, sample in enumerate(samples) if sample.group in found]
             assert sorted(micro.samples) == whole, "no group is cut"
         if micro.num_tokens > budget:
             assert len(found if whole_groups else micro.samples) == 1, "only what cannot be cut exceeds the budget"
-    assert parts == split_over(samples, budget, ways=ways, least=least, **how)
+    assert parts == split_over(samples, budget, ways=ways, least=least, whole_groups=whole_groups)
 
 
-@given(GROUPS, st.integers(1, 200), st.booleans(), st.booleans())
-def test_one_rank_has_the_plain_split(groups, budget, share_prompts, whole_groups):
-    samples, how = samples_of(groups), {"share_prompts": share_prompts, "whole_groups": whole_groups}
-    assert split_over(samples, budget, **how) == (split_micro_batches(samples, budget, **how),)
+@given(GROUPS, st.integers(1, 200), st.booleans())
+def test_one_rank_has_the_plain_split(groups, budget, whole_groups):
+    samples = samples_of(groups)
+    plain = split_micro_batches(samples, budget, whole_groups=whole_groups)
+    assert split_over(samples, budget, whole_groups=whole_groups) == (plain,)
 
 
 @given(GROUPS.filter(bool), st.integers(2, 4))

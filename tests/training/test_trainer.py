@@ -108,13 +108,8 @@ def test_gradients_equal_an_independent_computation(aggregation, exact_float64):
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-10)
 
 
-SPLITS = [
-    {"micro_batch_tokens": 23},
-    {"micro_batch_tokens": 1},
-    {"micro_batch_tokens": 64},
-    {"micro_batch_tokens": 1000, "share_prompts": False},
-    {"micro_batch_tokens": 30, "share_prompts": False},
-]
+SPLITS = [23, 1, 64]
+"""Packed tokens of a forward: 1 has each sample alone, so that no prompt is shared."""
 FEW_SPLITS = [
     *((aggregation, SPLITS[0]) for aggregation in Aggregation),
     *((Aggregation.SEQUENCE_MEAN, split) for split in SPLITS),
@@ -127,7 +122,7 @@ FEW_SPLITS = [
 def test_neither_gradient_nor_metric_depends_on_the_split(aggregation, split, exact_float64, whole):
     expected, whole_metrics = whole(aggregation)
     options = OPTIONS.model_copy(update={"aggregation": aggregation})
-    found, metrics = gradients(prepared(), options, **split)
+    found, metrics = gradients(prepared(), options, micro_batch_tokens=split)
     assert_close(found, expected)
     for name in set(metrics) - {"training/tokens_computed"}:
         assert metrics[name] == pytest.approx(whole_metrics[name], rel=1e-9, abs=1e-12), name

@@ -104,7 +104,7 @@ def draw_mini_batches(
 
 
 def split_micro_batches(
-    samples: Sequence[SampleSize], budget_tokens: int, *, share_prompts: bool = True, whole_groups: bool = False
+    samples: Sequence[SampleSize], budget_tokens: int, *, whole_groups: bool = False
 ) -> tuple[MicroBatch, ...]:
     """Split samples into micro-batches of at most `budget_tokens` packed tokens, the root of each among them.
 
@@ -114,7 +114,6 @@ def split_micro_batches(
     and memory that does not suffice is found out at once.
 
     Args:
-        share_prompts: False pays the prompt for every sample (the oracle of the shared computation).
         whole_groups: never cut a group, such as a pair of a chosen and a rejected completion; one that exceeds the
             budget gets a micro-batch of its own.
 
@@ -126,24 +125,19 @@ def split_micro_batches(
     room = budget_tokens - root
     groups: dict[Hashable, list[int]] = {}
     for i, sample in enumerate(samples):
-        groups.setdefault(sample.group if share_prompts or whole_groups else i, []).append(i)
-    pieces: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+        groups.setdefault(sample.group, []).append(i)
+    pieces: list[tuple[int, tuple[int, ...]]] = []
     for members in groups.values():
         prompt_tokens = samples[members[0]].prompt_tokens
         assert all(samples[i].prompt_tokens == prompt_tokens for i in members), "one group, two prompt lengths"
         lengths = [samples[i].response_tokens for i in members]
-        if whole_groups:
-            segments = (tuple(members),) if share_prompts else tuple((i,) for i in members)
-            pieces.append((prompt_tokens * len(segments) + sum(lengths), segments))
-            continue
-        for piece in _first_fit(lengths, room - prompt_tokens):
+        cut = [list(range(len(members)))] if whole_groups else _first_fit(lengths, room - prompt_tokens)
+        for piece in cut:
             tokens = prompt_tokens + sum(lengths[k] for k in piece)
-            pieces.append((tokens, (tuple(members[k] for k in piece),)))
+            pieces.append((tokens, tuple(members[k] for k in piece)))
     sizes = [tokens for tokens, _ in pieces]
     return tuple(
-        MicroBatch.of(
-            tuple(chain.from_iterable(pieces[k][1] for k in chosen)), root + sum(sizes[k] for k in chosen), root
-        )
+        MicroBatch.of(tuple(pieces[k][1] for k in chosen), root + sum(sizes[k] for k in chosen), root)
         for chosen in _first_fit(sizes, room)
     )
 

@@ -22,7 +22,6 @@ def split_over(
     *,
     ways: int = 1,
     least: int = 1,
-    share_prompts: bool = True,
     whole_groups: bool = False,
     pair_tokens: float = 0.0,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
@@ -31,41 +30,35 @@ def split_over(
     Args:
         least: micro-batches wanted on each rank, about equal: so many keep a pipeline busy. Fewer where there are
             fewer samples.
-        share_prompts, whole_groups: as of `split_micro_batches`, which is what one rank gets that wants one.
+        whole_groups: as of `split_micro_batches`, which gives the micro-batches of one rank that wants one.
         pair_tokens: what a pair of a query and a key takes, in tokens; 0: loads are tokens alone.
 
     Returns:
         Every sample in exactly one micro-batch of one rank; ranks without samples have none. A pure function of its
         arguments.
     """
-    grouping = {"share_prompts": share_prompts, "whole_groups": whole_groups}
     of_ranks = []
-    for share in shares_over(samples, ways, pair_tokens=pair_tokens, **grouping):
+    for share in shares_over(samples, ways, whole_groups=whole_groups, pair_tokens=pair_tokens):
         members = [samples[i] for i in share]
-        micros = split_micro_batches(members, budget_tokens, **grouping)
+        micros = split_micro_batches(members, budget_tokens, whole_groups=whole_groups)
         if len(micros) < least and len(members) > len(micros):
-            micros = _at_least(members, least, budget_tokens, pair_tokens, **grouping)
+            micros = _at_least(members, least, budget_tokens, pair_tokens, whole_groups=whole_groups)
         of_ranks.append(tuple(_renumbered(micro, share) for micro in micros))
     return tuple(of_ranks)
 
 
 def shares_over(
-    samples: Sequence[SampleSize],
-    ways: int,
-    *,
-    share_prompts: bool = True,
-    whole_groups: bool = False,
-    pair_tokens: float = 0.0,
+    samples: Sequence[SampleSize], ways: int, *, whole_groups: bool = False, pair_tokens: float = 0.0
 ) -> tuple[tuple[int, ...], ...]:
     """The samples of each of `ways` ranks, which `split_over` cuts into micro-batches: every sample on one rank."""
     if ways == 1:
         return (tuple(range(len(samples))),)
-    shares = _balanced(samples, ways, pair_tokens, share_prompts=share_prompts, whole_groups=whole_groups)
+    shares = _balanced(samples, ways, pair_tokens, whole_groups=whole_groups)
     return (*shares, *[()] * (ways - len(shares)))
 
 
 def _balanced(
-    samples: Sequence[SampleSize], ways: int, pair_tokens: float, *, in_turn: bool = False, **grouping: bool
+    samples: Sequence[SampleSize], ways: int, pair_tokens: float, *, whole_groups: bool, in_turn: bool = False
 ) -> list[tuple[int, ...]]:
     """Samples of each of at most `ways` parts, by the cheapest of some ways to cut groups.
 
@@ -73,13 +66,13 @@ def _balanced(
         in_turn: parts pass a pipeline one after the other, which takes the sum of all and, to fill and drain it, the
             largest once more; else they are computed at the same time, which takes the largest.
     """
-    total = sum(micro.num_tokens - micro.root_tokens for micro in _pieces(samples, None, **grouping))
-    caps = [None] if grouping["whole_groups"] else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
+    total = sum(micro.num_tokens - micro.root_tokens for micro in _pieces(samples, None, whole_groups=whole_groups))
+    caps = [None] if whole_groups else [None, *(max(1, -(-total // (ways * n))) for n in PIECES_OF_A_SHARE)]
     best: tuple[float, list[tuple[int, ...]]] | None = None
     for cap in caps:
-        pieces = _pieces(samples, cap, **grouping)
+        pieces = _pieces(samples, cap, whole_groups=whole_groups)
         parts = _spread(pieces, [_load(samples, piece, pair_tokens) for piece in pieces], ways)
-        loads = [_load(samples, _micro_batch(samples, part, grouping["share_prompts"]), pair_tokens) for part in parts]
+        loads = [_load(samples, _micro_batch(samples, part), pair_tokens) for part in parts]
         cost = max(loads, default=0) + (sum(loads) if in_turn else 0)
         if best is None or cost < best[0]:
             best = cost, parts
@@ -88,22 +81,22 @@ def _balanced(
 
 
 def _at_least(
-    samples: Sequence[SampleSize], least: int, budget_tokens: int, pair_tokens: float, **grouping: bool
+    samples: Sequence[SampleSize], least: int, budget_tokens: int, pair_tokens: float, *, whole_groups: bool
 ) -> tuple[MicroBatch, ...]:
     """About equal micro-batches, `least` of them as far as groups allow it; more where one exceeds the budget."""
-    parts = _balanced(samples, least, pair_tokens, in_turn=True, **grouping)
-    micros = [_micro_batch(samples, part, grouping["share_prompts"]) for part in parts]
+    parts = _balanced(samples, least, pair_tokens, whole_groups=whole_groups, in_turn=True)
+    micros = [_micro_batch(samples, part) for part in parts]
     if any(micro.num_tokens > budget_tokens for micro in micros):
         micros = [
             _renumbered(micro, part)
             for part in parts
-            for micro in split_micro_batches([samples[i] for i in part], budget_tokens, **grouping)
+            for micro in split_micro_batches([samples[i] for i in part], budget_tokens, whole_groups=whole_groups)
         ]
     return tuple(sorted(micros, key=lambda micro: (-micro.num_tokens, micro.samples)))
 
 
-def _pieces(samples: Sequence[SampleSize], cap: int | None, **grouping: bool) -> list[MicroBatch]:
-    """Groups, in pieces of at most `cap` tokens behind the root where there is a cap."""
+def _pieces(samples: Sequence[SampleSize], cap: int | None, *, whole_groups: bool) -> list[MicroBatch]:
+    """Groups in pieces of at most `cap` tokens behind the root; None: without a limit."""
     groups: dict[Hashable, list[int]] = {}
     for i, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(i)
@@ -111,7 +104,8 @@ def _pieces(samples: Sequence[SampleSize], cap: int | None, **grouping: bool) ->
     for members in groups.values():
         sizes = [samples[i] for i in members]
         most = sum(size.prompt_tokens + size.response_tokens for size in sizes)
-        cut = split_micro_batches(sizes, sizes[0].root_tokens + max(1, most if cap is None else cap), **grouping)
+        budget_tokens = sizes[0].root_tokens + max(1, most if cap is None else cap)
+        cut = split_micro_batches(sizes, budget_tokens, whole_groups=whole_groups)
         pieces.extend(_renumbered(piece, members) for piece in cut)
     return pieces
 
@@ -142,11 +136,11 @@ def _load(samples: Sequence[SampleSize], micro: MicroBatch, pair_tokens: float) 
     return tokens + pair_tokens * pairs
 
 
-def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int], share_prompts: bool) -> MicroBatch:
-    """One micro-batch of these samples, the root once, and each group's prompt (unless prompts are not shared)."""
+def _micro_batch(samples: Sequence[SampleSize], part: Sequence[int]) -> MicroBatch:
+    """One micro-batch of these samples: the root and each group's prompt once."""
     groups: dict[Hashable, list[int]] = {}
     for i in part:
-        groups.setdefault(samples[i].group if share_prompts else i, []).append(i)
+        groups.setdefault(samples[i].group, []).append(i)
     prompts = sum(samples[members[0]].prompt_tokens for members in groups.values())
     root = samples[part[0]].root_tokens
     tokens = root + prompts + sum(samples[i].response_tokens for i in part)

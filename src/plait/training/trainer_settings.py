@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plait.data.rows import Rows, sizes_of
 from plait.policy.packing import MicroBatch
@@ -36,9 +36,6 @@ class ExecutionSettings:
     `micro_batch_tokens`. None: `least_micro_batches`."""
     checkpoint_activations: bool = False
     """Recompute layer activations in the backward pass."""
-    share_prompts: bool = True
-    """Compute a group's prompt once, and what all prompts begin with. False gives the same result and is here to show
-    that it does."""
     pair_tokens: float = 0.0
     """What a pair of a query and a key takes, in tokens, where samples are divided over dp ranks (`plan.SHARES`)."""
     pipeline: Rule = one_f_one_b
@@ -56,11 +53,10 @@ class ExecutionSettings:
             whole_groups: never split the samples of one prompt.
         """
         return split_over(
-            sizes_of(rows if self.share_prompts else replace(rows, root_tokens=0)),
+            sizes_of(rows),
             self.micro_batch_tokens,
             ways=num_shares,
             least=least_micro_batches(num_stages) if self.micro_batches is None else self.micro_batches,
-            share_prompts=self.share_prompts,
             whole_groups=whole_groups,
             pair_tokens=self.pair_tokens,
         )
