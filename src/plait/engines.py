@@ -1,7 +1,7 @@
-"""What the main loop asks of what computes: an engine that generates, one that scores and trains.
+"""The protocols of engines: one that generates, one that scores and trains. The main loop knows engines only by these.
 
-`workers` fills them for any number of ranks; the group of both is `runtime.workers`. Another engine stands beside
-plait's own by keeping to these.
+`workers` implements both for any number of ranks; `runtime.workers` is the protocol of the whole group. Another engine
+(vLLM) takes the place of plait's own by implementing them.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from plait.speculation.counts import Counts
 
 @dataclass(frozen=True)
 class Traits:
-    """What a generation engine is, in the whole of a run."""
+    """Properties of a generation engine that do not change during a run."""
 
     num_instances: int
-    """That generate side by side."""
+    """Copies of the model that generate side by side."""
     keeps_weights: bool
-    """It draws from weights of its own, which are those that were published last (`update_weights`) also while the role
-    is trained."""
+    """Whether it has its own copy of the weights, those that were published last (`update_weights`), also while the
+    role is trained."""
     shares_devices: bool
-    """Other calls may compute on its ranks while it generates: nothing leaves the devices in between."""
+    """Whether other calls may compute on its ranks while it generates, as nothing has to leave the devices."""
     tells_lengths: bool = True
-    """`said` names unfinished samples."""
+    """Whether `said` has the lengths of unfinished samples."""
 
 
 class InstanceMoves(Protocol):
-    """Has unfinished samples of an engine go on in other instances of it: one move at a time."""
+    """Moves unfinished samples between the instances of an engine, one move at a time."""
 
     gathers: bool
-    """Whether the end of a rollout may be gathered in few instances, and models score where none is left."""
+    """Whether the last samples of a rollout may be gathered in few instances, so that models score on the others."""
     moved_s: float | None
-    """Seconds in which the samples that moved last stood still; None: they have not left, or none moved."""
+    """How long the samples of the last move paused, in seconds; None: they have not left yet, or none moved."""
 
     @property
     def unfinished(self) -> tuple[tuple[Key, ...], ...]:
@@ -54,18 +54,18 @@ class InstanceMoves(Protocol):
         ...
 
     def gathering(self, bounds: Bounds) -> Mapping[tuple[int, int], Sequence[Key]]:
-        """What would have to `move` so that all unfinished samples go on in as few instances as take them, each within
-        its bounds whatever they still say; nothing, where that is no fewer."""
+        """The move that gathers all unfinished samples in as few instances as hold them, however long they become:
+        (source, target) → samples. Empty if that frees no instance."""
         ...
 
     def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
-        """Have samples go on in other instances: (source, target) → those that move. Left out are those that are not in
-        the source; all, while others are on their way. How many move."""
+        """Move samples: (source, target) → those that move. Samples that are not in the source are left out; all are,
+        while another move is under way. Returns how many move."""
         ...
 
 
 class GenerationEngine(Protocol):
-    """Draws responses to prompts, a step at a time; samples come in the order in which they are finished."""
+    """Draws responses to prompts, a step at a time, and delivers samples in the order in which they end."""
 
     policy_version: int
     """Stamped on the tokens that are drawn."""
@@ -75,17 +75,17 @@ class GenerationEngine(Protocol):
 
     @property
     def moves(self) -> InstanceMoves | None:
-        """None: samples end in the instance in which they began."""
+        """Moves samples between instances; None: they end in the instance in which they began."""
         ...
 
     @property
     def not_compiled(self) -> str | None:
-        """Why the compiled forward is not used, in words; None: it is, or the engine has no such thing."""
+        """Why the compiled forward is not used, in words; None: it is used, or the engine has none."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has samples that have not been given out."""
+        """Whether a request has samples that have not been delivered."""
         ...
 
     @property
@@ -100,12 +100,12 @@ class GenerationEngine(Protocol):
 
     @property
     def said(self) -> Mapping[Key, int]:
-        """Tokens that unfinished samples have at least; nothing is known of those that are not named."""
+        """Unfinished samples → tokens that they have at least. Nothing is known of samples that are not there."""
         ...
 
     @property
     def at_work(self) -> frozenset[int]:
-        """Ranks of the instances that have samples in flight, or are about to."""
+        """Ranks of the instances that have samples in flight, or are about to have some."""
         ...
 
     def add(self, request: Request) -> None:
@@ -113,76 +113,78 @@ class GenerationEngine(Protocol):
         ...
 
     def advance(self, call: str) -> tuple[Done, list[Sample]]:
-        """One step for all samples in flight: the record of it as an action of a call, and the samples that it
-        finished."""
+        """Do one step for all samples in flight. Returns its record, as an action of the call, and the samples that
+        ended in it."""
         ...
 
     def halt(self, *, parks: bool) -> None:
-        """Have all samples stop as they are: they are given out by the next steps, unfinished (FinishReason.OPEN), but
-        for those of which nothing had been begun. What is asked for later with `Request.going_on` goes on.
+        """Stop all samples as they are. The next steps deliver those that have begun, unfinished (FinishReason.OPEN); a
+        request with `Request.going_on` continues them later.
 
         Args:
-            parks: the engine keeps what it has computed of them.
+            parks: whether the engine keeps their keys and values.
         """
         ...
 
     def update_weights(self, version: int) -> None:
-        """The role's weights have changed; nothing is in flight. Later samples are stamped with `version`."""
+        """Take the role's new weights, while nothing is in flight. Later samples are stamped with `version`."""
         ...
 
 
 class GroupEngine(GenerationEngine, Protocol):
-    """What the group of all ranks asks of it beside."""
+    """A generation engine as the group of all ranks uses it."""
 
     @property
     def speculation(self) -> Counts | None:
-        """How guesses went since the engine was made, as far as is known here; None: it makes none."""
+        """Counts of guesses since the engine was made, as far as this rank knows them; None: it makes none."""
         ...
 
     def give_up(self) -> None:
-        """Nobody waits for the samples any longer: they are forgotten."""
+        """Forget all samples: nobody waits for them any longer."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a TRAIN call of the flow asks for."""
+    """A TRAIN call of the flow, with its rows."""
 
     node: Node
     rows: Rows
     step: int
+    """Training step of the run, from 0."""
     temperature: float | None
-    """That log-probs are taken at; None: the sampling temperature."""
+    """The temperature that log-probs are taken at; None: the sampling temperature."""
     batch_values: Mapping[Column, FloatArray] = field(default_factory=dict)
+    """Values for the whole batch that the loss reads."""
 
 
 @dataclass(frozen=True)
 class ScoredBy:
-    """Who scores rows alone: an instance of the scoring layout, of `TrainingEngine.scoring_instances`."""
+    """One copy of a model that scores rows by itself."""
 
     instance: int
+    """Its place in `TrainingEngine.scoring_instances`."""
     is_behind: bool = False
-    """Its rank is busy with what it was told before, and begins when that has ended."""
+    """Whether its rank is still busy with another call, and begins when that has ended."""
 
 
 class TrainingEngine(Protocol):
-    """Scores rows and trains on them: log-probs, values and scores in float64, a work of micro-batches each."""
+    """Scores rows and trains on them, one micro-batch per action; log-probs, values and scores are float64."""
 
     role: str
 
     @property
     def scoring_instances(self) -> tuple[frozenset[int], ...]:
-        """Ranks of each copy of the model that scores, where it has its weights without being brought them; else
-        none."""
+        """The ranks of each copy of the model that scores; empty if weights must be moved there first."""
         ...
 
     @property
     def tokens_of_a_part(self) -> int:
-        """That keep the devices that score busy: a call of fewer wastes their time."""
+        """Tokens of a part that keep all devices that score busy; smaller parts waste their time."""
         ...
 
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:
-        """The ranks that a call of this kind keeps busy; to begin, with those that bring it weights."""
+        """The ranks that a call of this kind keeps busy. With `begins` the ranks that send it weights are included."""
         ...
 
     def syncing_weights(self, kind: CallKind) -> Work[None]:
@@ -201,22 +203,24 @@ class TrainingEngine(Protocol):
         """Log-probs in nats or values, [rows.num_tokens], or scores, [len(rows)].
 
         Args:
-            temperature: that log-probs are taken at; None: that of the sampling.
-            by: who computes all of it; None: all instances that score do, each a share.
+            temperature: that log-probs are taken at; None: the sampling temperature.
+            call: name of the call, for its actions; None: the role's and the output's.
+            by: the copy that computes all of it; None: all copies do, each a share.
         """
         ...
 
     @property
     def trains_with(self) -> tuple[str, ...]:
-        """Roles that train together by one schedule, this one among them."""
+        """Roles that train together by one schedule, this one included."""
         ...
 
     def train(self, training: Training) -> Work[dict[str, float]]:
-        """Train as a TRAIN node of the flow says; metrics."""
+        """Train as a TRAIN node of the flow says; the result is its metrics."""
         ...
 
     def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
-        """Train these roles together, of `trains_with`, in the order of the flow; the metrics of each."""
+        """Train several roles of `trains_with` together, in the order of the flow; the result is the metrics of each.
+        """
         ...
 
     def evaluate(
@@ -227,5 +231,5 @@ class TrainingEngine(Protocol):
         temperature: float | None,
         batch_values: Mapping[Column, FloatArray] = NO_VALUES,
     ) -> Work[dict[str, float]]:
-        """The loss of a TRAIN node over rows, without training; metrics."""
+        """The loss of a TRAIN node over rows, without training; the result is its metrics."""
         ...

@@ -1,10 +1,11 @@
 """The generation engine: continuous batching over a paged pool of keys and values, one ragged step at a time.
 
-`policy.batching` decides each step; this file carries the decisions out. On ranks that hold a model in stages steps
-follow each other before their tokens are known: a step is *launched*, and *lands* when its tokens are there. A group's
-prompt is computed once and its blocks serve all its samples. What a sample says is a function of weights, prompt,
-parameters and noise key: not of who else runs, of chunks, drafts, preemption or the order of arrival, up to the
-rounding of the forward; in exact mode to the bit.
+`policy.batching` decides each step; this file carries the decisions out. A step is *launched*, and *lands* when its
+tokens are there; if ranks hold a model in stages, several steps are in flight. A group's prompt is computed once, and
+its blocks serve all samples of the group.
+
+What a sample says is a function of weights, prompt, parameters and noise key. It does not depend on other samples,
+chunks, drafts, preemption or the order of arrival, up to the rounding of the forward; in exact mode to the bit.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class Engine:
     """Steppable generation on one model.
 
     Args:
-        model: its weights may change while no work is in flight, or between two steps; then call `update_weights`.
-        settings: limits and mode of the engine; the rest of them travels with each request.
+        model: its weights may change between two steps; then call `update_weights`.
+        settings: limits and mode of the engine. Sampling parameters come with each request.
         policy_version: stamped on the tokens until `update_weights`.
-        joint: the ranks that step it together; by default this process alone.
-        speculates: makes drafts; by default a `Speculator`, where the settings ask for one, with their draft model.
-        keep_memory: of packed weights, and on a GPU of the pool and of graphs, while nothing is in flight, for the next
-            time. False where the process needs it for something else then.
+        joint: the ranks that step the engine together; None: this process alone.
+        speculates: makes drafts; None: what the settings ask for, with their draft model.
+        keep_memory: whether the memory of packed weights, and on a GPU of the pool and of graphs, is kept while nothing
+            is in flight. False if the process needs it for something else then.
 
     Raises:
         ConfigError: exact mode on another device than a CPU.
@@ -70,7 +71,7 @@ class Engine:
         self.state = state = EngineState(
             model, settings, self._joint.computes(model), policy_version=policy_version, keep_memory=keep_memory
         )
-        """What is in flight; samples leave it and come to it by `moves.SampleMoves`."""
+        """What is in flight. `moves.SampleMoves` takes samples out of it and puts others in."""
         self.last_step: StepRecord | None = None
         self.speculates = speculates if speculates is not None else speculator_of(settings, state.forward)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
@@ -78,7 +79,7 @@ class Engine:
         self._parking = Parking(state)
         self.occupancy = Occupancy(state, self._parking)
 
-    # -- what is there
+    # -- state
 
     @property
     def policy_version(self) -> int:
@@ -87,17 +88,17 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do, or to give out."""
+        """Whether `step` has something to compute, or samples to return."""
         return self.state.has_work or bool(self._turns.landed.finished)
 
     @property
     def said(self) -> dict[Key, int]:
-        """Tokens of each sample that has begun and not ended."""
+        """Tokens drawn so far of each sample that has begun and not ended."""
         return {key: len(response.token_ids) for key, response in self.state.flight.started.items()}
 
     @property
     def speculation(self) -> Counts | None:
-        """How it went since the engine was made; None: it is off."""
+        """Counts of guesses since the engine was made; None: speculation is off."""
         return self.speculates.counts
 
     @property
@@ -105,10 +106,10 @@ class Engine:
         """See `Forward.not_compiled`."""
         return self.state.forward.not_compiled
 
-    # -- what comes
+    # -- requests
 
     def add(self, request: Request) -> None:
-        """Queue a request; `step` does the work. Samples that have begun before go on ahead of those that have not.
+        """Queue a request; `step` does the work. Samples that were begun before go on ahead of new ones.
 
         Raises:
             DataError: the prompt is empty or leaves no room for a response, or the pool is too small for both.
@@ -129,15 +130,15 @@ class Engine:
 
     @torch.no_grad()
     def step(self, drafts: Drafts = NO_DRAFTS) -> list[Sample]:
-        """Compute one step: a further token for each running sample, and prompts as there are places; where steps
-        follow each other before their tokens are known, for a share of them.
+        """Compute one step: the next token of each running sample, and prompts as far as there are places. If several
+        steps are in flight, each computes a share of the samples.
 
         Args:
-            drafts: of running samples, guesses of their next tokens. Those that come true are drawn in this step, too:
-                the samples are the same. Where there is no room for all drafts, none is computed.
+            drafts: running sample → guesses of its next tokens. Right guesses give the sample several tokens in this
+                step; the samples are the same. If there is no room for all drafts, none is computed.
 
         Returns:
-            The samples that have ended, in it or in earlier steps whose tokens have come.
+            The samples that ended in the steps that landed.
 
         Raises:
             RunError: the model gave logits that are not finite; another rank is gone, or does not answer.
@@ -161,14 +162,14 @@ class Engine:
         return landed.finished
 
     def land(self) -> None:
-        """Wait for the tokens of all steps in flight; the next `step` gives out what they ended. Called before samples
-        leave, come, or are computed with other weights."""
+        """Land all steps in flight; the next `step` returns the samples that ended in them. Called before samples leave
+        or come, and before weights change."""
         self._land_all_but(0)
         self._joint.rest()
 
     def _launch(self, drafts: Drafts) -> StepRecord | None:
-        """Compute the next step, and land those that had to before it or have to now. None: no sample is idle, so that
-        the oldest landed in its place."""
+        """Launch the next step, and land the steps that must land before or after it. None: all samples are in flight,
+        so the oldest step landed instead."""
         state, scheduler, clock = self.state, self.state.scheduler, StepClock(self._joint, self.state.forward)
         groups, share = self._share()
         if share is None:
@@ -193,9 +194,9 @@ class Engine:
         return record
 
     def _share(self) -> tuple[int, Share | None]:
-        """How many steps are to be in flight, and what of the samples the next one computes; None: all of them.
+        """How many steps are to be in flight, and the share of the samples that the next one computes; None: all.
 
-        Who would have to give way may be in flight: then all steps land first.
+        If a sample would have to give way, it may be in flight: then all steps land first.
         """
         scheduler = self.state.scheduler
         groups = self._joint.num_groups(num_wanted(scheduler)) if self._joint.most_groups > 1 else 1
@@ -209,7 +210,7 @@ class Engine:
         return groups, share
 
     def _compute(self, plan: StepPlan, drafts: Drafts) -> Draws | None:
-        """The forward of a step, and its draws, where samples draw in it."""
+        """The forward of a step, and its draws; None: no sample draws a token in it."""
         state = self.state
         rows = state.rows.part(plan.rows)
         chunks = [ChunkTokens(state.flight.chunk(chunk), chunk.completes) for chunk in plan.chunks]
@@ -218,14 +219,14 @@ class Engine:
         return None if logits_DV is None else self._drawing.of_step(logits_DV, rows, plan, drafts)
 
     def _land_all_but(self, count: int) -> None:
-        """The oldest steps in flight land, so that no more than so many are."""
+        """Land the oldest steps until at most `count` are in flight."""
         while len(self._turns) > count:
             turn, clock = self._turns.oldest(), StepClock(self._joint, self.state.forward)
             num_drawn = 0 if turn.draws is None else self._settle(turn.draws)
             self.speculates.done(turn.plan, num_drawn, turn.seconds + clock.seconds)
 
     def _settle(self, draws: Draws) -> int:
-        """Samples get their tokens; how many these are."""
+        """Give samples the tokens that they drew; the number of tokens."""
         drawn = self._drawing.end(draws)
         self.state.scheduler.take_back(drawn.num_wrong)
         self._parking.park(key for key, response in drawn.ended.items() if response.is_parked)
@@ -234,29 +235,29 @@ class Engine:
         return drawn.num_tokens
 
     def _start_ready(self) -> None:
-        """Samples whose prompt is computed draw their first token, so that they have a row in the step."""
+        """Draw the first token of samples whose prompt is computed, so that they have a row in the step."""
         if starts := self.state.scheduler.start_ready():
             self._settle(self._drawing.of_starts(starts))
 
-    # -- what goes, and weights that change
+    # -- leaving, and new weights
 
     def abort(self, prompt_uid: int, index: int | None = None) -> list[Sample]:
-        """Take a prompt's samples (or one of them) out; samples that have ended or never were are no error.
+        """Take a prompt's samples out, or one of them. Samples that have ended or never were are no error.
 
         Returns:
-            The samples taken out, with what they had said: none of them will be delivered by `step`.
+            The samples taken out, with the tokens that they have; `step` will not return them.
         """
         self.land()
         return self.state.stop((prompt_uid,), FinishReason.ABORTED, index)
 
     def halt(self, *, parks: bool) -> list[Sample]:
-        """Take all samples out as they are, so that they go on later (`GoingOn`).
+        """Take all samples out as they are, so that they can go on later (`GoingOn`).
 
         Args:
-            parks: keys and values of those that have begun stay here until then, so that they may be kept.
+            parks: keep the keys and values of those that have begun until then.
 
         Returns:
-            Samples that had ended and were not given out, and the others with what they have said: FinishReason.OPEN.
+            Samples that had ended and were not returned yet, then the unfinished ones (FinishReason.OPEN).
         """
         self.land()
         if parks:
@@ -269,9 +270,9 @@ class Engine:
         """The model's weights have changed: stamp tokens from now on with `version`.
 
         Args:
-            kv: of samples in flight. "recompute": from the new weights, as if they had been there from the start;
-                "keep": what the old ones computed stays, which costs nothing and is not what the trainer will compute.
-                Nothing of the old weights reaches later requests either way.
+            kv: what becomes of the keys and values of samples in flight. "recompute": they are computed again with the
+                new weights. "keep": those of the old weights stay, which costs nothing and differs from what the
+                trainer will compute. Later requests use neither.
 
         Raises:
             CallError: `kv` is neither.
@@ -283,6 +284,6 @@ class Engine:
 
 
 def drain(engine: Engine) -> Iterator[Sample]:
-    """Step until no work is left; yield samples as they finish."""
+    """Step until no work is left; yield samples as they end."""
     while engine.has_work:
         yield from engine.step()

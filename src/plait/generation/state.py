@@ -1,4 +1,4 @@
-"""What an engine holds: samples in flight, the decisions about them, their keys and values, their rows in the batch.
+"""The state of an engine: samples in flight, their scheduler, their keys and values, their rows in the batch.
 
 `engine.Engine` steps it; `moves.SampleMoves` takes samples out of it and puts others in.
 """
@@ -22,12 +22,12 @@ from plait.schedule.update_rule import HeldKV
 
 
 class EngineState:
-    """The parts that speak of the same samples, and what changes several of them at once.
+    """The parts of an engine that know the same samples, and what changes several parts at once.
 
     Args:
-        computes: a step's forward of the model.
-        policy_version: of the weights as they are.
-        keep_memory: of packed weights, and on a GPU of the pool, while nothing is in flight, for the next time.
+        computes: computes the forward of a step.
+        policy_version: of the current weights.
+        keep_memory: see `engine.Engine`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EngineState:
         self.forward = Forward(model, self.pool, exact=settings.exact, computes=computes)
         self.flight = InFlight(model.eos_token_ids, policy_version)
         self.epoch = 0
-        """Counts how often everything in flight was computed again."""
+        """How often all keys and values in flight were computed again."""
         self.keep_memory = keep_memory
         self._weights_version = 0
 
@@ -57,7 +57,7 @@ class EngineState:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the weights are not those that are known of."""
+        """Whether the model's weights have changed without `update_weights`."""
         return self._weights_version != self.model.weights_version
 
     def names(self, prompt: Prompt) -> tuple[bytes, ...] | None:
@@ -65,7 +65,7 @@ class EngineState:
         return prefix_keys(prompt.token_ids) if self.limits.cache_blocks else None
 
     def expect_work(self) -> None:
-        """Before samples are added: what is held counts only if it is of the weights as they are."""
+        """Before samples are added: forget cached blocks of older weights."""
         self.forward.work_added()
         if self.has_work:
             return
@@ -74,7 +74,7 @@ class EngineState:
         self._weights_version = self.model.weights_version
 
     def follow(self, plan: StepPlan) -> None:
-        """Blocks and rows as a plan has them before the forward."""
+        """Give samples the blocks and rows that a plan has before its forward."""
         self.rows.remove(plan.preempted)
         self.enter(plan.joined)
         if plan.grown:
@@ -84,11 +84,11 @@ class EngineState:
         self.pool.copy(plan.copies)
 
     def reserve(self) -> None:
-        """Memory for the blocks that have been given out."""
+        """Have memory for the blocks that have been given out."""
         self.pool.reserve(self.scheduler.blocks.num_touched, self.scheduler.blocks.num_blocks)
 
     def enter(self, keys: Sequence[Key]) -> None:
-        """Samples that run take rows behind the others."""
+        """Add rows for these running samples, after the others."""
         if not keys:
             return
         samples = [self.flight.started[key] for key in keys]
@@ -97,9 +97,9 @@ class EngineState:
         self.rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
 
     def settle(self, drawn: Drawn) -> list[Sample]:
-        """Samples that got a first row by what they drew enter the batch, those that have ended leave it; these.
+        """Add rows for samples that drew their first token, and remove the samples that have ended; returns these.
 
-        What ended samples hold may be found by prompts that go on with them.
+        With a prefix cache the blocks of ended samples stay, for prompts that continue their text.
         """
         self.enter(drawn.begun)
         ended = drawn.ended
@@ -114,14 +114,14 @@ class EngineState:
         return [response.sample(self.model.tokenizer) for response in ended.values()]
 
     def stop(self, uids: Iterable[int], reason: FinishReason, index: int | None = None) -> list[Sample]:
-        """Samples of prompts, or of each the one of this index, are taken out; these, with what they had said."""
+        """Take out the samples of these prompts, or only those of this index; returns them with their tokens."""
         waiting = tuple(self.scheduler.sequences.waiting)
         out = [response for uid in uids for response in self.flight.take_out(uid, index, waiting)]
         self.take_out([response.key for response in out])
         return [response.sample(self.model.tokenizer, reason) for response in out]
 
     def take_out(self, keys: Sequence[Key]) -> None:
-        """Samples that are not in flight any more give up what they have."""
+        """Free rows and blocks of samples that are not in flight any more."""
         self.rows.remove(keys)
         self.scheduler.remove(keys)
         if not self.has_work:
@@ -147,14 +147,15 @@ class EngineState:
         self.flight.forget_logits()
 
     def rest(self) -> None:
-        """No sample is in flight, so weights may change: give back what was made of them, but for cached prefixes."""
+        """No sample is in flight: free what was made from the weights, which may change now, but for cached prefixes.
+        """
         if self.scheduler.blocks.num_cached:
             self.forward.drop(keep_memory=self.keep_memory)
         else:
             self._forget()
 
     def _forget(self) -> None:
-        """Give all memory back while nothing is in flight."""
+        """Free all memory; nothing is in flight."""
         self.pool.clear(keep_memory=self.keep_memory)
         self.scheduler = Scheduler(self.limits)
         self.forward.drop(keep_memory=self.keep_memory)

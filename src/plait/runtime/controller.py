@@ -32,7 +32,7 @@ class Outcome:
 
 
 def train(session: Session) -> Outcome:
-    """Run steps until the recipe's number is reached or a signal asks to stop; the step under way is finished first.
+    """Run steps until the recipe's number is reached or a signal asks to stop; the step under way is finished.
 
     Raises:
         RunError: the run had to stop; the message says where it can be taken up again.
@@ -65,7 +65,7 @@ def train(session: Session) -> Outcome:
 
 
 def run_step(session: Session) -> dict[str, float]:
-    """One training step and all that is written of it; returns its metrics."""
+    """Do one training step and write its records; returns its metrics."""
     done = session.done
     started = time.perf_counter()
     state = session.begin_step()
@@ -89,7 +89,7 @@ def run_step(session: Session) -> dict[str, float]:
 
 
 def evaluate(session: Session, stop: Stop, doing: str) -> Evaluation | None:
-    """Evaluate and record it; None when there is nothing to evaluate on, or a stop was asked for on the way."""
+    """Evaluate, and record the result; None if there is nothing to evaluate on, or a stop was asked for meanwhile."""
     if not session.prepared.num_held_out:
         return None
     stop.doing = doing

@@ -1,6 +1,6 @@
-"""Passes over the micro-batches of this rank, as works: forwards alone, or those of an open mini-batch of one role.
+"""Passes over the micro-batches of this rank: forwards alone, or forwards and backwards of an open mini-batch.
 
-Where the model is cut into stages they run by a pipeline schedule, else one after the other.
+If the model is cut into stages they run by a pipeline schedule, otherwise one after the other.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from plait.training.trainer_settings import Rule
 
 @dataclass(frozen=True)
 class OpenMiniBatch:
-    """A mini-batch between `BegunTraining.open` and `close`, as one rank has it.
+    """A mini-batch between `BegunTraining.open` and `close`, on one rank.
 
-    In between, each forward and backward of its micro-batches is done by `stage`: by `run`, or by a schedule of several
-    models that are open together: the `pipeline`s of all in one `Workload`, and `pipeline.execute` with the stage of
-    each under its `key`. Any schedule that `schedule.validate` lets pass gives the same bits, whatever of other models
-    comes between: it keeps the order of the forwards of one model, and of its backwards.
+    Either `run` does the forwards and backwards of its micro-batches, or a schedule of several models does: the
+    `pipeline` of each in one `Workload`, and `pipeline.execute` with the `stage` of each under its `key`. Any schedule
+    that passes `schedule.validate` gives the same bits: it keeps the order of a model's forwards, and of its backwards.
     """
 
     role: str
@@ -38,15 +37,16 @@ class OpenMiniBatch:
         return self.role, self.stage.part.team.dp.index
 
     def pipeline(self, copy: int, ranks: Sequence[int]) -> Pipeline:
-        """A copy of the model in a schedule.
+        """A copy of the model as a pipeline of a schedule.
 
         Args:
-            ranks: where its stages are, the first one's first: places in the rows of the schedule.
+            ranks: the row of the schedule of each of its stages, in order.
         """
         return pipeline_of(self.role, copy, ranks, self.copies[copy])
 
     def run(self, rule: Rule, name: str) -> Work[None]:
-        """Do all of it, for a role that trains by itself: an action per `next()`, whose id begins with `name`."""
+        """Do all forwards and backwards, for a role that trains by itself: one action per `next()`, whose id begins
+        with `name`."""
         if self.stage.part.team.pp.size > 1:
             return _pipelined(self.stage, self.key, self.stage.micros, rule, name)
         return self._one_by_one(name)
@@ -61,7 +61,7 @@ class OpenMiniBatch:
 
 
 def forwards(stage: ScoringStage, role: str, name: str) -> Work[None]:
-    """Compute without gradients: an action per `next()`, whose id begins with `name`."""
+    """Compute forwards without gradients: one action per `next()`, whose id begins with `name`."""
     team = stage.part.team
     if team.pp.size > 1:
         yield from _pipelined(stage, (role, team.dp.index), stage.micros, forwards_only, name)

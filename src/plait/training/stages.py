@@ -1,4 +1,4 @@
-"""What one rank does of a pipeline: forward and backward of each micro-batch, through what it has of the model.
+"""One rank's stage of a pipeline: forward and backward of each micro-batch through its part of the model.
 
 Shapes: T tokens of a packed row, H hidden size.
 """
@@ -21,12 +21,12 @@ from plait.training.optimizer import MasterOptimizer
 from plait.training.tally import Tally
 
 Take = Callable[[MicroBatch, Outputs], None]
-"""Is given what the model said of a micro-batch."""
+"""Is told the outputs of a micro-batch."""
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What this rank has of a model: all of it, or a stage and a tensor-parallel share."""
+    """This rank's part of a model: all of it, or a tensor-parallel share of a stage."""
 
     model: Model
     team: Team
@@ -57,7 +57,7 @@ class ScoringStage:
     """Forward only.
 
     Args:
-        take: is told what the model says: on the last stage alone.
+        take: is told the outputs, on the last stage alone.
     """
 
     part: ModelPart
@@ -75,7 +75,7 @@ class ScoringStage:
 
     @torch.no_grad()
     def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
-        """See `pipeline.Stage`: [T, H] to [T, H], without a graph for a backward; what the last stage says is taken."""
+        """See `pipeline.Stage`: [T, H] to [T, H], without a graph for a backward."""
         micro = self.micros[index]
         batch = self.part.packed(self.rows, micro)
         hidden_TH = self.part.hidden(batch, inputs)
@@ -91,16 +91,16 @@ class ScoringStage:
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """Forward and backward, which other micro-batches' come between, and those of other models."""
+    """Forward and backward of each micro-batch; those of other micro-batches and models may come in between."""
 
     part: ModelPart
     micros: Sequence[MicroBatch]
     optimizer: MasterOptimizer
-    """Whose gradients each backward adds to."""
+    """Each backward adds to its gradients."""
     tally: Tally
-    """The mini-batch's: told what the model says, on the last stage alone."""
+    """Of the mini-batch; is told the outputs, on the last stage alone."""
     kept: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
-    """For each micro-batch in flight what came in, and what the backward starts from."""
+    """Micro-batch in flight → its inputs, and the tensor that its backward starts from."""
     finished: set[int] = field(default_factory=set)
     """Micro-batches whose backward is done."""
 
@@ -141,7 +141,7 @@ class TrainingStage:
         return None if inputs is None else inputs.grad
 
     def pass_by(self) -> None:
-        """Another copy of the model has a micro-batch more."""
+        """Take part in the gradient sums of a micro-batch that only other copies of the model have."""
         self.optimizer.collected.end_micro_batch()
 
     @property

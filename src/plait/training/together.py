@@ -1,8 +1,8 @@
-"""Several roles that train together: their mini-batches open at the same time, one schedule computes them on the ranks
-that they share, and each closes into its own optimizer step.
+"""Several roles that train together: one schedule computes their open mini-batches on the ranks that they share, and
+each mini-batch closes with an optimizer step of its own.
 
-So each role's gradients, clipping and steps are those of training it by itself, to the bit: an order of the plan keeps
-the order of a role's forwards, and of its backwards, whatever of the others' comes between.
+Gradients, clipping and steps of each role are those of training it by itself, to the bit: the order of the plan keeps
+the order of a role's forwards, and of its backwards.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from plait.training.trainer import BegunTraining
 
 
 def train_together(begun: Sequence[BegunTraining], order: FusedOrder, team: Team) -> Work[list[dict[str, float]]]:
-    """Train all of them, mini-batch by mini-batch; one forward, backward, message or optimizer step per `next()`.
+    """Train all calls, mini-batch by mini-batch; one forward, backward, message or optimizer step per `next()`.
 
-    A role that has fewer mini-batches than another (for fewer samples) has no part in the last ones.
+    A role with fewer mini-batches than another, because it has fewer samples, has no part in the last ones.
 
     Args:
         begun: a training call of each role, in an order that all ranks share.
@@ -45,7 +45,7 @@ def train_together(begun: Sequence[BegunTraining], order: FusedOrder, team: Team
 def _mini_batches(
     opened: Mapping[str, tuple[BegunTraining, OpenMiniBatch]], order: FusedOrder, team: Team
 ) -> Work[None]:
-    """One of each role, from open to closed."""
+    """Compute and close one open mini-batch of each role."""
     pipelines = [
         opened[role][1].pipeline(copy, rows) for role, copy, rows in order.copies_in(team.dp.index) if role in opened
     ]

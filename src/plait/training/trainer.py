@@ -1,10 +1,10 @@
-"""The training engine of one role: scores rows, trains and evaluates on them, a micro-batch at a time.
+"""The training engine of one role: scores rows, trains and evaluates on them, one micro-batch at a time.
 
-Every call is a generator: each `next()` does one action and yields a record of it, so that a worker may do something
-else in between. What a call returns is the generator's return value.
+Every call is a generator: each `next()` does one action and yields its record, so that a worker can do something else
+in between. The result of a call is the generator's return value.
 
-To train is, mini-batch after mini-batch, `open`, the forwards and backwards of what it opened, `close`: between the two
-the mini-batches of several models may share one pipeline schedule (`BegunTraining`, `passes.OpenMiniBatch`).
+Training opens a mini-batch, does its forwards and backwards, and closes it with the optimizer step. Between open and
+close the mini-batches of several models may share one pipeline schedule (`passes.OpenMiniBatch`).
 
 Shapes: R response tokens, N samples, in row order.
 """
@@ -35,21 +35,21 @@ from plait.training.trainer_settings import ExecutionSettings, Rule, SampleSetti
 
 
 class Trainer:
-    """See the top of the file. Without `updates` the role is frozen: it scores and evaluates.
+    """Scores, trains and evaluates one role. Without `updates` the role is frozen: it scores and evaluates.
 
-    The model is a language model (log-probs, entropies) or a scalar one (values, scores). Of its parameters the trained
-    ones require gradients, and only while a training micro-batch runs: roles may share a module.
+    The model is a language model (log-probs, entropies) or a scalar model (values, scores). Its trained parameters
+    require gradients only while a training micro-batch runs, because roles may share a module.
 
-    A trained bfloat16 model must get new weights through `MasterOptimizer.load_state`: what is written into its working
-    weights otherwise is overwritten by the masters at the next step.
+    A trained bfloat16 model gets new weights through `MasterOptimizer.load_state` only: at the next step the masters
+    overwrite whatever else was written into its working weights.
 
-    On several ranks every one has a Trainer of the same role over its part of the model; all call the same methods with
-    the same rows in the same order, step their generators to the end, and get the same results. A dp rank computes its
-    share of the samples of each mini-batch and holds its share of the optimizer's state (ZeRO-1). Of samples outside
-    its share it reads lengths, ids, the mask, and whether the last trained token ends the response.
+    On several ranks each has a Trainer of the role over its part of the model. All call the same methods with the same
+    rows in the same order, run their generators to the end, and get the same results. A dp rank computes its share of
+    the samples of each mini-batch and holds its share of the optimizer's state (ZeRO-1). Of samples outside its share
+    it reads only lengths, ids, the mask, and whether the last trained token ends the response.
 
     Args:
-        team: the ranks that hold the model together; None: this one alone.
+        team: the ranks that hold the model together; None: this rank alone.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class Trainer:
 
     @property
     def optimizer(self) -> MasterOptimizer:
-        """A trained role's; its state is all that training on depends on, the working weights included."""
+        """The optimizer of a trained role. Its state is all that further training depends on, working weights included.
+        """
         assert self._optimizer is not None, f"role {self.role} is frozen"
         return self._optimizer
 
@@ -93,19 +94,19 @@ class Trainer:
     def score(
         self, rows: Rows, what: Score, *, temperature: float | None = None, call: str | None = None
     ) -> Work[FloatArray]:
-        """What the model says of the rows under its current weights; one micro-batch per `next()`.
+        """Score the rows with the current weights; one micro-batch per `next()`.
 
         The result does not depend on the order of `rows`: micro-batches are made in the order of `Rows.ordered`.
 
         Args:
-            what: of a language model log-probs of response tokens; of a scalar one the value of the state before each
-                response token, or its head at the last token of each sample.
-            temperature: of log-probs, 1 for samples that were given; the trainer's unless told.
-            call: name of the call in the flow, prefix of the action ids; the role's and the output's unless told.
+            what: log-probs of response tokens (language model); the value of the state before each response token, or
+                the score at the last token of each sample (scalar model).
+            temperature: of log-probs, 1 for given samples; None: the sampling temperature.
+            call: name of the call in the flow, prefix of the action ids; None: the role's and the output's.
 
         Returns:
-            [rows.num_tokens], of Score.SCORE [len(rows)]; float64 (exact values of the float32 computed), in the order
-            of `rows`.
+            [rows.num_tokens], for Score.SCORE [len(rows)]; float64, the exact values of the float32 that were computed,
+            in the order of `rows`.
 
         Raises:
             RunError: the role's model is of the other kind.
@@ -125,8 +126,8 @@ class Trainer:
     def train(self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int) -> Work[dict[str, float]]:
         """Train: `epochs` passes over `mini_batches` mini-batches; one micro-batch or optimizer step per `next()`.
 
-        The result does not depend on the order of `rows`. A mini-batch that the mask leaves no token of is no
-        optimizer step: it is counted and nothing else.
+        The result does not depend on the order of `rows`. A mini-batch whose tokens are all masked makes no optimizer
+        step; it is only counted.
 
         Args:
             step: training step of the run, part of the mini-batch draw.
@@ -135,8 +136,8 @@ class Trainer:
             Metrics: see `results.train_metrics`.
 
         Raises:
-            RunError: the loss returns what is not a loss; the mask is none; several optimizer steps in a row were not
-                finite.
+            RunError: the loss returned something else than a loss; the mask is not one; several optimizer steps in a
+                row were not finite.
         """
         begun = self.begin(rows, call, mini_batches=mini_batches, epochs=epochs, step=step)
         while (opened := begun.open()) is not None:
@@ -144,7 +145,7 @@ class Trainer:
         return begun.metrics()
 
     def begin(self, rows: Rows, call: LossCall, *, mini_batches: int, epochs: int, step: int) -> BegunTraining:
-        """What `train` does, in the hands of the caller. Arguments are those of `train`."""
+        """Begin what `train` does, for a caller that opens and closes the mini-batches. Arguments as of `train`."""
         assert self._updates is not None, f"role {self.role} is frozen"
         rows, seed = rows.ordered(), self._updates.seed
         drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=seed, step=step, whole_groups=call.whole_groups)
@@ -154,8 +155,8 @@ class Trainer:
     # -- evaluate
 
     def evaluate(self, rows: Rows, call: LossCall) -> Work[dict[str, float]]:
-        """The loss over all rows as one mini-batch, without an update; see `evaluation.loss_over`. A frozen role has it
-        too. Empty without rows; the loss alone, 0, where every token is masked."""
+        """The loss over all rows as one mini-batch, without an update (`evaluation.loss_over`); also for a frozen role.
+        Without rows the result is empty; if every token is masked it is the loss alone, 0."""
         batch = MiniBatch(rows.ordered(), call, self.role, self.sample_settings)
         if batch.totals.tokens == 0:
             return {f"{self.role}/loss": 0.0} if len(rows) else {}
@@ -171,26 +172,26 @@ class Trainer:
 
 @dataclass
 class BegunTraining:
-    """A training call on its way: its mini-batches one after the other, of which one is open at a time."""
+    """A training call under way: its mini-batches one after the other, one open at a time."""
 
     trainer: Trainer
     rows: Rows
-    """In order."""
+    """All rows of the call, in the order of `Rows.ordered`."""
     call: LossCall
     batches: Iterator[MiniBatch]
-    """Those that are left."""
+    """Mini-batches that were not opened yet."""
     epochs: int
     results: list[MiniBatchResult] = field(default_factory=list)
     """Of those that are closed."""
 
     @property
     def name(self) -> str:
-        """What stands in front of the action ids of the open mini-batch."""
+        """The prefix of the action ids of the open mini-batch."""
         return f"{self.call.name or f'{self.trainer.role}.train'}/b{len(self.results)}"
 
     def open(self) -> OpenMiniBatch | None:
-        """Begin the next mini-batch: gradients are 0, and every forward and backward of its micro-batches is to be
-        done, of which there are none where no token is trained. None: there are no more mini-batches."""
+        """Begin the next mini-batch: set gradients to 0 and cut the mini-batch into micro-batches, which are still to be
+        done; one without a trained token has none. None: there are no more mini-batches."""
         if (batch := next(self.batches, None)) is None:
             return None
         trainer, copies = self.trainer, ((),) * self.trainer.team.dp.size
@@ -209,8 +210,8 @@ class BegunTraining:
             yield step
 
     def close(self, opened: OpenMiniBatch) -> Done | None:
-        """End a mini-batch of which all is done: reduce the gradients over the ranks and make the optimizer step, whose
-        record is returned; None where there is nothing to do.
+        """End a mini-batch whose micro-batches are done: reduce gradients over the ranks and make the optimizer step.
+        Returns the record of that step; None if no token was trained.
 
         Raises:
             RunError: several optimizer steps in a row were not finite; a peer is gone.
