@@ -1,5 +1,6 @@
-"""What the leader says to the ranks of a run: commands in one order that all ranks see, so that their collectives never
-cross; calls, and moves of weights to where calls need them.
+"""The leader announces commands to the ranks of a run: calls, upkeep, and moves of weights to where calls need them.
+
+All ranks see the commands in one order, so that their collectives never cross.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from plait.workers.words import ForgetCall, Report, Told, Word
 
 @dataclass(frozen=True)
 class Move(Plain):
-    """Weights of a role, from its home to some of its copies, by their numbers in `RankState.copies`."""
+    """Move a role's weights from its home to some of its copies, by their numbers in `RankState.copies`."""
 
     role: str
     numbers: Sequence[int]
@@ -42,10 +43,9 @@ class Move(Plain):
 
 @dataclass(frozen=True)
 class Follow(Plain):
-    """A role's weights are brought towards those of the role that it follows.
+    """Bring a role's weights to the slow average of the weights of the role that it follows.
 
-    share: of the other's weights as they are, in the average of them that the role becomes; None: the average stays as
-           it is, and the role's weights become what it says
+    share: weight of the other's current weights in the average, which is updated first; None: the average stays as is
     """
 
     role: str
@@ -75,30 +75,30 @@ class Follow(Plain):
 
 
 class Upkeep(Task, Protocol):
-    """What has no call of the flow behind it (`upkeep`); the same for all ranks."""
+    """A command that is no call of the flow (`upkeep`); the same for all ranks."""
 
     @property
     def role(self) -> str:
-        """Whose weights it is about; empty: those of all."""
+        """The role whose weights it concerns; empty: all roles."""
         ...
 
     def to_message(self) -> Message: ...
 
 
 class Asks(Upkeep, Protocol):
-    """Upkeep that every rank answers."""
+    """Upkeep that every rank answers with a message."""
 
     @staticmethod
     def result_of(message: Message) -> Any: ...
 
 
 def name_of(command: Upkeep | Word) -> str:
-    """For the status of who does it."""
+    """The name of a command, for the status file."""
     return f"{command.role}.weights ({command.kind})" if command.role else command.kind
 
 
 class Call(Task, Protocol):
-    """What a role is asked to compute, or several together (`calls`)."""
+    """A command to compute a call of the flow, or several calls together."""
 
     @property
     def role(self) -> str: ...
@@ -108,18 +108,18 @@ class Call(Task, Protocol):
 
     @property
     def copied(self) -> Mode | None:
-        """Whose copies of the weights it computes with; None: with the weights themselves."""
+        """The mode whose copies of the weights it computes with; None: it computes with the weights of the home."""
         ...
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Roles whose weights are others afterwards."""
+        """Roles whose weights it changes."""
         ...
 
     def layout(self, rank_state: RankState) -> Layout: ...
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
-        """For each rank but the leader."""
+        """Rank → its message, for each rank of the layout but the leader."""
         ...
 
     @staticmethod
@@ -127,13 +127,13 @@ class Call(Task, Protocol):
 
 
 class Announcer:
-    """The leader's word to all ranks, itself among them.
+    """Sends the leader's commands to ranks, and does the leader's own part of them.
 
     Args:
         rank_state: the leader's.
-        transport: carries what is said to the other ranks, and their answers.
+        transport: carries commands to the other ranks, and their answers.
         recorder: the leader's.
-        status: where it is said which action the leader is in.
+        status: shows which action the leader is in.
     """
 
     def __init__(self, rank_state: RankState, transport: Transport, recorder: Recorder, status: StatusFile) -> None:
@@ -144,19 +144,20 @@ class Announcer:
         self.fresh = Freshness(rank_state.copies, rank_state.held_copies)
         self._numbers = itertools.count()
         self._together: dict[int, str] = {}
-        """What this rank and others are in the middle of, and the others cannot end alone; by number."""
+        """Number of a command that this rank and others are in the middle of → its name. The others cannot end it
+        alone."""
         self._moves: dict[int, Work[None]] = {}
-        """That have been announced and that this rank has not ended."""
+        """Number of a move that was announced and that this rank has not ended → its work."""
         self._elsewhere: dict[int, tuple[int, ...]] = {}
-        """Calls that score on other ranks alone: number → those ranks."""
+        """Number of a call that only other ranks score → those ranks."""
 
     def tell(
         self, ranks: Collection[int], command: Upkeep | Word, copies: Collection[Copy] | None = frozenset()
     ) -> Told:
-        """Announce a command to these ranks, the leader among them or not.
+        """Announce a command to these ranks, which may include the leader.
 
         Args:
-            copies: that are needed for it; None: it leaves what is on the devices as it is.
+            copies: copies of weights that it needs; None: it moves nothing off or onto the devices.
         """
         return self._tell(ranks, command, name_of(command), command.to_message(), copies)
 
@@ -175,7 +176,7 @@ class Announcer:
         return Told(number, name, own, len(ranks) > 1)
 
     def send(self, ranks: Collection[int], messages: Message | Mapping[int, Message]) -> int:
-        """Send a command, or that of each, to those of these ranks that are not this one; its number."""
+        """Send a message, the same or one for each rank, to these ranks but the leader; the command's number."""
         number = next(self._numbers)
         for rank in sorted(set(ranks) - {LEADER}):
             message = messages if isinstance(messages, Message) else messages[rank]
@@ -183,7 +184,7 @@ class Announcer:
         return number
 
     def ask(self, ranks: Collection[int], command: Asks, what: str) -> list[Any]:
-        """Have ranks, the leader among them, do what they answer; the answers, in the order of the ranks."""
+        """Have these ranks, which include the leader, do a command; their answers, in the order of the ranks."""
         told = self.tell(ranks, command)
         assert told.own is not None, f"the leader asks others alone for {what}"
         with self.status.doing(told.name):
@@ -195,7 +196,7 @@ class Announcer:
         return [own, *map(command.result_of, others)]
 
     def calling(self, call: Call) -> Work[Any]:
-        """A call, which is announced with the first `next()`; its result is that of the trainer."""
+        """Do a call, which is announced with the first `next()`; the result is the trainer's."""
         ranks = call.layout(self.rank_state).mesh.ranks
         with self.status.doing(call.call):
             told = self._announce(call, ranks)
@@ -215,7 +216,7 @@ class Announcer:
         return call.result_of(answer)
 
     def _joined(self, told: Told) -> Work[Any]:
-        """The leader's part of a command, which others may wait for."""
+        """Do the leader's part of a command, which other ranks may wait for."""
         assert told.own is not None, f"the leader has no part in {told.name}"
         if told.is_joint:
             self._together[told.number] = told.name
@@ -224,7 +225,7 @@ class Announcer:
         return result
 
     def do(self, told: Told, role: str = "") -> Any:
-        """The leader's part of a command, if it has one, in one go; its result."""
+        """Do the leader's part of a command in one go, if it has one; the result."""
         return None if told.own is None else self.recorder.drain(self._joined(told), role)
 
     def _announce(self, call: Call, ranks: Sequence[int]) -> Told:
@@ -240,13 +241,13 @@ class Announcer:
         return told
 
     def sync_weights(self, role: str, mode: Mode | None = None) -> None:
-        """`syncing_weights` in one go; None publishes the weights to what generates."""
+        """`syncing_weights` in one go."""
         self.recorder.drain(self.syncing_weights(role, mode), role)
 
     def syncing_weights(self, role: str, mode: Mode | None = None) -> Work[None]:
-        """Have a role's weights brought to where they are needed for a mode, if they are not there as they are, and may
-        be (`RankState.held_copies`); None: to all copies that stay on their devices. It is announced at once; the
-        leader's part is an action per `next()`."""
+        """Bring a role's weights to the copies that a mode needs, if these are stale and need not keep older weights
+        (`RankState.held_copies`). Mode None: to all stale copies that stay on their devices, which publishes new
+        weights. The move is announced at once; the leader's part is one action per `next()`."""
         if not (numbers := self.fresh.behind(role, mode)):
             return nothing()
         copies = [self.rank_state.copies[role][number] for number in numbers]
@@ -263,7 +264,7 @@ class Announcer:
         del self._moves[told.number]
 
     def sync_references(self, share: float | None) -> None:
-        """Bring the weights of roles that follow another towards those of that role; see `Follow`."""
+        """Update the weights of roles that follow another role; see `Follow`."""
         places = self.rank_state.places
         for role, followed in self.rank_state.follows.items():
             told = self.tell({*places[followed].ranks, *places[role].ranks}, Follow(role, share))
@@ -272,7 +273,7 @@ class Announcer:
 
     @contextlib.contextmanager
     def joining(self, action: str) -> Iterator[None]:
-        """Within it, do this rank's part of what several do together."""
+        """The context in which this rank does its part of what several ranks do together."""
         number = next(self._numbers)
         self._together[number] = action
         with self.status.doing(action):
@@ -280,8 +281,8 @@ class Announcer:
         del self._together[number]
 
     def end_moves(self) -> str:
-        """After an error: moves that are under way end. What other ranks wait for then, in words that follow `since`;
-        else nothing."""
+        """After an error: end the moves that are under way. Returns what other ranks still wait for, in words that
+        follow `since`; empty if nothing."""
         for moves in list(self._moves.values()):
             to_the_end(moves)
         if not self._together:
@@ -289,7 +290,7 @@ class Announcer:
         return f"other ranks wait for this one in {', '.join(f'`{what}`' for what in self._together.values())}"
 
     def forget(self) -> None:
-        """After an error: nobody waits for the calls that score elsewhere."""
+        """After an error: tell ranks that score alone that nobody waits for their calls."""
         for number, ranks in self._elsewhere.items():
             self.send(ranks, ForgetCall(number).to_message())
         self._elsewhere.clear()

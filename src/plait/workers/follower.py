@@ -1,7 +1,7 @@
-"""A rank that is not the leader: a loop over works, each of which it does an action at a time.
+"""A rank that is not the leader: a loop that does its works an action at a time.
 
-Before every action it takes what the leader has sent meanwhile: further works, requests for an instance that generates
-already, or word that nobody waits for something any longer. Which work goes on, `policy.turns` says.
+Before every action it reads what the leader has sent: new works, requests for an instance that already generates, or
+that nobody waits for something any longer. `policy.turns` decides which work goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plait.workers.upkeep import Save, Spans
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Report
 
 REPORT_S = 0.25
-"""Between two reports of a call in which the leader has no part."""
+"""Seconds between two reports of a call in which the leader has no part."""
 
 
 @dataclass(eq=False)
@@ -37,16 +37,16 @@ class _Ongoing:
 
     turn: Turn
     name: str
-    """For the status."""
+    """For the status file."""
     step: int | None
-    """The run's step, which its records belong to."""
+    """The step of the run that its records belong to."""
     actions: Work[None] = field(repr=False)
     role: str = ""
     """For records."""
 
 
 class FollowerLoop:
-    """Serves until the leader ends it."""
+    """Serves the leader's commands until the leader ends the run."""
 
     def __init__(self, rank_state: RankState, transport: Transport, status: StatusFile) -> None:
         self._rank_state = rank_state
@@ -55,21 +55,21 @@ class FollowerLoop:
         self._recorder = Recorder.on_shared_clock(rank_state.rank)
         rank_state.offloads.recorder = self._recorder
         self._works: dict[int, _Ongoing] = {}
-        """By the number of the command."""
+        """Number of a command → its work."""
         self._turn = 0
         members = {role: join_instance(rank_state, role) for role in rank_state.roles}
         self._engines = {role: member for role, member in members.items() if member is not None}
-        """By the role that generates."""
+        """Role that generates → this rank as a member of its instance."""
         self._generating: set[str] = set()
-        """Roles whose instance has a work."""
+        """Roles whose instance has a work now."""
         self._told_in: defaultdict[str, dict[int, tuple[int | None, str]]] = defaultdict(dict)
-        """Role → command that its instance may have a work of its own for → the run's step in which it was told, and
-        the call that its steps are actions of."""
+        """Role → number of a command for its instance → the run's step in which it was told, and the call that the
+        instance's steps are recorded under."""
         self._end: int | None = None
-        """The number of the command to leave."""
+        """The number of the command that ends the run."""
 
     def serve(self) -> None:
-        """Raises what an action raises; the run is over then."""
+        """Serve to the end of the run. Raises what an action raises."""
         while True:
             self._read()
             number = next_turn([work.turn for work in self._works.values()])
@@ -78,7 +78,7 @@ class FollowerLoop:
             self._go_on(self._works[number])
 
     def _read(self) -> None:
-        """Take what has come; without a work, wait for one."""
+        """Take all commands that have come; without a work, wait for one."""
         while (received := self._transport.poll([LEADER])) is not None:
             self._take(received[1])
         while not self._works:
@@ -122,12 +122,12 @@ class FollowerLoop:
                 self._begin(_Ongoing(turn, name_of(command), message.step, work, command.role))
 
     def _begin(self, work: _Ongoing) -> None:
-        # What the plan lets leave the device makes room for what others need: no two of them at once.
+        # Where the plan lets memory leave the device, each work makes room for what it needs: one work at a time then.
         work.turn = replace(work.turn, is_alone=work.turn.is_alone or bool(self._rank_state.offloads.units))
         self._works[work.turn.number] = work
 
     def _take_call(self, number: int, step: int | None, call: Call) -> None:
-        """The first rank of a layout that the leader is not in reports to it."""
+        """Begin a call. If the leader is not in its layout, the first rank of the layout reports to the leader."""
         ranks = call.layout(self._rank_state).mesh.ranks
         work = self._rank_state.take(number, call)
         if LEADER not in ranks and ranks[0] == self._rank_state.rank:
@@ -144,12 +144,12 @@ class FollowerLoop:
         self._begin(_Ongoing(turn, call, step, self._generated(role, lockstep, call), role))
 
     def _forget(self, call: int) -> None:
-        """Others are in the middle of a joint one together."""
+        """Drop a call, unless other ranks are in the middle of it too."""
         if call in self._works and not self._works[call].turn.is_joint:
             del self._works[call]
 
     def _leave(self, number: int, step: int | None) -> None:
-        """What this rank does by itself ends here and now, an instance of several with its next step."""
+        """Drop all that this rank does by itself; an instance of several ranks ends with its next step."""
         self._end = number
         for role in self._engines:
             self._rank_state.take(number, Forget(role))
@@ -163,7 +163,7 @@ class FollowerLoop:
     # -- works
 
     def _reported(self, number: int, call: Call, work: Work[Any]) -> Work[None]:
-        """A call that the leader has no part in: it is told how that goes on, and the result."""
+        """A call that the leader has no part in: tell it the progress and the result."""
         yield next(work)  # brings what it needs to the device
         count, reported_s = 0, self._recorder.now_s
         while True:
@@ -178,8 +178,8 @@ class FollowerLoop:
             yield done
 
     def _generated(self, role: str, lockstep: LockstepEngine, call: str) -> Work[None]:
-        """The steps of an instance, until it has nothing in flight; requests that it has not begun with then are a work
-        of their own, so that all its ranks agree on what else comes before them."""
+        """Step an instance until it has nothing in flight. Requests that it has not taken up by then become a work of
+        their own, so that all its ranks agree on what comes before them."""
         self._rank_state.offloads.want((role, "decode"))
         is_empty = False
         while not is_empty:

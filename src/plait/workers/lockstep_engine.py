@@ -1,8 +1,8 @@
-"""This rank as a member of an instance that generates: takes requests while it works, in lockstep with the others.
+"""This rank as a member of an instance that generates: it takes requests while it works, in lockstep with the others.
 
-All ranks of an instance step the same engine, each on its part of the model, and so make the same decisions from the
-same requests. Each of them is sent every request, and sees it at a time of its own; with which ones a step begins, one
-rank says.
+All ranks of an instance step the same engine, each on its part of the model, and make the same decisions from the same
+requests. Every request is sent to each of them, and arrives at different times; so one rank says which requests a step
+takes up.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from plait.workers.step_links import Kind, OneToAll, Waited
 from plait.workers.words import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
 TELL_STEPS = 16
-"""Steps without a sample that ends, after which an instance tells what its samples have said."""
+"""After so many steps in which no sample ended, an instance tells the lengths of its samples."""
 
 
 class LockstepEngine:
-    """The engine of this rank, and what the leader has asked of its instance.
+    """The engine of this rank, and the commands of the leader to its instance.
 
-    Before a step the rank that decides (the leader's, where it is in the instance, else the first) tells the others
-    the number of the newest command that it has heard: 8 bytes, and goes on. They take commands up to that one, and
-    wait for those that have not come yet. A rank that generates alone tells nobody.
+    Before a step the rank that decides (the leader if it is in the instance, else the first) tells the others the
+    number of the newest command that it has, in 8 bytes. They take up all commands up to that one, and wait for those
+    that have not come yet. A rank that generates alone tells nobody.
     """
 
     def __init__(self, engine: Engine, team: Team, mover: GathersSamples | None = None) -> None:
@@ -46,41 +46,41 @@ class LockstepEngine:
         self._waited = Waited()
         self._words = OneToAll(team.all, deciding(team), Kind.WORD, "what a step begins with", self._waited)
         self._coming: Transfer | None = None
-        """What the next step begins with, asked for ahead."""
+        """The number that the next step begins with, received ahead."""
         self._stage = (team.pp.index, team.pp.size)
         self._use = StageUse(*self._stage)
-        """How busy this rank was."""
+        """How busy this rank was since `take_use`."""
         self._heard: deque[tuple[int, Word]] = deque()
-        """Commands that no step has begun with yet, in their order."""
+        """Commands that no step has taken up yet, in their order."""
         self._newest = -1
-        """The number of the last command heard."""
+        """The number of the last command that came."""
         self._asked: dict[int, int] = {}
-        """Prompt whose samples are being generated → the command that asked for them."""
+        """Uid of a prompt whose samples are being generated → number of the command that asked for them."""
         self.last_bytes = 0
-        """Activations that came from other ranks in the last step."""
+        """Bytes of activations that came from other ranks in the last step."""
         self.last_step: StepRecord | None = None
         """None after a step that computed nothing."""
         self._told: list[tuple[int, MoveWord]] = []
-        """Commands by which samples move, and what this instance has to say of them after this step."""
+        """Answers to commands that move samples, which `step` is to return."""
         self._moved: int | None = None
-        """The command by which samples came or left in the last step, which did nothing else; None: none did."""
+        """The command by which samples came or left in the last step, which then did nothing else; else None."""
         self._quiet = 0
         """Steps since a sample ended."""
         self._giving: int | None = None
-        """The command by which samples' keys and values go ahead, until they are through."""
+        """The command by which keys and values are being sent ahead; else None."""
 
     @property
     def said(self) -> dict[Key, int]:
-        """See GenerationEngine.said; of this instance."""
+        """`GenerationEngine.said`, of this instance."""
         return self._engine.said
 
     @property
     def is_joint(self) -> bool:
-        """Whether other ranks generate with it."""
+        """Whether the instance has other ranks."""
         return self._peers.size > 1
 
     def last_done(self, call: str) -> Done:
-        """The last step as an action of a call, recorded where it computed something, or samples moved."""
+        """The record of the last step as an action of a call; MOVED_ON if it neither computed nor moved samples."""
         if self._moved is not None and self._mover is not None:
             name = f"{call}/samples{self._moved}"
             return Done(name, "SAMPLES", bytes=self._mover.received_bytes, lane=LINK, units=0)
@@ -90,17 +90,17 @@ class LockstepEngine:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the engine has nothing in flight: all ranks of an instance find that after the same step."""
+        """Whether the engine has nothing in flight. This is so after the same step on all ranks of an instance."""
         return not self._engine.has_work
 
     @property
     def next_number(self) -> int | None:
-        """The first command that a step has to begin with, and none has; None: there is none."""
+        """The first command that no step has taken up, and that needs a step; None: there is none."""
         return next((number for number, word in self._heard if not isinstance(word, Forget)), None)
 
     @property
     def decides(self) -> bool:
-        """Whether this rank says what a step begins with; where the leader is elsewhere, it delivers the samples."""
+        """Whether this rank says which commands a step takes up. It also delivers the samples to a leader elsewhere."""
         return self._words.tells
 
     def take_use(self) -> StageUse:
