@@ -1,9 +1,8 @@
 """An instance of several ranks that generates: every rank runs the same engine on its part of the model, step by step.
 
-All ranks are given the same requests at the same step, and so make the same decisions; the first rank of the last
-stage draws the tokens, and tells the others. Where there are stages, it is not waited for: other samples' steps go
-between a step and its tokens (`policy.decode_ring`). What is drafted depends on seconds that a rank measured, so one
-rank says it, too.
+All ranks get the same requests at the same step, and so make the same decisions. The first rank of the last stage draws
+the tokens and tells the others; with several stages, steps of other samples run before its tokens come
+(`policy.decode_ring`). Drafts depend on measured seconds, so one rank makes them and tells the others.
 
 Shapes: B rows, D tokens that are drawn, T tokens of a step, H hidden size, V vocabulary.
 """
@@ -56,7 +55,7 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
 
 
 def deciding(team: Team) -> int:
-    """Place among the ranks of an instance of the one that says what a step begins with: the leader, or the first."""
+    """Place, in an instance, of the rank that says which commands a step takes up: the leader's, or the first."""
     return team.all.ranks.index(LEADER) if LEADER in team.all.ranks else 0
 
 
@@ -130,7 +129,8 @@ class JointRanks:
 
 
 class DraftedByOne:
-    """Drafts of a step, by the rank that delivers the instance's samples; the others are told. See `Speculates`."""
+    """`Speculates` of an instance of several ranks: the deciding rank makes the drafts of a step and tells the others.
+    """
 
     def __init__(self, forward: Forward, settings: SamplingSettings, team: Team, joint: JointRanks) -> None:
         self._lengths, self._drafts = (
@@ -199,7 +199,7 @@ class DraftedByOne:
 
 
 class _Staged:
-    """The steps of a model of which this rank has a stage: hidden states pass by a link; see `Computes`."""
+    """`Computes` of a rank that has a stage of a model: hidden states come and go by a link."""
 
     def __init__(self, model: LanguageModel, link: StageLink) -> None:
         self._model, self._link = model, link

@@ -1,8 +1,8 @@
 """What one rank holds of the roles of a flow: its parts of their models, with trainers and engines, and their moves.
 
-A role's own weights are those of its home layout (where it trains, else where it scores); other layouts hold copies,
-which are moved there when the home has changed, or they were dropped, and before they are used. Where two layouts want
-the same part of a model on one rank there is one part, and nothing is moved.
+The home layout of a role (where it trains, else where it scores) owns its weights. Other layouts hold copies: weights
+are moved there before they are used, if the home has changed or the copy was dropped. If two layouts need the same part
+of a model on one rank there is one part, and nothing is moved.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from plait.workers.words import Forget, Generate, Halt, Listener, Migrate, Word
 
 
 class Task(Protocol):
-    """What the leader has a rank do, as a value that travels: a call, or upkeep (`commands`)."""
+    """A command of the leader, as a value that travels: a call, or upkeep (`commands`)."""
 
     kind: ClassVar[str]
-    """Says to a reader what it is the wire form of."""
+    """Names the command in its message."""
 
     def run(self, rank_state: RankState) -> Work[Any]:
         """This rank's part of it."""
@@ -56,34 +56,34 @@ class Task(Protocol):
 
 @dataclass
 class RoleState:
-    """What this rank holds of one role; None: it has no part in that."""
+    """What this rank holds of one role; a field is None if the rank has no part in it."""
 
     role_model: RoleModel
     place: RolePlacement
     parts: dict[PartKey, Any]
     parameters: Parameters
-    """Parameters of what is trained of the whole model."""
+    """The trained parameters of the whole model."""
     trainer: Trainer | None = None
-    """The trainer of the training layout."""
+    """Trains in the training layout."""
     scorer: Trainer | None = None
-    """The scorer of the scoring layout; the trainer where that has the same layout and micro-batches."""
+    """Scores in the scoring layout; the trainer itself if that has the same layout and micro-batches."""
     alone: Trainer | None = None
-    """The scorer of this rank's instance of the scoring layout, for calls that one instance computes."""
+    """Scores in this rank's instance of the scoring layout, for calls that one instance computes."""
     engine: Engine | None = None
     instance: Team | None = None
-    """That the engine belongs to."""
+    """The instance that the engine belongs to."""
     mover: GathersSamples | None = None
-    """The way of samples to other instances; None: they stay where they begin."""
+    """Moves samples to other instances; None: they stay where they begin."""
     moves: tuple[MovePlan, ...] = ()
     """From the home layout to each of `Setting.copies`."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    """Buffers of the moves."""
+    """Buffers of the moves, by name."""
     state: OffloadUnit | None = None
-    """The optimizer's, where it does not stay on the device."""
+    """The optimizer's state, if it does not stay on the device."""
 
     @property
     def model(self) -> Model:
-        """A part of the model that this rank has, that of the home layout if it has that."""
+        """A part of the model that this rank has; that of the home layout if it has one."""
         return next(iter(self.parts.values()))
 
 
@@ -92,7 +92,7 @@ class Setting:
     """What a rank is told of a run, and what follows from it.
 
     plan:        completed: every call has its place
-    waiting_for: says for whom a rank waits, while it does
+    waiting_for: context in which a rank waits for another one, for the errors of waits
     """
 
     recipe: Recipe
@@ -121,7 +121,7 @@ class Setting:
 
     @cached_property
     def copies(self) -> dict[str, tuple[Copies, ...]]:
-        """What is moved together of every role; a copy's number is its place there."""
+        """Role → its copies, each moved together; the number of a copy is its place there."""
         return {model.role: self.offload_policy.copies(model.role) for model in self.models}
 
 
@@ -159,7 +159,7 @@ class RankState:
         }
         """Role → numbers of the copies that keep the weights that were published last while the role is trained."""
         self._units: dict[int, OffloadUnit] = {}
-        """By the buffer (its id) that leaves and comes back."""
+        """Id of a buffer that leaves the device and comes back → its unit."""
         self.offloads = self._offloads()
         self.offloads.want()
         self.listeners: dict[str, Listener] = {}
@@ -173,13 +173,13 @@ class RankState:
 
     @property
     def recorder(self) -> Recorder:
-        """Where it is written down what this rank does."""
+        """Records what this rank does."""
         assert self.offloads.recorder is not None, f"nothing records rank {self.rank}"
         return self.offloads.recorder
 
     def take(self, number: int, command: Task | Word) -> Work[Any]:
-        """This rank's part of a command, the leader's as any other's. A word is heard at once, and nothing else is to
-        do for it: who hears it goes by it in its own steps."""
+        """This rank's part of a command, on the leader as on any other rank. A word is heard at once and leaves nothing
+        to do: the instance takes it up in one of its steps."""
         match command:
             case Generate() | Migrate() | Halt() | Forget():
                 self.listeners[command.role].hear(number, command)
@@ -197,20 +197,20 @@ class RankState:
         return frozenset((role, n) for n, copies in enumerate(self.copies[role]) if mode in copies.modes)
 
     def moving_all(self, role: str, numbers: Sequence[int]) -> Work[None]:
-        """Bring a role's weights from its home to some of its copies."""
+        """Move a role's weights from its home to some of its copies."""
         self.make_room(role, numbers)
         if (role_state := self.roles.get(role)) is not None:
             for number in numbers:
                 yield from self.moving_by(role_state.moves[number], role_state.buffers, f"{role}.weights")
 
     def moving_by(self, plan: MovePlan, buffers: Mapping[str, Tensor], name: str) -> Work[MoveReport | None]:
-        """Do this rank's row of a move between `buffers`, by name and flat; None: it has none."""
+        """Do this rank's row of a move between `buffers` (by name, flat); None: it has no row."""
         if self.rank not in plan.rows:
             return None
         return (yield from moving(plan, self.rank, buffers, self._channel, name=name))
 
     def make_room(self, role: str, numbers: Sequence[int]) -> None:
-        """Before weights are moved to these copies: have what is moved on the device, and memory for what comes."""
+        """Before weights move to these copies: load what this rank sends, and make room for what comes."""
         role_state = self.roles.get(role)
         if role_state is None:
             return
@@ -244,7 +244,7 @@ class RankState:
         return OffloadManager(needs)
 
     def _units_of(self, role_state: RoleState, key: PartKey) -> list[OffloadUnit]:
-        """What does not stay on the device of a part of a model: its weights, and those that are the role's alone."""
+        """The units of a part of a model that leave the device: its weights, and the role's own adapter."""
         role, model = role_state.role_model.role, role_state.parts[key]
         changes = role_state.role_model.changes and model.own is None
         kind = "weights" if (self.rank, key) in parts_of(role_state.place.home) else "copy"
@@ -259,7 +259,7 @@ class RankState:
         return [unit for unit in units if unit is not None]
 
     def _unit(self, buffer: Tensor, after: After, role: str, what: str, *, keep: bool) -> OffloadUnit | None:
-        """The one of a buffer, which roles may share; None where it stays."""
+        """The unit of a buffer, which roles may share; None if the buffer stays on the device."""
         if after == "keep":
             return None
         if id(buffer) not in self._units:
@@ -267,8 +267,9 @@ class RankState:
         return self._units[id(buffer)]
 
     def gather(self, role: str) -> Any:
-        """The whole model of a role on rank 0, with the weights of its home: its own, if it has that there, else a new
-        one in host memory, to which each rank of the home gives its part; None on other ranks than 0."""
+        """The whole model of a role on rank 0, with the weights of its home; None on other ranks. Rank 0 returns its
+        own model if it has the whole one there, else a new one in host memory, to which each rank of the home sends
+        its part."""
         place, dtype = self.places[role].home, self.recipe.dtype.value
         if self.rank in place.mesh.ranks:
             self.offloads.want((role, "home"))

@@ -1,4 +1,4 @@
-"""Generation as the leader has it: requests dealt to the instances of a role, samples gathered as they are finished."""
+"""The leader's engine: deals requests to the instances of a role, and collects samples as they end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from plait.workers.upkeep import Version
 from plait.workers.words import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
 Heard = tuple[int, int, Answer]
-"""An instance, and what it says of the command of a number."""
+"""(instance, number of a command, its answer)."""
 POLL_S = 0.05
-"""An engine's step waits so long for samples of other ranks, where its own has nothing to do."""
+"""Seconds that a step waits for samples of other ranks, if the leader's own instance has nothing to do."""
 
 
 class RemoteEngine:
     """`engines.GenerationEngine` for the leader, over the instances of a role.
 
-    Requests are dealt out when the next step begins (`dealing.Dealer`). Instances at work take them with one of their
-    next steps.
+    Requests are dealt when the next step begins (`dealing.Dealer`); instances at work take them up in one of their next
+    steps.
     """
 
     def __init__(self, announcer: Announcer, role: str) -> None:
@@ -42,22 +42,22 @@ class RemoteEngine:
         self._instances = rank_state.places[role].generate
         role_state = rank_state.roles.get(role)
         self._engine = role_state.engine if role_state is not None else None
-        """The leader's own; None: it has none."""
+        """The leader's own engine; None: it has none."""
         self.model = None if self._engine is None else self._engine.model
-        """The leader's part."""
+        """The leader's part of the model."""
         self._own = join_instance(rank_state, role)
         """The leader as a member of its own instance; None: it is in none."""
         place = next((i for i, layout in enumerate(self._instances) if LEADER in layout.mesh.ranks), None)
         self._own_place = place
-        """The number of that."""
+        """The number of that instance."""
         self._sources = {layout.mesh.ranks[0]: i for i, layout in enumerate(self._instances) if i != place}
-        """Rank that delivers samples → its instance, of those that the leader has no part in."""
+        """Rank that delivers samples → its instance, for instances that the leader has no part in."""
         self._dealer = Dealer(len(self._instances))
         self._outstanding = Outstanding()
         self.said: dict[Key, int] = {}
-        """See GenerationEngine: as of each instance's last message, the leader's own as of now."""
+        """See GenerationEngine: as of the last message of each instance; of the leader's own, as of now."""
         self._speculation: dict[int, Counts] = {}
-        """What each instance has counted, as of its last samples."""
+        """Instance → its counts of guesses, as of its last samples."""
         self.moves: RemoteMoves | None = None
         if rank_state.moves_samples and len(self._instances) > 1:
             self.moves = RemoteMoves(
@@ -68,12 +68,12 @@ class RemoteEngine:
 
     @property
     def not_compiled(self) -> str | None:
-        """What the leader's own part does not compile, and why."""
+        """Why the leader's own engine does not use the compiled forward; None: it does, or there is none."""
         return None if self._engine is None else self._engine.not_compiled
 
     @property
     def speculation(self) -> Counts | None:
-        """Counts of all instances, as far as they have told them with their samples."""
+        """Counts of guesses of all instances, as far as these have told them with their samples."""
         return sum(self._speculation.values(), Counts()) if self._speculation else None
 
     @property
@@ -87,7 +87,7 @@ class RemoteEngine:
 
     @property
     def at_work(self) -> frozenset[int]:
-        """Ranks of the instances that have samples, or are about to get or to give some."""
+        """Ranks of the instances that have samples, or are about to get or give some."""
         places = {*self._outstanding.where.values(), *(self.moves.instances if self.moves is not None else ())}
         if self._outstanding.pending:
             places = {*range(len(self._instances))}
@@ -105,17 +105,17 @@ class RemoteEngine:
 
     @property
     def _waited(self) -> set[int]:
-        """Commands that others are to answer."""
+        """Numbers of the commands that instances are still to answer."""
         return {*self._outstanding.numbers.values(), *(self.moves.numbers if self.moves is not None else ())}
 
     @property
     def _works(self) -> bool:
-        """Whether the leader's own instance has something in flight, or is about to."""
+        """Whether the leader's own instance has samples in flight, or is about to have some."""
         return self._own is not None and (self._own.has_heard or not self._own.is_empty)
 
     @property
     def _may_deal(self) -> bool:
-        """Weights are moved only to instances that have nothing in flight."""
+        """Whether requests can be dealt now: weights move only to instances that have nothing in flight."""
         out = self._outstanding
         return bool(out.pending) and (not out.where or self._announcer.fresh.is_fresh(self._role, "decode"))
 
@@ -123,8 +123,8 @@ class RemoteEngine:
         self._outstanding.pending.append(request)
 
     def advance(self, call: str) -> tuple[Done, list[Sample]]:
-        """One step of the leader's own instance, and what others have finished meanwhile; where that is nothing, it
-        waits for them, but not for long. What the leader's own instance did is an action of the call."""
+        """Do one step of the leader's own instance, and collect the samples that others have finished; if the leader's
+        own instance has nothing to do, wait for these a short time. The record is that of the leader's own step."""
         assert self.has_work, "step without work"
         with self._announcer.status.doing(call):
             if self._may_deal:
@@ -146,7 +146,7 @@ class RemoteEngine:
         return replace(done, units=len(finished)), finished
 
     def _own_step(self, own: LockstepEngine, call: str) -> list[Heard]:
-        """A step of the leader's instance, in lockstep with the other ranks of it, if there are any."""
+        """Do a step of the leader's own instance, in lockstep with its other ranks."""
         place = self._own_place
         assert place is not None, f"the leader has an engine of {self._role} and is in none of its instances"
         if own.has_heard:
@@ -161,7 +161,7 @@ class RemoteEngine:
         ]
 
     def _delivered(self, call: str, wait_s: float) -> list[Sample]:
-        """What other instances have finished; where it is nothing, so long is waited for it."""
+        """Samples that other instances have finished; if there are none yet, wait up to `wait_s` for some."""
         finished: list[Sample] = []
         while self._sources and (
             received := self._announcer.transport.poll(list(self._sources), wait_s, call, answers=self._waited)
@@ -180,7 +180,7 @@ class RemoteEngine:
         return message.number, move_word_of(message)
 
     def _heard(self, answers: Iterable[Heard]) -> list[Sample]:
-        """What instances have said, the leader's as any other; the samples among it."""
+        """Take the answers of instances, the leader's own included; returns the samples among them."""
         finished: list[Sample] = []
         for place, number, answer in answers:
             if isinstance(answer, Delivered):
@@ -194,7 +194,7 @@ class RemoteEngine:
         return finished
 
     def _forget(self) -> None:
-        """No sample is outstanding."""
+        """Forget prompts and moves: no sample is outstanding."""
         self.said.clear()
         self._outstanding.forget_prompts()
         if self.moves is not None:
@@ -216,7 +216,7 @@ class RemoteEngine:
             self._tell(self.at_work, Halt(self._role, parks))
 
     def give_up(self) -> None:
-        """Nobody waits for the samples any longer: they are forgotten."""
+        """Have all instances forget their samples: nobody waits for them any longer."""
         if not self.has_work:
             return
         self._outstanding.pending.clear()
@@ -231,12 +231,12 @@ class RemoteEngine:
         return self._announcer.tell(ranks, word, None).number
 
     def _tell_of_move(self, stage: Gathering) -> int:
-        """The instances that a stage of a move concerns are told to do it; the number of the command."""
+        """Tell the instances that a stage of a move concerns to do it; the number of the command."""
         ranks = {rank for place in stage.concerned for rank in self._instances[place].mesh.ranks}
         return self._tell(ranks, Migrate(self._role, stage))
 
     def update_weights(self, version: int) -> None:
-        """The role's weights have changed: bring them to the instances; later samples are stamped with `version`."""
+        """Bring the role's new weights to the instances; later samples are stamped with `version`."""
         assert not self.has_work, "weights change only while no sample is in flight"
         self._announcer.sync_weights(self._role)
         ranks = [rank for layout in self._instances for rank in layout.mesh.ranks]

@@ -1,4 +1,4 @@
-"""Unfinished samples that go on in other instances of a role, as the leader has them moved."""
+"""The leader's moves of unfinished samples between the instances of a role."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from plait.workers.staged_move import StagedMove
 
 
 class RemoteMoves:
-    """`engines.InstanceMoves` over the instances of a role: one move at a time, its stages told as they are due.
+    """`engines.InstanceMoves` over the instances of a role: one move at a time, told stage by stage.
 
     Args:
         num_instances: of the role.
-        outstanding: of the role's engine; samples that begin to leave are counted in their targets.
-        tell: has the instances that a stage concerns do it; returns the number of the command.
+        outstanding: of the role's engine; samples that begin to leave count in their targets from then on.
+        tell: tells the instances that a stage concerns to do it; returns the number of the command.
         gathers: see InstanceMoves.
     """
 
@@ -34,7 +34,7 @@ class RemoteMoves:
         self._leaving: dict[int, list[Key]] = {}
         """Instance → samples that are about to leave it."""
         self._began: dict[Key, int] = {}
-        """Sample that has moved → the instance that it began in, which may have others of its prompt to begin with."""
+        """Sample that has moved → the instance in which it began."""
         self.moved_s: float | None = None
         """See InstanceMoves."""
 
@@ -51,17 +51,17 @@ class RemoteMoves:
 
     @property
     def instances(self) -> frozenset[int]:
-        """Those with a part in the move under way."""
+        """The instances with a part in the move under way."""
         return frozenset() if self._under_way is None else self._under_way.gathering.instances
 
     @property
     def numbers(self) -> frozenset[int]:
-        """Commands that instances are still to answer."""
+        """Numbers of the commands that instances are still to answer."""
         return frozenset() if self._under_way is None else frozenset(self._under_way.numbers)
 
     def gathering(self, bounds: Bounds) -> dict[tuple[int, int], list[Key]]:
-        """See InstanceMoves. It is decided by what the leader knows: it counts samples, and the tokens of their
-        prompts with those of the longest response. None moves where one would come back to where it began."""
+        """See InstanceMoves. The leader decides by what it knows: it counts each sample with the tokens of its prompt
+        and of the longest response. Empty if a sample would come back to the instance in which it began."""
         where = self._outstanding.where
         loads = [self._load(place, bounds) for place in range(self._num_instances)]
         loads = [load for load in loads if load.unfinished]
@@ -78,7 +78,7 @@ class RemoteMoves:
         return dict(pairs)
 
     def _load(self, place: int, bounds: Bounds) -> InstanceLoad:
-        """Rooms are counted in tokens; samples of a prompt, which share its keys and values, as if they did not."""
+        """Rooms are counted in tokens, as if samples of a prompt did not share its keys and values."""
         unfinished = []
         for number, ((uid, _), where) in enumerate(self._outstanding.where.items()):
             if where == place:
@@ -104,7 +104,7 @@ class RemoteMoves:
         return sum(map(len, moving.values()))
 
     def go_on(self) -> None:
-        """Have the next stage of the move done, if nothing has to be heard before."""
+        """Tell the next stage of the move, unless an answer has to come first."""
         moving = self._under_way
         while moving is not None and (stage := moving.due(self._outstanding.where)) is not None:
             if stage.stage is Stage.REST:
@@ -112,7 +112,7 @@ class RemoteMoves:
             moving.told(stage, self._tell(stage))
 
     def _begin_to_leave(self, gathering: Gathering) -> None:
-        """From now on they stand still, and count in their targets."""
+        """From now on the samples pause, and count in their targets."""
         self._began_at_s = time.perf_counter()
         self._leaving = {source: [] for source in gathering.sources}
         for (source, target), keys in gathering.pairs.items():
@@ -122,7 +122,7 @@ class RemoteMoves:
                 self._began.setdefault(key, source)
 
     def heard(self, number: int, place: int, word: MoveWord) -> None:
-        """An instance says something of the move. Samples that had not begun there when others left, stay."""
+        """Take the answer of an instance. Samples that had not begun there when the others left stay."""
         assert self._under_way is not None, f"instance {place} has samples move, and nobody asked it"
         self._under_way.heard(number, place, word)
         if not isinstance(word, Left):
@@ -137,7 +137,7 @@ class RemoteMoves:
             self.moved_s = time.perf_counter() - self._began_at_s
 
     def forget(self) -> None:
-        """No sample is outstanding: nobody waits for the move, and where samples began does not matter any longer."""
+        """No sample is outstanding: forget the move, and where samples began."""
         self._under_way = None
         self._leaving.clear()
         self._began.clear()

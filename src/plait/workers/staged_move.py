@@ -1,4 +1,4 @@
-"""Samples on their way to other instances, as the leader sees it: which stage is next, and whose word it waits for."""
+"""A move of samples to other instances, as the leader follows it: which stage is next, and which answers it needs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class StagedMove:
     """
     Args:
         gathering: what moves.
-        ahead: the bulk goes ahead, while both sides go on.
+        ahead: whether the bulk goes ahead, while both sides go on.
     """
 
     def __init__(self, gathering: Gathering, *, ahead: bool) -> None:
         self._gathering = gathering
         self._next: Stage | None = Stage.HERE if ahead else Stage.REST
-        """Told when nobody's word is missing; None: all have been."""
+        """The next stage, told when no answer is missing; None: all stages have been told."""
         self._missing: dict[int, set[int]] = {}
-        """Command → instances of which something is still to be heard."""
+        """Number of a command → instances that are still to answer it."""
         self._said: dict[Pair, Message] = {}
-        """By the last stage that was told."""
+        """Pair of instances → what one of them answered to the last stage that was told."""
         self._given: set[int] = set()
         """Sources that have begun to send."""
 
@@ -36,7 +36,7 @@ class StagedMove:
 
     @property
     def numbers(self) -> Collection[int]:
-        """Commands that are still to be answered."""
+        """Numbers of the commands that are still to be answered."""
         return self._missing.keys()
 
     @property
@@ -45,10 +45,10 @@ class StagedMove:
         return self._next is None and not self._missing
 
     def due(self, unfinished: Mapping[Key, int]) -> Gathering | None:
-        """What is to be told now; None: others have to say something before.
+        """The stage that is to be told now; None: an answer has to come first, or all stages were told.
 
         Args:
-            unfinished: sample → its instance; those that have ended do not move any more.
+            unfinished: sample → its instance; samples that have ended do not move any more.
         """
         if self._next is None or self._waits:
             return None
@@ -60,13 +60,13 @@ class StagedMove:
 
     @property
     def _waits(self) -> bool:
-        """Targets can be told what comes before all of it is through: it is not before they are."""
+        """Whether an answer has to come first. TAKE needs only that all sources have begun to send."""
         if self._next is Stage.TAKE:
             return self._given != self._gathering.sources
         return bool(self._missing)
 
     def told(self, gathering: Gathering, number: int) -> None:
-        """What was due has been told, by the command of this number."""
+        """A stage has been told, by the command of this number."""
         self._next = _AFTER.get(gathering.stage)
         self._said = {}
         match gathering.stage:
@@ -78,12 +78,12 @@ class StagedMove:
                 pass
 
     def heard(self, number: int, place: int, word: MoveWord) -> None:
-        """An instance has said what the command of this number asks it for."""
+        """An instance has answered the command of this number."""
         if isinstance(word, Said):
             self._said |= word.of_pairs
             if word.stage is Stage.GIVE:
                 self._given.add(place)
-                return  # that it is through, comes later
+                return  # its answer that all is sent comes later
         self._missing[number].remove(place)
         if not self._missing[number]:
             del self._missing[number]
