@@ -1,7 +1,7 @@
-"""The draws of a step: who draws how many tokens, by which keys and parameters, and which of them count.
+"""The draws of a step: which samples draw how many tokens, with which noise and parameters, and which tokens count.
 
-A drafted token counts if it is what the sample draws anyway: noise is a function of the sample and of the token's place
-in its response, so whether something was drafted changes no token, only how many of them a step gives.
+A drafted token counts if it is what the sample draws anyway. Noise is a function of the sample and of the token's place
+in its response, so drafts change no token, only how many tokens a step gives.
 
 Shapes: D tokens that are drawn: of each row, then one of each other sample. V vocabulary.
 """
@@ -30,12 +30,12 @@ class Draws:
     """Tokens that a step draws, perhaps on another rank."""
 
     samples: list[Response]
-    """That draw, in the order of the tokens; the first of them are rows of the batch."""
+    """The samples that draw, in the order of the tokens; first those that are rows of the batch."""
     num_new: tuple[int, ...]
     """How many tokens each of these rows draws."""
     drafts: Drafts
     tokens: Callable[[], Tokens]
-    """Waits for them."""
+    """Waits for the tokens and returns them."""
 
 
 class Drawing:
@@ -44,7 +44,7 @@ class Drawing:
     Args:
         rows, flight: of the engine.
         joint: the ranks that step it.
-        exact: each in a call of its own: sums over the vocabulary may be split by the number of rows, too.
+        exact: draw each token in a call of its own, as sums over the vocabulary may be split by the number of rows.
     """
 
     def __init__(self, rows: DecodeBatch, flight: InFlight, tokenizer: Any, joint: Joint, *, exact: bool) -> None:
@@ -52,13 +52,13 @@ class Drawing:
         self._joint, self._exact = joint, exact
 
     def of_starts(self, starts: Sequence[Start]) -> Draws:
-        """First tokens of samples whose prompt is computed."""
+        """Draw the first tokens of samples whose prompt is computed."""
         logits_DV = torch.cat(self._flight.begin(starts))
         keys = [(start.uid, index) for start in starts for index in start.indices]
         return self._begun(logits_DV, keys, self._rows, (), NO_DRAFTS)
 
     def of_step(self, logits_DV: Tensor, rows: DecodeBatch, plan: StepPlan, drafts: Drafts) -> Draws:
-        """Further tokens for the samples that draw in a step, of which the first are its rows.
+        """Draw the tokens of a step, for its rows and then for its other samples.
 
         Args:
             rows: of the step, as they were computed.
@@ -122,10 +122,10 @@ class Drawing:
 def take(
     samples: Sequence[Response], drafts: Drafts, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any
 ) -> list[int]:
-    """Give samples what was drawn for them, so far as it counts; how many tokens each of them got.
+    """Give samples the drawn tokens that count; how many tokens each sample got.
 
     Args:
-        token_ids, logprobs: drawn behind the newest token of each sample and behind each token of its draft.
+        token_ids, logprobs: drawn after the newest token of each sample and after each token of its draft.
     """
     if not drafts:
         for response, token_id, logprob in zip(samples, token_ids, logprobs, strict=True):
@@ -139,8 +139,8 @@ def take(
 
 
 def accepted(keys: Sequence[Key], drafts: Drafts, token_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where the tokens that count (start … stop − 1) of each sample stand among all that were drawn: up to the first
-    that differs from the draft, this one included."""
+    """For each sample, the places start … stop − 1 of the tokens that count among all drawn ones: up to and including
+    the first that differs from the draft."""
     start = 0
     for key in keys:
         draft = drafts.get(key, ())

@@ -19,16 +19,16 @@ from plait.policy.step import Chunk, Key, Start, StepPlan
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step's draws come to."""
+    """The result of a step's draws."""
 
     ended: dict[Key, Response]
-    """Samples that it has ended."""
+    """Samples that ended in the step."""
     num_tokens: int
-    """That all samples got."""
+    """Tokens that all samples got."""
     begun: list[Key]
-    """Samples that had no row, and have not ended."""
+    """Samples that had no row before, and have not ended."""
     num_wrong: dict[Key, int]
-    """How many drafted tokens of a row do not count."""
+    """Sample → how many of its drafted tokens do not count."""
 
 
 class InFlight:
@@ -43,21 +43,21 @@ class InFlight:
         self._eos_token_ids = eos_token_ids
         self.policy_version = policy_version
         self.pending: dict[int, PendingPrompt] = {}
-        """By prompt uid, while samples of it have to start."""
+        """Uid of a prompt with samples that have not started → the prompt."""
         self.started: dict[Key, Response] = {}
 
     @property
     def uids(self) -> tuple[int, ...]:
-        """Prompts that have samples in flight; those that have begun stand ahead."""
+        """Prompts that have samples in flight; first those of samples that have started."""
         return tuple(dict.fromkeys((*(uid for uid, _ in self.started), *self.pending)))
 
     def longest_left(self) -> int:
-        """Tokens that a response may still have."""
+        """The most tokens that any response may still get."""
         limits = [limit for pending in self.pending.values() for limit in pending.limits]
         return max([*limits, *(response.num_left for response in self.started.values())])
 
     def shortened(self, drafts: Drafts) -> Drafts:
-        """No longer than the limits of the samples allow, which draw a token more than is drafted."""
+        """The drafts, cut to the limits of their samples: a sample draws one token more than is drafted."""
         return {key: drafts[key][: response.num_left - 1] for key, response in self.started.items() if key in drafts}
 
     def chunk(self, chunk: Chunk) -> NewTokens:
@@ -69,12 +69,12 @@ class InFlight:
         return NewTokens(token_ids[chunk.start : chunk.stop], chunk.start, chunk.table)
 
     def is_computed(self, uid: int, logits_V: Tensor) -> None:
-        """A prompt's samples can start; the logits are those of its last token."""
+        """A prompt is computed, so its samples can start; the logits [V] are those of its last token."""
         pending = self.pending[uid]
         pending.logits_V, pending.logits_version = logits_V, self.policy_version
 
     def begin(self, starts: Sequence[Start]) -> list[Tensor]:
-        """Samples begin with the logits [number, V] of their prompt's last token, which are given back."""
+        """Begin samples; for each start, the logits [samples, V] that they draw their first token from."""
         parts = []
         for start in starts:
             pending = self.pending[start.uid]
@@ -89,8 +89,8 @@ class InFlight:
         return parts
 
     def drawn_logits(self, plan: StepPlan, logits_RV: Tensor | None) -> Tensor | None:
-        """Logits [D, V] in the order of `plan.drawn`, of those [R, V] that the step has read; those of a prompt are
-        kept while samples of it have to start."""
+        """The logits [D, V] that samples draw from, in the order of `plan.drawn`, out of those [R, V] that the step has
+        computed. Logits of a prompt are kept until all its samples have started."""
         if not (plan.chunks or plan.starts):
             return logits_RV
         num_rows = sum(plan.num_new)
@@ -106,7 +106,7 @@ class InFlight:
         return torch.cat(parts) if parts else None
 
     def take_out(self, uid: int, index: int | None, waiting: Iterable[Key]) -> list[Response]:
-        """A prompt's samples, or one of them, leave; `waiting` are those of all prompts that are not in the batch."""
+        """Take out a prompt's samples, or the one of this index; `waiting` has all samples that are not in the batch."""
         unstarted = [key for key in waiting if key not in self.started]
         keys = [key for key in (*self.started, *unstarted) if key[0] == uid and index in (None, key[1])]
         out = []
@@ -120,18 +120,18 @@ class InFlight:
         return out
 
     def new_version(self, version: int) -> None:
-        """Tokens from now on are those of other weights."""
+        """Stamp later tokens with the version of the new weights."""
         self.policy_version = version
         for response in self.started.values():
             response.new_version(version)
 
     def forget_logits(self) -> None:
-        """Those of prompts have to be computed again."""
+        """Drop the logits of prompts, which are to be computed again."""
         for pending in self.pending.values():
             pending.logits_V = None
 
     def _one_less(self, uid: int, count: int) -> bool:
-        """So many samples have no start ahead of them any more; whether they were the last of the prompt."""
+        """Count samples of a prompt that have started or left; whether they were the last."""
         pending = self.pending[uid]
         pending.num_pending -= count
         if pending.num_pending == 0:

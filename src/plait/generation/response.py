@@ -1,4 +1,4 @@
-"""What the engine knows of a request and of each of its samples."""
+"""A request in an engine, and each of its samples."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class PendingPrompt:
     limits: tuple[int, ...]
     num_pending: int
     logits_V: Tensor | None = None
-    """Logits of the last prompt token, once it is computed and samples are left to start."""
+    """Logits of the last prompt token, once it is computed and while samples have not started."""
     logits_version: int = 0
-    """Version of the weights that gave them."""
+    """Version of the weights that computed them."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Response:
     version_starts: list[tuple[int, int]]
     """(first token, policy version) of each stretch of tokens, ascending."""
     stop_at: int | None = None
-    """Tokens at which it stops, unfinished (`GoingOn.stops`)."""
+    """Number of tokens at which it stops, unfinished (`GoingOn.stops`)."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -53,10 +53,10 @@ class Response:
     def begun(
         cls, pending: PendingPrompt, index: int, eos_token_ids: tuple[int, ...], versions: tuple[int, int]
     ) -> Response:
-        """Before its first token.
+        """A sample before its first token.
 
         Args:
-            versions: of the weights that give the first token, and of those that give the next ones.
+            versions: of the weights that its first token is drawn from, and its next ones.
         """
         request = pending.request
         stop = request.sampling.stop_token_ids
@@ -75,7 +75,7 @@ class Response:
     def resumed(
         cls, request: Request, sample: Sample, limit: int, eos_token_ids: tuple[int, ...], version: int
     ) -> Response:
-        """A sample that has begun before, and whose next token is of `version`."""
+        """A sample that was begun before and goes on, its next token drawn from weights of `version`."""
         pending = PendingPrompt(request, (limit,) * request.num_samples, 0)
         response = cls.begun(pending, sample.index, eos_token_ids, (version, version))
         response.token_ids, response.logprobs = list(sample.token_ids), list(sample.logprobs)
@@ -107,7 +107,7 @@ class Response:
         return most - len(self.token_ids)
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Any) -> int:
-        """Further tokens, up to the one that ends it.
+        """Add tokens, up to the one that ends the sample.
 
         Returns:
             How many of them it got.
@@ -122,7 +122,7 @@ class Response:
         return len(token_ids)
 
     def append(self, token_id: int, logprob: float, tokenizer: Any) -> None:
-        """One token more; see `extend`.
+        """Add one token; see `extend`.
 
         Raises:
             RunError: the log-prob is not finite.
@@ -151,11 +151,11 @@ class Response:
         return FinishReason.OPEN if len(self.token_ids) == self.stop_at else None
 
     def new_version(self, version: int) -> None:
-        """Tokens from now on are those of other weights."""
+        """Stamp later tokens with the version of the new weights."""
         self.version_starts.append((len(self.token_ids), version))
 
     def sample(self, tokenizer: Any, reason: FinishReason | None = None) -> Sample:
-        """As it is delivered: as it ended, or for a reason from outside."""
+        """The sample as it is delivered; `reason` if something else than its last token ended it."""
         reason = reason or self.finish_reason
         assert reason is not None, f"sample {self.key} has not ended"
         return Sample(

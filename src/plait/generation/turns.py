@@ -1,5 +1,4 @@
-"""Steps in flight: those that have been launched and whose tokens have not been given to their samples; and how long
-each keeps this rank busy."""
+"""Steps in flight: launched, and their tokens not yet given to the samples; and how long each keeps this rank busy."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ class Turn:
 
     plan: StepPlan
     draws: Draws | None
-    """None: nobody draws in it."""
+    """None: no sample draws in it."""
     seconds: float
-    """That this rank was busy with it."""
+    """How long this rank was busy with it so far."""
 
 
 class StepClock:
@@ -57,48 +56,49 @@ class StepClock:
 
 @dataclass
 class Landed:
-    """What steps that have landed came to, and nobody has been told."""
+    """The results of landed steps, until `Engine.step` returns them."""
 
     finished: list[Sample]
     num_drawn: int = 0
 
 
 class Turns:
-    """Those of an engine, the oldest first; they land in this order, on all ranks of an instance at the same place."""
+    """The steps in flight of an engine, oldest first. They land in this order, at the same place in the order of
+    decisions on all ranks of an instance."""
 
     def __init__(self) -> None:
         self._open: deque[Turn] = deque()
         self.landed = Landed([])
-        """Since they were taken last."""
+        """Results since `take_landed`."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def launch(self, turn: Turn) -> None:
-        """Its tokens are on their way."""
+        """Add a step that was launched."""
         self._open.append(turn)
 
     def oldest(self) -> Turn:
-        """Is in flight no longer."""
+        """Remove and return the oldest step."""
         return self._open.popleft()
 
     def take_landed(self) -> Landed:
-        """To tell them."""
+        """The results of the steps that landed since the last call."""
         landed, self.landed = self.landed, Landed([])
         return landed
 
     @property
     def drawing(self) -> set[Key]:
-        """Samples whose last token is not known."""
+        """Samples whose last token is not known yet."""
         return {response.key for turn in self._open if turn.draws is not None for response in turn.draws.samples}
 
     def num_next(self, scheduler: Scheduler, plan: StepPlan, num_groups: int) -> int:
-        """Rows of the step behind a planned one, if nobody ends or comes: those that wait for their turn, and those
+        """Rows of the step after a planned one, if no sample ends or comes: samples that wait for their turn, and those
         whose tokens will be known by then.
 
         Args:
             plan: decided, not launched.
-            num_groups: steps in flight, the planned one among them; before the next one the others land.
+            num_groups: how many steps are in flight, the planned one included, when the next one is launched.
         """
         running = len(scheduler.running)
         landing = [*(turn.plan for turn in self._open), plan]

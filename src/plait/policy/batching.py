@@ -1,12 +1,12 @@
-"""Continuous batching: who is computed in a step, who starts, who gives way. Decisions over numbers, without torch.
+"""Continuous batching: which samples a step computes, which start, which give way. Decisions over numbers, no torch.
 
-The engine executes these decisions; a simulator given the same numbers takes the same ones. They depend on requests,
-lengths and limits alone (no clock, no free memory), so a resumed run repeats them.
+The engine executes these decisions, and the simulator takes the same ones. They depend on requests, lengths and limits
+alone (not on a clock or on free memory), so a resumed run repeats them.
 
-Words: a *prompt* is computed once, in chunks where it is long, and then starts its samples, all at once or as places
-become free; they share its blocks. A sample is *preempted* when the pool is too small: its blocks are freed and it
-waits, ahead of all that have not started, until its tokens are computed again. The *order* of samples is that in which
-they were asked for; who is younger gives way.
+Words: a *prompt* is computed once, in chunks if it is long, and then starts its samples, all at once or as places
+become free; they share its blocks. A sample is *preempted* when the pool is too small: its blocks are freed, and it
+waits, ahead of all samples that have not started, until its tokens are computed again. The *order* of samples is that
+in which they were asked for; the youngest give way.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NO_DRAFTS: Mapping[Key, int] = MappingProxyType({})
 
 
 class Scheduler:
-    """The numbers that decisions are made of, and the decisions. `plan` assumes that what it says is done, and that
-    drafts come true; `take_back` says of which tokens that was wrong."""
+    """Decides the steps of an engine. `plan` counts its step as done, with all drafts accepted; `take_back` corrects
+    that for drafts that were wrong."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -73,21 +73,21 @@ class Scheduler:
         Args:
             num_tokens: of prompt and response.
             names: as of `add`.
-            is_current: what it brings is of the present weights, so it and others may share.
+            is_current: whether its keys and values are of the current weights, so that samples may share them.
 
         Returns:
-            How many of these tokens lie here already, shared with others; the caller writes the rest at once. None
-            where there is no room now: all are computed again.
+            How many of the computed tokens are here already, shared with others; the caller writes the rest at once.
+            None if there is no room: all tokens are computed again.
         """
         sample = self.sequences.add_started(key, num_tokens, self.room.names(key[0], num_prompt, names))
         return self.room.bring(sample, num_computed_tokens, is_current=is_current)
 
     def remove(self, keys: Iterable[Key], contexts: Mapping[Key, Sequence[Hashable]] | None = None) -> None:
-        """These samples have ended, or are taken out wherever they are; their blocks are free at once.
+        """Remove samples that have ended or are taken out, and free their blocks.
 
         Args:
-            contexts: of samples that were running, a prefix key for each full block of prompt and response, by which
-                later prompts that go on with them find these.
+            contexts: running sample → a prefix key for each full block of prompt and response, by which later prompts
+                that continue its text find the blocks.
         """
         for key in keys:
             was_running = key in self.running
@@ -100,14 +100,14 @@ class Scheduler:
             self.blocks.release(sample.table)
 
     def _give_up(self, key: Key) -> None:
-        """A sample that has not started, if there is one of this key, never will."""
+        """Remove a sample that has not started, if there is one of this key."""
         prompt = self.sequences.prompts.get(key[0])
         if prompt is not None and key[1] in prompt.pending:
             prompt.pending.remove(key[1])
             self._let_go(prompt)
 
     def recompute(self) -> None:
-        """Nothing that the pool holds counts any more: all started samples wait to be computed again."""
+        """Drop all keys and values: all started samples wait to be computed again."""
         for sample in list(self.running.values()):
             self.room.preempt(sample)
         for item in self.sequences:
@@ -115,15 +115,15 @@ class Scheduler:
         self.forget()
 
     def forget(self) -> None:
-        """What is held now is not found by later sequences."""
+        """Let no later sequence share what is held now."""
         for item in self.sequences:
             item.is_current = not item.table
         self.blocks.forget()
 
     def start_ready(self) -> tuple[Start, ...]:
-        """Samples of prompts that are computed enter the batch, as far as there are places.
+        """Let samples of computed prompts enter the batch, as far as there are places.
 
-        To be asked before `plan`: they draw their first token, and those that it does not end have a row in the step.
+        Called before `plan`: they draw their first token, and those that do not end with it have a row in the step.
         """
         starts: list[Start] = []
         places = self.limits.max_running - len(self.running)
@@ -136,13 +136,14 @@ class Scheduler:
         return tuple(starts)
 
     def plan(self, num_drafted: Mapping[Key, int] = NO_DRAFTS, share: Share | None = None) -> StepPlan:
-        """Decide one step: first come, first served; further tokens for all that run, new ones as places allow.
+        """Decide one step, first come, first served: the next tokens of running samples, and new samples as places
+        allow.
 
         Args:
-            num_drafted: of running samples, guesses of their next tokens that are computed behind the newest one. They
-                take room that is free: where it is too little for all, none is computed.
-            share: what it computes at most, where samples are in flight; none of these may have to give way
-                (`shares.has_room`). None: of all that run further tokens.
+            num_drafted: running sample → number of guessed tokens that are computed after its newest one. Drafts use
+                free blocks only: if these are too few for all drafts, none is computed.
+            share: what the step computes at most, while other samples are in flight, of which none may have to give
+                way (`shares.has_room`). None: it computes all running samples.
         """
         self._turn += 1
         joined = self._join() if self.sequences.preempted else ()
@@ -175,15 +176,15 @@ class Scheduler:
         )
 
     def take_back(self, num_wrong: Mapping[Key, int]) -> None:
-        """So many drafted tokens of these running samples were not what they drew, or stand behind their end; what was
-        computed of them is overwritten."""
+        """Running sample → how many of its drafted tokens were wrong or came after its end; they do not count, and are
+        overwritten."""
         for key, count in num_wrong.items():
             sample = self.running[key]
             sample.num_computed_tokens -= count
             sample.num_tokens -= count
 
     def _join(self) -> tuple[Key, ...]:
-        """Samples of which all but the newest token are computed go on, as far as there are places."""
+        """Let waiting samples run whose tokens are computed but for the newest, as far as there are places."""
         places = self.limits.max_running - len(self.running)
         waiting = self.sequences.preempted
         joined = list(islice((s for s in waiting if s.num_computed_tokens == s.num_tokens - 1), places))
@@ -194,7 +195,7 @@ class Scheduler:
     def _make_room(
         self, samples: Iterable[Started], num_drafted: Mapping[Key, int]
     ) -> tuple[list[Key], list[tuple[int, int]], list[Key]]:
-        """Blocks that they may write for the new tokens of these running samples: (preempted, copies, grown)."""
+        """Give these running samples blocks for their new tokens: (preempted, copies, grown) of `StepPlan`."""
         preempted: list[Key] = []
         copies: list[tuple[int, int]] = []
         grown: list[Key] = []
@@ -211,14 +212,14 @@ class Scheduler:
         return preempted, copies, grown
 
     def _fill(self, most: int | None) -> tuple[list[Chunk], list[Start]]:
-        """Chunks and starts for the places that are free, for so many samples at most."""
+        """Chunks and starts for the free places, for at most `most` samples."""
         places = self.limits.max_running - len(self.running)
         if most is not None:
             places = min(places, most)
         budget = self.limits.max_prefill_tokens
         chunks: list[Chunk] = []
         starts: list[Start] = []
-        # Each takes a place at least, so no more of them than places can be of interest.
+        # Each takes at least one place, so no more of them than places are looked at.
         for item in tuple(islice(self.sequences.in_turn(), places)):
             if places == 0:
                 break
@@ -236,7 +237,7 @@ class Scheduler:
         return chunks, starts
 
     def _begin(self, item: Started | Prompt, places: int, starts: list[Start]) -> int:
-        """Samples of what is computed enter the batch; returns how many."""
+        """Let samples of a computed sequence enter the batch; how many."""
         if isinstance(item, Started):
             item.num_tokens += 1
             self.sequences.enter(item)
@@ -263,19 +264,19 @@ class Scheduler:
         return len(indices)
 
     def _let_go(self, prompt: Prompt) -> None:
-        """Its last sample has started, or was taken out."""
+        """Remove a prompt without samples to start."""
         if not prompt.pending:
             self.blocks.release(prompt.table)
             del self.sequences.prompts[prompt.uid]
 
 
 def _next_chunk(item: Started | Prompt, budget: int) -> Chunk:
-    """What is computed next of it, with so many tokens at most."""
+    """The next chunk of a sequence, of at most `budget` tokens."""
     uid, index = item.key if isinstance(item, Started) else (item.uid, None)
     stop = min(item.num_tokens, item.num_computed_tokens + budget)
     return Chunk(uid, index, item.num_computed_tokens, stop, tuple(item.table), stop == item.num_tokens)
 
 
 def _wanted(item: Started | Prompt, places: int) -> int:
-    """Places that wait for what is on its way."""
+    """Places to keep free for the samples of a sequence that is being computed."""
     return 1 if isinstance(item, Started) else min(places, len(item.pending))
