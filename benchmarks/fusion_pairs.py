@@ -207,7 +207,7 @@ def streaming_table() -> str:
     responses = Lengths.lognormal(512 / 5, SIGMA, 512)
     sizes = ((2, 16), (4, 32), (8, 16), (32, 16))
     for (name, (fixed_s, each_s)), together, (count, samples) in product(CURVES.items(), (1, 8), sizes):
-        step_s = lambda running, fixed_s=fixed_s, each_s=each_s: fixed_s + each_s * running  # noqa: E731
+        step_s = lambda running, fixed_s=fixed_s, each_s=each_s: fixed_s + each_s * running
         batch = count * samples
         draws = [random.Random(seed).choices(responses.values, k=batch) for seed in range(DRAWS)]
         rows = [spread([length - 1 for length in draw], count) for draw in draws]

@@ -57,7 +57,7 @@ class Finished:
     def phases(self) -> Phases:
         """Medians over the steps."""
         phases_of_steps = [phases_of(spans, seconds) for spans, seconds in zip(self.spans(), self.steps(), strict=True)]
-        middle = lambda name: median(getattr(phases, name) for phases in phases_of_steps)  # noqa: E731
+        middle = lambda name: median(getattr(phases, name) for phases in phases_of_steps)
         times = [middle(name) for name in ("step", "generate", "score", "train", "optimizer")]
         return Phases(*times, *(round(middle(f"{name}_micro_batches")) for name in ("score", "train")))
 

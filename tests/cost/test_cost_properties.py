@@ -74,7 +74,7 @@ def test_a_faster_machine_is_never_slower(
     dp, tp, pp = sizes
     slow = replace(read_cluster("16xA100-80G"), software=software)
     if what == "links":
-        double = lambda link: Link(2 * link.bandwidth, link.latency_s)  # noqa: E731
+        double = lambda link: Link(2 * link.bandwidth, link.latency_s)
         fast = replace(slow, intra=double(slow.intra), inter=double(slow.inter))
     else:
         fast = replace(slow, device=replace(slow.device, **{what: 2 * getattr(slow.device, what)}))
@@ -132,7 +132,7 @@ def test_moves_are_free_only_where_nothing_moves(
 ) -> None:
     workload = a_workload(1, 1, Lengths.fixed(1), Lengths.fixed(1))
     costs = ModelCosts(workload, dict.fromkeys(FLOW.roles, SHAPE), FLOW, read_cluster("32xA100-80G"))
-    number = lambda sizes: sizes[0] * sizes[1] * sizes[2]  # noqa: E731
+    number = lambda sizes: sizes[0] * sizes[1] * sizes[2]
     first = 16 if apart else 0
     held, needed = Layout.on(range(number(source)), *source), Layout.on(range(first, first + number(target)), *target)
     found = costs.move("actor", held, needed)

@@ -287,6 +287,6 @@ def test_a_draw_by_blocks_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     keys = noise.draw_keys(torch.arange(500), torch.zeros(500, dtype=torch.int64))
     rows = SamplingRows.of([Sampling()] * 500, 3_000, torch.device("cpu"))
     expected, _ = sampler.sample_plain(logits, keys, rows)
-    by_blocks = lambda tail, uniform: sampler.pick_by_blocks(tail, sampler.block_sums(tail), uniform)  # noqa: E731
+    by_blocks = lambda tail, uniform: sampler.pick_by_blocks(tail, sampler.block_sums(tail), uniform)
     monkeypatch.setattr(sampler, "tail_pick", by_blocks)
     assert sampler.sample_plain(logits, keys, rows)[0].equal(expected)

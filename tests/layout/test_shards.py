@@ -95,7 +95,7 @@ def test_stages(stages: tuple[int, ...], bounds: tuple[int, ...]) -> None:
 
 def test_a_tied_embedding_has_two_holders_and_is_kept_once() -> None:
     two = Parallelism(pp=2)
-    blocks = lambda pp, once: {b.param.name for b in shard(TIED, two, 0, pp, once=once).blocks}  # noqa: E731
+    blocks = lambda pp, once: {b.param.name for b in shard(TIED, two, 0, pp, once=once).blocks}
     embedding = "model.embed_tokens.weight"
     assert embedding in blocks(0, False) & blocks(1, False)
     assert embedding in blocks(0, True)
@@ -200,7 +200,7 @@ def test_stages_of_equal_work_by_hand(layers: int, stages: int, head: float, exp
 @given(st.data(), st.integers(1, 12), st.floats(0, 20))
 def test_no_other_division_has_a_smaller_largest_stage(data: st.DataObject, layers: int, head: float) -> None:
     stages = data.draw(st.integers(1, layers))
-    largest = lambda sizes: max((*sizes[:-1], sizes[-1] + head))  # noqa: E731
+    largest = lambda sizes: max((*sizes[:-1], sizes[-1] + head))
     found = balanced_stages(layers, stages, head)
     cuts = ((0, *inner, layers) for inner in combinations(range(1, layers), stages - 1))
     every = [tuple(b - a for a, b in pairwise(cut)) for cut in cuts]

@@ -165,7 +165,7 @@ def test_brute_force_of_two_ranks(microbatches, forward, expected):
 
 
 def test_brute_force_of_two_ranks_with_unequal_stages_and_micro_batches():
-    table = lambda *stages: tuple(tuple(map(float, stage)) for stage in stages)  # noqa: E731
+    table = lambda *stages: tuple(tuple(map(float, stage)) for stage in stages)
     a = Pipeline("a", 0, (0, 1), table((3, 1), (2, 5)), table((4, 2), (1, 6)), table((1, 1), (1, 1)))
     b = Pipeline("b", 0, (1, 0), table((2,), (7,)), table((3,), (5,)), table((1,), (1,)))
     workload = Workload((a, b), 2)

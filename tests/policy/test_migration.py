@@ -88,7 +88,7 @@ def test_the_network_decides_between_kv_and_recompute():
         0, 1000, 2 * 80 * 64 * 128 * 2 * 1000
     )  # keys and values · layers · heads · size · bytes · tokens
     assert sample.kv_bytes == pytest.approx(2.62e9, rel=0.01)
-    prefill = lambda tokens: 41e-6 * tokens  # noqa: E731
+    prefill = lambda tokens: 41e-6 * tokens
     assert cheaper_transfer(sample, 0.0, 200e9, prefill) is Transfer.KV
     assert cheaper_transfer(sample, 0.0, 12.5e9, prefill) is Transfer.RECOMPUTE
 

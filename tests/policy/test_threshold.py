@@ -146,7 +146,7 @@ def test_scoring_waits_for_the_end_without_migration_and_not_with_it():
     scoring = Scoring(("reward",), lambda role, tokens: 1.0, max_tokens=1)
     serial = simulate_rollout(queues, WIDE, decode_time(affine), scoring=scoring)
     fused = simulate_rollout(queues, WIDE, decode_time(affine), scoring=scoring, fusion=Fusion(2, 4))
-    first = lambda done: min(s.start_s for s in done.timeline.spans if s.kind == "SCORE")  # noqa: E731
+    first = lambda done: min(s.start_s for s in done.timeline.spans if s.kind == "SCORE")
     assert first(serial) == serial.generation_s == 59
     assert first(fused) < 5
     assert fused.migration is not None
@@ -171,7 +171,7 @@ RECORDED = (
 def test_rollouts_are_as_recorded_though_much_ends_at_one_moment(seed):
     """A step takes 1, a score and a move 0.5: who looks first at what has just ended decides where it is scored."""
     rng = random.Random(seed)
-    lengths = lambda: tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 4)))  # noqa: E731
+    lengths = lambda: tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 4)))
     queues = [[Request(10 * i + k, rng.randint(1, 9), lengths()) for k in range(rng.randint(0, 6))] for i in range(5)]
     done = simulate_rollout(
         queues,

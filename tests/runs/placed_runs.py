@@ -346,7 +346,7 @@ def recipe_in(place: Path, tiny_folder: Path, flow: str, run_dir: str, **keys: A
             "pretraining.source": str(place / "examples.jsonl"),
             "cost_critic.optimizer.learning_rate": 1e-3,
         }
-    placed = lambda value: value.replace("PLACE", str(place)) if isinstance(value, str) else value  # noqa: E731
+    placed = lambda value: value.replace("PLACE", str(place)) if isinstance(value, str) else value
     values = {
         key: [placed(one) for one in value] if isinstance(value, list) else placed(value)
         for key, value in (tree | keys).items()

@@ -35,7 +35,7 @@ def workloads(draw) -> Workload:
     """Small workloads of one or two models, with or without a cap."""
     stages = draw(st.sampled_from([(1,), (2,), (3,), (1, 1), (2, 2), (2, 1), (3, 3), (3, 1), (1, 2), (4, 2)]))
     duration = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0, 7.0])
-    table = lambda: [draw(st.lists(duration, min_size=s, max_size=s)) for s in stages]  # noqa: E731
+    table = lambda: [draw(st.lists(duration, min_size=s, max_size=s)) for s in stages]
     forward, backward, memory = table(), table(), table()
     microbatches = [draw(st.integers(1, 4)) for _ in stages]
     some = st.sampled_from([inf, 7.0, 9.5, 20.0])

@@ -23,7 +23,7 @@ class Lanes:
 
     def __init__(self, schedule: Schedule, seconds: dict[str, float]) -> None:
         self.clock, self.seconds, self.ended = SimulatedClock(), seconds, set[str]()
-        lane = lambda a: (a.rank, a.kind.lane, a.id if a.kind.lane == "recv" else "")  # noqa: E731
+        lane = lambda a: (a.rank, a.kind.lane, a.id if a.kind.lane == "recv" else "")
         self.lanes = [list(actions) for _, actions in groupby(sorted(schedule, key=lane), lane)]
 
     def needs(self, key: Key) -> Collection[Key]:

@@ -50,7 +50,7 @@ class WorkloadOptions:
         from plait.schedule.pipeline import fused_workload
 
         counts = _whole("stages", self.stages)
-        per_model = lambda option, text: _numbers(option, text, len(counts))  # noqa: E731
+        per_model = lambda option, text: _numbers(option, text, len(counts))
         caps: float | list[float] = inf
         if self.cap is not None:
             values = [_number("cap", word) for word in self.cap.split(":")]

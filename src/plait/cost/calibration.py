@@ -121,8 +121,8 @@ def _scaled(profile: Profile, dtype: str, threads: int) -> Profile:
     """As another dtype and other threads would take; other shapes are scaled where seconds are asked for."""
     factor = BYTES[dtype] / BYTES[profile.dtype] * profile.threads / threads
     computing = _computed_bytes(dtype, profile) / _computed_bytes(profile.dtype, profile) * profile.threads / threads
-    points = lambda measured: tuple((size, computing * seconds) for size, seconds in measured)  # noqa: E731
-    steps = lambda measured: tuple((samples, context, factor * seconds) for samples, context, seconds in measured)  # noqa: E731
+    points = lambda measured: tuple((size, computing * seconds) for size, seconds in measured)
+    steps = lambda measured: tuple((samples, context, factor * seconds) for samples, context, seconds in measured)
     rates: Points = tuple((rows, rate / computing) for rows, rate in profile.products)
     return profile.model_copy(
         update={

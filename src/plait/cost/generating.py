@@ -159,7 +159,7 @@ class Generating:
         if not self._workload.gathers:
             return (spare,)
         low, slope = self._line(decoding, min(running, max(map(len, shares))))
-        step_s = lambda count: low + slope * (count - 1)  # noqa: E731
+        step_s = lambda count: low + slope * (count - 1)
         rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, STEPS_OF_A_MOVE * low)
         # Of an instance with more samples than run at once, as many as are among the last.
         last = [[length - 1 for length in sorted(share)[:: -(-len(share) // running)]] for share in shares]

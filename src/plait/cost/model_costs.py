@@ -151,11 +151,11 @@ class ModelCosts:
         if mode in ("decode", "prefill"):
             running = ceil(samples.count / min(sizes.dp, samples.prompts))
             context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
-            seconds = lambda kind: total(kind.decode_layer(running, context))  # noqa: E731
+            seconds = lambda kind: total(kind.decode_layer(running, context))
         else:
             share = share_of(samples.count, node.training.mini_batches if mode == "train" else 1, sizes.dp)
             micro, _ = self._micro(node, share, layout, self.workload.micro_batch_tokens)
-            seconds = lambda kind: total(kind.passed(micro))  # noqa: E731
+            seconds = lambda kind: total(kind.passed(micro))
         passes, kinds = self._passes(role, layout), layer_kinds(self.shapes[role])
         if len(kinds) == 1:
             return tuple((1 / seconds(stage), ()) for stage in passes.stages)

@@ -72,7 +72,7 @@ def lacking(layers: int, source: Layout, target: Layout, per_node: int) -> tuple
     held, needed = (_cells(layout, layers, cuts, ways, nodes * per_node) for layout in (source, target))
     size = np.diff(cuts)[:, None] / layers / ways
     missing = needed & ~held
-    by_node = lambda cells: cells.reshape(nodes, per_node, *cells.shape[1:]).any(axis=1)  # noqa: E731
+    by_node = lambda cells: cells.reshape(nodes, per_node, *cells.shape[1:]).any(axis=1)
     into_node = by_node(needed) & ~by_node(held)
     return (missing * size).sum(axis=(1, 2)), (into_node * size).sum(axis=(1, 2))
 

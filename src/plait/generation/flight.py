@@ -106,7 +106,7 @@ class InFlight:
         return torch.cat(parts) if parts else None
 
     def take_out(self, uid: int, index: int | None, waiting: Iterable[Key]) -> list[Response]:
-        """Take out a prompt's samples, or the one of this index; `waiting` has all samples that are not in the batch."""
+        """Take out a prompt's samples, or the one of this index; `waiting` has all samples outside the batch."""
         unstarted = [key for key in waiting if key not in self.started]
         keys = [key for key in (*self.started, *unstarted) if key[0] == uid and index in (None, key[1])]
         out = []

@@ -186,7 +186,7 @@ def _construct(service: _Service, start: Start, main: _ControllersMain) -> Any:
 
         return ControllersStore(service.ask)
 
-    tell = lambda text: service.send(Remark(text))  # noqa: E731
+    tell = lambda text: service.send(Remark(text))
     service.context = WorkerContext(start.rank, start.num_ranks, open_store, start.place, tell)
     return worker(service.context, *args, **kwargs)
 

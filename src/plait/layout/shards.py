@@ -69,7 +69,7 @@ def most_tp(parameters: Parameters) -> int:
 
 def _narrowest(parameters: Parameters) -> tuple[int, Param]:
     """How many ways the least divisible parameter can be cut, and that parameter."""
-    ways = lambda param: param.heads.heads if param.heads else param.extent  # noqa: E731
+    ways = lambda param: param.heads.heads if param.heads else param.extent
     param = min((param for param in parameters.params if param.cut is not None), key=ways)
     return ways(param), param
 
@@ -109,7 +109,7 @@ def balanced_stages(num_layers: int, num_stages: int, head: float) -> tuple[int,
     if num_stages == 1:
         return (num_layers,)
     others = num_stages - 1
-    most = lambda last: max(-(-(num_layers - last) // others), last + head)  # noqa: E731
+    most = lambda last: max(-(-(num_layers - last) // others), last + head)
     last = min(range(num_layers - others, 0, -1), key=most)
     bounds = [stage * (num_layers - last) // others for stage in range(num_stages)]
     return (*(stop - start for start, stop in pairwise(bounds)), last)

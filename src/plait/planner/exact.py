@@ -215,5 +215,5 @@ def _better(workload: Workload, t: Tables, old: Ints, new: Ints | None) -> Ints:
     before, after = score_order(workload, t, old), score_order(workload, t, new)
     if any(peak > cap * (1 + 1e-9) for peak, cap in zip(after.peak_memory, workload.caps, strict=True)):
         return old
-    key = lambda score: (round(score.makespan, 9), round(score.worst_peak, 9))  # noqa: E731
+    key = lambda score: (round(score.makespan, 9), round(score.worst_peak, 9))
     return new if key(after) < key(before) else old

@@ -294,7 +294,7 @@ class _Hunt:
 def _kind(places: State, cluster: ClusterSpec) -> tuple[object, ...]:
     """Equal for plans that differ in nothing but which of equal devices do what: sizes, kinds of devices, parallelism,
     and which calls share devices."""
-    on = lambda mesh: (len(mesh), cluster.kinds_of(mesh.ranks))  # noqa: E731
+    on = lambda mesh: (len(mesh), cluster.kinds_of(mesh.ranks))
     sizes = tuple((on(layout.mesh), layout.parallelism, p.placements[0].after) for p in places for layout in p.layouts)
     shared = tuple(one.mask & other.mask != 0 for n, one in enumerate(places) for other in places[:n])
     return (sizes, shared)

@@ -142,7 +142,7 @@ class MoveTimes:
             step_s: of a decode step, for which the source would stand still.
         """
         samples = {key: Unfinished(0, tokens, tokens * self.token_bytes) for key, tokens in contexts.items()}
-        prefill_s = lambda tokens: tokens * self.prefill_token_s  # noqa: E731
+        prefill_s = lambda tokens: tokens * self.prefill_token_s
         again = frozenset(
             key
             for key, sample in samples.items()

@@ -232,7 +232,7 @@ def outline(
         token_bytes = kv_bytes_per_token(shape, recipe.dtype)
         room = partial(device_bytes_if_here, recipe, num_devices(recipe))
         if device_memory is not None:
-            room = lambda: device_memory  # noqa: E731
+            room = lambda: device_memory
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
         check_kept(recipe, shape)
     drafts = recipe.sampling.draft_model

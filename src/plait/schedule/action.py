@@ -121,7 +121,7 @@ def parse_action(text: str, rank: int = 0) -> Action:
     match = _TEXT.fullmatch(text)
     if match is None:
         raise DataError(f"expected an action such as actor:2F0, found {text!r:.80}")
-    number = lambda name: None if match[name] is None else int(match[name])  # noqa: E731
+    number = lambda name: None if match[name] is None else int(match[name])
     waits = match["waits"] or "<"
     action = Action(
         Kind(match["kind"]),

@@ -68,7 +68,7 @@ class Pipeline:
 
     def action(self, kind: Kind, stage: int, microbatch: int) -> Action:
         """The forward or backward of one micro-batch on one stage, with what it waits for."""
-        name = lambda kind, stage: action_id(kind, self.model, self.copy, stage, microbatch)  # noqa: E731
+        name = lambda kind, stage: action_id(kind, self.model, self.copy, stage, microbatch)
         if kind is Kind.FORWARD:
             waits = (name(Kind.FORWARD, stage - 1),) if stage else ()
         elif stage + 1 < self.num_stages:

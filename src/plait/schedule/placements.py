@@ -152,7 +152,7 @@ def placements_of(plan: Plan, role: str) -> RolePlacement:
     """The places of a model role in a completed plan (`complete`)."""
     mine = [p for p in plan.placements if p.role == role]
     assert mine, f"plan {plan.name} has no place for role {role}"
-    of_mode = lambda *modes: [p for p in mine if p.mode in modes]  # noqa: E731
+    of_mode = lambda *modes: [p for p in mine if p.mode in modes]
     single: dict[Mode, Placement] = {p.mode: p for p in of_mode("train", "score")}
     train, score = single.get("train"), single.get("score")
     order, together = (DEFAULT_ORDER, None) if train is None else orders_of(plan, train)

@@ -94,7 +94,7 @@ def natural_waits(action: Action, present: set[str]) -> tuple[str, ...]:
     A forward waits for the stage before it, a backward for the stage after it (or, on the last stage, for its own
     forward); where the schedule holds explicit sends and receives, each waits for its link of that chain.
     """
-    near = lambda kind, step: action_id(  # noqa: E731
+    near = lambda kind, step: action_id(
         kind, action.model, action.copy, action.stage + step, action.index, action.round
     )
     match action.kind:

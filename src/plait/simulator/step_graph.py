@@ -144,7 +144,7 @@ class StepGraph:
     @cached_property
     def waits(self) -> tuple[tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]], ...]:
         """The keys that each call in step 0 waits for, and those where it scores beside generation; then the end's."""
-        keys = lambda calls: frozenset((0, number) for number in calls)  # noqa: E731
+        keys = lambda calls: frozenset((0, number) for number in calls)
         end = keys(range(len(self.calls)))
         return (*((keys(call.needs), keys(call.beside)) for call in self.calls), (end, end))
 

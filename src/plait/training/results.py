@@ -34,7 +34,7 @@ def counted(work: Work[Result], *teams: Team) -> Work[Result]:
     Args:
         teams: that compute together in it, each another model.
     """
-    received = lambda: sum(team.received_bytes for team in teams)  # noqa: E731
+    received = lambda: sum(team.received_bytes for team in teams)
     while True:
         before = received()
         try:

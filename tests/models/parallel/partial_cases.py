@@ -45,7 +45,7 @@ def batch_of(model: Any) -> PackedBatch:
     """Groups of several shapes, an empty response and a single sample among them; the ids end with the vocabulary."""
     vocabulary = model.config.vocab_size
     ids = iter((5 + 7919 * i) % vocabulary for i in range(200))
-    draw = lambda count: [next(ids) for _ in range(count)]  # noqa: E731
+    draw = lambda count: [next(ids) for _ in range(count)]
     groups = [(draw(4), [draw(5), draw(0), draw(3)]), (draw(3), [draw(7)]), (draw(6), [draw(2), [vocabulary - 1, 0]])]
     return pack(groups, model.device)
 

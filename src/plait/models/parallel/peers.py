@@ -98,7 +98,7 @@ class Peers:
         to = self.of_group(target)
         self.traffic.received_bytes += _bytes(tensor) * (self.size - 1) if target == self.index else 0
         what = f"reduce to rank {self.ranks[target]}"
-        call = lambda: dist.reduce(tensor, group=self.group, group_dst=to, async_op=True)  # noqa: E731
+        call = lambda: dist.reduce(tensor, group=self.group, group_dst=to, async_op=True)
         return Transfer(tensor, self._begin(call, what, tensor))
 
     def reduce(self, tensor: Tensor, target: int) -> Tensor:

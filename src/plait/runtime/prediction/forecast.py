@@ -77,7 +77,7 @@ class Forecast:
     def load(cls, path: Path) -> Forecast:
         """What `to_json` has written."""
         record = json.loads(path.read_text(encoding="utf-8"))
-        read = lambda key, what, unit: [  # noqa: E731
+        read = lambda key, what, unit: [
             Beside(str(row[what]), row[f"predicted_{unit}"], row[f"measured_{unit}"]) for row in record[key]
         ]
         parts = read("calls", "call", "s"), read("kinds", "kind", "s"), read("memory", "rank", "bytes")

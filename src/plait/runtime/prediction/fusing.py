@@ -129,7 +129,7 @@ def _pipeline(
     working_bytes = [
         stage_activations(kinds, counts, shape.layers, 1) for counts in stage_counts(shape, p.layout.parallelism)
     ]
-    table = lambda values: tuple((value,) * count for value in values)  # noqa: E731
+    table = lambda values: tuple((value,) * count for value in values)
     return Pipeline(
         model.role,
         copy,
