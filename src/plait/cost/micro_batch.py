@@ -9,7 +9,7 @@ from typing import Self
 from plait.cost.lengths import Lengths
 from plait.dataflow import CallKind, Dataflow
 from plait.recipes.recipe import Recipe
-from plait.training.trainer_settings import least_micro_batches
+from plait.schedule.training_order import micro_batches_of
 
 
 def pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:
@@ -80,7 +80,7 @@ class LargestBatch:
             prompt,
             response,
             recipe.micro_batch_tokens if budget_tokens is None else budget_tokens,
-            least=least_micro_batches(pp),
+            least=micro_batches_of(pp),
             whole_groups=any(how.whole_groups for how in options),
         )
 

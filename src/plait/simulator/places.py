@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from plait.cost.costs import CallCost, Costs, Tail
 from plait.layout.mesh import Layout
 from plait.schedule.plan import After, Placement
-from plait.schedule.training_order import is_by_rule
+from plait.schedule.training_order import is_by_rule, micro_batches_of
 from plait.simulator.step_graph import StepGraph
-from plait.training.trainer_settings import least_micro_batches
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -83,9 +82,8 @@ class Place:
             self._fill(p, answer, numbers)
         self._answer(asked)
         first = placements[0]
-        deep = least_micro_batches(first.pp)
         tokens = first.micro_batch_tokens or graph.rollouts.micro_batch_tokens
-        self.chunks = graph.rollouts.parts(first.dp * deep * tokens)
+        self.chunks = graph.rollouts.parts(first.dp * micro_batches_of(first.pp) * tokens)
 
     def _fill(self, p: Placement, asked: PlacementCosts, numbers: dict[object, int]) -> None:
         size, first, whole = len(p.ranks), p.ranks[0], _whole(p)

@@ -10,19 +10,12 @@ from plait.policy.packing import MicroBatch
 from plait.schedule.generators import one_f_one_b
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
+from plait.schedule.training_order import micro_batches_of
 from plait.training.micro_batches import split_over
 from plait.training.settings import OptimizerSettings
 
 Rule = Callable[[Workload], Schedule]
 """Makes the pipeline schedule of a mini-batch."""
-
-MICRO_BATCHES_OF_A_STAGE = 4
-"""With so many at least, at most a fifth of a pipeline's time is spent filling and draining it."""
-
-
-def least_micro_batches(num_stages: int) -> int:
-    """Those that are wanted of each mini-batch and dp rank where nothing else is said."""
-    return MICRO_BATCHES_OF_A_STAGE * num_stages if num_stages > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -32,8 +25,8 @@ class ExecutionSettings:
     micro_batch_tokens: int
     """Most packed tokens of one forward, prompts included; one longer sample runs alone."""
     micro_batches: int | None = None
-    """Wanted of each mini-batch and dp rank, as far as there are samples; more where they would exceed
-    `micro_batch_tokens`. None: `least_micro_batches`."""
+    """Micro-batches of each mini-batch and dp rank, as far as there are samples; more if they would exceed
+    `micro_batch_tokens`. None: as many as suit the stages (`micro_batches_of`)."""
     checkpoint_activations: bool = False
     """Recompute layer activations in the backward pass."""
     pair_tokens: float = 0.0
@@ -56,7 +49,7 @@ class ExecutionSettings:
             sizes_of(rows),
             self.micro_batch_tokens,
             ways=num_shares,
-            least=least_micro_batches(num_stages) if self.micro_batches is None else self.micro_batches,
+            least=micro_batches_of(num_stages) if self.micro_batches is None else self.micro_batches,
             whole_groups=whole_groups,
             pair_tokens=self.pair_tokens,
         )

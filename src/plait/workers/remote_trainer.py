@@ -8,8 +8,8 @@ from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node, Score
 from plait.engines import ScoredBy, Training
 from plait.schedule.named_plans import MODE_OF
+from plait.schedule.training_order import micro_batches_of
 from plait.schedule.work import Work
-from plait.training.trainer_settings import least_micro_batches
 from plait.workers.announcer import Announcer
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, LossOver, TrainCall, TrainTogetherCall
@@ -58,13 +58,11 @@ class RemoteTrainer:
 
     @property
     def tokens_of_a_part(self) -> int:
-        """That keep the ranks that score busy: a call of fewer wastes their time."""
+        """See TrainingEngine."""
         place = self._announcer.rank_state.places[self.role]
         sizes = place.scoring.parallelism
-        micro_batches = sizes.dp * least_micro_batches(sizes.pp)
-        return micro_batches * (
-            place.micro_batch_tokens.get("score") or self._announcer.rank_state.recipe.micro_batch_tokens
-        )
+        tokens = place.micro_batch_tokens.get("score") or self._announcer.rank_state.recipe.micro_batch_tokens
+        return sizes.dp * micro_batches_of(sizes.pp) * tokens
 
     def score(
         self,

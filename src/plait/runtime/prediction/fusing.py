@@ -25,7 +25,7 @@ from plait.schedule.pipeline import Pipeline, Workload
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.schedule import Schedule
-from plait.training.trainer_settings import MICRO_BATCHES_OF_A_STAGE
+from plait.schedule.training_order import MICRO_BATCHES_OF_A_STAGE
 
 MOST_MOVES = 100_000
 """Schedules that are tried. A number, not seconds, so that every machine finds the same."""
