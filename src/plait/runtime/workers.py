@@ -1,4 +1,4 @@
-"""What the main loop asks of all that computes for a run; `plait.workers` fills it for any number of ranks."""
+"""The protocols of all that computes for a run; `plait.workers` implements them for any number of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plait.speculation.knowledge import Known
 
 
 class CheckpointParts(Protocol):
-    """The optimizers' state, of which each rank writes and reads its part."""
+    """Writes and reads the optimizers' state, of which each rank has a part."""
 
     def save(self, folder: Path) -> tuple[dict[str, FileDigest], dict[str, Any]]:
         """Write the optimizers' state to an empty folder (`checkpoint.store.WriteParts`). Raises RunError."""
@@ -32,35 +32,31 @@ class CheckpointParts(Protocol):
 
 
 class LeaderWeights(Protocol):
-    """What the leader has of the roles' weights."""
+    """The weights of roles that the leader itself holds."""
 
     def now(self, role: str, weights: Tensor) -> Tensor | None:
-        """The values of weights [elements, flat] that the leader has of a role, wherever they are; None: not as they
-        are by now."""
+        """The current values of `weights` [elements, flat], which the leader holds of a role on its device or in host
+        memory; None: the leader's copy is stale."""
         ...
 
     def holding(self) -> AbstractContextManager[bool]:
-        """Within it the leader's models can be computed with, one after another; whether all of them can."""
-        ...
-
-
-class KnownTexts(Protocol):
-    """What engines that guess know from before."""
-
-    def recall(self, role: str, samples: Sequence[Sample]) -> None:
-        """The engine of a role is told what the role drew earlier, the newest last. Nothing is in flight."""
+        """The context in which the leader's models can compute, one after another; whether all of them can."""
         ...
 
 
 class GuessKnowledge(Protocol):
-    """What engines that guess have learned, each rank its own."""
+    """The knowledge of engines that guess: what they have learned, each rank for itself, and earlier texts."""
 
     def told(self) -> tuple[list[Known], list[str]]:
-        """That of all instances that have learned something; what of it is left out, in words."""
+        """What all instances have learned, and in words what of it is left out."""
         ...
 
     def take_up(self, known: Sequence[Known]) -> list[str]:
-        """The engines of a resumed run know it; what of it holds no longer, in words."""
+        """Tell it to the engines of a resumed run; in words, what of it is no longer valid."""
+        ...
+
+    def recall(self, role: str, samples: Sequence[Sample]) -> None:
+        """Tell the engine of a role what the role drew earlier, the newest last. Nothing is in flight."""
         ...
 
 
@@ -69,52 +65,51 @@ class Workers(Protocol):
 
     checkpoint: CheckpointParts
     leader_weights: LeaderWeights
-    known_texts: KnownTexts
     guess_knowledge: GuessKnowledge
 
     def engine(self, role: str) -> GenerationEngine | None:
-        """That of a role, one for all calls; None: the role does not generate."""
+        """The engine of a role, one for all its calls; None: the role does not generate."""
         ...
 
     def trainer(self, role: str) -> TrainingEngine: ...
 
     def model(self, role: str) -> Any:
-        """What the leader has of a role's model; None: nothing."""
+        """The leader's part of a role's model; None: it has none."""
         ...
 
     def clock(self, pools: Collection[RewardPool], progress: Progress) -> Clock:
-        """What goes on with calls, records them and waits for others."""
+        """Advances calls, records their actions and waits for other ranks."""
         ...
 
     def tick(self) -> None:
-        """The leader goes on: it has not frozen."""
+        """Tell the supervisor that the leader is alive."""
         ...
 
     def spans(self) -> list[Span]:
-        """What the others recorded since the last time, on the leader's clock."""
+        """What all ranks recorded since the last call, on the leader's clock."""
         ...
 
     def performance(self) -> dict[str, float]:
-        """Metrics since the last time: rows sent and received, how drafts went, how busy stages were in generation;
-        each where there is such a thing. What each rank has held at most."""
+        """Metrics since the last call: bytes of rows sent and received, counts of guesses, how busy pipeline stages
+        were in generation, each if there is such a thing; and the peak memory of each rank."""
         ...
 
     def sync_references(self, share: float | None) -> None:
-        """Bring the weights of roles that follow another towards those of that role, which get this share."""
+        """Update roles that follow another role: `share` is the weight of its current weights in their average."""
         ...
 
     def gather(self, role: str) -> Any:
-        """The whole model of a role with the weights as they are."""
+        """The whole model of a role with its current weights."""
         ...
 
     def give_up(self) -> str:
-        """After an error: forget what is under way. Why nothing can be asked any longer, in words; else nothing."""
+        """After an error: forget what is under way. Returns why nothing can be asked any longer, else an empty text."""
         ...
 
     def close(self) -> None:
-        """Let the others go."""
+        """Let the other ranks go."""
         ...
 
     def end_engines(self) -> None:
-        """End the processes that engines have for themselves, however the run ended."""
+        """End the processes of engines that have one, however the run ended."""
         ...

@@ -1,16 +1,19 @@
-"""What engines have learned about guesses, asked of all ranks for a checkpoint, and told to those of a resumed run."""
+"""The knowledge of engines that guess: asked of all ranks for a checkpoint, and told to the ranks of a resumed run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plait.data.records import Sample
 from plait.speculation.knowledge import Known
 from plait.workers.announcer import Announcer
 from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
+from plait.workers.ranks import LEADER
+from plait.workers.upkeep import Recall
 
 
 class GuessKnowledge:
-    """`runtime.workers.GuessKnowledge`: all ranks, as the leader asks them.
+    """`runtime.workers.GuessKnowledge` over all ranks, as the leader asks them.
 
     Args:
         num_ranks: of the run, the leader included.
@@ -31,3 +34,10 @@ class GuessKnowledge:
         command = TakeUpKnowledge(known)
         answers = self._announcer.ask(self._ranks, command, "what it takes up of guesses")
         return [note for answer in answers for note in answer.notes]
+
+    def recall(self, role: str, samples: Sequence[Sample]) -> None:
+        """See GuessKnowledge.recall. In every instance it is told to the rank that makes its drafts."""
+        instances = [layout.mesh.ranks for layout in self._announcer.rank_state.places[role].generate]
+        receivers = [ranks[0] for ranks in instances if LEADER not in ranks]
+        receivers += [LEADER] if any(LEADER in ranks for ranks in instances) else []
+        self._announcer.do(self._announcer.tell(receivers, Recall(role, samples), None))

@@ -18,7 +18,6 @@ from plait.workers.checkpoint_parts import CheckpointParts
 from plait.workers.clock import RunClock
 from plait.workers.commands import End
 from plait.workers.guess_knowledge import GuessKnowledge
-from plait.workers.known_texts import KnownTexts
 from plait.workers.leader_weights import LeaderWeights
 from plait.workers.remote_engine import RemoteEngine
 from plait.workers.remote_trainer import RemoteTrainer
@@ -56,7 +55,6 @@ class WorkerGroup:
         self.rank_state.offloads.recorder = announcer.recorder
         self.checkpoint = CheckpointParts(announcer, num_ranks)
         self.leader_weights = LeaderWeights(announcer)
-        self.known_texts = KnownTexts(announcer)
         self.guess_knowledge = GuessKnowledge(announcer, num_ranks)
 
     def spans(self) -> list[Span]:

@@ -52,7 +52,7 @@ def recall_earlier(
         elif max(room.values()) < 0:
             break
     for role, samples in kept.items():
-        workers.known_texts.recall(role, samples[::-1])
+        workers.guess_knowledge.recall(role, samples[::-1])
 
 
 def _ahead(names: Mapping[int, str], batches: Sequence[DrawnBatch]) -> list[Drawn]:
