@@ -1,7 +1,7 @@
-"""The ranks that step one engine together, as the engine on one of them sees them.
+"""The ranks that step one engine together, as the engine on one of them uses them.
 
-A step begins with decisions, which all ranks make alike, and ends with tokens, which one rank draws. Where the model is
-divided into stages, further steps begin in between (`policy.decode_ring`): each computes other samples.
+A step begins with decisions, which all ranks make alike, and ends with tokens, which one rank draws. If the model is
+divided into stages, further steps begin in between, each for other samples (`policy.decode_ring`).
 
 Shapes: B rows, D tokens that are drawn, V vocabulary.
 """
@@ -23,11 +23,11 @@ Tokens = tuple[Tensor, Tensor]
 
 
 class Joint(Protocol):
-    """What an engine asks of the ranks that it is stepped on."""
+    """The ranks on which an engine is stepped."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which this rank has waited for others in steps, so far."""
+        """Seconds that this rank has waited for others in steps so far."""
         ...
 
     @property
@@ -37,46 +37,46 @@ class Joint(Protocol):
 
     @property
     def choose(self) -> Choose:
-        """How it does."""
+        """How this rank draws a token from each row of logits."""
         ...
 
     def computes(self, model: LanguageModel) -> Computes:
-        """A step's forward of a model of which this rank has a part, or all."""
+        """The forward of a step, for the part of the model that this rank has."""
         ...
 
     @property
     def most_groups(self) -> int:
-        """Steps that may be in flight at once, the one that begins among them."""
+        """How many steps may be in flight at once, the one that begins included."""
         ...
 
     def num_groups(self, num_samples: int) -> int:
-        """Steps that are to be in flight at once while so many samples run: at most `most_groups`, and samples."""
+        """How many steps are to be in flight while this many samples run: at most `most_groups`, and `num_samples`."""
         ...
 
     def expect(self, num_rows: int) -> None:
-        """The forward that begins now is followed by one of so many rows, or fewer, or (with prompts) more: what that
-        one needs of others can be asked for ahead."""
+        """Announce the rows of the step after the one that begins now, so that what it needs of other ranks can be
+        received ahead. It may have fewer rows, or with prompts more."""
         ...
 
     def rest(self) -> None:
-        """No step is in flight, and none may follow for now: nothing is expected any longer."""
+        """No step is in flight, and none may follow for now: receive nothing ahead."""
         ...
 
     def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], Tokens]:
-        """Have all ranks know what one has drawn.
+        """Send the drawn tokens to all ranks.
 
         Args:
             drawn: on the rank that draws; None on the others.
             num_drawn: D.
 
         Returns:
-            What waits for the tokens; they are equal on all ranks.
+            Waits for the tokens and returns them; they are equal on all ranks.
         """
         ...
 
 
 class Alone:
-    """One process, which has the whole model; see `Joint`."""
+    """`Joint` of one process, which has the whole model."""
 
     waited_s: float = 0.0
     draws: ClassVar[bool] = True

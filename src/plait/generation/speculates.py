@@ -1,4 +1,4 @@
-"""What an engine asks for drafts, and who makes none."""
+"""The protocol of what makes drafts for an engine, and the one that makes none."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from plait.speculation.knowledge import Knowledge
 
 
 class Speculates(Protocol):
-    """What an engine asks for drafts. Ranks of an instance must be told the same ones."""
+    """Makes the drafts of an engine's steps; equal on all ranks of an instance."""
 
     def prepare(self) -> None:
-        """Before a step, whose seconds it does not count to: what is needed for guesses, if it is not there."""
+        """Before a step, outside of its measured seconds: make what guesses need, if it is missing."""
         ...
 
     def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
-        """Guesses of what these samples draw next.
+        """Guesses of the next tokens of running samples.
 
         Args:
             started: all samples in flight.
@@ -30,7 +30,12 @@ class Speculates(Protocol):
         ...
 
     def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
-        """A step was computed, and took so long, `drafts` included."""
+        """Learn from a step that was computed.
+
+        Args:
+            num_drawn: tokens that samples got in it.
+            seconds: that it took, `drafts` included.
+        """
         ...
 
     def rest(self) -> None:
@@ -42,33 +47,33 @@ class Speculates(Protocol):
         ...
 
     def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """A sample of a prompt was drawn earlier, with these log-probs."""
+        """Take up the text of a sample that was drawn earlier, with its log-probs."""
         ...
 
     def learned(self) -> Learned | None:
-        """What is known of how often guesses come true; None: nothing is."""
+        """How often guesses come true, for an engine that samples move to; None: not known."""
         ...
 
     def learn(self, learned: Learned) -> None:
-        """Know that, too: samples have come from an engine that knows it."""
+        """Take up what another engine has learned, as samples have come from it."""
         ...
 
     def knowledge(self) -> Knowledge | None:
-        """What has been learned of guesses, for an engine after this one; None: nothing that would be of use to it."""
+        """What was learned about guesses, for the engine of a resumed run; None: nothing that would be of use."""
         ...
 
     def take_up(self, knowledge: Knowledge) -> None:
-        """Know what an engine before this one has learned; nothing is learned yet."""
+        """Take up what the engine of an earlier stay has learned, before anything else is learned."""
         ...
 
     @property
     def counts(self) -> Counts | None:
-        """How drafts went since the engine was made; None: it makes none."""
+        """Counts of drafts since the engine was made; None: it makes none."""
         ...
 
 
 class NoSpeculation:
-    """Every step computes one token of each sample; see `Speculates`."""
+    """Makes no drafts: every step computes one token of each sample. See `Speculates`."""
 
     counts = None
 

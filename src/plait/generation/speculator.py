@@ -1,5 +1,4 @@
-"""Drafts of an engine's own: what its samples have said goes to `speculation`, and its guesses become drafts of a
-step."""
+"""An engine's own drafts: `speculation` hears the tokens of samples, and its guesses become the drafts of a step."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token
 
 
 def speculator_of(settings: SamplingSettings, forward: Forward) -> Speculates:
-    """As the settings ask for it; the draft model is read, if there is one.
+    """Makes drafts as the settings ask for; loads the draft model, if there is one.
 
     Args:
         forward: of the policy, or of this rank's part of it.
@@ -72,8 +71,8 @@ def _speculator(how: How, settings: SamplingSettings, model: LanguageModel) -> S
 
 @functools.cache
 def _load() -> None:
-    """Compiled look-ups, on a text of nobody: they would take some steps' time in the first step of all, from which
-    `adaptive` would conclude that looking up does not pay."""
+    """Load the compiled look-ups by using them on a made-up text. In the first step of all they would take the time of
+    several steps, from which `adaptive` would conclude that looking up does not pay."""
     speculation = Speculation("adaptive", PoolDrafter(least_bytes()), clock=lambda: 0.0)
     slots, text = np.zeros(1, np.int64), np.arange(8, dtype=np.int64) % 4
     for other in range(4, 32):  # more than there is room for: some are dropped
@@ -88,16 +87,15 @@ def _load() -> None:
 
 @functools.cache
 def _load_draws(dtype: torch.dtype, device: torch.device) -> None:
-    """The draws of several rows, which a sample that runs alone needs with its first guess only: loaded in that step,
-    they would make it twice as long."""
+    """Load the draws of several rows. A sample that runs alone needs them only with its first guess: loaded in that
+    step, they would make it twice as long."""
     logits_BV = torch.zeros((2, 8), dtype=dtype, device=device)[:, :4]  # logits are padded: rows lie apart
     draw_keys_B = torch.zeros(2, dtype=torch.int64, device=device)
     sample(logits_BV, draw_keys_B, SamplingRows.of([Sampling()] * 2, 4, device))
 
 
 def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:
-    """A drafter over a model, which is measured, and packed for decoding once for all, as its weights do not change;
-    see `ModelDrafter`."""
+    """A `ModelDrafter` whose forwards are measured and whose weights are packed for decoding; they do not change."""
     pool = KVPool()
     forward = Forward(model, pool, exact=False)
     forward.prepare(lambda: PACK_STEPS)
@@ -118,11 +116,11 @@ class _Heard:
     slot: int
     response: Response
     num_tokens: int = 0
-    """Tokens of its response that were heard."""
+    """Tokens of its response that speculation has been told."""
 
 
 class Speculator:
-    """Drafts by what this process knows; see `Speculates`.
+    """`Speculates` by the texts and the draft model of this process.
 
     Args:
         how, drafter, model: see `Speculation`.
@@ -134,11 +132,11 @@ class Speculator:
         self._free: list[int] = []
         self._num_slots = 0
         self._context = 0
-        """Tokens of those that run that were computed before the step."""
+        """Tokens of the running samples that were computed before the step."""
         self._running: Sequence[Key] = ()
-        """Those that ran when that was looked at last."""
+        """The running samples of the last step."""
         self._asked = Asked(*(np.zeros(0, np.int64) for _ in range(5)), ())
-        """What does not change of them from step to step."""
+        """What of them does not change from step to step."""
 
     @property
     def counts(self) -> Counts:
@@ -208,7 +206,7 @@ class Speculator:
             take_up(self.speculation, knowledge)
 
     def _meet(self, started: Mapping[Key, Response], running: Sequence[Key]) -> None:
-        """Samples that are new, and what is the same of all that run."""
+        """Take up samples that are new in the batch, and set what does not change of all running ones."""
         for key in running:
             if key not in self._heard:
                 self._begin(key, started[key])
@@ -229,7 +227,7 @@ class Speculator:
         )
 
     def _hear(self) -> None:
-        """What was said since the last time."""
+        """Tell speculation the tokens that samples got since the last time."""
         slots, counts, token_ids, logprobs = [], [], [], []
         for heard in self._heard.values():
             response_ids = heard.response.token_ids
@@ -244,7 +242,7 @@ class Speculator:
             self.speculation.hear(*arrays, np.exp(np.array(logprobs)))
 
     def _part(self, started: Mapping[Key, Response]) -> None:
-        """Samples that have ended."""
+        """Forget samples that have ended."""
         for key in [key for key, heard in self._heard.items() if started.get(key) is not heard.response]:
             self._end(key)
 

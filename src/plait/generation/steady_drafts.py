@@ -1,4 +1,4 @@
-"""Drafts where they cannot change a bit: in steps that compute a row alike whatever stands beside it."""
+"""Drafts only in steady steps, in which they cannot change a bit: a row has the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from plait.speculation.knowledge import Knowledge
 
 
 class WhereSteady:
-    """Another's drafts in steady steps, none in others, of which it does not hear; see `Speculates`. It is made when
-    the first such step comes, or there is something to tell it.
+    """Asks another `Speculates` in steady steps, and makes no drafts in others. The other one is made at the first
+    steady step, or when there is something to tell it.
 
     Args:
-        made: the other one.
-        is_steady: whether the next step is (`Forward.is_steady`).
+        made: makes the other one.
+        is_steady: whether the next step is steady (`Forward.is_steady`).
     """
 
     def __init__(self, made: Callable[[], Speculates], is_steady: Callable[[], bool]) -> None:
         self.made, self._is_steady = made, is_steady
         self.own: Speculates | None = None
-        """The other one; None: it is not made."""
+        """The other one; None: it is not made yet."""
         self._is_asked = False
-        """Whether it was asked for drafts of the newest step."""
+        """Whether it was asked for the drafts of the last step."""
 
     def make(self) -> Speculates:
-        """The other one, made where it is not."""
+        """The other one, which is made if it is not there."""
         if self.own is None:
             self.own = self.made()
         return self.own
