@@ -1,4 +1,4 @@
-"""Ranks that are in the same masks are one to a dispatcher: steps cost as much on 128 devices as on 2."""
+"""Ranks that are in the same masks count as one: so a simulated step costs as much on 128 devices as on 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _known: dict[tuple[int, ...], Ranks] = {}
 
 
 def atoms_of(masks: tuple[int, ...]) -> Ranks:
-    """Each mask, and all together, as sets of atoms: ranks that are in the same masks are one."""
+    """Each mask, and the union of all, as a set of atoms; ranks that are in the same masks are one atom."""
     by_mask = _known.get(masks)
     if by_mask is None:
         atoms: list[int] = []

@@ -1,4 +1,4 @@
-"""Where each slot of a step runs, with all that a simulation asks of it looked up once: seconds, and bytes by rank."""
+"""Where each slot of a step runs, with the seconds and the bytes by rank that a simulation needs, looked up once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 AFTERS: tuple[After, ...] = ("keep", "offload", "drop")
-"""The most careful first; arrays hold their places."""
+"""In the order of precedence; arrays hold indices into it."""
 KEEP, OFFLOAD, DROP = range(3)
 WHOLE = 0
 """Number of a part that is all of a model."""
@@ -28,11 +28,11 @@ WHOLE = 0
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """What a cost model said of one placement. Equal for placements on meshes of one shape.
+    """The costs of one placement by a cost model. Equal for placements on meshes of one shape.
 
     calls: of each call of the slot
     held:  by stage, bytes of weights; state: of masters, moments and gradients
-    load_s, state_s: in which weights and state go to host memory, or come back
+    load_s, state_s: seconds in which weights and state go to host memory, or come back
     """
 
     calls: tuple[CallCost, ...]
@@ -97,7 +97,7 @@ class Place:
             self.state[at] = np.array(asked.state, float)[stages]
 
     def _answer(self, asked: Sequence[PlacementCosts]) -> None:
-        """What calls take, of each placement."""
+        """Set what calls take, from the costs of each placement."""
         self.asked, self.costs = tuple(asked), asked[0].calls
         self.seconds = tuple(
             _together([answer.calls[number].seconds for answer in asked]) for number in range(len(self.costs))
@@ -111,11 +111,11 @@ class Place:
             self.widened[at] = max(cost.widened_bytes for cost in answer.calls)
 
     def tails(self, number: int) -> Sequence[Tail]:
-        """The ways in which a generation may end, the first of them as it is.
+        """The ways in which a generation may end; the first is without gathering.
 
-        Instances of different size have as many samples as each is fast, so that those of every size end together in
-        the mean, and the rest of a size is what its own instances wait for each other. How gathering on some of them
-        would end is not foretold: then there is one way.
+        Instances of different size get samples by their speed, so that all sizes end together on average, and the idle
+        time of a size is what its own instances wait for each other. Gathering is not predicted for them: there is only
+        the first way.
 
         Args:
             number: of the call, among those of the slot.
@@ -128,7 +128,7 @@ class Place:
         return (Tail(seconds, idle_s),)
 
     def with_calls(self, calls: Sequence[tuple[CallCost, ...]]) -> Place:
-        """The same place, whose calls take something else.
+        """The same place with other costs of its calls.
 
         Args:
             calls: of each placement, each call of the slot.
@@ -187,7 +187,7 @@ class Places:
 
 
 def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[int, ...]]:
-    """Slots that one schedule of the plan trains at the same time, of each such schedule."""
+    """For each schedule of the plan that trains several slots at the same time, these slots."""
     named: dict[str, list[int]] = {}
     for slot, place in enumerate(places):
         schedule = place.placements[0].schedule
@@ -197,7 +197,7 @@ def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[in
 
 
 def _whole(p: Placement) -> bool:
-    """Whether its ranks follow each other."""
+    """Whether the ranks of a placement are consecutive."""
     size, first = len(p.ranks), p.ranks[0]
     return p.ranks[-1] - first == size - 1 and (size < 3 or p.ranks == tuple(range(first, first + size)))
 

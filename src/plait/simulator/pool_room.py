@@ -1,5 +1,4 @@
-"""Generations whose keys and values take what is left of a device: by the weights and optimizer state that a plan has
-there, whatever role they are of."""
+"""Generations whose pool takes what is left of a device, after the weights and optimizer states of all roles there."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from plait.simulator.step_weights import Weights
 
 
 class PoolRoom:
-    """Places of generations beside all others of a plan; each is asked for once."""
+    """Fits generations of a plan into the memory that its other places leave; each fit is computed once."""
 
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
         self._graph, self._costs = graph, costs
         self._made: dict[tuple[Place, tuple[int, ...]], Place] = {}
 
     def fitted(self, places: Sequence[Place], weights: Sequence[Weights]) -> tuple[Place, ...]:
-        """The places, those that generate with as many samples at a time as their devices have room for.
+        """The places; those that generate run as many samples at a time as their devices have room for.
 
         Args:
             places: of each slot, in their order.
@@ -39,7 +38,7 @@ class PoolRoom:
         return tuple(fitted)
 
     def _of(self, place: Place, held_bytes: tuple[int, ...]) -> Place:
-        """A place of a generation, on devices that hold so much, of each of its placements."""
+        """A place of a generation whose devices hold so many bytes, of each of its placements."""
         if (place, held_bytes) not in self._made:
             names = [self._graph.calls[number].call for number in self._graph.calls_of[place.slot]]
             self._made[place, held_bytes] = place.with_calls(

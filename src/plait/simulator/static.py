@@ -1,7 +1,7 @@
 """Runs a schedule with a virtual clock: fixed lists of actions, several lanes per rank, a memory ledger.
 
-An action starts when the action ahead of it in its lane has ended and everything that it waits for has ended, plus the
-latency between the two ranks. Receives are posted ahead (eager): they are not bound to the order of their lane.
+An action starts when the action before it in its lane has ended, and all actions that it waits for have ended, plus the
+latency between the two ranks. Receives are posted ahead, so they need not keep the order of their lane.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def simulate(
 
 
 def _ledger(spans: Sequence[Span], holds: Mapping[str, float], caps: Sequence[float] | None) -> tuple[MemoryPoint, ...]:
-    """The course of memory: what ends at a moment gives back before what starts then takes."""
+    """Memory over time; at one moment, actions that end give back before actions that start take."""
     changes = []
     for span in spans:
         change = holds.get(span.action, 0.0)

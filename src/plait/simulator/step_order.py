@@ -1,4 +1,4 @@
-"""In which order the calls of a step begin, what is computed together, and what a step draws ahead
+"""The order in which the calls of a step begin, which calls train together, and what a step draws ahead
 (`max_staleness`)."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class StepOrder:
     copies: Sequence[Copies]
 
     def calls(self) -> list[int]:
-        """The calls of a step. What is drawn for later steps comes last, as in a run (`schedule.open_steps`), but where
-        weights are brought for it: that is done between steps."""
+        """The calls of a step. Draws for later steps come last, as in a run (`schedule.open_steps`), except those that
+        need weights to be moved: these are moved between steps."""
         calls = range(len(self.graph.calls))
         if not self.graph.ahead:
             return list(calls)
@@ -32,8 +32,8 @@ class StepOrder:
         return sorted(calls, key=lambda number: (number not in apart, number in self._of_later))
 
     def needs_ahead(self, number: int) -> Iterable[int]:
-        """What a call waits for in a step whose own samples were drawn before it. Where what generates computes with
-        the weights that are trained, these are trained when all is drawn."""
+        """The calls that a call waits for in a step whose own samples were drawn in an earlier one. If generation uses
+        the weights that are trained, training begins when all samples are drawn."""
         call, draws = self.graph.calls[number], self.graph.draws
         if number in self._of_later:
             return call.needs & self._of_later
@@ -45,12 +45,12 @@ class StepOrder:
 
     @property
     def _of_later(self) -> frozenset[int]:
-        """What a step does for a batch behind its own, and had done for its own before."""
+        """Calls that a step does for a later batch, and that an earlier step did for its own."""
         return self.graph.draws | self.graph.early
 
     def together(self) -> dict[int, tuple[int, ...]]:
-        """Training call → all that one schedule of the plan computes with it, where there are others: the first of each
-        role, then the second of each, while each has one."""
+        """Training call that trains together with others → all of these calls: the first call of each role, then the
+        second of each, while each role has one."""
         groups: dict[int, tuple[int, ...]] = {}
         for slots in trained_together(self.graph, self.places):
             for group in zip(*(self.graph.calls_of[slot] for slot in slots), strict=False):
@@ -61,8 +61,8 @@ class StepOrder:
         return self.graph.slots[self.graph.calls[number].slot].role
 
     def _keeps_weights(self, draw: int) -> bool:
-        """Whether a generation has copies of its own, on ranks that do not train, which stay and which nobody else
-        computes with (`OffloadPolicy.held_copies`)."""
+        """Whether a generation has copies of its own, on ranks that do not train, which stay there and which no other
+        call computes with (`OffloadPolicy.held_copies`)."""
         slot, role = self.graph.calls[draw].slot, self._role(draw)
         place, home = self.places[slot], self.places[self.graph.home_of(role)]
         if place.mask & home.mask or (place.after > 0).any():

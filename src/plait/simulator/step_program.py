@@ -1,4 +1,4 @@
-"""The calls of simulated steps: what a dispatcher begins, moves of weights, what leaves devices and what comes."""
+"""The calls of simulated steps as a dispatcher's program, with moves of weights, offloads and loads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ MOVE, LOAD, LEAVE, FUNCTIONS = "MOVE", "ONLOAD", "OFFLOAD", "FUNCTIONS"
 _DONE = {kind: Done(kind, kind) for kind in (*KIND.values(), MOVE, LOAD, LEAVE, FUNCTIONS)}
 
 IDLE = "filling and draining"
-"""Term of a training call that others may use, as cost models name it."""
+"""The cost model's name for the idle seconds of a pipeline, which another role that trains with it may use."""
 
 
 class Action(NamedTuple):
-    """What was done, on all ranks of a mask at once; of a call that scores parts beside generation its seconds as if in
-    one piece, until its end. `call` is the number of the call that it was done for, the number of calls where it ends
-    the step."""
+    """What was done on all ranks of a mask. A call that scores parts during generation has its seconds in one piece,
+    before its end. `call` is the number of the call that it was done for; the number of calls, at the end of a step."""
 
     name: str
     kind: str
@@ -43,33 +42,33 @@ class Action(NamedTuple):
 
 @dataclass(eq=False)
 class StepProgram:
-    """`schedule.dispatch.Program`: the calls of a step, by (step, place in the graph); behind them what ends it."""
+    """`schedule.dispatch.Program`: the calls of a step, by (step, place in the graph), and after them its end."""
 
     graph: StepGraph
     places: Sequence[Place]
     weights: Sequence[Weights]
     clock: SimulatedClock
     functions_s: Mapping[str, float]
-    """Call that functions answer → its seconds."""
+    """Call that reward functions answer → its seconds."""
     actions: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.units = [unit for of_family in self.weights for unit in of_family.units]
         self.copies = [copies for of_family in self.weights for copies in of_family.copies]
         self._brought = frozenset(slot for copies in self.copies for slot in copies.slots)
-        """Slots whose weights are brought before: what scores with them begins when generation has ended."""
+        """Slots to which weights are moved first: their scores begin when generation has ended."""
         self._there = dict.fromkeys(self.units, 0)
         self._stale: set[Copies] = set(self.copies)
         self._generated: dict[int, tuple[float, float, float]] = {}
-        """Generation of this step → its start, when its first prompts have all their samples, and its end."""
+        """Generation of this step → (its start, when its first prompts have all their samples, its end)."""
         self._streaming: dict[int, list[tuple[int, float]]] = {}
-        """Generation of this step → (ranks, seconds) of what scores beside it on ranks of its own."""
+        """Generation of this step → (ranks, seconds) of calls that score during it, on other ranks."""
         self._spare: dict[int, Spare] = {}
-        """Score of this step on ranks that generate its samples → what these have to spare until their end."""
+        """Score of this step on ranks that generate its samples → the time that these are idle before the end."""
         self._meshes = [self._mask(number) for number in range(len(self.graph.calls))]
         self._begins = [self._mask(number, begins=True) for number in range(len(self.graph.calls))]
         self._sources = [*map(self._source, range(len(self.graph.calls))), None]
-        """The generation whose samples each call may score as they end, on ranks of its own."""
+        """Call → the generation whose samples it may score as they end, on other ranks; None: it waits for all."""
         self._everywhere = 0
         for mask in self._begins:
             self._everywhere |= mask
@@ -78,7 +77,7 @@ class StepProgram:
         self._groups = self.order.together()
 
     def _mask(self, number: int, *, begins: bool = False) -> int:
-        """Ranks that a call keeps busy; to begin, with those that bring it weights."""
+        """Ranks that a call keeps busy. With `begins` the ranks that send it weights are included."""
         call = self.graph.calls[number]
         mask = 0
         for slot in (call.slot, call.judge):
@@ -124,7 +123,7 @@ class StepProgram:
         return task
 
     def _functions(self, step: int, number: int) -> Work[None]:
-        """The work of a call that functions answer: a group as soon as it has ended, while others are generated."""
+        """The work of a call that reward functions answer: each group as soon as its samples have ended."""
         call, now = self.graph.calls[number], self.clock.now_s
         seconds = self.functions_s[call.call]
         end = now + seconds
@@ -133,8 +132,8 @@ class StepProgram:
         yield from self._taking(Action(call.call, FUNCTIONS, "", 0, end - seconds, end, step, number))
 
     def _trained_together(self, step: int, numbers: Sequence[int]) -> Work[None]:
-        """Training calls of one schedule: each fills the gaps of the others, so that together they take as long as all
-        of their work on a rank, or as the longest by itself."""
+        """Training calls of one schedule. Each fills the gaps of the others: together they take as long as all their
+        work on a rank, or as the longest call by itself."""
         slots = {self.graph.calls[number].slot for number in numbers}
         for number in numbers:
             yield from self._bringing(step, number, self.graph.calls[number].slot)
@@ -175,7 +174,7 @@ class StepProgram:
             assert source is not None
             others_s = 0.0
             if not self.units:
-                # What waits for samples leaves its ranks to others that do: all of them end as if one did their work.
+                # Calls that wait for samples share their ranks: all end as if one call did their work.
                 before = self._streaming.setdefault(source, [])
                 others_s = sum(taken_s for mask, taken_s in before if mask & place.mask)
                 before.append((place.mask, seconds))
@@ -195,7 +194,7 @@ class StepProgram:
         return self.places[slot].costs[self.graph.calls_of[slot].index(number)]
 
     def _ending(self, number: int, place: Place) -> float:
-        """By how much a generation ends later, or sooner, where its last samples are gathered."""
+        """By how much a generation ends later (below 0, sooner) if its last samples are gathered."""
         tails = place.tails(self.graph.calls_of[place.slot].index(number))
         if not self.graph.fuses or self.graph.ahead or not tails:
             return 0.0
@@ -212,7 +211,7 @@ class StepProgram:
         return spare.end_s
 
     def _bringing(self, step: int, number: int, slot: int) -> Work[None]:
-        """New weights, where they are not there as they are."""
+        """Move the role's weights to a slot whose copies are stale."""
         behind = [stale for stale in self.copies if slot in stale.slots and stale in self._stale]
         for copies in behind:
             self._stale.discard(copies)
@@ -228,7 +227,7 @@ class StepProgram:
     def _room(
         self, step: int, number: int, mask: int, slots: Collection[int | None], filled: Copies | None = None
     ) -> Work[None]:
-        """What is not needed leaves these ranks, what is comes back."""
+        """Offload from these ranks what the slots do not need, and load what they need."""
         needed = [unit for unit in self.units if not unit.slots.isdisjoint(slots)]
         written = [unit for unit in self.units if filled is not None and unit.slots & filled.slots]
         if filled is not None:
@@ -250,7 +249,7 @@ class StepProgram:
             yield from self._copying(kind, entries, step, number)
 
     def _copying(self, kind: str, entries: Iterable[tuple[Unit, int, float]], step: int, number: int) -> Work[None]:
-        """Units to or from host memory, one after another on each rank."""
+        """Copy units to or from host memory, one after another on each rank."""
         begun = self.clock.now_s
         ends: list[tuple[int, float]] = []
         for unit, mask, seconds in entries:
@@ -262,7 +261,7 @@ class StepProgram:
             yield from self._waiting(kind, max(end for _, end in ends) - begun)
 
     def _leaving(self, step: int) -> Work[None]:
-        """At the end of a step all leaves that may."""
+        """At the end of a step, offload all that may leave."""
         yield from self._room(step, len(self.graph.calls), self._everywhere, ())
 
     def _taking(self, action: Action) -> Work[None]:
@@ -279,11 +278,10 @@ class StepProgram:
 
 
 def _streamed(now: float, seconds: float, chunks: int, begun: float, first: float, ended: float) -> float:
-    """When scoring ends that goes in equal parts whose samples end one part after another, evenly, while they are
-    generated; none before `first`.
+    """When scoring in equal parts ends, if samples end evenly during generation, and none before `first`.
 
-    Part k of n begins when its samples have ended, at begun + k/n of generation, and the part before has been scored.
-    So the end is the largest of: all parts from now; all from the end of the first part's samples; the last alone from
+    Part k of n begins when its samples have ended (at begun + k/n of generation) and the part before is scored. So the
+    end is the latest of: all parts from now on; all parts from the end of the first part's samples; the last part from
     the end of generation.
     """
     first = max(first, begun + (ended - begun) / chunks)

@@ -1,10 +1,10 @@
-"""Whole steps in simulated seconds, by the dispatcher of a run: calls, moves of weights, what leaves devices and comes.
+"""Whole steps in simulated seconds, by the dispatcher of a run: calls, moves of weights, offloads and loads.
 
-What overlaps is what overlaps in a run: calls on disjoint ranks whose needs have ended, scoring in parts beside
-generation. A step begins when the one before has ended, as in a run.
+Calls overlap as in a run: calls on disjoint ranks whose needs have ended, and scoring in parts during generation. A
+step begins when the one before has ended, as in a run.
 
-Ranks that the same calls use are one to the dispatcher, so a step of six calls takes a fraction of a millisecond on any
-number of devices.
+The dispatcher treats ranks that the same calls use as one. So a step of six calls takes a fraction of a millisecond on
+any number of devices.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from plait.simulator.step_weights import Weights, weights_of
 
 @dataclass(frozen=True)
 class Played:
-    """actions of all steps; ends_s: of each step; peak: [ranks] the most bytes that each holds; places: of each slot,
-    those that generate with the pool that they have room for"""
+    """The result of simulated steps.
+
+    actions: of all steps
+    ends_s:  end of each step
+    peak:    [ranks] the most bytes that each rank holds
+    places:  of each slot; those that generate, with the pool that they have room for
+    """
 
     actions: tuple[Action, ...]
     ends_s: tuple[float, ...]
@@ -42,9 +47,9 @@ class Played:
 
 
 class StepSimulator:
-    """Plays steps of one flow; what is known of weights is kept from plan to plan.
+    """Simulates steps of one flow. What it has computed about weights is kept from plan to plan.
 
-    functions_s: call that functions answer → its seconds
+    functions_s: call that reward functions answer → its seconds
     """
 
     def __init__(self, graph: StepGraph, costs: Costs) -> None:
@@ -74,10 +79,10 @@ class StepSimulator:
         return tuple(weights)
 
     def play(self, places: Sequence[Place], *, steps: int = 1) -> Played:
-        """
+        """Simulate steps. Each begins as the one before leaves it: new weights are where they were trained.
+
         Args:
             places: of each slot, in their order.
-            steps: from the state in which each step leaves the next: weights are where they were trained.
         """
         weights = self.weights(places)
         places = self._pools.fitted(places, weights)
