@@ -219,8 +219,7 @@ class TrainingEngine(Protocol):
         ...
 
     def train_together(self, trainings: Sequence[Training]) -> Work[list[dict[str, float]]]:
-        """Train several roles of `trains_with` together, in the order of the flow; the result is the metrics of each.
-        """
+        """Train several roles of `trains_with` together, in the order of the flow; the result is their metrics."""
         ...
 
     def evaluate(

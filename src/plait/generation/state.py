@@ -147,8 +147,7 @@ class EngineState:
         self.flight.forget_logits()
 
     def rest(self) -> None:
-        """No sample is in flight: free what was made from the weights, which may change now, but for cached prefixes.
-        """
+        """No sample is in flight: free what was made from the weights, which may change now, except cached blocks."""
         if self.scheduler.blocks.num_cached:
             self.forward.drop(keep_memory=self.keep_memory)
         else:

@@ -98,7 +98,7 @@ class TrainingStage:
     optimizer: MasterOptimizer
     """Each backward adds to its gradients."""
     tally: Tally
-    """Of the mini-batch; is told the outputs, on the last stage alone."""
+    """Counts the mini-batch; it is told the outputs, on the last stage alone."""
     kept: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
     """Micro-batch in flight → its inputs, and the tensor that its backward starts from."""
     finished: set[int] = field(default_factory=set)

@@ -84,8 +84,7 @@ class Trainer:
 
     @property
     def optimizer(self) -> MasterOptimizer:
-        """The optimizer of a trained role. Its state is all that further training depends on, working weights included.
-        """
+        """The optimizer of a trained role. Its state, working weights included, is all that training goes on from."""
         assert self._optimizer is not None, f"role {self.role} is frozen"
         return self._optimizer
 

@@ -129,8 +129,7 @@ class JointRanks:
 
 
 class DraftedByOne:
-    """`Speculates` of an instance of several ranks: the deciding rank makes the drafts of a step and tells the others.
-    """
+    """`Speculates` of an instance of several ranks: the deciding rank makes the drafts and tells the others."""
 
     def __init__(self, forward: Forward, settings: SamplingSettings, team: Team, joint: JointRanks) -> None:
         self._lengths, self._drafts = (
