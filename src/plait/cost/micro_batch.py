@@ -9,7 +9,7 @@ from typing import Self
 from plait.cost.lengths import Lengths
 from plait.dataflow import CallKind, Dataflow
 from plait.recipes.recipe import Recipe
-from plait.schedule.training_order import micro_batches_of
+from plait.schedule.pipeline import micro_batches_of
 
 
 def pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:

@@ -21,6 +21,13 @@ Table = tuple[tuple[float, ...], ...]
 MOST_RANKS = 512
 MOST_ACTIONS = 20_000
 """The most actions of a fused schedule: simple ones of so many take seconds, and no search gains anything there."""
+MICRO_BATCHES_OF_A_STAGE = 4
+"""With at least so many for each stage, at most a fifth of a pipeline's time is spent filling and draining it."""
+
+
+def micro_batches_of(num_stages: int) -> int:
+    """Micro-batches that suit a model in so many stages, for each copy of it; 1 for a model that is not cut."""
+    return MICRO_BATCHES_OF_A_STAGE * num_stages if num_stages > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,6 @@ from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
 
-MICRO_BATCHES_OF_A_STAGE = 4
-"""With at least so many for each stage, at most a fifth of a pipeline's time is spent filling and draining it."""
-
-
-def micro_batches_of(num_stages: int) -> int:
-    """Micro-batches that suit a model in so many stages, for each copy of it; 1 for a model that is not cut."""
-    return MICRO_BATCHES_OF_A_STAGE * num_stages if num_stages > 1 else 1
-
 
 class TrainingOrder(Protocol):
     """What each stage does, for any number of micro-batches; of every copy of the model (dp) alike."""
@@ -34,7 +26,7 @@ class TrainingOrder(Protocol):
 
     @property
     def num_micro_batches(self) -> int | None:
-        """Micro-batches that a mini-batch is cut into for it; None: `micro_batches_of` the stages."""
+        """Micro-batches that a mini-batch is cut into for it; None: `pipeline.micro_batches_of` the stages."""
         ...
 
     def __call__(self, workload: Workload) -> Schedule:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from plait.cost.costs import CallCost, Costs, Tail
 from plait.layout.mesh import Layout
+from plait.schedule.pipeline import micro_batches_of
 from plait.schedule.plan import After, Placement
-from plait.schedule.training_order import is_by_rule, micro_batches_of
+from plait.schedule.training_order import is_by_rule
 from plait.simulator.step_graph import StepGraph
 
 Floats = NDArray[np.float64]

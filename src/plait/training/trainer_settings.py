@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from plait.data.rows import Rows, sizes_of
 from plait.policy.packing import MicroBatch
 from plait.schedule.generators import one_f_one_b
-from plait.schedule.pipeline import Workload
+from plait.schedule.pipeline import Workload, micro_batches_of
 from plait.schedule.schedule import Schedule
-from plait.schedule.training_order import micro_batches_of
 from plait.training.micro_batches import split_over
 from plait.training.settings import OptimizerSettings
 

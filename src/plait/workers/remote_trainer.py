@@ -8,7 +8,7 @@ from plait.data.rows import NO_VALUES, FloatArray, Rows
 from plait.dataflow import CallKind, Column, Node, Score
 from plait.engines import ScoredBy, Training
 from plait.schedule.named_plans import MODE_OF
-from plait.schedule.training_order import micro_batches_of
+from plait.schedule.pipeline import micro_batches_of
 from plait.schedule.work import Work
 from plait.workers.announcer import Announcer
 from plait.workers.score_call import ScoreCall

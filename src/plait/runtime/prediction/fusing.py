@@ -21,11 +21,10 @@ from plait.planner.search import search
 from plait.recipes.role_models import RoleModel
 from plait.schedule.completion import complete
 from plait.schedule.fused import FUSED, shared_rows
-from plait.schedule.pipeline import Pipeline, Workload
+from plait.schedule.pipeline import MICRO_BATCHES_OF_A_STAGE, Pipeline, Workload
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Placement, Plan
 from plait.schedule.schedule import Schedule
-from plait.schedule.training_order import MICRO_BATCHES_OF_A_STAGE
 
 MOST_MOVES = 100_000
 """Schedules that are tried. A number, not seconds, so that every machine finds the same."""
