@@ -189,8 +189,8 @@ class BegunTraining:
         return f"{self.call.name or f'{self.trainer.role}.train'}/b{len(self.results)}"
 
     def open(self) -> OpenMiniBatch | None:
-        """Begin the next mini-batch: set gradients to 0 and cut the mini-batch into micro-batches, which are still to be
-        done; one without a trained token has none. None: there are no more mini-batches."""
+        """Begin the next mini-batch: set gradients to 0 and cut it into micro-batches, which are still to be done; one
+        without a trained token has none. None: there are no more mini-batches."""
         if (batch := next(self.batches, None)) is None:
             return None
         trainer, copies = self.trainer, ((),) * self.trainer.team.dp.size
