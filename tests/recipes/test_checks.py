@@ -290,20 +290,3 @@ def test_an_adapter_alone_may_be_measured_but_not_trained(tmp_path: Path) -> Non
     reward = RoleModel("reward", str(tmp_path), scalar=True, trained=False, key="reward.model")
     with pytest.raises(ConfigError, match="role `reward` cannot begin"):
         checks.check_adapters([reward], trains=False)
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"device": "cuda", "sampling.exact": True}, r"`sampling.exact` promises .* `device` is cuda"),
-        (
-            {"device": "cuda", "sampling.draft_model": "d", "sampling.speculation": "adaptive"},
-            r"`sampling.draft_model` is set, .* `device` is cuda",
-        ),
-        ({"device": "cuda", "dtype": "float64"}, r"`device` is cuda, .* but the dtype is float64"),
-    ],
-)
-def test_what_is_for_a_cpu_alone_is_refused_on_a_gpu(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        checks.check_served(recipe_of(**keys))
-    checks.check_served(recipe_of(**{**keys, "device": "cpu"}))

@@ -20,7 +20,7 @@ from plait.cost.rank_order import BetterOrder, better_orders
 from plait.dataflow import CallKind, CallName, Dataflow
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
-from plait.recipes.checks import check_device
+from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import said_of_program
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.claim import claim

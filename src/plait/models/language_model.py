@@ -49,7 +49,7 @@ class LanguageModel(BackboneModel):
     def logprobs(
         self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`logprobs_of` a batch on the model's device, by a model in one stage.
+        """`logprobs_of` a batch on the model's device, by a model in one stage: log-probs [R] and entropies [R].
 
         Args:
             checkpoint: see `hidden`.

@@ -66,7 +66,7 @@ class ScalarModel(BackboneModel):
     """The score is read at the last token that is not this one: see `load_scalar`."""
 
     def values_and_scores(self, batch: PackedBatch, *, checkpoint: bool = False) -> tuple[Tensor, Tensor]:
-        """`values_and_scores_of` a batch on the model's device, by a model in one stage.
+        """`values_and_scores_of` a batch on the model's device, by a model in one stage: values [R] and scores [N].
 
         Args:
             checkpoint: see `hidden`.

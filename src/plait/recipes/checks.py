@@ -1,4 +1,4 @@
-"""What a recipe asks of its flow, sampling, lengths and device, checked before any work. Loads no weights."""
+"""What a recipe asks of its flow, sampling and lengths, checked before any work. Loads no weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, FlowError
-from plait.models.devices import check_cuda, check_cuda_dtype
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import read_config
 from plait.models.files.known_shapes import is_shape
@@ -134,28 +133,6 @@ def check_kept(recipe: Recipe, shape: ModelShape) -> None:
             "`sampling.kv_memory`), lower `sampling.max_running` or `data.max_prompt_tokens`, or set `on_update` to "
             "recompute"
         )
-
-
-def check_served(recipe: Recipe) -> None:
-    """Raises ConfigError where a recipe asks for what its `device` does not do, be there one here or not."""
-    if recipe.device == "cpu":
-        return
-    if recipe.sampling.exact:
-        raise ConfigError(
-            f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
-        )
-    if recipe.sampling.draft_model is not None:
-        raise ConfigError(
-            "`sampling.draft_model` is set, but a draft model computes on a CPU only, and `device` is "
-            f"{recipe.device}; leave `sampling.draft_model` out"
-        )
-    check_cuda_dtype(recipe.dtype, "`device`")
-
-
-def check_device(recipe: Recipe) -> None:
-    """Raises ConfigError where `device` is not to be had here."""
-    if recipe.device == "cuda":
-        check_cuda(recipe.dtype, "`device`")
 
 
 def check_calls(flow: Dataflow) -> None:

@@ -28,15 +28,14 @@ from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.checks import (
     check_adapters,
     check_calls,
-    check_device,
     check_kept,
     check_models,
     check_sampling,
-    check_served,
     check_staleness,
     check_trained_steps,
     check_unused,
 )
+from plait.recipes.device_checks import check_device, check_served
 from plait.recipes.engine_checks import abilities, check_engine, check_engine_plan, said_of_idle_keys
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards

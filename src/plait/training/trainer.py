@@ -181,7 +181,7 @@ class BegunTraining:
     """Mini-batches that were not opened yet."""
     epochs: int
     results: list[MiniBatchResult] = field(default_factory=list)
-    """Of those that are closed."""
+    """What those that are closed gave."""
 
     @property
     def name(self) -> str:

@@ -1,0 +1,29 @@
+"""What a recipe asks of its `device`: what that does, and whether it is here. Checked before any work."""
+
+from __future__ import annotations
+
+from plait.errors import ConfigError
+from plait.models.devices import check_cuda, check_cuda_dtype
+from plait.recipes.recipe import Recipe
+
+
+def check_served(recipe: Recipe) -> None:
+    """Raises ConfigError where a recipe asks for what its `device` does not do, be there one here or not."""
+    if recipe.device == "cpu":
+        return
+    if recipe.sampling.exact:
+        raise ConfigError(
+            f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
+        )
+    if recipe.sampling.draft_model is not None:
+        raise ConfigError(
+            "`sampling.draft_model` is set, but a draft model computes on a CPU only, and `device` is "
+            f"{recipe.device}; leave `sampling.draft_model` out"
+        )
+    check_cuda_dtype(recipe.dtype, "`device`")
+
+
+def check_device(recipe: Recipe) -> None:
+    """Raises ConfigError where `device` is not to be had here."""
+    if recipe.device == "cuda":
+        check_cuda(recipe.dtype, "`device`")
