@@ -17,6 +17,7 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
+from plait.models.parallel.team import Team
 from plait.models.parallel.transfer import Transfer
 from plait.policy.step import StepKind
 from plait.policy.turns import Turn
@@ -39,12 +40,13 @@ class Tokens:
     """An engine that gives each sample a token per step, and says in which steps who was there."""
 
     speculation = None
+    model = SimpleNamespace(team=Team.alone())
 
     def __init__(self, log: list[str] | None = None) -> None:
         self.log = [] if log is None else log
         self.left: dict[int, Request] = {}
         self.drawn: dict[int, int] = {}
-        self.last_step, self.received_bytes = StepRecord(StepKind.DECODE, 1, 1, 1, 0, 0, 1, 0), 0
+        self.last_step = StepRecord(StepKind.DECODE, 1, 1, 1, 0, 0, 1, 0)
 
     @property
     def has_work(self) -> bool:
