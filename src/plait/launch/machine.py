@@ -37,7 +37,7 @@ def hardware() -> tuple[tuple[str, str], ...]:
 def cpu_name() -> str:
     """The model of this machine's processor; else what kind it is."""
     named = (processor["model name"] for processor in _processors() if "model name" in processor)
-    return next(named, platform.processor() or platform.machine())
+    return next(named, "") or platform.processor() or platform.machine()  # `processor` starts a process
 
 
 def cpu_flags() -> frozenset[str]:
