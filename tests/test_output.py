@@ -144,6 +144,23 @@ def test_a_failed_file_leaves_what_was_there_and_nothing_else(tmp_path: Path, mo
     assert (tmp_path / "plan.json").read_text() == "old"
 
 
+@pytest.mark.parametrize(("umask", "rights"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_what_is_exported_has_the_rights_that_the_umask_gives(tmp_path: Path, umask: int, rights: int) -> None:
+    """Safetensors makes its file for its owner alone."""
+
+    def write(work: Path) -> None:
+        (work / "model.safetensors").touch(0o600)
+        (work / "config.json").touch()
+
+    before = os.umask(umask)
+    try:
+        write_folder(tmp_path / "out", write, marker={"step": 3})
+    finally:
+        os.umask(before)
+    found = {entry.name: entry.stat().st_mode & 0o777 for entry in (tmp_path / "out").iterdir()}
+    assert found == dict.fromkeys(("config.json", "model.safetensors", MARKER), rights)
+
+
 def test_a_process_killed_between_the_renames_loses_nothing(tmp_path: Path) -> None:
     export(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.old")

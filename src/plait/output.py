@@ -137,6 +137,7 @@ def write_folder(folder: str | Path, write: Callable[[Path], None], *, marker: M
             names = sorted(entry.name for entry in work.iterdir())
             record = {"format": FORM.format, "version": FORM.version, **marker, "files": [*names, MARKER]}
             (work / MARKER).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _share(work)
         for entry in work.iterdir():
             sync(entry)
         sync(work)
@@ -157,6 +158,14 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _share(folder: Path) -> None:
+    """Give the files of a new folder the rights that the umask gave it: libraries make some for their owner alone."""
+    rights = folder.stat().st_mode & 0o666
+    for entry in folder.iterdir():
+        if entry.is_file():
+            entry.chmod(rights)
 
 
 def _swap(work: Path, folder: Path, old: Path) -> None:
