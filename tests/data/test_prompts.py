@@ -118,6 +118,29 @@ def test_template_arguments_of_a_row_reach_the_template():
     assert text == "hi/sum/x"
 
 
+TOOLS = [{"type": "function", "function": {"name": "sum"}}]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)])
+def test_tools_that_the_template_leaves_out_are_refused(tools):
+    with pytest.raises(DataError, match=r"x\.jsonl:1: the chat template of the model leaves out the column `tools`"):
+        rendered("hi", columns={"tools": tools})
+    called = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]
+    with pytest.raises(DataError, match=r"x\.jsonl:1: the chat template of the model leaves out `tool_calls`"):
+        rendered([*called, {"role": "tool", "content": "3"}])
+
+
+@pytest.mark.parametrize("tools", [None, [], "[]", ""])
+def test_no_tools_are_none(tools):
+    assert rendered("hi", columns={"tools": tools}) == rendered("hi")
+
+
+@pytest.mark.parametrize("tools", [3, {"name": "sum"}, "3"])
+def test_tools_that_are_no_list_are_refused(tools):
+    with pytest.raises(DataError, match=r"x\.jsonl:1: column `tools` must be a list of tools, found"):
+        rendered("hi", columns={"tools": tools})
+
+
 @pytest.mark.parametrize(
     ("prompt", "given_keys", "tokenizer", "said"),
     [

@@ -6,6 +6,7 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from jinja2 import TemplateError
@@ -103,13 +104,48 @@ def render(
     return text
 
 
-def _tools(row: Row) -> Any:
-    """Raises DataError where the column `tools` is a text that is no JSON."""
-    tools = row.columns.get("tools") or None
+def rendered_whole(
+    tokenizer: Tokenizer, messages: Messages, row: Row, *, remedy: str, begin_answer: bool, go_on: bool = False
+) -> str:
+    """`render` of all messages of a row, which show its tools and what called them.
+
+    Raises:
+        DataError: as there; or the chat template writes the same without these.
+    """
+    how: dict[str, Any] = {"remedy": remedy, "begin_answer": begin_answer, "go_on": go_on}
+    text = render(tokenizer, messages, row, **how)
+    bare_row = replace(row, columns={**row.columns, "tools": None})
+    bare = [{name: value for name, value in message.items() if name != "tool_calls"} for message in messages]
+    for what, is_there, less, less_row in (
+        ("the column `tools`", _tools(row) is not None, messages, bare_row),
+        ("`tool_calls`", any(message.get("tool_calls") for message in messages), bare, row),
+    ):
+        if is_there and text == _rendered_if_taken(tokenizer, less, less_row, how):
+            raise DataError(
+                f"{row.place}: the chat template of the model leaves out {what}, so the model would not see them; give "
+                "a `model` whose template writes them, or remove them (rename a column that only rewards read)"
+            )
+    return text
+
+
+def _rendered_if_taken(tokenizer: Tokenizer, messages: Messages, row: Row, how: Mapping[str, Any]) -> str | None:
+    """None where the template refuses the messages."""
     try:
-        return parse(tools) if isinstance(tools, str) else tools
+        return render(tokenizer, messages, row, **how)
+    except DataError:
+        return None
+
+
+def _tools(row: Row) -> list[Any] | None:
+    """Raises DataError where the column `tools` is no list, nor a text that is one in JSON."""
+    tools = row.columns.get("tools")
+    try:
+        tools = parse(tools) if isinstance(tools, str) and tools else tools
     except Malformed as error:
         raise DataError(f"{row.place}: column `tools` must be a list in JSON: {error}") from None
+    if tools and not isinstance(tools, list):
+        raise DataError(f"{row.place}: column `tools` must be a list of tools, found {tools!r:.80}")
+    return tools or None
 
 
 class Ids:
@@ -182,7 +218,7 @@ class SpokenFinder:
             text = render(self._tokenizer, beginning, row, remedy=remedy, begin_answer=begin_answer)
             return self._ids(text, chat=True)
 
-        whole = ids(len(messages))
+        whole = self._ids(rendered_whole(self._tokenizer, messages, row, remedy=remedy, begin_answer=False), chat=True)
         spans = []
         for number in range(len(prompt), len(messages)):
             if messages[number]["role"] != "assistant":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from plait.data.chat import Ids, Tokenizer, render
+from plait.data.chat import Ids, Tokenizer, rendered_whole
 from plait.data.formats import Messages, Row
 from plait.data.mixture import Mixed, Turns
 from plait.data.records import Prompt
@@ -65,7 +65,7 @@ class PromptEncoder:
         """The text that the model reads, up to where its response begins.
 
         Raises:
-            DataError: the prompt is empty, or the chat template raises on these messages.
+            DataError: the prompt is empty, or the chat template raises on these messages, or leaves out tools.
         """
         if _says_nothing(row.prompt):
             raise DataError(f"{row.place}: the prompt is empty; remove the row from `data.source`")
@@ -75,7 +75,9 @@ class PromptEncoder:
             return self.around(row.prompt)
         # A last message of the assistant is one that the response goes on from, as in TRL.
         goes_on = messages[-1]["role"] == "assistant"
-        return render(self._tokenizer, messages, row, remedy=self.remedy, begin_answer=not goes_on, go_on=goes_on)
+        return rendered_whole(
+            self._tokenizer, messages, row, remedy=self.remedy, begin_answer=not goes_on, go_on=goes_on
+        )
 
     def messages(self, prompt: str | Messages, place: str) -> Messages | None:
         """What goes into the chat template; None where a text is sent raw.
