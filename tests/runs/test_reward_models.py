@@ -99,6 +99,32 @@ def test_a_reward_model_with_its_own_tokens_scores_groups(
 
 
 @pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{{ raise_exception('no') }}",
+            r"`reward\.model`: sample 0\.0: the chat template of the model refuses .*: no ",
+        ),
+        (
+            "{{ messages[0]['content'] }}<x39>",
+            r"`reward\.model`: its tokenizer writes token 3\d\d for sample 0\.0, but",
+        ),
+    ],
+)
+def test_a_reward_model_that_cannot_read_the_prompts_is_refused_before_anything(
+    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path, template: str, message: str
+) -> None:
+    model = load_scalar(str(tiny_folder), dtype="float32")
+    model.tokenizer.chat_template = template
+    model.tokenizer.add_tokens([f"<x{number}>" for number in range(40)])
+    save_pretrained(model, tmp_path / "reward_model")
+    recipe = make_recipe(**{"reward.functions": [], "reward.model": str(tmp_path / "reward_model")})
+    with pytest.raises(UserError, match=message):
+        run(recipe)
+    assert not recipe.run_dir.exists()
+
+
+@pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({}, r"`reward.model` gives sample 0.0 the score (nan|-?inf) \(12 of 12 scores are not finite\)"),

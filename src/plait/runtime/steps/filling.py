@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plait.data.records import FinishReason, Sample
 from plait.recipes.role_models import is_reward
 from plait.rewards.pool import RewardPool
 from plait.runtime.inputs.prepared import Prepared
@@ -18,6 +19,9 @@ def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, Reward
 
     Args:
         pools: reward role → its functions, already started.
+
+    Raises:
+        UserError: a reward model cannot read the prompts of a source, as far as the first one tells.
     """
     flow, recipe = prepared.flow, prepared.recipe
     actor = next((model for model in prepared.models if model.role == "actor"), None)
@@ -27,18 +31,28 @@ def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, Reward
         if is_reward(model, flow):
             settings = recipe.reward if model.role == "reward" else recipe.cost
             tokenizer = load_tokenizer(model.name, model.key)
-            translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer)
+            translator = None if actor is None else translator_for(load_tokenizer(actor.name), tokenizer, model.key)
+            shape = prepared.shapes[model.name]
+            known = shape.vocabulary if max(tokenizer.get_vocab().values(), default=0) >= shape.vocabulary else None
             scorer = ModelScorer(
                 trainer,
                 translator,
-                prepared.shapes[model.name].max_positions,
+                shape.max_positions,
                 settings.model_weight,
                 model.key,
                 settings.on_error,
+                known,
             )
+            _try_prompts(prepared, scorer)
             roles[model.role] = RewardRole(pools.get(model.role), scorer, mine)
             continue
         roles[model.role] = ModelRole(mine, trainer, workers.engine(model.role))
     for role, pool in pools.items():
         roles.setdefault(role, RewardRole(pool))
     return roles
+
+
+def _try_prompts(prepared: Prepared, scorer: ModelScorer) -> None:
+    """Raises UserError where a reward model cannot read the first prompt of a source with an answer."""
+    for prompts in () if prepared.train_set is None else prepared.train_set.sets:
+        scorer.read([Sample(prompts.prompt(0, 0), 0, (), (), "yes", FinishReason.LENGTH)])

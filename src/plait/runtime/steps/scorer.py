@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from plait.data.chat import render
+from plait.data.formats import Row
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Score
@@ -31,12 +33,14 @@ class ModelScorer:
     key: str = "reward.model"
     on_error: OnError = OnError.STOP
     """What follows on a score that is not finite."""
+    vocabulary: int | None = None
+    """Tokens of the reward model, where its tokenizer may write others; None: it writes none."""
 
     def scores(self, samples: Sequence[Sample], *, call: str) -> Work[FloatArray]:
         """[samples] float64, unweighted; NaN where the score is not finite and `on_error` drops such samples.
 
         Raises:
-            ModelError: a sample is longer than the reward model's positions.
+            ModelError, DataError: as `read`.
             RunError: a score is not finite, and `on_error` is to stop.
         """
         scores = yield from self.call(Rows(tuple(samples)), call)
@@ -46,7 +50,7 @@ class ModelScorer:
         """The model's scores of these samples as they are, [len(rows)] float64.
 
         Raises:
-            ModelError: a sample is longer than the reward model's positions.
+            ModelError, DataError: as `read`.
         """
         return self.trainer.score(self.read(rows.samples), Score.SCORE, call=name, by=by)
 
@@ -54,7 +58,8 @@ class ModelScorer:
         """The samples in the reward model's tokens.
 
         Raises:
-            ModelError: one is longer than its positions.
+            ModelError: one is longer than its positions, or has a token that the model does not have.
+            DataError: its chat template refuses one.
         """
         read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
         for sample in read:
@@ -64,6 +69,12 @@ class ModelScorer:
                     f"`{self.key}`: sample {sample.uid} has {length} of its tokens, but its positions end at "
                     f"{self.max_positions}; lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, or take "
                     "another reward model"
+                )
+            last = max((*sample.prompt.token_ids, *sample.token_ids), default=0)
+            if self.vocabulary is not None and last >= self.vocabulary:
+                raise ModelError(
+                    f"`{self.key}`: its tokenizer writes token {last} for sample {sample.uid}, but the model has only "
+                    f"{self.vocabulary}; give the model its own tokenizer, or take another reward model"
                 )
         return Rows(read)
 
@@ -93,11 +104,12 @@ class Translator:
     and its end token where the response ended by itself.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, key: str) -> None:
         self._tokenizer = tokenizer
+        self._key = key
 
     def translate_all(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """The same samples in the reward model's tokens.
+        """The same samples in the reward model's tokens. Raises DataError where its chat template refuses one.
 
         Where a prompt ends may differ from sample to sample, as tokens may reach over the boundary. What the samples of
         a prompt begin with in common is their prompt, which is computed once; each has at least its last token apart.
@@ -121,7 +133,8 @@ class Translator:
             prompt = sample.prompt.columns.get("prompt", sample.prompt.text)
             turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             turns.append({"role": "assistant", "content": sample.text})
-            text = tokenizer.apply_chat_template(turns, tokenize=False)
+            place = Row({}, f"`{self._key}`: sample {sample.uid}")
+            text = render(tokenizer, turns, place, remedy=f"`{self._key}`, or the prompts", begin_answer=False)
             return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         ids = tuple(tokenizer(sample.prompt.text + sample.text)["input_ids"])
         end = tokenizer.eos_token_id
@@ -130,10 +143,14 @@ class Translator:
         return ids
 
 
-def translator_for(actor: Any, scorer: Any) -> Translator | None:
-    """None where two tokenizers give every conversation the same ids: one vocabulary, one chat template."""
+def translator_for(actor: Any, scorer: Any, key: str = "reward.model") -> Translator | None:
+    """None where two tokenizers give every conversation the same ids: one vocabulary, one chat template.
+
+    Args:
+        key: of the recipe that says whose tokenizer `scorer` is, for messages.
+    """
     same = (
         actor.backend_tokenizer.to_str() == scorer.backend_tokenizer.to_str()
         and actor.chat_template == scorer.chat_template
     )
-    return None if same else Translator(scorer)
+    return None if same else Translator(scorer, key)
