@@ -269,22 +269,23 @@ def test_the_twins_in_plain_python_search_alike():
     assert len(outputs[0]) > 200
 
 
-def test_ctrl_c_returns_the_best_so_far():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_returns_the_best_so_far(number):
     calls = []
 
     def interrupt(progress):
         calls.append(progress)
         if len(calls) == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     problem = PROBLEMS[1]
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     found = search(problem.workload, 300.0, on_progress=interrupt)
     assert found.stopped_by == "interrupted"
     assert len(calls) == 3
     validate(found.schedule, problem.workload)
     assert found.score.makespan <= problem.greedy
-    assert signal.getsignal(signal.SIGINT) is before, "the handler is given back"
+    assert signal.getsignal(number) is before, "the handler is given back"
     assert search(problem.workload, 0.0).stopped_by == "time"
 
 

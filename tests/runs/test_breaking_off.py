@@ -350,6 +350,27 @@ def test_a_signal_in_an_evaluation_leaves_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_run_is_loading_takes_it_back(
+    make_recipe: MakeRecipe, tmp_path: Path, number: signal.Signals
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    recipe = make_recipe(run_dir=str(tmp_path / "new" / "run"))
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))
+    command = [sys.executable, "-m", "plait", "train", str(path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    try:
+        assert any("loading tokenizer" in line for line in iter(process.stderr.readline, ""))
+        process.send_signal(number)
+        rest = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert (process.returncode, rest.splitlines()[-1]) == (130, "interrupted"), rest
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
 def test_two_signals(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """The first is answered with what will be done, the second with what is good, and code 130."""
     write_reward(tmp_path, "(here / 'busy').touch(); import time; time.sleep(60 if (here / 'hang').exists() else 0)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import sys
 
 from plait.cli.leaving import leave_behind
@@ -23,9 +24,13 @@ def main(argv: list[str] | None = None) -> int:
 
     What nobody foresaw keeps its traceback: it is our fault.
     """
-    code = _run(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # this process is the command
-        leave_behind(code)
+    if argv is not None:
+        return _run(argv)
+    # This process is the command.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is taken back
+    code = _run(sys.argv[1:])
+    leave_behind(code)
     return code
 
 
@@ -40,15 +45,17 @@ def _run(argv: list[str]) -> int:
         say(f"error: {error}", file=sys.stderr)
         _show_frames(error)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if not interrupt.args:  # else a run has said what is good
+            say("interrupted", file=sys.stderr)
         return 130
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             # `head`, say, has what it wanted. What is still buffered must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        # A path that no file system could hold is no failure of a run.
-        return _fail(error, 2 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1)
+        # A path that no file system could hold, or that one may not look at, is no failure of a run.
+        return _fail(error, 2 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) else 1)
 
 
 def _dispatch(argv: list[str]) -> int:

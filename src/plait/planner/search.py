@@ -106,7 +106,7 @@ def search(
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C only answers True from then on; a second one interrupts at once.
+    """Within it the first Ctrl-C or SIGTERM only answers True from then on; a second one interrupts at once.
 
     A KeyboardInterrupt could be raised, and lost, inside compiled code's callbacks. Outside the main thread no signal
     arrives, and the answer stays False.
@@ -120,11 +120,12 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         asked = True
 
     try:
-        old = signal.signal(signal.SIGINT, remember)
+        old = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:
         yield lambda: False
         return
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -22,12 +22,14 @@ def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Cal
 
     Raises:
         RunError: one that passes through, with what is good behind its message.
+        KeyboardInterrupt: one that passes through, with what was said.
     """
     try:
         yield
     except KeyboardInterrupt:
-        progress.message(f"left at once; {good()}")
-        raise
+        said = f"left at once; {good()}"
+        progress.message(said)
+        raise KeyboardInterrupt(said) from None
     except RunError as error:
         with_rescue = RunError("; ".join(filter(None, (str(error), rescue()))))
         with_rescue.frames = error.frames

@@ -142,7 +142,9 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | N
             assert outcome is not None, "the leader returns the outcome"
             return outcome
     except WorkerError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt) or (signals is not None and signals.ended_it(error.failure)):
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt(*error.__cause__.args) from None
+        if signals is not None and signals.ended_it(error.failure):
             raise KeyboardInterrupt from None
         raise _explained(error, job, status) from error
     except NodeLost as error:
