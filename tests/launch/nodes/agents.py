@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.memory_groups import inside
 
 KEY = bytes(range(32))
 AGENT = """
-import sys, time
+import json, sys, time
 from plait.errors import RunError
 from plait.launch.nodes.introduction import dialled, introduced
 from plait.launch.nodes.agent import who
@@ -23,9 +24,10 @@ from plait.launch.nodes.joining import serve
 
 sys.path.insert(0, sys.argv[5])
 port, task, node, key = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4])
+keys = tuple(map(tuple, json.loads(sys.argv[6])))
 channel, own = introduced(dialled(("127.0.0.1", port), time.monotonic() + 30), key)
 try:
-    code = serve(channel, own, who(task, node, "127.0.0.1", own_devices=False), print)
+    code = serve(channel, own, who(task, node, "127.0.0.1", own_devices=False, keys=keys), print)
 except RunError as error:
     print(error)
     code = 1
@@ -33,11 +35,11 @@ sys.exit(code)
 """
 
 
-def agent(port, task, node=None, key=KEY, group=None):
-    """group: of bounded memory, that it is in."""
+def agent(port, task, node=None, key=KEY, group=None, keys=()):
+    """group: of bounded memory, that it is in; keys: of the recipe that it was begun with."""
     node = task if node is None else node
     root = str(Path(__file__).parents[3])  # where ranks find the workers of tests
-    arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex(), root]
+    arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex(), root, json.dumps(keys)]
     return subprocess.Popen(
         [sys.executable, *arguments] if group is None else inside(group, *arguments),
         stdout=subprocess.PIPE,

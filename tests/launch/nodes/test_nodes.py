@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -270,10 +271,23 @@ def test_nodes_that_do_not_come_are_counted() -> None:
         assert f"expected 2 more commands of this run to join at 127.0.0.1:{port}; not there after 1.5 s" in str(
             caught.value
         )
-        assert f"number 1 has not come, joined: node 2 ({HOST})" in str(caught.value)
+        assert f"number 1 has not come, joined: node 2 ({HOST}). Are they" in str(caught.value)
         assert process.wait(LIMIT_S) == 1
     finally:
         assert "node 0 gave up" in end(process)
+
+
+def test_who_has_another_key_is_named_by_its_address() -> None:
+    listener = listening("127.0.0.1", 0)
+    process = agent(listener.getsockname()[1], 1, key=bytes(32))
+    try:
+        assert select.select([listener], [], [], LIMIT_S)[0], "it comes"
+        with pytest.raises(
+            RunError, match=r"joined: none; turned away: 127\.0\.0\.1 \(it has another key\)\. Are they"
+        ):
+            gather(listener, KEY, [1], me(), place=None, deadline_s=3.0)
+    finally:
+        end(process)
 
 
 def test_a_command_that_is_given_twice_is_told_so_and_the_first_stays() -> None:
@@ -306,9 +320,22 @@ def test_a_command_that_is_given_twice_is_told_so_and_the_first_stays() -> None:
             end(process)
 
 
-def test_another_version_is_refused_on_both_sides() -> None:
-    from dataclasses import replace
+def test_another_recipe_is_said_on_both_sides() -> None:
+    listener = listening("127.0.0.1", 0)
+    theirs = (("steps", "5"), ("seed", "0"))
+    process, said = agent(listener.getsockname()[1], 1, keys=theirs), []
+    try:
+        ours = replace(me(), keys=(("steps", "8"), ("seed", "0")))
+        gather(listener, KEY, [1], ours, place=None, deadline_s=LIMIT_S, told=said.append).end(0)
+        text = f"node 1 ({HOST}) was begun with another recipe than node 0 ({HOST}), whose holds: `steps` (5, not 8)"
+        assert text in said[1]
+        assert process.wait(LIMIT_S) == 0
+        assert text in process.communicate()[0]
+    finally:
+        end(process)
 
+
+def test_another_version_is_refused_on_both_sides() -> None:
     listener = listening("127.0.0.1", 0)
     process = agent(listener.getsockname()[1], 1)
     try:

@@ -248,8 +248,10 @@ def signals_of(agent: Agent) -> Iterator[None]:
             signal.signal(number, before)
 
 
-def who(task: int, node: int, address: str, *, own_devices: bool) -> messages.Joined:
-    """What this process says of itself and of its machine."""
+def who(
+    task: int, node: int, address: str, *, own_devices: bool, keys: tuple[tuple[str, str], ...] = ()
+) -> messages.Joined:
+    """What this process says of itself and of its machine. Arguments: see `Joined`."""
     import socket
 
     return messages.Joined(
@@ -264,4 +266,5 @@ def who(task: int, node: int, address: str, *, own_devices: bool) -> messages.Jo
         memory_limits.limit().bytes,
         versions(),
         hardware(),
+        keys,
     )

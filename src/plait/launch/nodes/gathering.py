@@ -158,17 +158,19 @@ def gather(
     come: queue.SimpleQueue[NodeLink] = queue.SimpleQueue()
     links: dict[int, NodeLink] = {}
     greeting = threading.BoundedSemaphore(_MOST_GREETINGS)
+    turned_away: dict[str, str] = {}
     end = time.monotonic() + deadline_s
     try:
         with listener:
             while set(links) != set(tasks):
-                _accept(listener, key, silent_after_s, come, greeting)
+                _accept(listener, key, silent_after_s, come, greeting, turned_away)
                 with contextlib.suppress(queue.Empty):
                     while True:
                         _admit(come.get_nowait(), links, tasks, own, silent_after_s, told)
                 why = next((f"{link.name} is lost: {link.gone}" for link in links.values() if link.gone), "") or lost()
                 if why or time.monotonic() >= end:
-                    raise RunError(_missing(listener, tasks, links, why or f"not there after {deadline_s:g} s"))
+                    why = why or f"not there after {deadline_s:g} s"
+                    raise RunError(_missing(listener, tasks, links, why, turned_away))
     except BaseException as error:
         for link in links.values():
             link.end(1, f"node 0 gave up: {error}")
@@ -188,11 +190,16 @@ def _accept(
     silent_after_s: float,
     come: queue.SimpleQueue[NodeLink],
     greeting: threading.BoundedSemaphore,
+    turned_away: dict[str, str],
 ) -> None:
-    """Take a connection if there is one. A thread of its own asks who it is, so that strangers hold up nobody."""
+    """Take a connection if there is one. A thread of its own asks who it is, so that strangers hold up nobody.
+
+    Args:
+        turned_away: gets the address of a stranger, and why it is one.
+    """
     if not select.select([listener], [], [], 0.1)[0]:
         return
-    link, _ = listener.accept()
+    link, (host, _) = listener.accept()
     if not greeting.acquire(blocking=False):
         link.close()
         return
@@ -201,8 +208,8 @@ def _accept(
         try:
             channel, own = welcomed(link, key)
             come.put(NodeLink(channel, own, _first_word(channel), silent_after_s))
-        except Stranger:
-            return
+        except Stranger as stranger:
+            turned_away[host] = str(stranger)
         finally:
             greeting.release()
 
@@ -244,12 +251,24 @@ def _admit(
     links[task] = link
     link.send(Welcome(silent_after_s))
     told(f"{name} has joined ({len(links)} of {len(tasks)})")
+    if unlike := link.joined.unlike(own):
+        text = f"{name} was begun with another recipe than {own.label}, whose holds: {', '.join(unlike)}"
+        told(text)
+        link.send(Note(text))
 
 
-def _missing(listener: socket.socket, tasks: Collection[int], links: dict[int, NodeLink], why: str) -> str:
+def _missing(
+    listener: socket.socket,
+    tasks: Collection[int],
+    links: dict[int, NodeLink],
+    why: str,
+    turned_away: dict[str, str],
+) -> str:
     address, port = listener.getsockname()
     waiting = ", ".join(str(task) for task in sorted(set(tasks) - set(links)))
     there = ", ".join(link.name for link in links.values()) or "none"
+    strangers = ", ".join(f"{host} ({fault})" for host, fault in turned_away.items())
+    there += f"; turned away: {strangers}" if strangers else ""
     return (
         f"expected {len(tasks)} more commands of this run to join at {address}:{port}; {why}: number {waiting} has not "
         f"come, joined: {there}. Are they started, with the same --leader, and does a firewall let this port through?"

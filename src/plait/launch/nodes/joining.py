@@ -21,11 +21,19 @@ from plait.launch.wire import Channel
 _BETWEEN_TRIES_S = 0.3
 
 
-def join(attached: Attached, folder: Path, say: Callable[[str], None], *, deadline_s: float = JOIN_S) -> int:
+def join(
+    attached: Attached,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    keys: tuple[tuple[str, str], ...] = (),
+    deadline_s: float = JOIN_S,
+) -> int:
     """Serve the run of the leader until it ends; the exit code that it gives.
 
     Args:
         folder: of the run, shared by all nodes: the key is there, where no variable has it.
+        keys: of the recipe that this command was given, which the leader compares with its own.
 
     Raises:
         ConfigError: the leader's host is unknown, the key cannot be used, or an address is none of this machine.
@@ -35,7 +43,8 @@ def join(attached: Attached, folder: Path, say: Callable[[str], None], *, deadli
     say(f"node {attached.node} waits for the leader at {attached.leader[0]}:{attached.leader[1]}")
     channel, key = _met(address, folder, time.monotonic() + deadline_s)
     own_address = resolved(attached.address) if attached.address is not None else channel.link.getsockname()[0]
-    return serve(channel, key, who(attached.task, attached.node, own_address, own_devices=attached.own_devices), say)
+    me = who(attached.task, attached.node, own_address, own_devices=attached.own_devices, keys=keys)
+    return serve(channel, key, me, say)
 
 
 def serve(
@@ -66,7 +75,12 @@ def _met(address: tuple[str, int], folder: Path, deadline: float) -> tuple[Chann
             try:
                 return introduced(link, key)
             except Stranger as stranger:  # the key may be that of an earlier run, which the leader will replace
-                why = f"what listens at {address[0]}:{address[1]} is no leader of this run: {stranger}"
+                why = f"what listens at {address[0]}:{address[1]} is no leader of this run: {stranger}{_same_key()}"
         if time.monotonic() >= deadline:
             raise RunError(f"this node could not join: {why}")
         time.sleep(_BETWEEN_TRIES_S)
+
+
+def _same_key() -> str:
+    """What to look at where the key is that of the variable."""
+    return f"; is {VARIABLE} the same on all nodes?" if VARIABLE in os.environ else ""

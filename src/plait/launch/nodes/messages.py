@@ -48,6 +48,7 @@ class Joined:
     memory_bytes: of the machine, or of the control group that it is in
     versions:     (what, version) that must be equal on all nodes
     hardware:     (`device` of a recipe, its kind there in words)
+    keys:         (key of the recipe, its value) that it was begun with; none where it was given no recipe
     """
 
     task: int
@@ -61,10 +62,21 @@ class Joined:
     memory_bytes: int
     versions: tuple[tuple[str, str], ...]
     hardware: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
         return f"{'the leader' if self.node == LEADS_ALONE else f'node {self.node}'} ({self.host})"
+
+    def unlike(self, other: Joined) -> list[str]:
+        """Keys of the recipe that have another value than in another command, with both; none where one has no
+        recipe."""
+        theirs = dict(other.keys)
+        return [
+            f"`{key}` ({value:.40}, not {theirs[key]:.40})"
+            for key, value in self.keys
+            if theirs.get(key, value) != value
+        ]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,26 @@ def changed_keys(old: Path, new: Recipe) -> list[str]:
     """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not, nor does the
     default of a key that there was not when it was stored."""
 
-    def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-        if not isinstance(tree, dict):
-            return {prefix.rstrip("."): tree}
-        return {key: value for name, child in tree.items() for key, value in flat(child, f"{prefix}{name}.").items()}
-
     new = as_begun(old, new)
-    before, after = flat(_stored(old)), flat(new.model_dump(mode="json"))
+    before, after = _flat(_stored(old)), keys_of(new)
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+def keys_of(recipe: Recipe) -> dict[str, Any]:
+    """Dotted key → its value, of all keys."""
+    return _flat(recipe.model_dump(mode="json"))
+
+
+def said_keys(recipe: Recipe) -> tuple[tuple[str, str], ...]:
+    """What the commands of a run on several nodes compare: all keys but the folder, of which each sees that it is the
+    same."""
+    return tuple((key, json.dumps(value)) for key, value in keys_of(recipe).items() if key != "run_dir")
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix.rstrip("."): tree}
+    return {key: value for name, child in tree.items() for key, value in _flat(child, f"{prefix}{name}.").items()}
 
 
 def with_sampling(recipe: Recipe, sampling: SamplingSettings) -> Recipe:

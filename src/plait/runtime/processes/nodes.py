@@ -21,6 +21,7 @@ from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
 from plait.recipes.recipe import Recipe
+from plait.runtime.folder.stored_recipe import said_keys
 from plait.runtime.prediction.network import NOT_MEASURED, Network
 from plait.runtime.prediction.plan_files import ranks_of
 
@@ -48,7 +49,7 @@ def gathered_nodes(
     with ExitStack() as stack:
         if attached is not None:
             key = stack.enter_context(leaders_key(folder, os.environ))
-            gathered = _attached(attached, key, silent_after_s, say)
+            gathered = _attached(attached, key, silent_after_s, say, said_keys(recipe))
         else:
             from plait.launch.nodes.on_ray import started_by_ray
 
@@ -115,7 +116,13 @@ def threads_of(recipe: Recipe, num_ranks: int, nodes: Sequence[Node]) -> int:
     return max(1, min(node.cores // (share * count) for node, count in zip(nodes, places_beside, strict=True)))
 
 
-def _attached(attached: Attached, key: bytes, silent_after_s: float, say: Callable[[str], None]) -> Gathered:
+def _attached(
+    attached: Attached,
+    key: bytes,
+    silent_after_s: float,
+    say: Callable[[str], None],
+    keys: tuple[tuple[str, str], ...],
+) -> Gathered:
     address = resolved(attached.leader[0])
     own = address if attached.address is None else resolved(attached.address)
     place = LocalNode(own, interface_variables(own, os.environ), own_devices=attached.own_devices)
@@ -124,7 +131,7 @@ def _attached(attached: Attached, key: bytes, silent_after_s: float, say: Callab
         f"waiting for {attached.tasks - 1} more command{'s' * (attached.tasks > 2)} of this run (by {attached.by}) at "
         f"{attached.leader[0]}:{attached.leader[1]}"
     )
-    me = who(0, 0, own, own_devices=attached.own_devices)
+    me = who(0, 0, own, own_devices=attached.own_devices, keys=keys)
     tasks = range(1, attached.tasks)
     return gather(listener, key, tasks, me, place=place, silent_after_s=silent_after_s, told=say)
 
