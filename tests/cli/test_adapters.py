@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plait.cli import main
+from plait.errors import ModelError
 from plait.models.files.hub import read_config
 from plait.models.loading import load_model
 from plait.models.lora import add_lora
@@ -101,6 +102,13 @@ def test_a_base_that_is_missing(
     argv = ["generate", "--model", str(adapter), "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "o")]
     assert main(argv) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_adapter_on_an_adapter_is_refused(adapter: Path) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(adapter)}))
+    with pytest.raises(ModelError, match="which holds an adapter alone itself; set `base_model_name_or_path` there"):
+        read_config(str(adapter))
 
 
 def test_an_adapter_of_another_model_is_refused(adapter: Path, tmp_path: Path) -> None:

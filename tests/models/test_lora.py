@@ -466,6 +466,8 @@ def test_an_adapter_that_peft_trained_is_read(tmp_path: Path) -> None:
         ({"use_dora": True}, "expected plain LoRA, found LoRA with use_dora"),
         ({"peft_type": "LOHA"}, "expected plain LoRA, found LOHA"),
         ({"r": 5}, r"does not fit this model: .* of shape \(4, 32\) in place of \(5, 32\)"),
+        ({"r": None}, r"should state `r`, a whole number, and `lora_alpha`, a number, found None and 8"),
+        ({"lora_alpha": "high"}, r"`lora_alpha`, a number, found 4 and 'high'"),
         ("remove", "does not fit this model: no model.layers.0.self_attn.q_proj.lora_A.weight"),
         ("add", r"does not fit this model: an unknown model\.norm\.weight"),
         ("file", r"should hold adapter_config\.json and adapter_model\.safetensors"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from plait.errors import ModelError
@@ -89,7 +90,13 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
         raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {kind}.")
     tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
     targets = sorted({key.split(".lora_A.")[0].rpartition(".")[2] for key in tensors if ".lora_A." in key})
-    settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
+    try:
+        settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
+    except (KeyError, ValidationError) as error:
+        raise ModelError(
+            f"adapter: {str(folder)!r}: adapter_config.json should state `r`, a whole number, and `lora_alpha`, a "
+            f"number, found {config.get('r')!r:.80} and {config.get('lora_alpha')!r:.80}."
+        ) from error
     decoder = model.module.base_model
     _check_tensors(tensors, _shapes(model, decoder, settings), folder)
     view = add_lora(model, settings, name=name, seed=0)

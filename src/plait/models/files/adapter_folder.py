@@ -29,10 +29,10 @@ def adapter_of(name: str) -> AdapterFolder | None:
     """The adapter that a model's name means; None where it means something else.
 
     Raises:
-        ModelError: the folder does not say what the adapter was trained on.
+        ModelError: the folder does not say what the adapter was trained on, or says that it was another adapter.
     """
     folder = Path(os.path.expanduser(name))
-    if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
+    if not _is_adapter(folder):
         return None
     try:
         config = parse((folder / CONFIG).read_bytes())
@@ -44,7 +44,16 @@ def adapter_of(name: str) -> AdapterFolder | None:
             f"model: {folder / CONFIG} does not say which model the adapter was trained on; set "
             "`base_model_name_or_path` there to a local folder or a hub id"
         )
+    if _is_adapter(Path(os.path.expanduser(base))):
+        raise ModelError(
+            f"model: {folder / CONFIG} says that the adapter was trained on {base!r}, which holds an adapter alone "
+            "itself; set `base_model_name_or_path` there to the whole model under both"
+        )
     return AdapterFolder(folder, base)
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def base_missing(name: str, adapter: AdapterFolder, error: ModelError) -> ModelError:
