@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import shutil
@@ -409,6 +410,34 @@ def test_what_is_finished_and_not_yet_written_is_written_by_resume(given: list[s
     out.unlink()
     assert main([*given, "--resume"]) == 0
     assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_a_run_that_is_still_going_on_is_left_alone(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupted_after(4, patch)
+        assert main(given) == 130
+    partial = tmp_path / "out.jsonl.partial"
+    before = partial.read_bytes()
+    with open(partial, "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main([*given, option]) == 2
+    assert f"another process writes `{partial}`; wait for it, end it, or give" in capsys.readouterr().err
+    assert partial.read_bytes() == before
+    assert main([*given, option]) == 0, "it has ended"
+
+
+def test_two_runs_that_begin_at_once_do_not_mix(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = tmp_path / "out.jsonl.partial"
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self: partial.touch() or step(self))
+    assert main(given) == 1
+    assert f"another process has begun to write `{partial}`; give each run a file" in capsys.readouterr().err
+    assert partial.read_bytes() == b""
 
 
 def test_nothing_to_resume(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,8 +44,10 @@ def _generate(options: Options) -> int:
     history = _history(options)
     _engine(options)
     check_out(options)
-    kept = Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite)
-    with opening(title_of("generate", None), _facts(options, source)):
+    with (
+        Kept(options.out, asked_of(options), resume=options.resume, overwrite=options.overwrite) as kept,
+        opening(title_of("generate", None), _facts(options, source)),
+    ):
         from plait.models.devices import check_cuda
         from plait.runtime.evaluating.generate import generate as run
         from plait.runtime.process import set_up

@@ -7,10 +7,12 @@ in which they ended.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from plait.errors import ConfigError, RunError
 from plait.file_form import FileForm
@@ -27,7 +29,7 @@ def kept_path(out: Path) -> Path:
 
 
 class Kept:
-    """What is finished of a run, on disk.
+    """What is finished of a run, on disk. Use as a context manager.
 
     Args:
         asked: what decides the responses, by option; a run is resumed with the same.
@@ -36,7 +38,7 @@ class Kept:
 
     Raises:
         ConfigError: there is an earlier run, and neither is said; or there is none to resume, or it was asked for
-            something else.
+            something else; or another process is at it.
     """
 
     def __init__(self, out: Path, asked: Mapping[str, Any], *, resume: bool = False, overwrite: bool = False) -> None:
@@ -44,11 +46,19 @@ class Kept:
         self._asked = dict(asked)
         self.rows: list[dict[str, Any]] = []
         """Counts of the finished responses, those of earlier runs included."""
+        self._fd = -1
+        """Open, and locked, while this process writes."""
         exists = self.path.exists()
         if resume and not exists:
             raise ConfigError(f"--resume: there is no `{self.path}` to go on from; leave --resume out to begin")
+        if exists and (resume or overwrite) and not self._taken(os.O_RDWR):
+            raise ConfigError(f"--out: another process writes `{self.path}`; wait for it, end it, or give another file")
         if resume:
-            self.rows = self._read()
+            try:
+                self.rows = self._read()
+            except ConfigError:
+                self.close()
+                raise
         elif exists and overwrite:
             self.drop()
         elif exists:
@@ -63,16 +73,19 @@ class Kept:
         return {(row["row"], row["sample"]) for row in self.rows}
 
     def add(self, sample: Sample) -> None:
-        """Raises RunError where the file system refuses it."""
+        """Raises RunError where the file system refuses it, or another process has begun to write there."""
         from plait.runtime.evaluating.generation_report import row_of
 
         row = row_of(sample)
         head = b"" if self.rows else encode_row({"format": FORM.format, "version": FORM.version, "asked": self._asked})
         try:
-            with open(self.path, "ab") as file:
-                file.write(head + encode_row(row))
+            if self._fd < 0 and not self._taken(os.O_RDWR | os.O_CREAT | os.O_EXCL):
+                raise RunError(f"another process has begun to write `{self.path}`; give each run a file of its own")
+            line = head + encode_row(row)
+            while line:
+                line = line[os.write(self._fd, line) :]
         except OSError as error:
-            if not self.rows:
+            if not self.rows and self._fd >= 0:
                 self.drop()
             raise RunError(f"`{self.path}` cannot be written: {error.strerror or error}") from error
         self.rows.append(row)
@@ -84,6 +97,29 @@ class Kept:
     def drop(self) -> None:
         """All of it stands in `out` now."""
         self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have it. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _taken(self, flags: int) -> bool:
+        """Open the file and lock it, until this process ends or drops it; False: another process has it."""
+        try:
+            self._fd = os.open(self.path, flags | os.O_APPEND, 0o666)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileExistsError):
+            self.close()
+            return False
+        return True
 
     def _read(self) -> list[dict[str, Any]]:
         cut_torn_line(self.path)
