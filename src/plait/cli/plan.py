@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from cyclopts import Parameter
 
 from plait.cli.app import Number, Whole
-from plait.cli.plan_options import Keys, OnCluster, check_files
+from plait.cli.output_files import files_of
+from plait.cli.plan_options import Keys, OnCluster
 from plait.errors import ConfigError
 from plait.observe.screen import say
 
@@ -107,7 +108,7 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
         Keys of the recipe, `--key value`, in place of the file's.
     """
     seconds, evaluations = how.limits()
-    check_files(where.overwrite, out=how.out)
+    files_of(where.overwrite, out=how.out)
     planning = where.planning(recipe, keys)
     from plait.cli.plan_following import following
     from plait.cli.plan_report import Report
@@ -142,7 +143,7 @@ def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: G
     keys
         Keys of the recipe, `--key value`, in place of the file's.
     """
-    check_files(where.overwrite, timeline=which.timeline, picture=which.picture)
+    files_of(where.overwrite, timeline=which.timeline, picture=which.picture)
     planning = where.planning(recipe, keys, which.plan)
     from plait.cli.plan_report import Report
     from plait.cli.plan_text import plan_text

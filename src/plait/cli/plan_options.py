@@ -130,16 +130,3 @@ def _check_device(device: str, spec: ClusterSpec) -> None:
         raise ConfigError(
             f"key `device`: expected cuda, for a cluster of {spec.device.name}, found cpu; give `--device cuda`"
         )
-
-
-def check_files(overwrite: bool, **paths: Path | None) -> None:
-    """Raises ConfigError where a file may not be written."""
-    from plait.output import check_file
-
-    files = {option: path for option, path in paths.items() if path is not None}
-    for option, path in files.items():
-        if not path.parent.is_dir():
-            raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
-        check_file(path, f"--{option}", overwrite=overwrite)
-    if len({path.resolve() for path in files.values()}) < len(files):
-        raise ConfigError(f"expected a file each for {', '.join(f'--{option}' for option in files)}, found one twice")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from plait.cli.app import Whole
+from plait.cli.output_files import files_of
 from plait.errors import ConfigError
 from plait.observe.screen import say
 
@@ -49,8 +50,7 @@ def profile(
     """
     if not 1 <= threads <= MOST_THREADS:
         raise ConfigError(f"--threads: expected 1 to {MOST_THREADS}, found {threads}")
-    if out is not None:
-        _check_out(out, overwrite)
+    files_of(overwrite, out=out)
     from plait.cost.estimate import model_shape
     from plait.models.files.hub import read_config
 
@@ -82,15 +82,6 @@ def _describe(measured: Profile, model: str) -> None:
     say(f"  a layer for {samples} samples of {context} tokens   {1e3 * step:.2f} ms")
     say(f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s, between processes {between / 1e9:.1f} GB/s")
     say(f"  steps of other sizes are foretold with a mean error of {measured.error:.0%}")
-
-
-def _check_out(out: Path, overwrite: bool) -> None:
-    if out.is_dir():
-        raise ConfigError(f"--out: `{out}` is a folder; give a file")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: the folder `{out.parent}` does not exist; make it, or give another file")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"--out: `{out}` exists; give another file, or --overwrite")
 
 
 def _check_device(device: str, dtype: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from plait.cli.app import Number, Whole
+from plait.cli.output_files import files_of
 from plait.cli.schedule_report import baselines_of, record, report
 from plait.cli.workload_options import WorkloadOptions
 from plait.errors import ConfigError
@@ -62,7 +63,7 @@ def schedule(pipelines: WorkloadOptions, options: Options = DEFAULT) -> int:
     workload = pipelines.workload()
     if not 0 <= options.seconds <= MOST_SECONDS:
         raise ConfigError(f"--seconds: expected a number from 0 to {MOST_SECONDS}, found {options.seconds:g}")
-    files = _files(options)
+    files = files_of(options.overwrite, out=options.out, timeline=options.timeline, picture=options.picture)
     from plait.planner.evaluate import score
     from plait.schedule.validate import validate
     from plait.simulator.static import simulate
@@ -131,21 +132,6 @@ def _progress(seconds: float) -> Iterator[Callable[[Progress], None]]:
             bar.update(task, completed=min(progress.seconds, seconds), description=text)
 
         yield show
-
-
-def _files(options: Options) -> dict[str, Path]:
-    """The files that are asked for, by option. Raises ConfigError where one may not be written, or two are the same."""
-    from plait.output import check_file
-
-    paths = {"out": options.out, "timeline": options.timeline, "picture": options.picture}
-    files = {option: path for option, path in paths.items() if path is not None}
-    for option, path in files.items():
-        if not path.parent.is_dir():
-            raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
-        check_file(path, f"--{option}", overwrite=options.overwrite)
-    if len({path.resolve() for path in files.values()}) < len(files):
-        raise ConfigError(f"expected a file each for {', '.join(f'--{option}' for option in files)}, found one twice")
-    return files
 
 
 def _write(result: SearchResult, predicted: Timeline, files: dict[str, Path]) -> None:

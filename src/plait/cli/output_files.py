@@ -1,0 +1,24 @@
+"""The files that a command is asked to write, seen before it works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.errors import ConfigError
+from plait.output import check_file
+
+
+def files_of(overwrite: bool, **paths: Path | None) -> dict[str, Path]:
+    """The files that are asked for, by option.
+
+    Raises:
+        ConfigError: one may not be written, or two are the same.
+    """
+    files = {option: path for option, path in paths.items() if path is not None}
+    for option, path in files.items():
+        if not path.parent.is_dir():
+            raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
+        check_file(path, f"--{option}", overwrite=overwrite)
+    if len({path.resolve() for path in files.values()}) < len(files):
+        raise ConfigError(f"expected a file each for {', '.join(f'--{option}' for option in files)}, found one twice")
+    return files
