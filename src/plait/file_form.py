@@ -49,7 +49,7 @@ class FileForm:
             DataError: it cannot be read.
         """
         try:
-            return Path(path).read_text(encoding="utf-8")
+            return Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise DataError(f"{path}: expected a {self.what} file that can be read: {why}") from error

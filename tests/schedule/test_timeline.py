@@ -57,6 +57,15 @@ def test_sums_of_a_timeline():
     assert Timeline(()).makespan_s == 0.0
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    """Windows' editors put one before a text."""
+    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    for write in (TWO.save, lambda path: write_chrome_trace(path, TWO)):
+        write(plain)
+        marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes().replace(b"\n", b"\r\n"))
+        assert load_any(marked) == load_any(plain)
+
+
 def test_the_chrome_trace_holds_every_span_and_the_memory_curve(tmp_path):
     write_chrome_trace(tmp_path / "t.json", TWO)
     events = read_trace(tmp_path / "t.json")

@@ -74,6 +74,8 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
             f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}); `{key}` takes JSONL, or Parquet in a file "
             "named *.parquet"
         ) from None
+    except OSError as error:
+        raise DataError(f"`{key}`: `{path}` cannot be read: {error.strerror or error}") from None
     # `splitlines` would also cut at U+2028 and its like, which JSON allows inside a string.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():

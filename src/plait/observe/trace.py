@@ -200,7 +200,7 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
     Raises `DataError` when the file is no array of events.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: expected a Chrome trace, found bytes that are no UTF-8: {error}") from None
     if not text.startswith("["):

@@ -149,7 +149,7 @@ class Timeline:
 def load_any(path: str | Path) -> Timeline:
     """Read a timeline file, or the Chrome trace that a run writes. Raises `DataError`."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             is_trace = file.read(64).lstrip().startswith("[")
         return _from_trace(read_trace(path)) if is_trace else Timeline.load(path)
     except OSError as error:

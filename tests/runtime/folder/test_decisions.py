@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.errors import DataError
 from plait.policy.migration import STEPS_OF_A_MOVE
-from plait.runtime.folder.decisions import Experience, response_lengths
+from plait.runtime.folder.decisions import Decisions, Experience, response_lengths
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -31,6 +32,13 @@ def test_what_moves_take_is_what_the_last_one_took(tmp_path: Path) -> None:
         run.keep((step, "actor.generate"), {"seen": None, "move_s": move_s}, move_s)
     assert run.move_s(0.1) == 0.3
     assert Experience(file).move_s(0.1) == 0.3
+
+
+@pytest.mark.parametrize("row", ['{"call": "actor.generate"}', '{"step": [], "call": "a"}'])
+def test_a_row_that_is_none_is_damaged(tmp_path: Path, row: str) -> None:
+    (tmp_path / "fusion.jsonl").write_text(row + "\n")
+    with pytest.raises(DataError, match=r"fusion\.jsonl is damaged: expected `step` and `call` in every row"):
+        Decisions(tmp_path / "fusion.jsonl")
 
 
 def test_lengths_before_a_step_are_the_same_in_a_run_that_is_resumed(tmp_path: Path) -> None:

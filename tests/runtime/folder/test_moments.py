@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.errors import RunError
+from plait.errors import DataError, RunError
 from plait.observe.run_log import read_rows
 from plait.runtime.folder.moments import Moment, Moments
 from plait.schedule.update_rule import UpdateRule
@@ -23,6 +23,13 @@ def test_what_is_kept_is_there_in_the_next_stay(tmp_path: Path) -> None:
     assert read_rows(path)[0] == {"version": 3, "kv": "keep", "open": [[7, [[0, 12], [3, 0]]], [9, [[1, 5]]]]}
     again = Moments(path, "recompute")
     assert (again.at(3), again.at(4), again.at(5)) == (Moment("keep", STANDING), Moment("keep", {}), None)
+
+
+@pytest.mark.parametrize("row", ['{"version": 3}', '{"version": 3, "kv": "keep", "open": [7]}'])
+def test_a_row_that_is_none_is_damaged(tmp_path: Path, row: str) -> None:
+    (tmp_path / "moments.jsonl").write_text(row + "\n")
+    with pytest.raises(DataError, match=r"moments\.jsonl is damaged: expected `version`, `kv` and `open` in every row"):
+        Moments(tmp_path / "moments.jsonl", "keep")
 
 
 def test_samples_that_stand_there_again_write_nothing(tmp_path: Path) -> None:

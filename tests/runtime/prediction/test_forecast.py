@@ -12,7 +12,7 @@ from plait.cost.corrections import Correction
 from plait.cost.lengths import Lengths
 from plait.cost.machine import unmeasured
 from plait.cost.profile import Profile
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -277,3 +277,6 @@ def test_lengths(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     assert lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9)).prompts == Lengths((41, 41), 40)
     with pytest.raises(ConfigError, match="no samples"):
         lengths_of(str(tmp_path), recipe, lambda: Lengths.fixed(9))
+    (tmp_path / "run/samples/step-000001.jsonl").write_text('{"prompt_ids": 5, "token_ids": [3]}\n')
+    with pytest.raises(DataError, match=r"step-000001\.jsonl:1 is damaged: expected a list of tokens as `prompt_ids`"):
+        lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.observe.run_log import cut_torn_line, read_rows
+from plait.observe.run_log import cut_torn_line, damaged, read_rows, writing
 from plait.policy.migration import STEPS_OF_A_MOVE, MoveTimes
 
 LENGTHS_OF_STEPS = 4
@@ -40,7 +40,10 @@ class Decisions:
         if path.is_file():
             cut_torn_line(path)
         rows: Iterable[dict[str, Any]] = read_rows(path) if path.is_file() else ()
-        self._rows = {(row["step"], row["call"]): row for row in rows}
+        try:
+            self._rows = {(row["step"], row["call"]): row for row in rows}
+        except (KeyError, TypeError) as error:
+            raise damaged(path, f"expected `step` and `call` in every row ({error!r})") from None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -52,12 +55,12 @@ class Decisions:
         return self._rows.get(key)
 
     def keep(self, key: CallOfStep, values: dict[str, Any]) -> None:
-        """Write what was decided, unless that is there from before."""
+        """Write what was decided, unless that is there from before. Raises RunError where that cannot be written."""
         if key in self._rows:
             return
         row = {"step": key[0], "call": key[1], **values}
         self._rows[key] = row
-        with open(self._path, "a") as file:
+        with writing(self._path), open(self._path, "a") as file:
             file.write(json.dumps(row) + "\n")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import RunError
-from plait.observe.run_log import cut_torn_line, read_rows, writing
+from plait.observe.run_log import cut_torn_line, damaged, read_rows, writing
 from plait.schedule.update_rule import HeldKV, UpdateRule
 
 Standing = Mapping[int, Mapping[int, int]]
@@ -45,7 +45,10 @@ class Moments:
         if path.is_file():
             cut_torn_line(path)
         rows = read_rows(path) if path.is_file() else ()
-        self._moments = {row["version"]: Moment(row["kv"], _standing(row["open"])) for row in rows}
+        try:
+            self._moments = {row["version"]: Moment(row["kv"], _standing(row["open"])) for row in rows}
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(path, f"expected `version`, `kv` and `open` in every row ({error!r})") from None
 
     @classmethod
     def opened(cls, path: Path, rule: UpdateRule, version: int) -> Moments | None:

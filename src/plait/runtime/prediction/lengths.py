@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
-from plait.observe.run_log import read_rows
+from plait.observe.run_log import damaged, read_rows
 from plait.policy.packing import root_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.run_files import newest_samples
@@ -47,8 +48,18 @@ def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Len
     return SampleLengths(prompts, Lengths.fixed(int(match[2])))
 
 
+def _samples(file: Path) -> list[dict[str, Any]]:
+    """Rows of a file of samples. Raises DataError where the tokens of one are none."""
+    rows = read_rows(file)
+    for number, row in enumerate(rows, start=1):
+        for name in ("prompt_ids", "token_ids"):
+            if not isinstance(row.get(name) or [], list):
+                raise damaged(f"{file}:{number}", f"expected a list of tokens as `{name}`, found {row[name]!r:.40}")
+    return rows
+
+
 def _recorded(folder: Path, most: int) -> SampleLengths:
-    steps = [list(read_rows(file)) for file in newest_samples(folder, "--lengths")]
+    steps = [_samples(file) for file in newest_samples(folder, "--lengths")]
     rows = [row for of_step in steps for row in of_step]
     prompts = [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
     responses = [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
