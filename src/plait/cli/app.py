@@ -38,6 +38,7 @@ app = App(
     help="Train language models from feedback: write the algorithm, plan it, run it.",
     help_epilogue="`plait COMMAND --help` lists what newcomers need, `plait COMMAND --help-all` everything.",
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,  # `plait.cli` says that it came
 )
 
 TRAIN = "Train a model: generate, score, learn, again and again."
