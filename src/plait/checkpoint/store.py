@@ -68,15 +68,15 @@ class Checkpoint:
     folder: Path
     state: dict[str, Any]
 
-    def tensors(self, device: str = "cpu") -> dict[str, Tensor]:
-        """Read the tensors, each in the shape and dtype that `save` was given. On the CPU they map the file privately:
+    def tensors(self) -> dict[str, Tensor]:
+        """Read the tensors, each in the shape and dtype that `save` was given, on the CPU. They map the file privately:
         copy what is to outlive the checkpoint.
 
         Raises:
             RunError: the file cannot be read as safetensors.
         """
         try:
-            return load_file(self.folder / _TENSORS, device=device)
+            return load_file(self.folder / _TENSORS)
         except SafetensorError as error:
             raise RunError(f"{self.folder / _TENSORS} cannot be read: {error}") from error
 

@@ -40,11 +40,11 @@ def divided(holdings: Holdings) -> dict[int, list[TensorBox]]:
     return {rank: sorted(mine) for rank, mine in pieces.items()}
 
 
-def stored_once(holdings: Holdings, cluster: Cluster, buffer: str = "file") -> Holdings:
+def stored_once(holdings: Holdings, cluster: Cluster) -> Holdings:
     """One store for each rank, in the order of ranks, with what `divided` gives the rank. A save is the move from
     `writers(held)` to it."""
     boxes = {cluster.store(index): mine for index, mine in enumerate(divided(holdings).values())}
-    return packed(holdings.params, holdings.dtype, boxes, buffer)
+    return packed(holdings.params, holdings.dtype, boxes, "file")
 
 
 def writers(holdings: Holdings) -> Holdings:

@@ -23,6 +23,7 @@ _COLOURS = (
 )
 _INDEX = re.compile(r"(\d+)(?:\.\d+)?$")
 _PART = re.compile(r"/p(\d+)(?:/mb(\d+))?$")
+_ROW_HEIGHT = 26
 _LEAST_WAIT = 4.0
 """Width of a wait that is drawn."""
 _LEAST_EDGED = 2.5
@@ -62,18 +63,18 @@ def ascii_gantt(timeline: Timeline, width: int = 100) -> str:
     return "\n".join(lines) + "\n"
 
 
-def svg_gantt(timeline: Timeline, title: str = "", width: int = 1200, row_height: int = 26) -> str:
+def svg_gantt(timeline: Timeline, title: str = "") -> str:
     """The timeline as an SVG picture: a row per lane, a box per action with its micro-batch where it fits.
 
     Of pipelines the first model is blue, the second red; forwards are light, backwards dark. What else ranks do has a
     colour for each call, and parts of a call their numbers (`3`, or `3.1` for the second micro-batch of one). Grey
     ground is idle. Where it was measured, a dashed box is a rank that waits, with what for (`schedule.idle`).
     """
-    return svg_gantts([(title, timeline)], width, row_height)
+    return svg_gantts([(title, timeline)])
 
 
-def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200, row_height: int = 26) -> str:
-    """Timelines with their titles, one above the other on one scale; see `svg_gantt`."""
+def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200) -> str:
+    """Timelines with their titles, one above the other on one scale, `width` pixels wide; see `svg_gantt`."""
     spans = [span for _, timeline in panels for span in timeline.spans]
     end = max((span.end_s for span in spans), default=0.0) or 1.0
     named = list(dict.fromkeys(_named(span) for span in spans))
@@ -90,11 +91,11 @@ def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200, row_he
         idle = waits(timeline, _LEAST_WAIT / scale) if timeline.source == "measured" else []
         waiting |= bool(idle)
         for name, row in _rows(timeline):
-            drawn += _row(name, row, named, (left, y), (own * scale, scale, row_height))
+            drawn += _row(name, row, named, (left, y), (own * scale, scale))
             if row[0].lane == COMPUTE:
                 mine = [wait for wait in idle if wait.rank == row[0].rank]
-                drawn += [part for wait in mine for part in _wait(wait, (left, y), scale, row_height)]
-            y += row_height
+                drawn += [part for wait in mine for part in _wait(wait, (left, y), scale)]
+            y += _ROW_HEIGHT
         drawn.append(_axis(end, own, left, y, scale))
         y += 22
     lines, last = _legend(spans, named, left, y + 16, width - 12, waiting=waiting)
@@ -109,17 +110,17 @@ def svg_gantts(panels: Sequence[tuple[str, Timeline]], width: int = 1200, row_he
 
 
 def _row(
-    name: str, spans: Sequence[Span], named: Sequence[str], at: tuple[float, float], sizes: tuple[float, float, int]
+    name: str, spans: Sequence[Span], named: Sequence[str], at: tuple[float, float], sizes: tuple[float, float]
 ) -> list[str]:
     """
     Args:
         at: left upper corner of its ground.
-        sizes: width of the ground, of a second, and height of a row.
+        sizes: width of the ground, and of a second.
     """
-    (left, y), (ground, scale, row_height) = at, sizes
+    (left, y), (ground, scale) = at, sizes
     parts = [
-        f'<text x="{left - 8}" y="{y + row_height / 2 + 3}" text-anchor="end" fill="#222">{escape(name)}</text>'
-        f'<rect x="{left}" y="{y + 1}" width="{ground:.1f}" height="{row_height - 3}" fill="#eeeeee"/>'
+        f'<text x="{left - 8}" y="{y + _ROW_HEIGHT / 2 + 3}" text-anchor="end" fill="#222">{escape(name)}</text>'
+        f'<rect x="{left}" y="{y + 1}" width="{ground:.1f}" height="{_ROW_HEIGHT - 3}" fill="#eeeeee"/>'
     ]
     for span in spans:
         dark, light = _COLOURS[named.index(_named(span)) % len(_COLOURS)]
@@ -127,28 +128,28 @@ def _row(
         x, wide = left + span.start_s * scale, span.duration_s * scale
         edge = ' stroke="white" stroke-width="0.7"' if wide >= _LEAST_EDGED else ""
         parts.append(
-            f'<rect x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{row_height - 3}" fill="{fill}"{edge}>'
+            f'<rect x="{x:.1f}" y="{y + 1}" width="{wide:.1f}" height="{_ROW_HEIGHT - 3}" fill="{fill}"{edge}>'
             f"<title>{escape(span.action)} {span.start_s:g} to {span.end_s:g}</title></rect>"
         )
         number = _number(span)
         if number and wide >= 7 * len(number) + 2:
             ink = "#111" if span.kind == "F" else "white"
-            parts.append(_text(number, x + wide / 2, y + row_height / 2 + 3, ink))
+            parts.append(_text(number, x + wide / 2, y + _ROW_HEIGHT / 2 + 3, ink))
     return parts
 
 
-def _wait(wait: Wait, at: tuple[float, float], scale: float, row_height: int) -> list[str]:
+def _wait(wait: Wait, at: tuple[float, float], scale: float) -> list[str]:
     (left, y), wide = at, (wait.end_s - wait.start_s) * scale
     x = left + wait.start_s * scale
     parts = [
-        f'<rect x="{x + 1:.1f}" y="{y + 2}" width="{wide - 2:.1f}" height="{row_height - 5}" fill="none" '
+        f'<rect x="{x + 1:.1f}" y="{y + 2}" width="{wide - 2:.1f}" height="{_ROW_HEIGHT - 5}" fill="none" '
         f'stroke="#888" stroke-dasharray="3 2"><title>{escape(str(wait))}</title></rect>'
     ]
     if wait.until is not None:
         whole = f"for rank {wait.until.rank}: {wait.until.action}"
         text = next((label for label in (whole, f"rank {wait.until.rank}") if _LETTER * len(label) + 4 <= wide), "")
         if text:
-            parts.append(_text(text, x + wide / 2, y + row_height / 2 + 3, "#555"))
+            parts.append(_text(text, x + wide / 2, y + _ROW_HEIGHT / 2 + 3, "#555"))
     return parts
 
 

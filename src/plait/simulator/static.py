@@ -79,7 +79,6 @@ def simulate(
     holds: Mapping[str, float] | None = None,
     caps: Sequence[float] | None = None,
     latency_s: Latency | None = None,
-    step: int | None = None,
 ) -> Timeline:
     """Run a schedule; return its predicted timeline.
 
@@ -87,7 +86,6 @@ def simulate(
     holds:   action id → memory that it takes (above zero, at its start) or gives back (below zero, at its end)
     caps:    [num_ranks] the most that each rank may hold
     latency_s: between ranks, besides what sends take; not for a `Program`, which has its own
-    step:    written into every span
 
     Raises `DataError` when actions wait for each other, or a rank holds more than its cap.
     """
@@ -96,7 +94,7 @@ def simulate(
     start = program.starts_s(duration)
     assert start is not None, "a program that was accepted deadlocked"
     spans = tuple(
-        Span(a.id, a.kind.value, a.rank, t, t + d, a.bytes, 0, a.kind.lane, a.model, step)
+        Span(a.id, a.kind.value, a.rank, t, t + d, a.bytes, 0, a.kind.lane, a.model)
         for a, t, d in zip(program.actions, start.tolist(), duration.tolist(), strict=True)
     )
     memory = () if holds is None else _ledger(spans, holds, caps)

@@ -67,11 +67,11 @@ class Recorder:
             yield done
 
     @contextmanager
-    def span(self, action: str, kind: str, role: str = "") -> Iterator[None]:
-        """Record what happens inside as one computation; nothing where it fails."""
+    def span(self, action: str, kind: str) -> Iterator[None]:
+        """Record what happens inside as one computation; nothing if it fails."""
         start_s = self.now_s
         yield
-        self._ended(Done(action, kind), role, start_s)
+        self._ended(Done(action, kind), "", start_s)
 
     def add(self, action: str, kind: str, role: str, lane: str, start_s: float, end_s: float) -> None:
         """Record an action of another process; its times are those of the clock that all of a machine share."""
