@@ -12,7 +12,7 @@ import pytest
 
 from plait.data.packed import pack
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.errors import RunError, UserError
+from plait.errors import ModelError, RunError, UserError
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
@@ -122,6 +122,17 @@ def test_a_reward_model_that_cannot_read_the_prompts_is_refused_before_anything(
     with pytest.raises(UserError, match=message):
         run(recipe)
     assert not recipe.run_dir.exists()
+
+
+def test_a_reward_model_without_a_tokenizer_is_refused_by_its_key(
+    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path
+) -> None:
+    save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), tmp_path / "reward_model")
+    for file in (tmp_path / "reward_model").glob("tokenizer*"):
+        file.unlink()
+    keys = {"reward.functions": [], "reward.model": str(tmp_path / "reward_model")}
+    with pytest.raises(ModelError, match=r"key `reward\.model`: `.*` has no tokenizer that can be read"):
+        prepare(make_recipe(**keys))
 
 
 @pytest.mark.parametrize(

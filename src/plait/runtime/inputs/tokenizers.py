@@ -67,9 +67,15 @@ def check_roles(tokenizer: Any, model: str, role_models: Iterable[RoleModel]) ->
 
     Args:
         tokenizer: of the run's model.
+
+    Raises:
+        ModelError: see `load_tokenizer`.
     """
     for of_role in role_models:
-        if of_role.name == model or (of_role.role in REWARD_ROLES and not of_role.trained):
+        if of_role.name == model:
+            continue
+        if of_role.role in REWARD_ROLES and not of_role.trained:
+            load_tokenizer(of_role.name, of_role.key)
             continue
         if unlike := unlike_tokens(tokenizer, of_role.name, of_role.key):
             remedy = f"give another `{of_role.key}`"
