@@ -33,6 +33,9 @@ class Decisions:
 
     Args:
         path: of the file. What is there was decided before, by the run that is resumed.
+
+    Raises:
+        DataError: it is damaged.
     """
 
     def __init__(self, path: Path) -> None:

@@ -38,6 +38,9 @@ class Moments:
     Args:
         path: of the file. What is there was so in an earlier stay of the run, and is repeated.
         kv: what becomes of keys and values, unless a checkpoint is written or read.
+
+    Raises:
+        DataError: it is damaged.
     """
 
     def __init__(self, path: Path, kv: HeldKV) -> None:
@@ -55,6 +58,7 @@ class Moments:
         """Those of a run that goes on with weights of this version; None: its samples never go on with new weights.
 
         Raises:
+            DataError: see above.
             RunError: the file cannot be written.
         """
         if rule.kv is None:

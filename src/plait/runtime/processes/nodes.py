@@ -59,7 +59,7 @@ def gathered_nodes(
             gathered.check_folder(folder.resolve())
             yield gathered
         except BaseException as error:
-            gathered.end(_code(error), f"node 0: {error or type(error).__name__}")
+            gathered.end(_code(error), f"node 0: {_said_of(error)}")
             raise
         gathered.end(0)
 
@@ -143,6 +143,10 @@ def _need(recipe: Recipe, num_nodes: int) -> Need:
         raise ConfigError("`launcher` ray: say with `devices` how many ranks the run has, or give a plan file")
     cores = {"CPU": float(recipe.threads or 1)}
     return Need(num_ranks, {"GPU": 1.0, **cores} if recipe.device == "cuda" else cores, num_nodes)
+
+
+def _said_of(error: BaseException) -> str:
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
 
 
 def _code(error: BaseException) -> int:
