@@ -188,6 +188,25 @@ def test_decoding_takes_a_step_for_each_token_but_the_first() -> None:
     assert found.working_bytes == (4 * 16 * 2 * 4 * 64 * 2,)
 
 
+def test_prompts_that_begin_alike_are_computed_and_held_once_as_far_as_they_do() -> None:
+    """Four prompts of 40 tokens, of which all begin with two blocks: 96 tokens less, and 3 times the pairs of 32. A
+    pool of 96 tokens has room for 4 samples of 48 tokens in place of 2: 8 of them take two waves of 7 steps."""
+    lengths = SampleLengths(Lengths.fixed(40, root=33), Lengths.fixed(8))
+    apart, alike = Workload(4, 2, lengths), Workload(4, 2, lengths, shared_root=32, held_root=32)
+    layout = Layout.on(range(1))
+    apart_s, alike_s = (
+        costs_of(work).call("actor.generate", "prefill", layout).terms["prompts"] for work in (apart, alike)
+    )
+    assert apart_s - alike_s == pytest.approx(4 * (2 * 96 * LAYER + 4 * 3 * 528 * 64) / 0.5e9)
+    held = (costs_of(work).call("actor.generate", "decode", layout).working_bytes for work in (apart, alike))
+    assert list(held) == [(tokens * 2 * 4 * 64 * 2,) for tokens in (8 * 48, 32 + 8 * 16)]
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    for work, waves in ((apart, 4), (alike, 2)):
+        costs = costs_of(replace(work, kv_tokens=96), fixed)
+        whole, prompts = (costs.call("actor.generate", mode, layout).seconds for mode in ("decode", "prefill"))
+        assert whole - prompts == pytest.approx(waves * 7 * (4 * 1.0 + 2 * HEAD / 1e8))
+
+
 def test_stages_decode_as_a_ring_of_as_many_groups_as_a_run_has() -> None:
     """Layers of a second: two groups keep both stages busy, one at a time, so a token of all takes no longer than on
     one device, and with one group as the recipe may say, or a cluster's software, as long as both stages one by one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from plait.generation.engine import Engine, drain
 from plait.generation.exact import ExactForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
+from plait.generation.request import GoingOn
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
+from tests.generation.requests import with_head
 from tests.generation.test_engine import TEXTS, by_uid, request_of
 from tests.generation.test_ragged import random_tree
 from tests.models.tiny import tiny_model
@@ -86,6 +89,44 @@ def test_the_same_bits_in_any_company(
     found = by_uid(drain(engine))
     assert found == {uid: alone(family, dtype)[uid] for uid in found}
     assert len(found) == 2 * taken
+
+
+@functools.cache
+def alone_with_head(family: str, dtype: torch.dtype, uid: int, size: int, head: int) -> dict[str, Sample]:
+    """The two samples of a prompt, each by an engine of its own: nothing is shared."""
+    found = {}
+    for index in range(2):
+        engine = exact_engine(model_of(family, dtype))
+        engine.add(replace(with_head(uid, size, [5, 8], head), going_on=GoingOn(left_out=frozenset({1 - index}))))
+        found |= by_uid(drain(engine))
+    return found
+
+
+@pytest.mark.parametrize(("family", "dtype"), slow_but(QUICK, EVERY), ids=str)
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@given(
+    asked=st.lists(st.tuples(st.sampled_from([31, 33, 48, 50]), st.integers(0, 1)), min_size=2, max_size=4),
+    steps=st.integers(0, 3),
+    max_running=st.sampled_from([3, 50]),
+    max_prefill_tokens=st.sampled_from([20, 1000]),
+    kv_tokens=st.sampled_from([None, 80]),
+)
+def test_the_same_bits_where_prompts_begin_alike(
+    family, dtype, asked, steps, max_running, max_prefill_tokens, kv_tokens
+) -> None:
+    """Prompts come one after the other, in chunks or at once, and samples give way in a pool that has no room for all
+    of them: whoever computed what they begin with, tokens, log-probs and ends are those of each alone."""
+    engine = exact_engine(
+        model_of(family, dtype), max_running=max_running, max_prefill_tokens=max_prefill_tokens, kv_tokens=kv_tokens
+    )
+    expected, samples = {}, []
+    for uid, (size, head) in enumerate(asked):
+        engine.add(with_head(uid, size, [5, 8], head))
+        expected |= alone_with_head(family, dtype, uid, size, head)
+        for _ in range(steps):
+            samples += engine.step() if engine.has_work else []
+    assert by_uid([*samples, *drain(engine)]) == expected
+    assert engine.state.scheduler.blocks.num_held == 0
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels import paged_attention
+from plait.kernels.decoder import CHUNK_ROWS
 from plait.kernels.noise import NoiseKey
-from tests.generation.requests import is_packed
+from tests.generation.requests import is_packed, with_head
 from tests.generation.test_engine import TEXTS, by_uid, request_of
 from tests.models.tiny import tiny_model
 
@@ -49,6 +50,32 @@ def test_a_preempted_sample_is_computed_again_to_the_same_bits(dtype: torch.dtyp
         found.append(by_uid(samples))
     assert len(found[0]) == 9
     assert found[1] == found[2] == found[0]
+
+
+@needs_vectors
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_who_reads_what_another_computes_in_the_step_stands_behind_it(dtype: torch.dtype) -> None:
+    """Six prompts of 60 tokens, more rows than pass the layers at a time, and behind the last a prompt of which all
+    but 12 tokens are those of that one; then all is computed again, of whole groups. Each sample says what it says
+    alone."""
+    model, heads = tiny_model("llama", dtype=dtype), [*range(6), 5]
+    asked = [with_head(uid, 60, [20, 24], head) for uid, head in enumerate(heads)]
+    expected = {}
+    for request in asked:
+        alone = Engine(model, SamplingSettings())
+        alone.add(request)
+        expected |= by_uid(drain(alone))
+    engine = Engine(model, SamplingSettings())
+    for request in asked:
+        engine.add(request)
+    engine.step()
+    assert engine.last_step is not None
+    assert engine.last_step.num_prefill_tokens == 6 * 60 + 12 > CHUNK_ROWS
+    engine.update_weights(0)
+    engine.step()
+    assert engine.last_step.num_prefill_tokens == 6 * 61 + 8 * 13
+    assert is_packed(engine)
+    assert by_uid(drain(engine)) == expected
 
 
 def test_a_prefix_is_all_that_stands_before() -> None:

@@ -179,6 +179,21 @@ def test_samples_of_a_prompt_share_what_it_holds_of_it() -> None:
     assert sum(counts) == 32 + 3 * 9 + 3 * 2
 
 
+def test_samples_whose_prompts_begin_alike_share_that() -> None:
+    """Two blocks of three prompts of 60 tokens once, and the 28 behind them for each, of which a block is whole."""
+    drafter = drafter_of(tiny_model("llama"))
+    counts = counted(drafter)
+    for slot in range(3):
+        drafter.begin(slot, (*range(5, 40), *range(100 + slot, 125 + slot)))
+        said(drafter, slot, 7)
+    asked_for(drafter, [0, 1, 2])
+    assert sum(counts) == 32 + 3 * 29 + 3 * 2
+    drafter.begin(3, (*range(5, 40), 9))
+    said(drafter, 3, 7)
+    asked_for(drafter, [3])
+    assert sum(counts) == 32 + 3 * 29 + 3 * 2 + 5 + 2
+
+
 def test_what_came_true_is_not_computed_again() -> None:
     """The first two of three guessed tokens were computed, to guess the next ones behind them."""
     drafter = drafter_of(tiny_model("llama"))

@@ -70,9 +70,33 @@ def test_a_conversation_goes_on_from_what_was_said(exact: bool) -> None:
     assert engine.state.scheduler.blocks.num_held == 0
 
 
-def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
+def test_prompts_in_flight_share_what_they_begin_with() -> None:
+    """Three of the four blocks of 50 tokens: those of the first are those of all, also in the same step, and when all
+    is computed again."""
+    engine = Engine(shared_model(), SamplingSettings())
+    for uid in range(3):
+        engine.add(with_head(uid, 50, [9, 9]))
+    engine.step()
+    assert engine.last_step is not None
+    assert (engine.last_step.num_prefill_tokens, engine.occupancy.kv_tokens[0]) == (50 + 2 * 2, (3 + 3) * 16)
+    engine.update_weights(1)
+    engine.step()
+    assert engine.last_step.num_prefill_tokens == 51 + 5 * 3
+    engine.add(with_head(3, 50, [3]))
+    engine.add(with_head(4, 50, [3], head=1))
+    engine.step()
+    assert engine.last_step.num_prefill_tokens == 2 + 50
+    assert len(list(drain(engine))) == 8
+    assert engine.occupancy.kv_bytes == 0
+    engine.add(with_head(5, 50, [3]))
+    engine.step()
+    assert engine.last_step.num_prefill_tokens == 50, "nobody held it any more"
+
+
+@pytest.mark.parametrize("cache_tokens", [0, 64])
+def test_later_prompts_share_nothing_with_samples_of_older_weights(cache_tokens: int) -> None:
     model = tiny_llama()
-    engine = Engine(model, SamplingSettings(prefix_cache_tokens=64))
+    engine = Engine(model, SamplingSettings(prefix_cache_tokens=cache_tokens))
     engine.add(with_head(0, 40, [9]))
     engine.step()
     with torch.no_grad():
@@ -83,7 +107,8 @@ def test_later_prompts_share_nothing_with_samples_of_older_weights() -> None:
     assert engine.last_step is not None
     assert engine.last_step.num_prefill_tokens == 40
     assert {sample.uid for sample in drain(engine)} == {"0.0", "1.0"}
-    assert engine.state.scheduler.blocks.num_cached == 48 // 16, "of the second alone: prompt and response"
+    cached = 48 // 16 if cache_tokens else 0
+    assert engine.state.scheduler.blocks.num_cached == cached, "of the second alone: prompt and response"
 
 
 def test_a_pool_too_small_for_one_is_refused_by_name() -> None:

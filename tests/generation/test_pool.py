@@ -69,9 +69,9 @@ def test_an_engine_takes_tokens() -> None:
 
 
 def test_a_pool_of_a_gpu_is_forecast_whole() -> None:
-    assert pool_tokens(10, 100, 5_000, "cuda") == 5_000
-    assert pool_tokens(10, 100, 5_000, "cpu") == 1_000
-    assert pool_tokens(10, 100, 640, "cpu") == 640
+    assert pool_tokens(1_000, 5_000, "cuda") == 5_000
+    assert pool_tokens(1_000, 5_000, "cpu") == 1_000
+    assert pool_tokens(1_000, 640, "cpu") == 640
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

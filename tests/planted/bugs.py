@@ -355,6 +355,20 @@ GENERATION = (
         ("generation/test_fast_path.py::test_a_prefix_is_all_that_stands_before",),
     ),
     Bug(
+        "prefixes of old weights under new ones",
+        "plait.policy.batching:Scheduler.forget",
+        "item.is_current = not item.table",
+        "item.is_current = True",
+        ("policy/test_batching.py::test_what_older_weights_computed_is_not_found",),
+    ),
+    Bug(
+        "rows before those that they read",
+        "plait.generation.forward:Forward.logits",
+        "if self._prepared.by_rank:",
+        "if True:",
+        ("generation/test_fast_path.py::test_who_reads_what_another_computes_in_the_step_stands_behind_it",),
+    ),
+    Bug(
         "tokens of new weights stamped with the old version",
         "plait.generation.response:Response.new_version",
         "(len(self.token_ids), version)",

@@ -18,10 +18,11 @@ class Request:
     uid: int
     prompt_tokens: int
     lengths: tuple[int, ...]
-    prefix: tuple[Hashable, ...] | None = None
-    """A key for each full block of the prompt, where the engine has a prefix cache."""
+    prefix: tuple[Hashable, ...] = ()
+    """A key for each full block of the prompt; none of a prompt that has none, or shares nothing."""
     contexts: tuple[tuple[Hashable, ...], ...] | None = None
-    """A key for each full block of each sample's prompt and response but its last token, where it has one."""
+    """A key for each full block of each sample's prompt and response but its last token, where the engine has a prefix
+    cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class SimulatedEngine:
         """
         request = sample.request
         self._started[sample.key] = sample
-        computed = self.scheduler.room.num_shared(request.uid, request.prompt_tokens, request.prefix)
+        computed = self.scheduler.room.num_shared(request.prefix)
         if transfer is Transfer.KV:
             computed = max(computed, sample.tokens - 1)
-        self.scheduler.add_started(sample.key, request.prompt_tokens, sample.tokens, computed, request.prefix)
+        self.scheduler.add_started(sample.key, sample.tokens, computed, request.prefix)

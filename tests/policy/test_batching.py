@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,15 @@ def scheduler(
     return Scheduler(Limits(max_running, max_prefill_tokens, num_blocks, 4, cache_blocks))
 
 
+def own(uid: int, num_tokens: int) -> list[tuple[int, int]]:
+    """Prefix keys of the full blocks of a prompt that begins as no other."""
+    return [(uid, at) for at in range(num_tokens // 4)]
+
+
+def add(batch: Scheduler, uid: int, num_tokens: int, indices: Sequence[int]) -> None:
+    batch.add(uid, num_tokens, indices, own(uid, num_tokens))
+
+
 def chunks(plan: StepPlan) -> list[tuple]:
     return [(chunk.uid, chunk.index, chunk.start, chunk.stop, chunk.completes) for chunk in plan.chunks]
 
@@ -25,7 +36,7 @@ def chunks(plan: StepPlan) -> list[tuple]:
 def test_prompts_are_prefilled_together_within_the_budget_and_cut_at_its_end() -> None:
     batch = scheduler()
     for uid, num_tokens in ((7, 4), (8, 5), (9, 6)):
-        batch.add(uid, num_tokens, [0])
+        add(batch, uid, num_tokens, [0])
     plan = batch.plan()
     assert chunks(plan) == [(7, None, 0, 4, True), (8, None, 0, 5, True), (9, None, 0, 1, False)]
     assert plan.starts == (Start(7, (0,)), Start(8, (0,)))
@@ -43,9 +54,9 @@ def test_a_sample_that_came_stands_ahead_of_an_older_prompt_that_holds_the_pool(
     """Three of four blocks are a prompt's, of which a part is computed. Nothing else runs: it gives way to a sample
     from elsewhere that needs two, and is computed again behind that."""
     batch = scheduler(max_prefill_tokens=8, num_blocks=4)
-    batch.add(7, 12, [0])
+    add(batch, 7, 12, [0])
     assert chunks(batch.plan()) == [(7, None, 0, 8, False)]
-    assert batch.add_started((8, 0), 4, 7, 0) is None
+    assert batch.add_started((8, 0), 7, 0, ["b"]) is None
     plan = batch.plan()
     assert chunks(plan) == [(8, 0, 0, 7, True)]
     assert (plan.drawn, batch.blocks.num_held) == ([(8, 0)], 2)
@@ -56,8 +67,8 @@ def test_a_sample_that_came_stands_ahead_of_an_older_prompt_that_holds_the_pool(
 
 def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> None:
     batch = scheduler(max_running=3)
-    batch.add(7, 3, range(4))
-    batch.add(8, 3, [0])
+    add(batch, 7, 3, range(4))
+    add(batch, 8, 3, [0])
     assert batch.plan().starts == (Start(7, (0, 1, 2)),)
     assert (batch.start_ready(), batch.sequences.num_waiting, batch.plan().chunks) == ((), 2, ())
     batch.remove([(7, 1)])
@@ -69,15 +80,15 @@ def test_a_group_larger_than_the_batch_starts_in_parts_and_keeps_its_turn() -> N
 
 def test_places_are_kept_for_a_prompt_on_its_way() -> None:
     batch = scheduler(max_running=2, max_prefill_tokens=4)
-    batch.add(7, 6, [0, 1])
-    batch.add(8, 1, [0])
+    add(batch, 7, 6, [0, 1])
+    add(batch, 8, 1, [0])
     assert chunks(batch.plan()) == [(7, None, 0, 4, False)]
     assert batch.plan().starts == (Start(7, (0, 1)),)
 
 
 def test_samples_of_a_prompt_share_its_blocks_and_copy_the_last_one_on_write() -> None:
     batch = scheduler(num_blocks=9)
-    batch.add(7, 6, range(3))
+    add(batch, 7, 6, range(3))
     (chunk,) = batch.plan().chunks
     assert chunk == Chunk(7, None, 0, 6, (0, 1), True)
     assert batch.blocks.num_held == 2
@@ -96,8 +107,8 @@ def test_samples_of_a_prompt_share_its_blocks_and_copy_the_last_one_on_write() -
 
 def test_the_youngest_gives_way_and_is_computed_again() -> None:
     batch = scheduler(num_blocks=5)
-    batch.add(7, 8, [0])
-    batch.add(8, 2, [0])
+    add(batch, 7, 8, [0])
+    add(batch, 8, 2, [0])
     plan = batch.plan()
     assert chunks(plan) == [(7, None, 0, 8, True), (8, None, 0, 2, True)]
     for _ in range(4):  # sample 7 holds 12 tokens and 8 holds 6 then: five blocks
@@ -115,9 +126,9 @@ def test_the_youngest_gives_way_and_is_computed_again() -> None:
 
 def test_a_prompt_waits_until_all_that_run_have_a_block_to_spare() -> None:
     batch = scheduler(num_blocks=4)
-    batch.add(7, 4, [0])
+    add(batch, 7, 4, [0])
     batch.plan()
-    batch.add(8, 8, [0])
+    add(batch, 8, 8, [0])
     assert batch.plan().chunks == (), "two are free, and it needs both"
     batch.remove([(7, 0)])
     assert chunks(batch.plan()) == [(8, None, 0, 8, True)]
@@ -125,7 +136,7 @@ def test_a_prompt_waits_until_all_that_run_have_a_block_to_spare() -> None:
 
 def test_a_waiting_prompt_gives_way_before_any_that_runs() -> None:
     batch = scheduler(max_running=1, num_blocks=3)
-    batch.add(7, 6, [0, 1])
+    add(batch, 7, 6, [0, 1])
     batch.plan()
     plan = batch.plan()
     assert (plan.copies, batch.blocks.num_held) == (((1, 2),), 3)
@@ -151,13 +162,43 @@ def test_equal_beginnings_are_computed_once() -> None:
     assert [(c.start, c.stop) for c in batch.plan().chunks] == [(8, 12)]
 
 
+def test_what_prompts_begin_with_is_computed_and_held_once_while_somebody_holds_it() -> None:
+    """Two blocks in common, the second prompt finds them in the step of the first. A third one, when the first has
+    ended, shares them with the second; a fourth, when nobody is left, computes them again."""
+    batch, root = scheduler(max_running=9, max_prefill_tokens=100), [("root", 0), ("root", 1)]
+    batch.add(7, 11, [0, 1], root)
+    batch.add(8, 13, [0], [*root, (8, 2)])
+    plan = batch.plan()
+    assert [(c.start, c.stop, c.table) for c in plan.chunks] == [(0, 11, (0, 1, 2)), (8, 13, (0, 1, 3, 4))]
+    assert (plan.num_tokens, plan.num_context_tokens, batch.blocks.num_held) == (11 + 5, 8, 5)
+    batch.remove([(7, 0), (7, 1)])
+    assert batch.blocks.num_held == 4
+    batch.add(9, 9, [0], root)
+    assert chunks(batch.plan()) == [(9, None, 8, 9, True)]
+    batch.remove([(8, 0), (9, 0)])
+    assert (batch.blocks.num_held, batch.blocks.num_cached) == (0, 0)
+    batch.add(10, 9, [0], root)
+    assert chunks(batch.plan()) == [(10, None, 0, 9, True)]
+
+
+def test_a_pool_has_room_for_more_samples_whose_prompts_begin_alike() -> None:
+    """Prompts of 12 tokens, and a block to spare for each that runs. Ten blocks hold four of which two of three blocks
+    are in common, two that have nothing in common."""
+    for root, most in ((2, 4), (0, 2)):
+        batch = scheduler(max_running=9, max_prefill_tokens=100, num_blocks=10)
+        for uid in range(4):
+            batch.add(uid, 12, [0], [("root", at) if at < root else (uid, at) for at in range(3)])
+        batch.plan()
+        assert len(batch.running) == most
+
+
 def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
     batch = scheduler(num_blocks=3)
-    assert batch.add_started((7, 2), 4, 9, 8) == 0
+    assert batch.add_started((7, 2), 9, 8, ["a"]) == 0
     assert batch.sequences.find((7, 2)).table == [0, 1]
     plan = batch.plan()
     assert (plan.joined, plan.rows, plan.grown, plan.chunks) == (((7, 2),), ((7, 2),), ((7, 2),), ())
-    assert batch.add_started((8, 0), 4, 6, 5) is None, "no room beside the other"
+    assert batch.add_started((8, 0), 6, 5, ["b"]) is None, "no room beside the other"
     assert batch.plan().chunks == ()
     batch.remove([(7, 2)])
     assert chunks(batch.plan()) == [(8, 0, 0, 6, True)]
@@ -165,29 +206,29 @@ def test_a_sample_joins_with_what_it_holds_or_is_computed_again() -> None:
 
 def test_samples_that_come_share_the_blocks_of_their_prompt() -> None:
     """A prompt of 9 tokens has two full blocks; what follows is each sample's own."""
-    batch = scheduler(max_running=9)
-    assert batch.room.num_shared(7, 9) == 0
-    assert batch.add_started((7, 0), 9, 12, 11) == 0
-    assert batch.room.num_shared(7, 9) == 8
-    assert batch.add_started((7, 1), 9, 18, 17) == 8
-    assert batch.add_started((7, 2), 9, 18, 17, is_current=False) == 0, "of other weights"
+    batch, names = scheduler(max_running=9), own(7, 9)
+    assert batch.room.num_shared(names) == 0
+    assert batch.add_started((7, 0), 12, 11, names) == 0
+    assert batch.room.num_shared(names) == 8
+    assert batch.add_started((7, 1), 18, 17, names) == 8
+    assert batch.add_started((7, 2), 18, 17, names, is_current=False) == 0, "of other weights"
     assert [batch.sequences.find((7, index)).table for index in range(3)] == [
         [0, 1, 2],
         [0, 1, 3, 4, 5],
         [6, 7, 8, 9, 10],
     ]
-    assert batch.add_started((7, 3), 9, 14, 8) == 8, "with less than it needs to go on: the rest is computed"
+    assert batch.add_started((7, 3), 14, 8, names) == 8, "with less than it needs to go on: the rest is computed"
     assert batch.sequences.find((7, 3)).table == [0, 1, 11, 12]
     plan = batch.plan()
     assert (plan.joined, chunks(plan)) == (((7, 0), (7, 1), (7, 2)), [(7, 3, 8, 14, True)])
     batch.remove([(7, index) for index in range(4)])
-    assert (batch.blocks.num_held, batch.room.num_shared(7, 9)) == (0, 0)
+    assert (batch.blocks.num_held, batch.room.num_shared(names)) == (0, 0)
 
 
 def test_drafts_are_computed_behind_the_newest_token_and_taken_back_where_they_were_wrong() -> None:
     """A prompt of 6 tokens: the newest and a draft of 5 are computed at 6 to 11, in the second and a third block."""
     batch = scheduler()
-    batch.add(7, 6, range(2))
+    add(batch, 7, 6, range(2))
     batch.plan()
     plan = batch.plan({(7, 1): 5})
     assert (plan.rows, plan.num_new, plan.num_drafted) == (((7, 0), (7, 1)), (1, 6), 5)
@@ -205,7 +246,7 @@ def test_drafts_are_computed_behind_the_newest_token_and_taken_back_where_they_w
 
 def test_a_sample_that_shares_its_last_block_copies_it_and_grows_at_once() -> None:
     batch = scheduler()
-    batch.add(7, 6, range(2))
+    add(batch, 7, 6, range(2))
     batch.plan()
     plan = batch.plan({(7, 0): 9, (7, 1): 9})
     assert plan.copies == ((1, 2),)
@@ -214,8 +255,8 @@ def test_a_sample_that_shares_its_last_block_copies_it_and_grows_at_once() -> No
 
 def test_nobody_gives_way_for_a_draft() -> None:
     batch = scheduler(num_blocks=5)
-    batch.add(7, 8, [0])
-    batch.add(8, 2, [0])
+    add(batch, 7, 8, [0])
+    add(batch, 8, 2, [0])
     batch.plan()
     plan = batch.plan({(7, 0): 4, (8, 0): 2})
     assert (plan.num_new, plan.preempted) == ((1, 1), ()), "three blocks are wanted, two are free: none is computed"
@@ -234,6 +275,22 @@ def test_what_older_weights_computed_is_not_found() -> None:
     assert (batch.blocks.num_held, batch.blocks.num_cached) == (0, 0)
 
 
+def test_a_prompt_shares_nothing_that_older_weights_computed_for_another() -> None:
+    """What a running sample keeps of them stays its own; the next two prompts share what the first of them computes."""
+    batch, root = scheduler(max_running=9, max_prefill_tokens=100), [("root", 0), ("root", 1)]
+    batch.add(7, 9, [0], root)
+    batch.plan()
+    batch.forget()
+    batch.add(8, 9, [0], root)
+    batch.add(9, 9, [0], root)
+    assert chunks(batch.plan()) == [(8, None, 0, 9, True), (9, None, 8, 9, True)]
+    tables = {key: set(sample.table) for key, sample in batch.running.items()}
+    assert not tables[7, 0] & tables[8, 0]
+    assert len(tables[8, 0] & tables[9, 0]) == 2
+    batch.recompute()
+    assert chunks(batch.plan()) == [(7, 0, 0, 11, True), (8, 0, 8, 10, True), (9, 0, 8, 10, True)]
+
+
 def test_a_conversation_goes_on_from_what_was_said() -> None:
     """Prompt of 5 tokens, 6 said: the newest is not held, so two blocks of 10 tokens are full."""
     batch = scheduler(cache_blocks=9)
@@ -248,7 +305,7 @@ def test_a_conversation_goes_on_from_what_was_said() -> None:
 
 def test_all_is_computed_again() -> None:
     batch = scheduler(max_running=2)
-    batch.add(7, 5, range(3))
+    add(batch, 7, 5, range(3))
     batch.plan()
     batch.plan()
     batch.recompute()
@@ -277,7 +334,8 @@ def test_every_sample_runs_to_its_end_in_any_pool(
     longest = max((size + max(lengths) for size, lengths in prompts), default=1)
     batch = scheduler(max_running, max_prefill_tokens, -(-longest // 4) + spare_blocks, cache_blocks)
     for uid, (size, lengths) in enumerate(prompts):
-        names = [("prompt", uid % 3, at) for at in range(size // 4)] if cache_blocks else None
+        # All begin with the same two blocks, and each third prompt goes on as the one before.
+        names = [("root", at) if at < 2 else ("prompt", uid % 3, at) for at in range(size // 4)]
         batch.add(uid, size, range(len(lengths)), names)
     said: dict[tuple[int, int], int] = {}
     written: dict[int, set[int]] = {}
@@ -335,6 +393,6 @@ def test_every_sample_runs_to_its_end_in_any_pool(
 
 def test_a_uid_waits_once() -> None:
     batch = scheduler()
-    batch.add(7, 3, [0])
+    add(batch, 7, 3, [0])
     with pytest.raises(AssertionError, match="prompt 7 waits"):
-        batch.add(7, 3, [0])
+        add(batch, 7, 3, [0])

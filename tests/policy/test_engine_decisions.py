@@ -48,12 +48,13 @@ def asked() -> list[Request]:
 
 
 def simulated(request: Request, said: dict[tuple[int, int], Sequence[int]], *, cached: bool) -> simulator.Request:
-    """The request as the simulator knows it: numbers, and where there is a prefix cache the keys of what was said."""
+    """The request as the simulator knows it: numbers, keys of the prompt, and where there is a prefix cache those of
+    what was said."""
     uid, prompt = request.prompt.uid, request.prompt.token_ids
     responses = [said[uid, index] for index in range(request.num_samples)]
     lengths = tuple(map(len, responses))
     if not cached:
-        return simulator.Request(uid, len(prompt), lengths)
+        return simulator.Request(uid, len(prompt), lengths, prefix_keys(prompt))
     contexts = tuple(prefix_keys([*prompt, *response[:-1]]) for response in responses)
     return simulator.Request(uid, len(prompt), lengths, prefix_keys(prompt), contexts)
 

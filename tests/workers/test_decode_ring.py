@@ -15,7 +15,7 @@ from plait.launch.failures import WorkerError
 from plait.launch.interface import Group
 from plait.launch.local import LocalProcesses
 from tests.cases import examples, slow_but
-from tests.generation.requests import request
+from tests.generation.requests import request, with_head
 from tests.models.parallel.team_workers import TeamWorker
 from tests.workers.ring_runs import Seen, alone
 
@@ -49,8 +49,12 @@ BY_THEMSELVES = [request(uid, 6 + uid, num_samples=3, max_tokens=9) for uid in r
 """At a stop token, or at the limit."""
 
 
-ASKED = {"at once": ALL_AT_ONCE, "first": AT_THE_FIRST, "stop": BY_THEMSELVES}
-QUICK = [*(("at once", groups) for groups in (1, 2, 3, 4)), ("first", 3), ("stop", 2)]
+ALIKE = [with_head(uid, 40 + 4 * uid, [6, 9]) for uid in range(4)]
+"""Prompts that begin with the same two blocks."""
+
+
+ASKED = {"at once": ALL_AT_ONCE, "first": AT_THE_FIRST, "stop": BY_THEMSELVES, "alike": ALIKE}
+QUICK = [*(("at once", groups) for groups in (1, 2, 3, 4)), ("first", 3), ("stop", 2), ("alike", 3)]
 
 
 @pytest.mark.parametrize(("name", "groups"), slow_but(QUICK, itertools.product(ASKED, (1, 2, 3, 4))))
@@ -75,7 +79,7 @@ def test_four_stages_say_what_one_process_says(four: Group, groups: int, name: s
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_ranks_that_share_layers_are_stages_together(four: Group, groups: int) -> None:
-    requests = [*ALL_AT_ONCE, request(9, 40, [3, 17])]
+    requests = [*ALL_AT_ONCE, request(9, 40, [3, 17]), *(with_head(10 + uid, 40, [7]) for uid in range(3))]
     seen = ask(four, "generated", {"tp": 2, "pp": 2}, {"decode_groups": groups}, requests)
     equals(seen, requests, exact=False)
 
@@ -83,18 +87,22 @@ def test_ranks_that_share_layers_are_stages_together(four: Group, groups: int) -
 @settings(max_examples=examples(6, 60))
 @given(
     st.lists(
-        st.tuples(st.integers(1, 40), st.lists(st.integers(1, 9), min_size=1, max_size=4)), min_size=1, max_size=5
+        st.tuples(st.integers(1, 40), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans()),
+        min_size=1,
+        max_size=5,
     ),
     st.sampled_from(["auto", 1, 2, 3, 4]),
     st.integers(1, 9),
     st.sampled_from([8, 4096]),
 )
 def test_any_lengths(
-    two: Group, drawn: list[tuple[int, list[int]]], groups: Any, max_running: int, max_prefill_tokens: int
+    two: Group, drawn: list[tuple[int, list[int], bool]], groups: Any, max_running: int, max_prefill_tokens: int
 ) -> None:
-    """Messages are received ahead (which exact mode does not do), prompts come in chunks, few places are filled again
-    and again."""
-    requests = [request(uid, tokens, lengths) for uid, (tokens, lengths) in enumerate(drawn)]
+    """Messages are received ahead (which exact mode does not do), prompts come in chunks and begin alike, few places
+    are filled again and again."""
+    requests = [
+        (with_head if alike else request)(uid, tokens, lengths) for uid, (tokens, lengths, alike) in enumerate(drawn)
+    ]
     how = {"decode_groups": groups, "max_running": max_running, "max_prefill_tokens": max_prefill_tokens}
     equals(ask(two, "generated", {"pp": 2}, how, requests), requests, exact=False)
 

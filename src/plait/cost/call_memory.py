@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
-from plait.cost.generation_memory import packed_bytes, pool_tokens
+from plait.cost.generation_memory import asked_tokens, packed_bytes, pool_tokens
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
+from plait.cost.shared_root import held_root
 from plait.cost.working_memory import (
     Activations,
     Blocks,
@@ -177,4 +178,5 @@ def _pool(facts: Facts, model: RoleModel) -> _Pool | None:
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
     context = facts.longest_texts.longest + recipe.sampling.max_response_tokens
     most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
-    return _Pool(running, context, pool_tokens(running, context, most, recipe.device), recipe.device == "cuda")
+    asked = asked_tokens(running, context, held_root(recipe, facts.longest_texts))
+    return _Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda")

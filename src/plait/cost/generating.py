@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from math import ceil
 
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
-from plait.cost.generation_memory import kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
+from plait.cost.generation_memory import asked_tokens, kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
 from plait.cost.layer_times import LayerTimes, Micro, Terms, added, scaled, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
@@ -52,6 +53,8 @@ class Generating:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
         self._passes, self._held = passes, held_bytes
         self._profile = profile
+        prompts = replace(workload.lengths.prompts, root=workload.shared_root)
+        self._begun_lengths = replace(workload.lengths, prompts=prompts)
         self._measured_groups = cache(self._measured_groups_of)
         self._shares = cache(self._shares_of)
         self._pieces = cache(lambda samples, count, running: Pieces.of(self._shares(samples, count), running))
@@ -233,26 +236,27 @@ class Generating:
         return {"packing": self._held(role, Parallelism())[0] / rate * times.contention}
 
     def _prompts_s(self, passes: Passes, prompts: int, groups: int) -> float:
-        """Prompts of one instance, each computed once for all of its samples."""
-        lengths, most = self._workload.lengths, self._workload.max_prefill_tokens
-        tokens = prompts * lengths.prompts.mean
+        """Prompts of one instance, each computed once for all of its samples, and once for all prompts the blocks that
+        they begin with."""
+        lengths, most = self._begun_lengths, self._workload.max_prefill_tokens
+        tokens = prompts * lengths.prompts.mean - (prompts - 1) * lengths.prompts.root
         chunks = max(ceil(tokens / most), min(groups, prompts))
-        near = lengths.near_pairs(passes.times.work.shape.windows, prompts, 0, prompts)
-        micro = Micro(tokens, lengths.pairs(prompts, 0, prompts), prompts, near) / chunks
+        near = lengths.near_pairs(passes.times.work.shape.windows, prompts, 0, 1)
+        micro = Micro(tokens, lengths.pairs(prompts, 0, 1), prompts, near) / chunks
         return total(passes.prompts(micro, chunks, in_turn=groups == 1))
 
     def _running(self, role: str, layout: Layout, share: int, held_bytes: int | None = None) -> int:
         """Samples that an instance decodes at a time. `held_bytes` as of `cost`."""
-        workload, sizes = self._workload, layout.parallelism
-        sample_tokens = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean)
+        workload, sizes, root = self._workload, layout.parallelism, self._workload.held_root
+        own_tokens = ceil(workload.lengths.prompts.mean + workload.lengths.responses.mean) - root
         running = min(share, workload.max_running)
         if workload.kv_tokens is not None:
-            running = min(running, workload.kv_tokens // sample_tokens)
+            running = min(running, (workload.kv_tokens - root) // own_tokens)
         if pool := self._cluster.software.pool_share:
             if held_bytes is None:
                 held_bytes = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
             room = pool * self._cluster.among(layout.mesh.ranks).device.memory_bytes - held_bytes
-            running = min(running, int(room / (sample_tokens * max(self._token_bytes(role, layout)))))
+            running = min(running, int((room / max(self._token_bytes(role, layout)) - root) / own_tokens))
         return max(1, running)
 
     def cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
@@ -262,9 +266,9 @@ class Generating:
         if workload.elsewhere:
             return (0,) * sizes.pp
         context = workload.lengths.prompts.longest + workload.lengths.responses.longest
-        tokens = running * context
+        tokens = asked_tokens(running, context, workload.held_root)
         if workload.kv_tokens is not None and not self._cluster.software.pool_share:
-            tokens = pool_tokens(running, context, workload.kv_tokens, workload.device)
+            tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
         copied = self._packed_bytes(role, layout)
         if workload.draft_model is not None:
             copied += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)

@@ -25,20 +25,23 @@ def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
 
 
-def held_tokens(running: int, context_tokens: int, kv_tokens: int | None) -> int:
-    """Whose keys and values are held at most at a time.
+def asked_tokens(running: int, context_tokens: int, root_tokens: int) -> int:
+    """Whose keys and values samples hold at most at a time, in a pool that has room for all of them.
 
     Args:
         context_tokens: of the longest prompt with its response.
-        kv_tokens: of the pool; None: as many as are asked for.
+        root_tokens: of these, what all samples begin with and hold together.
     """
-    asked = running * context_tokens
-    return asked if kv_tokens is None else min(asked, kv_tokens)
+    return root_tokens + running * (context_tokens - root_tokens)
 
 
-def pool_tokens(running: int, context_tokens: int, kv_tokens: int, device: str) -> int:
-    """For which a pool takes memory: on a CPU page by page as they come, on a GPU all that it may hold at once."""
-    return kv_tokens if device == "cuda" else held_tokens(running, context_tokens, kv_tokens)
+def pool_tokens(asked: int, kv_tokens: int, device: str) -> int:
+    """For which a pool takes memory: on a CPU page by page as they come, on a GPU all that it may hold at once.
+
+    Args:
+        asked: see `asked_tokens`.
+    """
+    return kv_tokens if device == "cuda" else min(asked, kv_tokens)
 
 
 def packed_bytes(shape: ModelShape, dtype: str, lora: LoraSettings = NO_LORA) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.generation_memory import NO_ENGINE, EngineBytes
 from plait.cost.lengths import SampleLengths
+from plait.cost.shared_root import held_root, shared_root
 from plait.cost.working_memory import is_fused, is_packed
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
@@ -35,7 +36,8 @@ class Workload:
     """A step, whatever models it is done with.
 
     max_running: samples that an instance decodes at a time at most; kv_tokens: tokens whose keys and values it holds at
-                 most, None where only the device's memory bounds them
+                 most, None where only the device's memory bounds them; shared_root: tokens that all prompts begin
+                 with which it computes once; held_root: which it holds once
     lora:        of the adapters of trained roles; of rank 0: whole models are trained
     sharded:     roles whose gradients are divided over dp (`optimizer.shard_gradients`)
     follows:     whether the reference follows the actor
@@ -59,6 +61,8 @@ class Workload:
     max_running: int = 64
     max_prefill_tokens: int = 4096
     kv_tokens: int | None = None
+    shared_root: int = 0
+    held_root: int = 0
     checkpoint_activations: bool = False
     sequence_parallel: bool = False
     lora: LoraSettings = NO_LORA
@@ -102,6 +106,8 @@ class Workload:
             max_running=recipe.sampling.max_running,
             max_prefill_tokens=recipe.sampling.max_prefill_tokens,
             kv_tokens=recipe.sampling.kv_tokens,
+            shared_root=shared_root(recipe, lengths.prompts),
+            held_root=held_root(recipe, lengths.prompts),
             checkpoint_activations=recipe.checkpoint_activations,
             sequence_parallel=recipe.sequence_parallel,
             lora=recipe.lora,

@@ -42,6 +42,11 @@ class Backend(Protocol):
     dtypes: ClassVar[frozenset[torch.dtype]]
     """Compute dtypes that it serves."""
 
+    by_rank: ClassVar[bool]
+    """Whether chunks of a step come in the order of their rank (`NewTokens.rank`): then all rows pass a layer before
+    any passes the next. Else they come in the step's own order, in which who reads what another one computes in the
+    step stands behind it, and some rows may pass all layers before others."""
+
     is_steady: bool
     """Whether a row has the same bits whatever other rows are computed beside it, however many: then a guess may be
     computed, or not, without a bit of any sample changing."""

@@ -57,6 +57,8 @@ class CompiledForward:
 
     devices: ClassVar[frozenset[str]] = frozenset(("cpu",))
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float32, torch.bfloat16))
+    by_rank: ClassVar[bool] = False
+    """CHUNK_ROWS pass all layers at a time."""
 
     def __init__(self, model: LanguageModel) -> None:
         reason = unserved(type(self), model)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plait.policy.blocks import BLOCK_TOKENS
+from plait.policy.blocks import BLOCK_TOKENS, prefix_keys
 
 
 @dataclass(slots=True)
 class DraftedText:
     """A sample, and how much of it the draft model holds keys and values of."""
 
-    prompt_ids: tuple[int, ...]
     token_ids: list[int]
     """Those of the prompt, then those of the response."""
+    names: tuple[bytes, ...]
+    """Prefix keys of the whole blocks of the prompt, by which others find them."""
     num_held: int = 0
     ahead: list[int] = field(default_factory=list)
     """Guessed tokens whose keys and values stand behind those; only where all that was said is held."""
@@ -21,10 +22,15 @@ class DraftedText:
     is_known: bool = True
     """Whether the draft model has all of these tokens."""
 
+    @classmethod
+    def begun(cls, prompt_ids: tuple[int, ...], vocabulary: int) -> DraftedText:
+        """A sample that has said nothing; `vocabulary`: tokens that the draft model has."""
+        return cls(list(prompt_ids), prefix_keys(prompt_ids), is_known=max(prompt_ids) < vocabulary)
+
     @property
     def num_shared(self) -> int:
         """Tokens of the prompt in whole blocks, which others may hold, too."""
-        return len(self.prompt_ids) // BLOCK_TOKENS * BLOCK_TOKENS
+        return len(self.names) * BLOCK_TOKENS
 
     @property
     def num_behind(self) -> int:

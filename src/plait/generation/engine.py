@@ -1,8 +1,8 @@
 """The generation engine: continuous batching over a paged pool of keys and values, one ragged step at a time.
 
 `policy.batching` decides each step; this file carries the decisions out. A step is *launched*, and *lands* when its
-tokens are there; if ranks hold a model in stages, several steps are in flight. A group's prompt is computed once, and
-its blocks serve all samples of the group.
+tokens are there; if ranks hold a model in stages, several steps are in flight. A prompt is computed once, and its
+blocks serve all its samples; what prompts begin with is computed once for all that are there.
 
 What a sample says is a function of weights, prompt, parameters and noise key. It does not depend on other samples,
 chunks, drafts, preemption or the order of arrival, up to the rounding of the forward; in exact mode to the bit.
@@ -32,6 +32,7 @@ from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
 from plait.generation.turns import StepClock, Turn, Turns
 from plait.models.language_model import LanguageModel
+from plait.policy.blocks import prefix_keys
 from plait.policy.shares import has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan
 from plait.schedule.update_rule import HeldKV
@@ -124,7 +125,7 @@ class Engine:
         self._parking.resume(request)
         if fresh := tuple(request.fresh):
             flight.pending[uid] = PendingPrompt(request, limits, len(fresh))
-            state.scheduler.add(uid, num_tokens, fresh, state.names(request.prompt))
+            state.scheduler.add(uid, num_tokens, fresh, prefix_keys(request.prompt.token_ids))
 
     # -- a step
 

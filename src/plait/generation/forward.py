@@ -117,7 +117,9 @@ class Forward:
         batch = rows.batch(drafts) if len(rows) else None
         if not chunks:
             return None if batch is None else self._logits(batch)
-        order = sorted(range(len(chunks)), key=lambda i: chunks[i].new.rank)
+        order = list(range(len(chunks)))
+        if self._prepared.by_rank:
+            order.sort(key=lambda i: chunks[i].new.rank)
         more = ragged([chunks[i].new for i in order], self._pool.block_tokens, device=self.model.device)
         ends = dict(zip(order, accumulate(more.num_new), strict=True))
         read = [ends[i] - 1 for i, chunk in enumerate(chunks) if chunk.completes]

@@ -28,7 +28,7 @@ from plait.generation.ragged import SHORT_ROWS, NewTokens
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels import noise
 from plait.models.language_model import LanguageModel
-from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for, prefix_keys
+from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for
 from plait.speculation.drafter import Asked, Guesses, drafted_cells
 from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.step_cost import StepCost
@@ -89,7 +89,7 @@ class ModelDrafter:
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
         """See Drafter.begin."""
-        self._texts[slot] = DraftedText(prompt_ids, list(prompt_ids), is_known=max(prompt_ids) < self._vocabulary)
+        self._texts[slot] = DraftedText.begun(prompt_ids, self._vocabulary)
 
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         """See Drafter.say."""
@@ -120,13 +120,13 @@ class ModelDrafter:
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
         """See CostlyDrafter.seconds_of."""
         texts = [self._texts[slot] for slot in slots_B.tolist()]
-        num_behind, prompts = 0, set()
+        num_behind, computed = 0, set[bytes]()
         for text in texts:
             num_behind += text.num_behind
             if not text.table:
-                if text.prompt_ids in prompts:
-                    num_behind -= text.num_shared
-                prompts.add(text.prompt_ids)
+                shared = max(len(self._blocks.find(text.names)), len(computed.intersection(text.names)))
+                num_behind -= shared * BLOCK_TOKENS
+                computed.update(text.names)
         context = sum(len(text.token_ids) for text in texts)
         counts = np.array([len(texts), len(texts) + num_behind])
         token_s, first_s = self._cost.seconds(counts, context).tolist()
@@ -197,18 +197,19 @@ class ModelDrafter:
         left = list(texts)
         while left:
             chunks, held, waiting, room = [], [], [], self._most_tokens
-            computing: set[tuple[int, ...]] = set()
+            computing: set[bytes] = set()
             for text in left:
                 if not text.table:
-                    if text.prompt_ids in computing:
+                    found = self._blocks.find(text.names)
+                    if not computing.isdisjoint(text.names[len(found) :][:1]):
                         waiting.append(text)  # finds what is being computed
                         continue
-                    self._share(text)
+                    self._share(text, found)
                 text.table += self._blocks.take(
                     max(0, num_blocks_for(len(text.token_ids) + most - 1) - len(text.table))
                 )
                 if text.num_held < text.num_shared:
-                    computing.add(text.prompt_ids)
+                    computing.add(text.names[text.num_held // BLOCK_TOKENS])
                 elif text.num_behind < SHORT_ROWS:
                     continue
                 if count := min(text.num_behind, room):
@@ -227,16 +228,16 @@ class ModelDrafter:
                 self._name(text)
             left = waiting
 
-    def _share(self, text: DraftedText) -> None:
+    def _share(self, text: DraftedText, found: list[int]) -> None:
         """Hold what others hold of the beginning of its prompt."""
-        text.table = self._blocks.find(prefix_keys(text.prompt_ids))
+        text.table = found
         self._blocks.hold(text.table)
         text.num_held = len(text.table) * BLOCK_TOKENS
 
     def _name(self, text: DraftedText) -> None:
         """Whole blocks of its prompt that are computed may be found by others."""
         count = min(text.num_held, text.num_shared) // BLOCK_TOKENS
-        for block, key in zip(text.table[:count], prefix_keys(text.prompt_ids), strict=False):
+        for block, key in zip(text.table[:count], text.names, strict=False):
             self._blocks.name(block, key)
 
     def _drawn(self, new: Sequence[NewTokens], asked: Asked, depth: int) -> tuple[IntArray, FloatArray]:

@@ -29,6 +29,7 @@ class ModuleForward:
 
     devices: ClassVar[frozenset[str]] = frozenset(("cpu", "cuda"))
     dtypes: ClassVar[frozenset[torch.dtype]] = frozenset((torch.float64, torch.float32, torch.bfloat16))
+    by_rank: ClassVar[bool] = True
     is_steady = False
     """Libraries choose kernels by the number of rows."""
 

@@ -23,6 +23,7 @@ from plait.generation.response import Response
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
+from plait.policy.blocks import prefix_keys
 from plait.policy.step import Key
 from plait.schedule.update_rule import HeldKV
 
@@ -35,8 +36,6 @@ class Holds(Protocol):
     pool: KVPool
     flight: InFlight
     epoch: int
-
-    def names(self, prompt: Prompt) -> tuple[bytes, ...] | None: ...
 
     def expect_work(self) -> None: ...
 
@@ -122,14 +121,13 @@ class SampleMoves:
 
     def num_shared(self, prompt: Prompt) -> int:
         """Tokens of the prompt whose keys and values are here, for an imported sample of it to share."""
-        names = self._state.names(prompt)
-        return self._state.scheduler.room.num_shared(prompt.uid, len(prompt.token_ids), names)
+        return self._state.scheduler.room.num_shared(prefix_keys(prompt.token_ids))
 
     def import_sample(self, *stages: SampleState, kv: HeldKV = "recompute") -> None:
         """Go on with a sample of another engine; `stages` are those of its export, their metadata the last one's.
 
-        The blocks of its prompt are shared with the samples of it that are here, if all is of the same weights. What
-        does not fit into the pool now, or was not sent, is computed again.
+        The blocks that its prompt begins with are shared with who is here, if all is of the same weights. What does not
+        fit into the pool now, or was not sent, is computed again.
 
         Args:
             kv: where the source's policy version is another one than this engine's, what `Engine.update_weights` would
@@ -146,17 +144,15 @@ class SampleMoves:
         allow(key not in flight.started, f"import_sample: sample {key[0]}.{key[1]} is in flight already")
         allow(key[0] not in flight.pending, f"import_sample: prompt {key[0]} is in flight already, and not all started")
         response = last.response(state.model.max_positions, state.model.eos_token_ids, flight.policy_version)
-        num_prompt, names = len(request.prompt.token_ids), state.names(request.prompt)
-        check_room(state.scheduler, key[0], num_prompt, response.limit)
+        check_room(state.scheduler, key[0], len(request.prompt.token_ids), response.limit)
         state.expect_work()
         same_weights = last.policy_version == flight.policy_version
         is_current, computed = last.is_current and same_weights, 0
         if same_weights or kv == "keep":
             computed = transfer.contiguous(stages, self.num_shared(request.prompt) if is_current else 0)
         flight.started[key] = response
-        here = state.scheduler.add_started(
-            key, num_prompt, len(response.tokens), computed, names, is_current=is_current
-        )
+        names = prefix_keys(request.prompt.token_ids)
+        here = state.scheduler.add_started(key, len(response.tokens), computed, names, is_current=is_current)
         if here is not None:
             state.reserve()
             sample = state.scheduler.sequences.find(key)
@@ -200,7 +196,7 @@ class Parking:
             DataError: the pool is too small for one of them, alone.
         """
         state, flight = self._state, self._state.flight
-        prompt, names = request.prompt, state.names(request.prompt)
+        prompt, names = request.prompt, prefix_keys(request.prompt.token_ids)
         for sample in request.going_on.begun:
             key = (prompt.uid, sample.index)
             limit = request.limit(sample.index, state.model.max_positions)
@@ -211,5 +207,5 @@ class Parking:
                 assert parked.token_ids == sample.token_ids, f"sample {key} was parked with other tokens"
                 self._moves.import_sample(parked, kv="keep")
             else:
-                state.scheduler.add_started(key, len(prompt.token_ids), len(response.tokens), 0, names)
+                state.scheduler.add_started(key, len(response.tokens), 0, names)
             flight.started[key] = response

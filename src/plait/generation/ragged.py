@@ -36,8 +36,7 @@ SHORT_ROWS = 16
 class RaggedBatch:
     """What goes through the model in one step. Tensors are on the model's device.
 
-    Sample s has the rows starts[s] … starts[s + 1] − 1. Order of the samples: up to SHORT_ROWS rows, longer ones that
-    hold nothing, longer ones that do.
+    Sample s has the rows starts[s] … starts[s + 1] − 1.
     """
 
     token_ids_T: Tensor
@@ -85,7 +84,8 @@ class NewTokens:
 
     @property
     def rank(self) -> int:
-        """Where it stands in the order of a RaggedBatch."""
+        """Where it stands in the order of a RaggedContext: up to SHORT_ROWS rows, longer ones that hold nothing, longer
+        ones that do."""
         return 0 if len(self.token_ids) <= SHORT_ROWS else 1 + (self.held > 0)
 
 
@@ -96,12 +96,11 @@ def ragged(
     device: torch.device | str = "cpu",
     read: Sequence[int] | None = None,
 ) -> RaggedBatch:
-    """Put samples, in the order of their `rank`, into one batch.
+    """Put samples into one batch, in their order.
 
     Args:
         read: rows whose logits are wanted; None: all.
     """
-    assert list(map(_rank, samples)) == sorted(map(_rank, samples)), "samples stand in the order of their rank"
     token_ids: list[int] = []
     positions: list[int] = []
     places: list[int] = []
@@ -133,15 +132,12 @@ def ragged(
     )
 
 
-def _rank(sample: NewTokens) -> int:
-    return sample.rank
-
-
 class RaggedContext:
     """An AttentionContext (models.attention) for one step: stores the new keys and values, then attends.
 
     Args:
         pool: has all blocks of the tables.
+        batch: samples in the order of their rank.
         attention: of the samples of few rows.
         takes_chunks: of the longer ones, too.
     """
@@ -165,6 +161,7 @@ class RaggedContext:
         )
         self._fresh = next((s for s in range(num_short, len(batch.num_new)) if batch.num_held[s]), len(batch.num_new))
         """First sample of the longer ones that hold a context."""
+        assert all(batch.num_held[self._fresh :]), "samples that hold a context come last"
         whole = num_short == len(batch.num_new)
         self._short = (
             (batch.tables_SM, batch.starts_S1, batch.held_S, batch.ancestors)

@@ -134,7 +134,8 @@ class SamplingSettings(Settings):
     prefix_cache_tokens: Annotated[int, AfterValidator(_check_blocks)] = Field(
         0,
         ge=0,
-        description="tokens of prompts and responses whose keys and values are kept for later prompts that begin alike",
+        description="tokens of prompts and responses whose keys and values are kept when no sample holds them any "
+        "more, for later prompts that begin alike",
     )
     speculation: Annotated[int | Literal["auto", "adaptive", "off"], _SPECULATION] = Field(
         "auto",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Sample
 from plait.generation.backend import Computes
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
@@ -59,10 +59,6 @@ class EngineState:
     def is_stale(self) -> bool:
         """Whether the model's weights have changed without `update_weights`."""
         return self._weights_version != self.model.weights_version
-
-    def names(self, prompt: Prompt) -> tuple[bytes, ...] | None:
-        """See `Scheduler.add`."""
-        return prefix_keys(prompt.token_ids) if self.limits.cache_blocks else None
 
     def expect_work(self) -> None:
         """Before samples are added: forget cached blocks of older weights."""

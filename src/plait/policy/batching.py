@@ -4,9 +4,10 @@ The engine executes these decisions, and the simulator takes the same ones. They
 alone (not on a clock or on free memory), so a resumed run repeats them.
 
 Words: a *prompt* is computed once, in chunks if it is long, and then starts its samples, all at once or as places
-become free; they share its blocks. A sample is *preempted* when the pool is too small: its blocks are freed, and it
-waits, ahead of all samples that have not started, until its tokens are computed again. The *order* of samples is that
-in which they were asked for; the youngest give way.
+become free; they share its blocks. Prompts that begin alike share the full blocks of their common beginning: the first
+one computes them, and later ones find them, even in the same step. A sample is *preempted* when the pool is too small:
+its blocks are freed, and it waits, ahead of all samples that have not started, until its tokens are computed again. The
+*order* of samples is that in which they were asked for; the youngest give way.
 """
 
 from __future__ import annotations
@@ -49,22 +50,20 @@ class Scheduler:
         sequences = self.sequences
         return bool(sequences.running or sequences.preempted or sequences.prompts)
 
-    def add(self, uid: int, num_tokens: int, indices: Sequence[int], names: Sequence[Hashable] | None = None) -> None:
+    def add(self, uid: int, num_tokens: int, indices: Sequence[int], names: Sequence[Hashable]) -> None:
         """Queue samples of a prompt.
 
         Args:
-            names: a prefix key for each full block of the prompt; equal ones are computed once. None: shared by its
-                own samples only.
+            names: a prefix key for each full block of the prompt; blocks of equal ones are computed once.
         """
-        self.sequences.add_prompt(uid, num_tokens, indices, self.room.names(uid, num_tokens, names))
+        self.sequences.add_prompt(uid, num_tokens, indices, tuple(names))
 
     def add_started(
         self,
         key: Key,
-        num_prompt: int,
         num_tokens: int,
         num_computed_tokens: int,
-        names: Sequence[Hashable] | None = None,
+        names: Sequence[Hashable],
         *,
         is_current: bool = True,
     ) -> int | None:
@@ -79,7 +78,7 @@ class Scheduler:
             How many of the computed tokens are here already, shared with others; the caller writes the rest at once.
             None if there is no room: all tokens are computed again.
         """
-        sample = self.sequences.add_started(key, num_tokens, self.room.names(key[0], num_prompt, names))
+        sample = self.sequences.add_started(key, num_tokens, tuple(names))
         return self.room.bring(sample, num_computed_tokens, is_current=is_current)
 
     def remove(self, keys: Iterable[Key], contexts: Mapping[Key, Sequence[Hashable]] | None = None) -> None:

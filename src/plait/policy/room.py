@@ -27,17 +27,9 @@ class Room:
         """Whether a sequence of so many tokens has room in the pool when it is alone."""
         return num_blocks_for(num_tokens, self._limits.block_tokens) <= self.blocks.num_blocks
 
-    def names(self, uid: int, num_tokens: int, names: Sequence[Hashable] | None) -> tuple[Hashable, ...]:
-        """Prefix keys of a prompt's full blocks. A uid may come again with another prompt, so names made of it must not
-        outlive its samples."""
-        count = num_tokens // self._limits.block_tokens
-        if names is not None:
-            return tuple(names[:count])
-        return () if self._limits.cache_blocks else tuple((uid, at) for at in range(count))
-
-    def num_shared(self, uid: int, num_prompt: int, names: Sequence[Hashable] | None = None) -> int:
+    def num_shared(self, names: Sequence[Hashable]) -> int:
         """Tokens of a prompt that a sample of it would share with others here; `names` as of `Scheduler.add`."""
-        return len(self.blocks.find(self.names(uid, num_prompt, names))) * self._limits.block_tokens
+        return len(self.blocks.find(names)) * self._limits.block_tokens
 
     def bring(self, sample: Started, num_computed_tokens: int, *, is_current: bool) -> int | None:
         """Blocks for the computed tokens that a sample brings or shares; see `Scheduler.add_started`."""

@@ -31,7 +31,7 @@ class Limits:
     """Blocks of the pool; None: as many as are asked for."""
     block_tokens: int = BLOCK_TOKENS
     cache_blocks: int = 0
-    """Blocks of prompts that are kept for later ones at most."""
+    """Blocks that nobody holds any more which are kept for later prompts at most."""
 
 
 @dataclass(frozen=True, slots=True)
