@@ -39,6 +39,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(*warm.GARBAGE)
         gc.enable()
 
 

@@ -67,6 +67,9 @@ SCORES = Kind(
     ("plait.rewards.worker",),
     (("PYTHONHASHSEED", "0"), ("OMP_NUM_THREADS", "1"), ("PLAIT_REWARD_WORKER", "1")),
 )
+GARBAGE = (20_000, 20, 20)
+"""When garbage is looked for in processes of tests (`gc.set_threshold`): as often as Python does by itself, that is a
+twentieth of what tests compute."""
 FIRST_FREE = 500
 """Number of a file that no process is given as its own."""
 
@@ -227,6 +230,7 @@ def serve(fd: int) -> None:
         importlib.import_module("tests.rehearsal").rehearse()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
     tasks = os.listdir("/proc/self/task")
     assert len(tasks) == 1, "a template with threads cannot be forked"
     with contextlib.suppress(_Begun):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import functools
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -192,21 +194,33 @@ _CHECKED: set[str] = set()
 def checked_once() -> Iterator[None]:
     """Within it models that are loaded pass their self-check once, for the same weights and configuration."""
     from plait.models import language_loading, scalar_loading
-    from plait.models.admission import self_check
 
-    def once(model: Any, name: str) -> float:
-        weights = model.weights.detach().flatten().view(torch.uint8).numpy().tobytes()
-        said = f"{type(model.module).__name__} {model.weights.dtype} {model.module.config.to_json_string()}"
-        which = f"{said} {hashlib.sha256(weights).hexdigest()}"
-        if which not in _PASSED:
-            _PASSED[which] = self_check(model, name)
-        return _PASSED[which]
-
+    once = self_check_once()
     with mock.patch.object(language_loading, "self_check", once), mock.patch.object(scalar_loading, "self_check", once):
         yield
 
 
-_PASSED: dict[str, float] = {}
+def self_check_once() -> Callable[[Any, str], float]:
+    """`admission.self_check`, passed once for the same weights and configuration: in this process, and in all that have
+    this cache of tests."""
+    from plait.models.admission import self_check
+
+    passed = Path(os.environ["PLAIT_CACHE"]) / "self-checks"
+    passed.mkdir(exist_ok=True)
+
+    def once(model: Any, name: str) -> float:
+        said = f"{type(model.module).__name__} {model.weights.dtype} {model.module.config.to_json_string()}"
+        which = hashlib.sha256(said.encode())
+        which.update(model.weights.detach().flatten().view(torch.uint8).numpy())
+        with (passed / which.hexdigest()).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of ranks that ask at once one checks
+            file.seek(0)
+            if (error := file.read()) == "":
+                file.write(error := repr(self_check(model, name)))
+                file.flush()
+            return float(error)
+
+    return once
 
 
 def save_tiny(folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any) -> Path:

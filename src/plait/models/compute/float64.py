@@ -18,13 +18,28 @@ def kept_float64(dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 class _KeptFloat64(TorchFunctionMode):
-    """`.float()`, `.to(float32)` and `dtype=float32` leave a float64 tensor as it is."""
+    """`.float()`, `.to(float32)` and `dtype=float32` leave a float64 tensor as it is.
+
+    Every operation and every look at a tensor's shape or dtype comes by here: what names no float32 goes on at once.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
-            if func is torch.Tensor.float:
-                return args[0]
-            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-            kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
-        return func(*args, **kwargs)
+        if func is _FLOAT and _is_float64(args):
+            return args[0]
+        if kwargs:
+            for value in kwargs.values():
+                if value is _FLOAT32 and _is_float64(args):
+                    kwargs = {name: torch.float64 if one is _FLOAT32 else one for name, one in kwargs.items()}
+                    break
+        for value in args:
+            if value is _FLOAT32 and _is_float64(args):
+                args = tuple(torch.float64 if one is _FLOAT32 else one for one in args)
+                break
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+_FLOAT, _FLOAT32 = torch.Tensor.float, torch.float32
+
+
+def _is_float64(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64

@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,7 @@ def code_files(recipe: Recipe, origin: Origin) -> dict[str, Path]:
     return files
 
 
+@cache
 def versions() -> Mapping[str, str]:
     """Versions of Python, plait, and of the packages that a result depends on and that are there."""
     from plait import __version__
