@@ -12,7 +12,7 @@ from plait.launch.interface import Group
 from plait.layout.mesh import Parallelism
 from plait.schedule.generators import gpipe, one_at_a_time
 from tests.cases import slow_but
-from tests.training.worker import build, reference, run, trainer_of
+from tests.training.worker import STEPS, build, reference, run, trainer_of
 
 RANKS = range(4)
 OWN = ("tokens_computed",)
@@ -75,13 +75,13 @@ SAVED = [Parallelism(dp=2), Parallelism(tp=2, pp=2), Parallelism(), Parallelism(
 
 @pytest.fixture(scope="module")
 def straight() -> list[dict[str, float]]:
-    """Four steps on one rank."""
-    return run("grpo", trainer_of("grpo", build("grpo", "tied", "float64")), range(4))[0]
+    """Twice as many steps as others take, on one rank."""
+    return run("grpo", trainer_of("grpo", build("grpo", "tied", "float64")), range(2 * STEPS))[0]
 
 
 @pytest.mark.parametrize(("before", "after"), slow_but([(SAVED[0], SAVED[1])], pairwise([*SAVED, SAVED[0]])), ids=str)
 def test_state_that_one_layout_saves_any_other_loads(four, straight, tmp_path, before, after):
-    """Steps 0 and 1 under one layout and 2 and 3 under another: as if all were under the first."""
+    """Half of the steps under one layout, half under another: as if all were under the first."""
     asked = ("grpo", "tied", "float64", str(tmp_path))
     first = four.submit(RANKS, "state_files", before, *asked, load=False, options={}).result(120.0)
     second = four.submit(RANKS, "state_files", after, *asked, load=True, options={}).result(120.0)

@@ -43,6 +43,7 @@ from plait.training.pipeline import execute
 from plait.training.together import train_together
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
+from tests.cases import examples
 from tests.models.tiny import tiny_model
 from tests.training.batches import (
     ADVANTAGES,
@@ -56,7 +57,8 @@ from tests.training.batches import (
     with_policy_columns,
 )
 
-STEPS = 2
+STEPS = examples(1, 2)
+"""Each of four optimizer steps, and scores before them."""
 RETURNS = Column("returns", Level.TOKEN, 5, 0)
 OLD_VALUES = Column("critic_values", Level.TOKEN, 6, 0)
 
@@ -70,7 +72,7 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "schedule": "cosine",
     "warmup_steps": 2,
-    "total_optimizer_steps": 4 * STEPS,
+    "total_optimizer_steps": 8,
     "weight_decay": 0.1,
     "max_grad_norm": 0.5,
     "micro_batch_tokens": 100,
@@ -243,7 +245,7 @@ class Worker:
                 exhausted(steps)
             counts = torch.load(f"{folder}/counts.pt", weights_only=True)
             trainer.optimizer.load_state({**counts, **trainer.optimizer.buffers()})
-        metrics, _ = run(case, trainer, range(2, 4) if load else range(2))
+        metrics, _ = run(case, trainer, range(STEPS, 2 * STEPS) if load else range(STEPS))
         if not load:
             for name, held in trainer.optimizer.holdings().items():
                 buffers = trainer.optimizer.buffers()
