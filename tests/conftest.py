@@ -43,6 +43,28 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Of slow tests nothing is made where they would be left out: they are as many as the others."""
+    return [] if _leaves_slow_out(collector.config) and _has_slow(getattr(obj, "pytestmark", ())) else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The same of slow cases. What is left has the names that it has among all."""
+    if _leaves_slow_out(metafunc.config):
+        calls = [call for call in metafunc._calls if not _has_slow(call.marks)]
+        metafunc._calls[:] = calls or metafunc._calls
+
+
+def _leaves_slow_out(config: pytest.Config) -> bool:
+    return config.option.markexpr.startswith("not slow")
+
+
+def _has_slow(marks: Any) -> bool:
+    return isinstance(marks, list) and any(mark.name == "slow" for mark in marks)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests last: files that take long begin first, and at the end no worker waits long for another."""

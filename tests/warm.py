@@ -58,6 +58,9 @@ COMPUTES = Kind(
     (
         "plait.runtime.processes.worker",
         "plait.cli",
+        "plait.algorithms.grpo",
+        "plait.algorithms.ppo",
+        "plait.launch.store",
         "transformers.models.llama.modeling_llama",
         "transformers.models.auto.modeling_auto",
     ),
