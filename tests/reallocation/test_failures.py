@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import os
 import re
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from torch.distributed import FileStore
 
 from plait.launch.interface import WorkerContext
+from tests.forked import exit_code_of, forked
 from tests.reallocation.worker import Worker
 
 DEADLINE_S = 2.0
@@ -28,18 +30,11 @@ def _rank(rank: int, size: int, folder: Path, victim: int, signal_number: int) -
 )
 def test_a_lost_peer(tmp_path: Path, size: int, victim: int, signal_number: int, cause: str) -> None:
     """It is lost after 3 messages. Each of the others says which message it waits for, whose, and how long it is."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.reallocation.worker"])
     arguments = (size, tmp_path, victim, signal_number)
-    ranks = [context.Process(target=_rank, args=(rank, *arguments), daemon=True) for rank in range(size)]
-    for process in ranks:
-        process.start()
+    ranks = {rank: forked(lambda rank=rank: _rank(rank, *arguments)) for rank in range(size)}
     try:
-        for rank, process in enumerate(ranks):
-            if rank == victim:
-                continue
-            process.join(60.0)
-            assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode}"
+        for rank in sorted(ranks.keys() - {victim}):
+            assert exit_code_of(ranks[rank]) == 0, f"rank {rank} has failed"
             found = (tmp_path / f"{rank}").read_text()
             expected = (
                 rf"RunError: actor\.weights: rank {rank} expected message \d+ of round \d+ "
@@ -47,6 +42,7 @@ def test_a_lost_peer(tmp_path: Path, size: int, victim: int, signal_number: int,
             )
             assert re.match(expected, found), found
     finally:
-        for process in ranks:
-            process.kill()
-            process.join()
+        for pid in ranks.values():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was waited for above
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 
 from plait.recipes import keys, recipe_file
 from plait.recipes.recipe import Recipe
@@ -49,10 +50,20 @@ def parsed_once(text: str, *, texts_only: bool = False) -> Any:
     return copy.deepcopy(_parsed(text, texts_only))
 
 
+def written_fast(tree: Any, *, sort_keys: bool = True) -> str:
+    """As `yaml.safe_dump`, where PyYAML has its other writer: that is in C."""
+    return yaml.dump(tree, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=sort_keys)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def texts_are_parsed_once() -> Iterator[None]:
-    """A tenth of what a tiny run computes is reading its recipe, key by key and again and again."""
-    with mock.patch.object(recipe_file, "parse", parsed_once), mock.patch.object(keys, "parse", parsed_once):
+    """A tenth of what a tiny run computes is reading its recipe, key by key and again and again, and as much is writing
+    it once."""
+    with (
+        mock.patch.object(recipe_file, "parse", parsed_once),
+        mock.patch.object(keys, "parse", parsed_once),
+        mock.patch.object(yaml, "safe_dump", written_fast),
+    ):
         yield
 
 
