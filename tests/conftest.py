@@ -79,10 +79,18 @@ def pytest_runtest_teardown() -> Generator[None, Any, Any]:
         CACHE.forget_profiles()
 
 
-def pytest_unconfigure() -> None:
-    CACHE.remove()
+def pytest_configure(config: pytest.Config) -> None:
+    _SESSIONS.append(config)
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A test may run others (`planted`): the cache is gone behind the last of all."""
+    _SESSIONS.remove(config)
+    if not _SESSIONS:
+        CACHE.remove()
+
+
+_SESSIONS: list[pytest.Config] = []
 CACHE = OwnCache()
 quick.install()
 warm.install()

@@ -206,12 +206,12 @@ def self_check_once() -> Callable[[Any, str], float]:
     from plait.models.admission import self_check
 
     passed = Path(os.environ["PLAIT_CACHE"]) / "self-checks"
-    passed.mkdir(exist_ok=True)
 
     def once(model: Any, name: str) -> float:
         said = f"{type(model.module).__name__} {model.weights.dtype} {model.module.config.to_json_string()}"
         which = hashlib.sha256(said.encode())
         which.update(model.weights.detach().flatten().view(torch.uint8).numpy())
+        passed.mkdir(parents=True, exist_ok=True)
         with (passed / which.hexdigest()).open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # of ranks that ask at once one checks
             file.seek(0)
