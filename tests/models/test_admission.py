@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from plait.models import admission
 from plait.models.compute import cpu_linear, row_attention
 from plait.models.language_loading import from_module
 from tests.cases import slow_but
-from tests.models.tiny import FAMILIES, MOE, tiny, tiny_model
+from tests.models.tiny import FAMILIES, MOE, self_check_once, tiny, tiny_model
 from tests.models.wrong import attend_wrongly
 
 LINEAR: dict[str, Any] = {
@@ -161,6 +162,29 @@ def test_no_random_state_is_read_or_moved() -> None:
     assert np.random.get_state()[1].tolist() == before[2]  # noqa: NPY002
     torch.manual_seed(2)
     assert admission.self_check(tiny_model(), "it") == first
+
+
+def test_tests_check_the_same_weights_once_and_remember_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def check(model: Any, name: str) -> float:
+        asked.append(name)
+        if name == "wrong":
+            raise ModelError(name)
+        return 0.125
+
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(admission, "self_check", check)
+    model, another = tiny_model(), self_check_once()
+    for _ in range(2):
+        with pytest.raises(ModelError, match="wrong"):
+            self_check_once()(model, "wrong")
+    assert [self_check_once()(model, "first"), another(model, "again")] == [0.125, 0.125]
+    model.weights[0] += 1
+    assert another(model, "changed") == 0.125
+    assert asked == ["wrong", "wrong", "first", "changed"]
 
 
 def test_the_module_is_left_with_our_attention_and_without_gradients() -> None:
