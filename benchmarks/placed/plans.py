@@ -12,7 +12,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.prediction.lengths import lengths_of
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
-from plait.runtime.prepare import outline, prompt_lengths
+from plait.runtime.prepare import data_lengths, outline
 
 BOTH = "0,1 dp2"
 GRPO: Mapping[str, Mapping[str, str]] = {
@@ -72,5 +72,5 @@ def planning_of(
     run = outline(read)
     cluster, source = machine_of(run.recipe, run.shapes[read.model], devices)
     text = None if lengths is None else str(lengths)
-    sizes = lengths_of(text, run.recipe, lambda: prompt_lengths(run))
+    sizes = lengths_of(text, run, lambda: data_lengths(run))
     return Planning(run.recipe, run.flow, run.models, run.shapes, cluster, sizes, source, corrected)

@@ -178,9 +178,9 @@ class TrainingEngine(Protocol):
         """The ranks of each copy of the model that scores; empty if weights must be moved there first."""
         ...
 
-    @property
-    def tokens_of_a_part(self) -> int:
-        """Tokens of a part that keep all devices that score busy; smaller parts waste their time."""
+    def tokens_of_a_part(self, root_tokens: int) -> int:
+        """Tokens of a part that keep all devices that score busy, behind a root that each forward computes once.
+        Smaller parts waste their time."""
         ...
 
     def mesh(self, kind: CallKind, *, begins: bool) -> frozenset[int]:

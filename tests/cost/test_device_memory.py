@@ -8,7 +8,7 @@ import pytest
 
 from plait.cost import device_memory
 from plait.cost.device_memory import memory_by_device
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts
 from plait.cost.placement import check_layouts
 from plait.cost.rank_order import better_orders
@@ -29,11 +29,14 @@ def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Fact
     recipe = Recipe.model_validate(
         {"model": model, "algorithm": algorithm, "data": {"source": "none.jsonl"}, "lora": {"rank": lora}, **keys}
     )
-    flow = trace_algorithm(load_flow(algorithm), {"kl_coef": 0.1, **recipe.options}, (*MODEL_ROLES, *REWARD_ROLES))
+    given = algorithm in ("sft", "dpo", "reward_model")
+    options = recipe.options if given else {"kl_coef": 0.1, **recipe.options}
+    flow = trace_algorithm(load_flow(algorithm), options, (*MODEL_ROLES, *REWARD_ROLES))
     models = role_models(flow, recipe)
     planned = {one.role: PlannedModel(one.scalar, SHAPE.parameters, SHAPE.layers, 1.0) for one in models}
     plan = complete(make_plan(flow, planned), flow, planned, "plan")
-    return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, Lengths.fixed(128))
+    lengths = SampleLengths(Lengths.fixed(128), Lengths.fixed(recipe.sampling.max_response_tokens))
+    return Facts(recipe, models, {model: SHAPE}, dict.fromkeys(planned, PARAMETERS), plan, flow, lengths)
 
 
 def row_of(begins: str, rows: dict[str, int]) -> int:

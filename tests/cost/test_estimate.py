@@ -9,7 +9,7 @@ import pytest
 
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.estimate import model_shape
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ModelError
 from plait.models.shape import HEAD_CHUNK_ROWS, ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -17,6 +17,8 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import role_models
 from plait.runtime.prepare import resolve_plan
 from tests.models.tiny import MOE, tiny_config
+
+TEN = SampleLengths(Lengths.fixed(10), Lengths.fixed(1))
 
 
 def a_folder(path: Path, family: str, **overrides: object) -> str:
@@ -40,7 +42,7 @@ def rows_of(model: str) -> tuple[dict[str, int], ModelShape]:
     flow = trace_algorithm(load_flow("grpo"), recipe.options, ("actor", "ref", "reward"))
     models, shapes = role_models(flow, recipe), {model: model_shape(model)}
     plan = resolve_plan(recipe, flow, models, shapes)
-    (alone,) = memory_of_plan(recipe, flow, models, shapes, plan, Lengths.fixed(10))
+    (alone,) = memory_of_plan(recipe, flow, models, shapes, plan, TEN)
     return dict(alone.rows), shapes[model]
 
 

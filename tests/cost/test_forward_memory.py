@@ -64,4 +64,4 @@ def test_adapters_train_no_head_and_keep_what_a_makes() -> None:
     found = costs(work=replace(WORK, lora=LoraSettings(rank=2))).call("actor.train", "train", Layout.on(range(1)))
     assert found.working_bytes == (8 * 4 * layer + LOGITS,)
     assert found.activation_bytes == found.plain_bytes == (8 * 4 * layer,)
-    assert LargestBatch(8, 2, 8, 8).tokens == 8 * 24
+    assert LargestBatch.of_groups(8, 2, 8, 8).tokens == 8 * 24

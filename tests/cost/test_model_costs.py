@@ -30,6 +30,7 @@ from plait.layout.shards import held_elements, shard
 from plait.models.files.known_shapes import KNOWN
 from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, num_groups
+from plait.policy.packing import GroupTokens
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
 from plait.speculation import acceptance
@@ -124,6 +125,46 @@ def test_gradients_that_are_divided_are_summed_in_every_micro_batch() -> None:
     once, each = (cost.terms["gradients"] for cost in found)
     assert each == pytest.approx(2 * once)
     assert found[1].terms["new weights"] == found[0].terms["new weights"]
+
+
+def given_costs(algorithm: str, groups: list[GroupTokens], count: int, root: int = 0) -> ModelCosts:
+    flow = a_flow(algorithm)
+    work = Workload(count, 1, SampleLengths.given(groups, root), "bfloat16", micro_batch_tokens=1000)
+    return ModelCosts(work, dict.fromkeys(flow.roles, SHAPE), flow, a_cluster())
+
+
+def test_given_examples_count_as_long_as_they_are() -> None:
+    """Of 40 + 1 and of 2 + 6 tokens, one of each: 820 + 41 and 3 + 33 pairs; seven rows pass the
+    head, which take less than reading it."""
+    found = given_costs("sft", [GroupTokens(40, (1,)), GroupTokens(2, (6,))], 2)
+    terms = found.call("actor.train", "train", Layout.on(range(1))).terms
+    assert terms["products"] == pytest.approx(3 * 4 * 2 * 49 * LAYER / 0.5e9)
+    assert terms["attention"] == pytest.approx(3 * 4 * 4 * (861 + 36) * 64 / 0.5e9)
+    assert terms["head"] == pytest.approx(3 * 2 * HEAD / 0.5e8)
+    assert found.workload.tokens_of_step(found.flow) == 49
+
+
+def test_given_pairs_have_their_prompt_once_and_what_all_begin_with() -> None:
+    """Pairs of 40 + 4 + 2 and 36 + 2 + 8 tokens, of which 32 begin both prompts: 46 + 46 less 32. To score, 40 and 36
+    tokens see themselves and those before, the root's 528 pairs once; 6 and 10 tokens the prompt and theirs."""
+    found = given_costs("dpo", [GroupTokens(40, (4, 2)), GroupTokens(36, (2, 8))], 2, root=32)
+    terms = found.call("ref.logprobs", "score", Layout.on(range(1))).terms
+    assert terms["products"] == pytest.approx(4 * 2 * 60 * LAYER / 0.5e9)
+    pairs = 820 + 666 - 528 + (6 * 40 + 10 + 3) + (10 * 36 + 3 + 36)
+    assert terms["attention"] == pytest.approx(4 * 4 * pairs * 64 / 0.5e9)
+    assert terms["head"] == pytest.approx(2 * 16 * HEAD / 0.5e9)
+
+
+def test_pairs_that_are_trained_on_stay_together() -> None:
+    """Three over two copies: one trains on two. Over two stages there are as many micro-batches as pairs; a reference
+    may score them apart, in eight of the twelve that the prompts are worth it."""
+    found = given_costs("dpo", [GroupTokens(1, (20, 20))], 3)
+    one, two = (found.call("actor.train", "train", Layout.on(range(n), dp=n)) for n in (1, 2))
+    assert two.terms["products"] == pytest.approx(2 / 3 * one.terms["products"])
+    piped = found.call("actor.train", "train", Layout.on(range(2), pp=2))
+    assert piped.terms["filling and draining"] * 3 == pytest.approx(piped.terms["products"] + piped.terms["attention"])
+    apart = found.call("ref.logprobs", "score", Layout.on(range(2), pp=2))
+    assert apart.terms["products"] == pytest.approx(2 * 2 * 6 * 21 * LAYER / 0.5e9)
 
 
 def steps_per_epoch(costs: ModelCosts) -> int:

@@ -10,12 +10,13 @@ from plait.cost.calibration import VENDORS
 from plait.cost.cluster_file import read_cluster
 from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.generation_memory import packed_bytes
-from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.lengths import SampleLengths
 from plait.cost.placed import Facts
 from plait.cost.vllm_memory import pool_tokens_of_vllm
 from plait.cost.working_memory import KEPT, PROCESS, PROCESS_BYTES, process_terms
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
+from plait.policy.packing import GroupTokens
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import named_plan
 from plait.schedule.plan import Placement, Plan
@@ -65,9 +66,8 @@ def leaving(flow, planned):
 
 def both(facts: Facts) -> list[tuple[RankMemory, DeviceMemory]]:
     """Of each rank what is simulated, and what a dry run says."""
-    lengths = SampleLengths(facts.longest_texts, Lengths.fixed(facts.recipe.sampling.max_response_tokens))
     cluster = read_cluster(f"{facts.plan.num_ranks}xA100-80G")
-    planning = Planning(facts.recipe, facts.flow, facts.models, facts.shapes, cluster, lengths, VENDORS)
+    planning = Planning(facts.recipe, facts.flow, facts.models, facts.shapes, cluster, facts.lengths, VENDORS)
     devices = memory_by_device(replace(facts, parameters=planning.parameters))
     by_rank = {rank: device for device in devices for rank in device.ranks}
     return [(memory, by_rank[memory.rank]) for memory in planning.predict(facts.plan).memory]
@@ -113,7 +113,6 @@ def test_another_engine_holds_its_own_weights_and_pool() -> None:
     facts = facts_for(
         lambda flow, planned: named_plan("colocated", flow, planned, 1), "grpo", sampling={"engine": "vllm"}
     )
-    lengths = SampleLengths(facts.longest_texts, Lengths.fixed(256))
     there = (facts.recipe, facts.flow, facts.models, facts.shapes)
     ((memory, device),) = both(facts)
     assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
@@ -123,7 +122,7 @@ def test_another_engine_holds_its_own_weights_and_pool() -> None:
     assert rows["weights in vLLM's process"] == weights
     assert memory.terms[ENGINE] == weights + rows[pool[0]]
     with pytest.raises(ConfigError, match=r"`sampling\.engine` is vllm, which generates for a run of one"):
-        Planning(*there, read_cluster("2xA100-80G"), lengths, VENDORS).given("colocated")
+        Planning(*there, read_cluster("2xA100-80G"), facts.lengths, VENDORS).given("colocated")
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one at a time"])
@@ -171,6 +170,29 @@ def test_what_leaves_is_counted_while_it_is_there() -> None:
 def test_adapters_are_small() -> None:
     for memory, device in both(facts_for(lambda flow, planned: named_plan("colocated", flow, planned, 2), lora=8)):
         assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward_model"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), *SIZES])
+def test_of_given_texts(sizes, algorithm) -> None:
+    """Of which a few are much longer than others, so that micro-batches are filled; and the fullest rank
+    of each stage holds the same."""
+    count = 1 if algorithm == "sft" else 2
+    texts = [GroupTokens(40 + n, (3 * n + 1,) * count) for n in range(100)]
+    dp, tp, pp = sizes
+
+    def make(flow, planned):
+        nodes = [node for node in flow.nodes if node.role in planned]
+        asked = [(node.call, "train" if node.asks == "train" else "score") for node in nodes]
+        ranks = tuple(range(dp * tp * pp))
+        return Plan("mine", len(ranks), tuple(Placement(*one, ranks, dp=dp, tp=tp, pp=pp) for one in asked))
+
+    facts = facts_for(make, algorithm, prompts_per_step=64)
+    found = both(replace(facts, lengths=SampleLengths.given(texts, root=35)))
+    stage = Layout.on(range(dp * tp * pp), *sizes).coordinates
+    for memory, _ in found:
+        same = [device.most_bytes for other, device in found if stage(other.rank).pp == stage(memory.rank).pp]
+        assert memory.peak_bytes == pytest.approx(max(same), abs=ZERO_UNIT)
 
 
 @pytest.mark.parametrize("recipe", ["cpu", "float32", "mini-batches"])

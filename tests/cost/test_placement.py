@@ -16,7 +16,7 @@ from plait.cost.device_memory import memory_by_device
 from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import packed_bytes
 from plait.cost.held_parameters import parameter_rows
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts, Placed
 from plait.cost.placement import resolve_plan
@@ -38,6 +38,7 @@ from tests.cost.test_device_memory import row_of
 
 ROOT = Path(__file__).parents[2]
 PPO: dict[str, Any] = {"algorithm": "ppo", "options": {}}
+LENGTHS = SampleLengths(Lengths.fixed(20), Lengths.fixed(1))
 
 
 def facts_of(recipe: Recipe):
@@ -181,7 +182,7 @@ def test_the_memory_of_each_device(make_recipe, write_plan) -> None:
     recipe = make_recipe(plan=path)
     flow, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
-    columns = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, Lengths.fixed(20)))
+    columns = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, LENGTHS))
     table = {rank: dict(one.rows) for one in columns for rank in one.ranks}
     assert all(one.expected_bytes == max(dict(one.during).values()) <= sum(dict(one.rows).values()) for one in columns)
     assert all(one.most_bytes == one.expected_bytes + sum(dict(one.slack).values()) for one in columns)
@@ -219,7 +220,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
     recipe = make_recipe(plan=path, dtype="bfloat16", **NOTHING_GUESSED)
     flow, models, shapes = facts_of(recipe)
     parameters, plan = parameters_of(models), resolve_plan(recipe, flow, models, shapes)
-    (alone,) = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, Lengths.fixed(20)))
+    (alone,) = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, LENGTHS))
     shape, count = shapes[recipe.model], shard(parameters["actor"], Layout.on((0,)).parallelism, 0, 0).num_elements
     rows, during = dict(alone.rows), dict(alone.during)
     assert rows["actor: weights (bfloat16)"] == 2 * count, "generation keeps them"
@@ -242,7 +243,7 @@ def test_memory_that_leaves_is_counted_while_it_is_there(make_recipe, write_plan
     )
     recipe = make_recipe(plan=path, **NOTHING_GUESSED)
     plan = resolve_plan(recipe, flow, models, shapes)
-    found = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, Lengths.fixed(20)))
+    found = memory_by_device(Facts(recipe, models, shapes, parameters, plan, flow, LENGTHS))
     for one in found:
         half = shard(parameters["actor"], Layout.on((0, 1), tp=2).parallelism, one.ranks[0], 0).num_elements
         rows, during = dict(one.rows), dict(one.during)

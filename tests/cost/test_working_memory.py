@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plait.cost.device_memory import memory_by_device, memory_of_plan
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import (
     COMPILING_BYTES,
@@ -62,7 +62,7 @@ def test_what_a_layer_keeps_of_a_token() -> None:
 
 
 def test_checkpointed_activations_are_the_layers_inputs_and_one_layer() -> None:
-    batch = LargestBatch(groups=2, samples_per_group=3, prompt_tokens=5, response_tokens=7)
+    batch = LargestBatch.of_groups(2, 3, prompt_tokens=5, response_tokens=7)
     assert (batch.tokens, batch.scores) == (2 * 26, 2 * (25 + 21 * 12))
     one = sum(layer_bytes(SMOLLM2, 2, fused=True))
     whole = activation_bytes(SMOLLM2, batch, Blocks(2, True))
@@ -73,7 +73,7 @@ def test_checkpointed_activations_are_the_layers_inputs_and_one_layer() -> None:
 
 def test_ranks_of_tp_divide_what_is_inside_the_products_or_all() -> None:
     """Inputs, norms and residuals, and what is added to these, are on each of four ranks, unless tokens are parted."""
-    batch = LargestBatch(groups=2, samples_per_group=3, prompt_tokens=5, response_tokens=7)
+    batch = LargestBatch.of_groups(2, 3, prompt_tokens=5, response_tokens=7)
     between, inside = layer_bytes(SMOLLM2, 2, fused=True)
     assert between == 2 * 5 * 576
     scores = 2 * 9 * batch.scores
@@ -88,7 +88,7 @@ def test_ranks_of_tp_divide_what_is_inside_the_products_or_all() -> None:
 @pytest.mark.parametrize(("groups", "found_mib"), [(4, 541), (8, 1081), (16, 2141)])
 def test_activations_that_were_found(groups: int, found_mib: int) -> None:
     """Resident after the forward of SmolLM2-135M in bfloat16 on groups of 101 and 8 x 16 tokens."""
-    expected = activation_bytes(SMOLLM2, LargestBatch(groups, 8, 101, 16), Blocks(2, True))
+    expected = activation_bytes(SMOLLM2, LargestBatch.of_groups(groups, 8, 101, 16), Blocks(2, True))
     assert expected / MIB == pytest.approx(found_mib, rel=0.04)
 
 
@@ -107,7 +107,7 @@ def test_the_demos_peak() -> None:
     """5,466 MiB: two steps of recipes/demo.yaml and an evaluation of 16 items, kernels compiled by the process."""
     steps = {"prompts_per_step": 16, "samples_per_prompt": 8, "sampling": {"max_response_tokens": 16}}
     facts = facts_of(named("colocated", 1), "grpo", options={"kl_coef": 0.01}, **steps)
-    (alone,) = memory_by_device(replace(facts, longest_texts=Lengths.fixed(101)))
+    (alone,) = memory_by_device(replace(facts, lengths=SampleLengths(Lengths.fixed(101), Lengths.fixed(16))))
     expected = sum(size for _, size in alone.rows) / MIB
     assert expected == pytest.approx(5466, rel=0.1)
     assert expected + sum(size for _, size in alone.slack) / MIB > 5466
@@ -130,7 +130,7 @@ def test_the_peak_of_a_small_run(dtype: str, make_recipe: Callable[..., Recipe],
     texts = {"sampling.draft_pool_bytes": 1 << 20}
     recipe = make_recipe(algorithm="ppo", samples_per_prompt=1, dtype=dtype, steps=6, **texts)
     prepared = prepare(recipe)
-    of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.longest_texts
+    of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.lengths
     (alone,) = memory_of_plan(recipe, *of_run)
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(recipe.model_dump(mode="json", exclude_unset=True)))

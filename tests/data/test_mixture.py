@@ -61,7 +61,7 @@ def mixed(*sizes: int, weights: tuple[float, ...], shuffle: bool = True) -> Mixe
     for place, rows in enumerate(sizes):
         made = source(*(f"{'abc'[place]}{n}" for n in range(rows)))
         encoder = PromptEncoder(tiny_tokenizer(), keys(), conversational=False)
-        sets.append(PromptSet(made, encoder, tuple(range(rows)), 9 + place, place))
+        sets.append(PromptSet(made, encoder, tuple(range(rows)), (9 + place,) * rows, place))
     names = tuple("abc"[: len(sizes)])
     return Mixed(tuple(sets), names, weights, (shuffle,) * len(sizes))
 

@@ -215,7 +215,9 @@ def test_an_empty_prompt_is_named():
 
 def stream(rows: int, per_step: int, seed: int = 0, *, shuffle: bool = True) -> PromptStream:
     made = source(*(f"question {n}" for n in range(rows)))
-    prompts = PromptSet(made, PromptEncoder(tiny_tokenizer(), keys(), conversational=False), tuple(range(rows)), 9, 0)
+    prompts = PromptSet(
+        made, PromptEncoder(tiny_tokenizer(), keys(), conversational=False), tuple(range(rows)), (9,) * rows, 0
+    )
     return PromptStream(Mixed((prompts,), shuffles=(shuffle,)), seed=seed, prompts_per_step=per_step)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.errors import ConfigError
@@ -170,7 +170,7 @@ def test_an_order_is_as_short_as_it_can_be_and_keeps_to_the_memory_that_is_left(
     plan = prepare(recipe).plan
     prepared = prepare(recipe)
     facts = facts_of(prepared, replace(plan, schedules=()))
-    costs = costs_of_run(prepared, Lengths.fixed(8))
+    costs = costs_of_run(prepared, SampleLengths(Lengths.fixed(8), prepared.lengths.responses))
     workload = workload_of(facts, costs)
     assert [(p.model, p.ranks, p.num_microbatches) for p in workload.pipelines] == [
         ("critic", (0, 1), 6),
@@ -194,7 +194,7 @@ def facts_of(prepared: Prepared, plan: Plan) -> Facts:
         parameters,
         plan,
         prepared.flow,
-        prepared.longest_texts,
+        prepared.lengths,
     )
 
 

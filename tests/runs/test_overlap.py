@@ -204,6 +204,20 @@ def test_parts_have_samples_without_the_last_of_their_prompts() -> None:
     assert taken() == ("/p3", ["2.1"], 0)
 
 
+def test_what_all_prompts_begin_with_is_not_of_any_part() -> None:
+    """40 tokens of 44: groups of 4 + 1 and 4 + 2 behind them, with 16 together; the third would be the 17th to 23rd."""
+    prompts = [Prompt(uid, "", (*range(40), uid, 1, 1, 1)) for uid in (1, 2, 3)]
+    growing = PartialRollout(prompts, 2)
+    assert growing.root_tokens == 40
+    parts = RolloutParts(growing, PartSize(16), at_once=6)
+    for prompt in prompts:
+        for index in range(2):
+            growing.take(Sample(prompt, index, (7,) * (index + 1), (-1.0,) * (index + 1), "", FinishReason.STOP))
+    part = parts.take()
+    assert part is not None
+    assert ([sample.uid for sample in part.rows.samples], part.share) == (["1.0", "1.1", "2.0", "2.1"], 14 / 16)
+
+
 class Numbered:
     """Parts that are all there, of a group each."""
 

@@ -261,7 +261,7 @@ def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Pa
     """A model of the policy's shape: as many bytes as that, of each engine that drafts."""
     keys = {"sampling.speculation": "adaptive", "sampling.draft_model": MODEL, "dtype": "float32"}
     prepared = prepare(recipe_of(place, tiny_folder, "forecast", **keys))
-    of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.longest_texts
+    of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.lengths
     (alone,) = memory_of_plan(prepared.recipe, *of_run)
     rows = dict(alone.rows)
     assert rows["draft model: weights (float32)"] == pytest.approx(rows["actor: weights (float32)"], rel=0.01)
@@ -271,9 +271,7 @@ def test_its_weights_and_keys_stand_in_the_forecast(place: Path, tiny_folder: Pa
     assert caches[0] == caches[1]
     placed = prepare(recipe_of(place, tiny_folder, "tp2", **keys, **where(place, "forecast-tp2", PLACES["tp2"])))
     parameters = parameters_of(placed.models)
-    facts = Facts(
-        placed.recipe, placed.models, placed.shapes, parameters, placed.plan, placed.flow, placed.longest_texts
-    )
+    facts = Facts(placed.recipe, placed.models, placed.shapes, parameters, placed.plan, placed.flow, placed.lengths)
     devices = {rank: [what for what, _ in one.rows] for one in memory_by_device(facts) for rank in one.ranks}
     drafts = {rank: sum("draft model" in what for what in rows) for rank, rows in devices.items()}
     assert drafts == {0: 3, 1: 0}, "the leader drafts, whichever place it has in the instance"

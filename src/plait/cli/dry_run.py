@@ -81,12 +81,13 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
         raise ConfigError(f"`epochs` counts the rows of data, which {name!r} has no tokenizer for; set `steps`")
     check_device(foreseen.recipe)
     if is_searched(foreseen.recipe):
-        prompts = foreseen.longest_texts
-        plan = auto_plan(planning_for_run(foreseen, prompts, Machines(nodes, measures=False)))
+        plan = auto_plan(planning_for_run(foreseen, foreseen.lengths, Machines(nodes, measures=False)))
     else:
         plan = resolve_plan(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, nodes=nodes)
-        plan = settled(foreseen, plan, foreseen.longest_texts)
-    counted = f"{_rows_of(foreseen.flow)} count {foreseen.longest_texts.longest} tokens"
+        plan = settled(foreseen, plan, foreseen.lengths)
+    generates = bool(foreseen.flow.of_kind(CallKind.GENERATE))
+    tokens = foreseen.lengths.prompts.longest if generates else foreseen.lengths.longest
+    counted = f"{_rows_of(foreseen.flow)} count {tokens} tokens"
     data = f"no data is read, as {name!r} has no tokenizer: {counted}"
     _print(foreseen, plan, data, nodes)
 
@@ -126,7 +127,7 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
         console.print(_order_text(better))
     console.print()
     console.print(_memory_table(prepared, plan))
-    if (lacking := said_of_room(prepared, plan, prepared.longest_texts)) is not None:
+    if (lacking := said_of_room(prepared, plan, prepared.lengths)) is not None:
         console.print(Text(lacking, "bold"))
 
 
@@ -138,11 +139,9 @@ def _predicted_text(prepared: Outline | Prepared, plan: Plan) -> str:
 
 
 def _foretold(prepared: Outline | Prepared, plan: Plan, nodes: int) -> tuple[float, float] | None:
-    """Seconds of a step of a plan as the recipe has it, and with nothing drawn ahead, for prompts as long as the
-    longest; None: nobody can say."""
-    prompts = prepared.longest_texts
+    """Seconds of a step of a plan as the recipe has it, and with nothing drawn ahead; None: nobody can say."""
     try:
-        planning = planning_for_run(prepared, prompts, Machines(nodes, measures=False))
+        planning = planning_for_run(prepared, prepared.lengths, Machines(nodes, measures=False))
         alone = replace(planning, recipe=planning.recipe.model_copy(update={"max_staleness": 0}))
         return planning.predict(plan).seconds_per_step, alone.predict(plan).seconds_per_step
     except ConfigError:
@@ -193,9 +192,7 @@ def _memory_table(prepared: Outline | Prepared, plan: Plan):
     """One column for each device, or for several that hold as much of everything."""
     from rich.table import Table
 
-    columns = memory_of_plan(
-        prepared.recipe, prepared.flow, prepared.models, prepared.shapes, plan, prepared.longest_texts
-    )
+    columns = memory_of_plan(prepared.recipe, prepared.flow, prepared.models, prepared.shapes, plan, prepared.lengths)
     names = [f"device {ranks_text(device.ranks)}" for device in columns] if plan.num_ranks > 1 else [""]
     table = Table("memory (estimate)", *names, **_PLAIN)
     _add_rows(table, "", [dict(device.rows) for device in columns])
@@ -218,7 +215,7 @@ def _batch_table(prepared: Outline | Prepared):
     from rich.table import Table
 
     recipe = prepared.recipe
-    batch = Arithmetic.of(recipe, prepared.flow, prepared.longest_texts.longest)
+    batch = Arithmetic.of(recipe, prepared.flow, prepared.lengths)
     table = Table("batch", "per step", f"run of {batch.steps} steps", **_PLAIN)
     rows = (
         (_rows_of(prepared.flow), batch.prompts_per_step),

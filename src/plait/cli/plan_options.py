@@ -80,7 +80,7 @@ class OnCluster:
         from plait.runtime.prediction.plan_files import ranks_of
         from plait.runtime.prediction.planning import Planning
         from plait.runtime.prediction.refinement import recorded_drafts
-        from plait.runtime.prepare import outline, prompt_lengths
+        from plait.runtime.prepare import data_lengths, outline
 
         ranks = ranks_of(plan or recipe.plan)
         if self.cluster is None:
@@ -92,7 +92,7 @@ class OnCluster:
             _check_device(recipe.device, spec)
             source = of_cluster(spec, profiles_of_gpu(spec.device.name))
             foreseen = outline(recipe, device_memory=spec.device.memory_bytes)
-        sizes = lengths_of(self.lengths, foreseen.recipe, lambda: prompt_lengths(foreseen))
+        sizes = lengths_of(self.lengths, foreseen, lambda: data_lengths(foreseen))
         guessed = recorded_drafts(self.lengths)
         stated = Acceptance(self.acceptance_rate, self.acceptance_length)
         if stated.is_stated:

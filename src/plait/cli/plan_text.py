@@ -14,6 +14,7 @@ from plait.cli.ranks_text import few_ranks_text
 from plait.cost.corrections import with_carried
 from plait.cost.estimate import human_bytes
 from plait.dataflow import CallKind
+from plait.models.files.known_shapes import is_shape
 from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
 from plait.runtime.prediction.guesses import UNKNOWN
 from plait.schedule.gantt import ascii_gantt, letter_of
@@ -68,7 +69,9 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         f"{sizes.responses.mean:,.0f} ({sizes.responses.longest:,})"
     )
     generates = bool(planning.flow.of_kind(CallKind.GENERATE))
-    if generates and not report.states_lengths and sizes.responses.mean >= planning.recipe.sampling.max_response_tokens:
+    most, name = planning.recipe.sampling.max_response_tokens, planning.recipe.model
+    is_longest = sizes.responses.mean >= most if generates else is_shape(name)
+    if is_longest and not report.states_lengths:
         lengths += ", as long as they may be: `--lengths` states others"
     yield from _line("lengths", lengths, width)
     yield from _line("numbers", f"{_numbers(report)}; nothing of this was run", width)
@@ -134,9 +137,8 @@ def _calls(report: Report, width: int) -> Iterator[str]:
     )
     for name, where, how, record in rows:
         largest = max(record.terms.items(), key=lambda item: item[1], default=("", 0.0))[0]
-        line = (
-            f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{record.start_s:>8.3g}{record.seconds:>10.4g}"
-        )
+        start_s = round(record.start_s, 9) + 0.0  # without what floats of a few steps are off, and its sign
+        line = f"{_short(name, wide):<{wide}}  {where:<{ranks}}  {how:<{cut}}{start_s:>8.3g}{record.seconds:>10.4g}"
         yield f"{line}  {largest}".rstrip() if most else line
 
 

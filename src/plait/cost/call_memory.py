@@ -77,7 +77,7 @@ def largest_batch(facts: Facts, model: RoleModel, mode: Mode, layout: Layout) ->
     return LargestBatch.of(
         facts.recipe,
         facts.flow,
-        facts.longest_texts,
+        facts.lengths,
         model.role,
         trains=mode == "train",
         dp=layout.parallelism.dp,
@@ -176,7 +176,8 @@ def _pool(facts: Facts, model: RoleModel) -> _Pool | None:
         return None
     samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
     running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
-    context = facts.longest_texts.longest + recipe.sampling.max_response_tokens
+    prompts = facts.lengths.prompts
+    context = prompts.longest + recipe.sampling.max_response_tokens
     most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
-    asked = asked_tokens(running, context, held_root(recipe, facts.longest_texts))
+    asked = asked_tokens(running, context, held_root(recipe, prompts))
     return _Pool(running, context, pool_tokens(asked, most, recipe.device), recipe.device == "cuda")

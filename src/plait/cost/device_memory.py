@@ -11,7 +11,7 @@ from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import widened_bytes
 from plait.cost.held_parameters import HeldPart, held_parts, num_engines, rows_of
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
@@ -52,7 +52,7 @@ def memory_of_plan(
     models: Sequence[RoleModel],
     shapes: Mapping[str, ModelShape],
     plan: Plan,
-    longest_texts: Lengths,
+    lengths: SampleLengths,
 ) -> list[DeviceMemory]:
     """What a dry run says of the memory of each device. Imports torch.
 
@@ -60,9 +60,9 @@ def memory_of_plan(
         models: which model each role begins as.
         shapes: by the model's name.
         plan: completed.
-        longest_texts: of the prompts; where nothing is generated, of the given samples.
+        lengths: of the prompts; where nothing is generated, of the given samples.
     """
-    return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, longest_texts))
+    return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, lengths))
 
 
 def memory_by_device(facts: Facts) -> list[DeviceMemory]:

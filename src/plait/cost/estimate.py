@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.cost.lengths import SampleLengths
 from plait.dataflow import CallKind, Dataflow
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
@@ -36,18 +37,18 @@ class Arithmetic:
     steps: int
 
     @classmethod
-    def of(cls, recipe: Recipe, flow: Dataflow, max_prompt_tokens: int) -> Arithmetic:
+    def of(cls, recipe: Recipe, flow: Dataflow, lengths: SampleLengths) -> Arithmetic:
         prompts = recipe.prompts_per_step
         samples = tokens = 0
         for node in flow.nodes:
             if node.kind is CallKind.GENERATE:
                 here = prompts * node.generation.num_samples(recipe.samples_per_prompt)
                 samples += here
-                tokens += prompts * max_prompt_tokens + here * recipe.sampling.max_response_tokens
+                tokens += prompts * lengths.prompts.longest + here * recipe.sampling.max_response_tokens
             elif node.kind is CallKind.READ:
                 here = prompts * (2 if node.call == "pairs" else 1)
                 samples += here
-                tokens += here * max_prompt_tokens
+                tokens += here * lengths.of(node.call).longest
         return cls(prompts, samples, tokens, recipe.steps)
 
 

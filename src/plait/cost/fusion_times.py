@@ -57,7 +57,8 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str])
     ranks = frozenset(rank for placement in generating for rank in placement.ranks)
     step_s, more_s = costs.step_line(rollout.call, generating[0].layout)
     lengths, samples = costs.workload.lengths, costs.workload.samples_of(costs.flow, rollout)
-    tokens = samples.prompts * lengths.prompts.mean + samples.count * lengths.responses.mean
+    prompt_tokens = lengths.prompts.mean - lengths.prompts.root
+    tokens = samples.prompts * prompt_tokens + samples.count * lengths.responses.mean
     # Seconds of an instance that generates: a score on more ranks, or fewer, counts by its ranks.
     wide = len(ranks) / sum(placement.dp for placement in generating)
     scores = [
@@ -73,7 +74,7 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str])
         more_s,
         token_s=sum(cost.seconds * by for cost, by in scores) / tokens,
         parts_s=sum(cost.in_parts_s * by for cost, by in scores) + apart_s,
-        prompt_tokens=lengths.prompts.mean,
+        prompt_tokens=prompt_tokens,
     )
 
 

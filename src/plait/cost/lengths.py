@@ -1,14 +1,15 @@
-"""Numbers of tokens: of prompts, of responses. Imports the standard library alone."""
+"""Numbers of tokens: of prompts, of responses, of given texts. Torch-free."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 from plait.errors import ConfigError
+from plait.policy.packing import GroupTokens
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,53 @@ def _quantiles(values: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SampleLengths:
-    """Lengths of prompts and of responses, in tokens."""
+    """Lengths of prompts and of responses, in tokens.
+
+    groups: of given texts a sample of them, each prompt with its own responses, the largest first; else none: any
+            response may follow any prompt
+    beside: name of data that a flow reads beside the prompts that it generates from → lengths of that
+    """
 
     prompts: Lengths
     responses: Lengths
+    groups: tuple[GroupTokens, ...] = ()
+    beside: Mapping[str, SampleLengths] = field(default_factory=dict)
+
+    @classmethod
+    def given(cls, groups: Sequence[GroupTokens], root: int = 0) -> SampleLengths:
+        """Lengths of texts that are there.
+
+        Args:
+            groups: a sample of them, at least one, the longest among them.
+            root: tokens that all prompts begin with, each of which has one more at least.
+        """
+        ordered = sorted(groups, key=lambda group: (-group.total, -group.longest, group))
+        prompts = Lengths.recorded([group.prompt for group in ordered], root)
+        responses = Lengths.recorded([tokens for group in ordered for tokens in group.responses])
+        return cls(prompts, responses, tuple(ordered))
+
+    def of(self, rows: str) -> SampleLengths:
+        """Those of rows that a call of this name makes or reads (`actor.generate`, `examples`)."""
+        return self.beside.get(rows, self)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample with its prompt, the root among them."""
+        if self.groups:
+            return max(group.longest for group in self.groups)
+        return self.prompts.longest + self.responses.longest
+
+    @cached_property
+    def _pairs(self) -> tuple[tuple[int, int], ...]:
+        """Each given sample: tokens of its prompt, and its own."""
+        return tuple((group.prompt, tokens) for group in self.groups for tokens in group.responses)
+
+    @cached_property
+    def _product(self) -> float:
+        """Tokens of a response times those of its prompt, in the mean."""
+        if not self.groups:
+            return self.prompts.mean * self.responses.mean
+        return sum(prompt * tokens for prompt, tokens in self._pairs) / len(self._pairs)
 
     def pairs(self, prompts: float, samples: float, roots: float) -> float:
         """Pairs of a query and a key, of so many prompts and samples of them.
@@ -92,22 +136,25 @@ class SampleLengths:
         p, r = self.prompts, self.responses
         spared = max(0.0, prompts - roots) * p.root * (p.root + 1) / 2
         of_prompts = prompts * (p.mean_square + p.mean) / 2 - spared
-        return of_prompts + samples * (r.mean * p.mean + (r.mean_square + r.mean) / 2)
+        return of_prompts + samples * (self._product + (r.mean_square + r.mean) / 2)
 
     def near_pairs(
         self, windows: Iterable[int], prompts: float, samples: float, roots: float
     ) -> tuple[tuple[int, float], ...]:
         """Window → those of them that are within it, of windows that are shorter than some sample."""
         p, r = self.prompts, self.responses
-        before, longest = p.mean, p.longest + (r.longest if samples else 0)
+        longest = self.longest if samples else p.longest
+        pairs = self._pairs or [(p.mean, tokens) for tokens in r.values]
         near = []
         for window in sorted(set(windows)):
             if 0 < window < longest:
                 of_prompt = sum(_seen(tokens, window) for tokens in p.values) / len(p.values)
-                with_prompt = sum(_seen(before + tokens, window) for tokens in r.values) / len(r.values)
+                of_response = sum(
+                    _seen(prompt + tokens, window) - _seen(prompt, window) for prompt, tokens in pairs
+                ) / len(pairs)
                 spared = max(0.0, prompts - roots) * _seen(p.root, window)
                 of_prompts = prompts * of_prompt - spared
-                near.append((window, of_prompts + samples * (with_prompt - _seen(before, window))))
+                near.append((window, of_prompts + samples * of_response))
         return tuple(near)
 
 

@@ -6,23 +6,27 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Self
 
-from plait.cost.lengths import Lengths
-from plait.dataflow import CallKind, Dataflow
+from plait.cost.lengths import Lengths, SampleLengths
+from plait.dataflow import CallKind, Dataflow, TrainOptions
+from plait.policy.packing import GroupTokens
 from plait.recipes.recipe import Recipe
 from plait.schedule.pipeline import micro_batches_of
 
 
-def pieces(share: int, per_prompt: int, prompt: float, response: float, least: int) -> tuple[float, int]:
+def pieces(
+    share: int, per_prompt: int, prompt: float, response: float, least: int, whole_groups: bool = False
+) -> tuple[float, int]:
     """Prompts that are computed for `share` samples, `per_prompt` to a prompt, and in how many micro-batches: of the
     ways to cut a prompt's samples the one that takes a pipeline least, all tokens and one micro-batch to fill it
     (`training.micro_batches`).
 
     Args:
         least: micro-batches that are wanted.
+        whole_groups: no prompt's samples are cut.
     """
     groups = max(1.0, share / per_prompt)
     ways = []
-    for parts in range(1, per_prompt + 1 if least > 1 else 2):
+    for parts in range(1, per_prompt + 1 if least > 1 and not whole_groups else 2):
         count = max(1, min(least, share, int(groups * parts)))
         tokens = groups * parts * prompt + share * response
         ways.append((tokens * (1 + 1 / count), groups * parts, count))
@@ -31,27 +35,38 @@ def pieces(share: int, per_prompt: int, prompt: float, response: float, least: i
 
 
 @dataclass(frozen=True)
-class LargestBatch:
-    """The largest micro-batch of a share, where all samples are as long as they may be.
+class Cut:
+    """How a share is cut into micro-batches.
 
-    prompt_tokens: with the root
-    count: such micro-batches that the share has
-    root_tokens: that all prompts begin with
+    tokens: of each at most
+    least, whole_groups: as of `training.micro_batches.split_over`
     """
 
-    groups: int
-    samples_per_group: int
-    prompt_tokens: int
-    response_tokens: int
+    tokens: int
+    least: int = 1
+    whole_groups: bool = False
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest micro-batch of a share, where all samples are as long as they may be; of given texts, where the share
+    has the longest of these.
+
+    tokens: of its row
+    scores: attention scores of one head
+    count: such micro-batches that the share has
+    """
+
+    tokens: int
+    scores: int
     count: int = 1
-    root_tokens: int = 0
 
     @classmethod
     def of(
         cls,
         recipe: Recipe,
         flow: Dataflow,
-        longest_texts: Lengths,
+        lengths: SampleLengths,
         role: str,
         *,
         trains: bool,
@@ -59,79 +74,106 @@ class LargestBatch:
         pp: int = 1,
         budget_tokens: int | None = None,
     ) -> Self:
-        """That of a role's copy, one of dp, in pp stages.
+        """That of a role's copy, one of dp, in pp stages, in the call that has the largest.
 
         Args:
-            longest_texts: the longest of the prompts; where nothing is generated, of the given samples.
+            lengths: of the prompts, or of the samples that are given.
             trains: or scores.
             budget_tokens: None: the recipe's.
         """
-        rollouts = flow.of_kind(CallKind.GENERATE)
-        if rollouts:
-            per_prompt = max(node.generation.num_samples(recipe.samples_per_prompt) for node in rollouts)
-            prompt, response = longest_texts, recipe.sampling.max_response_tokens
-        else:
-            pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
-            per_prompt, prompt, response = 2 if pairs else 1, Lengths.fixed(1), longest_texts.longest - 1
-        options = [node.training for node in flow.calls(role) if node.kind is CallKind.TRAIN] if trains else []
-        return cls.of_share(
-            share_of(recipe.prompts_per_step * per_prompt, min((how.mini_batches for how in options), default=1), dp),
-            per_prompt,
-            prompt,
-            response,
-            recipe.micro_batch_tokens if budget_tokens is None else budget_tokens,
-            least=micro_batches_of(pp),
-            whole_groups=any(how.whole_groups for how in options),
-        )
+        kind, batches = CallKind.TRAIN if trains else CallKind.SCORE, []
+        for node in (node for node in flow.calls(role) if node.kind is kind):
+            rows, options = flow.nodes[node.rows], node.training if trains else TrainOptions()
+            per_prompt = 2 if rows.call == "pairs" else 1
+            of_rows = lengths.of(rows.call)
+            if rows.kind is CallKind.GENERATE:
+                per_prompt = rows.generation.num_samples(recipe.samples_per_prompt)
+                of_rows = SampleLengths(of_rows.prompts, Lengths.fixed(recipe.sampling.max_response_tokens))
+            whole = per_prompt if options.whole_groups else 1
+            share = share_of(recipe.prompts_per_step * per_prompt, options.mini_batches, dp, whole)
+            tokens = recipe.micro_batch_tokens if budget_tokens is None else budget_tokens
+            cut = Cut(tokens, micro_batches_of(pp), options.whole_groups)
+            batches.append(cls.of_share(share, per_prompt, of_rows, cut))
+        return max(batches, key=lambda batch: (batch.tokens, batch.scores))
 
     @classmethod
-    def of_share(
-        cls,
-        share: int,
-        per_prompt: int,
-        prompts: Lengths,
-        response: int,
-        budget_tokens: int,
-        *,
-        least: int = 1,
-        whole_groups: bool = False,
-    ) -> Self:
+    def of_share(cls, share: int, per_prompt: int, lengths: SampleLengths, cut: Cut) -> Self:
         """That of so many samples, cut as a run cuts them: as many micro-batches as are wanted, none above the budget
         but one of a single sample, or of a group that is never cut.
 
         Args:
-            prompts: of which the longest counts.
-            response: tokens of each.
-            least, whole_groups: as of `training.micro_batches.split_over`.
+            lengths: of which the longest count.
         """
-        per_prompt, prompt, room = min(per_prompt, share), prompts.longest - prompts.root, budget_tokens - prompts.root
-        if whole_groups:
-            cut, each = -(-share // per_prompt), per_prompt
-            wanted = min(least, cut)
+        if lengths.groups:
+            return cls._of_given(-(-share // per_prompt), lengths, cut)
+        prompts, response = lengths.prompts, lengths.responses.longest
+        per_prompt, prompt, room = min(per_prompt, share), prompts.longest - prompts.root, cut.tokens - prompts.root
+        if cut.whole_groups:
+            units, each = -(-share // per_prompt), per_prompt
+            wanted = min(cut.least, units)
         else:
-            computed, wanted = pieces(share, per_prompt, prompt, response, least)
-            cut, each = ceil(computed), ceil(share / computed)
-        groups = -(-cut // wanted)
+            computed, wanted = pieces(share, per_prompt, prompt, response, cut.least)
+            units, each = ceil(computed), ceil(share / computed)
+        groups = -(-units // wanted)
         each = min(each, -(-share // groups))
         fitting = room // (prompt + each * response)
-        if fitting < 1 and not whole_groups:
+        if fitting < 1 and not cut.whole_groups:
             each = max(1, min(each, (room - prompt) // response))
         groups = max(1, min(groups, fitting))
-        return cls(groups, each, prompts.longest, response, -(-share // (groups * each)), prompts.root)
+        return cls.of_groups(groups, each, prompts.longest, response, -(-share // (groups * each)), prompts.root)
 
-    @property
-    def tokens(self) -> int:
-        own = self.prompt_tokens - self.root_tokens
-        return self.root_tokens + self.groups * (own + self.samples_per_group * self.response_tokens)
+    @classmethod
+    def of_groups(
+        cls, groups: int, each: int, prompt_tokens: int, response_tokens: int, count: int = 1, root_tokens: int = 0
+    ) -> Self:
+        """That of so many groups, all alike.
 
-    @property
-    def scores(self) -> int:
-        """Attention scores of one head."""
-        own, response = self.prompt_tokens - self.root_tokens, self.samples_per_group * self.response_tokens
-        of_group = own * self.prompt_tokens + response * (self.prompt_tokens + self.response_tokens)
-        return self.root_tokens**2 + self.groups * of_group
+        Args:
+            each: samples of a group.
+            prompt_tokens: with the root that all prompts begin with.
+        """
+        of_group = GroupTokens(prompt_tokens, (response_tokens,) * each)
+        tokens = root_tokens + groups * (of_group.total - root_tokens)
+        return cls(tokens, root_tokens**2 + groups * _scores(of_group, root_tokens), count)
+
+    @classmethod
+    def _of_given(cls, num_groups: int, lengths: SampleLengths, cut: Cut) -> Self:
+        """That of the largest given groups, the last of them in part. Texts are of many lengths, so that micro-batches
+        are filled."""
+        root = lengths.prompts.root
+        room = max(1, cut.tokens - root)
+        # Fewer lengths than groups: each stands for several.
+        times = max(1.0, num_groups / len(lengths.groups))
+        largest = lengths.groups[:num_groups]
+        own = [group.total - root for group in largest]
+        whole = times * sum(own)
+        wanted = min(cut.least, num_groups)
+        of_one = max(
+            size if cut.whole_groups or size <= room else group.longest - root
+            for size, group in zip(own, largest, strict=True)
+        )
+        filled = max(of_one, min(room, whole / wanted))
+        left, scores = filled, float(root**2)
+        for size, group in zip(own, largest, strict=True):
+            part = min(times, left / size)
+            scores += part * _scores(group, root)
+            left -= part * size
+            if left <= 0:
+                break
+        return cls(root + ceil(filled), ceil(scores), max(wanted, ceil(whole / room)))
 
 
-def share_of(samples: int, mini_batches: int, dp: int) -> int:
-    """Samples of one optimizer step, or with `mini_batches` 1 of a whole call, that the copy with most of them has."""
-    return -(-samples // (min(mini_batches, samples) * dp))
+def _scores(group: GroupTokens, root: int) -> int:
+    """Attention scores of one head of what a group has behind the root."""
+    of_responses = sum(tokens * (group.prompt + tokens) for tokens in group.responses)
+    return (group.prompt - root) * group.prompt + of_responses
+
+
+def share_of(samples: int, mini_batches: int, dp: int, together: int = 1) -> int:
+    """Samples of one optimizer step, or with `mini_batches` 1 of a whole call, that the copy with most of them has.
+
+    Args:
+        together: samples that are never parted, as of a group that stays whole; `samples` is a multiple of it.
+    """
+    units = samples // together
+    return -(-units // (min(mini_batches, units) * dp)) * together

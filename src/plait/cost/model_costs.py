@@ -15,7 +15,7 @@ from plait.cost.forward_memory import ForwardMemory, forward_memory
 from plait.cost.generating import Generating
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.layer_times import Micro, added, scaled, total
-from plait.cost.micro_batch import LargestBatch, pieces, share_of
+from plait.cost.micro_batch import Cut, LargestBatch, pieces, share_of
 from plait.cost.moves import move_cost, offload_cost
 from plait.cost.optimizer_step import optimizer_step
 from plait.cost.profile import Profile
@@ -69,6 +69,7 @@ class ModelCosts:
         self.offload = cache(self._offload)
         self._parameters = cache(self._parameters_of)
         self._samples = {node.id: workload.samples_of(flow, node) for node in flow.nodes}
+        self._lengths = {node.id: workload.lengths.of(flow.nodes[node.rows].call) for node in flow.nodes}
         self._memory = RoleMemory(workload, self.shapes, self._parameters)
         role_passes = RolePasses(work_of_roles(workload, shapes, flow), cluster, profile)
         self._passes, self._copies = role_passes.of, role_passes.copies
@@ -131,8 +132,7 @@ class ModelCosts:
         """Forward and backward of each pipeline stage, of a mini-batch's share of one copy in so many micro-batches; a
         backward with the layers that are computed again."""
         node, workload = self._nodes[call], self.workload
-        samples, options = self._samples[node.id], node.training
-        share = ceil(samples.count / min(options.mini_batches, samples.count) / layout.parallelism.dp)
+        share = self._share(node, layout.parallelism.dp)
         micro, _ = self._micro(node, share, layout, workload.micro_batch_tokens, micro_batches)
         passes = self._passes(str(node.role), layout)
         seconds = []
@@ -153,7 +153,7 @@ class ModelCosts:
             context = running * (self.workload.lengths.prompts.mean + self.workload.lengths.responses.mean / 2)
             seconds = lambda kind: total(kind.decode_layer(running, context))
         else:
-            share = share_of(samples.count, node.training.mini_batches if mode == "train" else 1, sizes.dp)
+            share = self._share(node, sizes.dp) if mode == "train" else share_of(samples.count, 1, sizes.dp)
             micro, _ = self._micro(node, share, layout, self.workload.micro_batch_tokens)
             seconds = lambda kind: total(kind.passed(micro))
         passes, kinds = self._passes(role, layout), layer_kinds(self.shapes[role])
@@ -192,7 +192,7 @@ class ModelCosts:
         copies = self._copies(str(node.role), layout)
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
-        sent = scored_bytes(self.workload.lengths, samples)
+        sent = scored_bytes(self._lengths[node.id], samples)
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
@@ -213,8 +213,8 @@ class ModelCosts:
         role, sizes, options = str(node.role), layout.parallelism, node.training
         passes, copies = self._passes(role, layout), self._copies(role, layout)
         samples = self._samples[node.id]
-        mini_batches = min(options.mini_batches, samples.count)
-        share = share_of(samples.count, mini_batches, sizes.dp)
+        mini_batches = min(options.mini_batches, samples.prompts if options.whole_groups else samples.count)
+        share = self._share(node, sizes.dp)
         micro, count = self._micro(node, share, layout, budget)
         again = self.workload.checkpoint_activations
         step = max((copy.training(micro, count, recompute=again, schedule=schedule) for copy in copies), key=total)
@@ -222,7 +222,7 @@ class ModelCosts:
         update, update_bytes = optimizer_step(passes, self._memory.trained_elements(role, sizes), sums)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
-        sent = trained_bytes(self.workload.lengths, samples, len(node.inputs))
+        sent = trained_bytes(self._lengths[node.id], samples, len(node.inputs))
         terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
         moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         memory = self._forward_memory(node, layout, budget, schedule)
@@ -236,18 +236,25 @@ class ModelCosts:
         rows = rows_traffic(self.cluster, layout, generated_bytes(self.workload.lengths, samples), copies=1)
         return replace(cost, seconds=cost.seconds + total(rows), terms={**cost.terms, **rows})
 
+    def _share(self, node: Node, dp: int) -> int:
+        """Samples of one optimizer step of a training call that the copy with most of them has."""
+        samples, options = self._samples[node.id], node.training
+        together = samples.per_prompt if options.whole_groups else 1
+        return share_of(samples.count, options.mini_batches, dp, together)
+
     def _micro(self, node: Node, share: int, layout: Layout, budget: int, count: int = 0) -> tuple[Micro, int]:
         """The average micro-batch of a copy's share of samples, and their number, if that is not given (0).
 
         Samples of a prompt stay together, so that it is computed once, unless a pipeline is filled better by pieces of
         them, or a share is less than a prompt's samples. Each micro-batch has the root of the prompts once.
         """
-        lengths, per_prompt = self.workload.lengths, min(self._samples[node.id].per_prompt, share)
-        p, r = lengths.prompts, lengths.responses
-        prompts, least = pieces(share, per_prompt, p.mean - p.root, r.mean, self._least(layout.parallelism))
+        lengths, per_prompt = self._lengths[node.id], min(self._samples[node.id].per_prompt, share)
+        p, r, wanted = lengths.prompts, lengths.responses, self._least(layout.parallelism)
+        whole = node.kind is CallKind.TRAIN and node.training.whole_groups
+        prompts, least = pieces(share, per_prompt, p.mean - p.root, r.mean, wanted, whole)
         tokens = prompts * (p.mean - p.root) + share * r.mean
         if not count:
-            count = max(least, min(share, ceil(tokens / max(1, budget - p.root))))
+            count = max(least, min(ceil(prompts) if whole else share, ceil(tokens / max(1, budget - p.root))))
         near = lengths.near_pairs(self.shapes[str(node.role)].windows, prompts, share, count)
         tokens += count * p.root
         return Micro(tokens, lengths.pairs(prompts, share, count), share * r.mean, near) / count, count
@@ -262,15 +269,9 @@ class ModelCosts:
         """What the largest micro-batch takes; `schedule` None: of a score."""
         workload, sizes, samples = self.workload, layout.parallelism, self._samples[node.id]
         options = TrainOptions() if schedule is None else node.training
-        batch = LargestBatch.of_share(
-            share_of(samples.count, options.mini_batches, sizes.dp),
-            samples.per_prompt,
-            workload.lengths.prompts,
-            workload.lengths.responses.longest,
-            budget,
-            least=self._least(sizes),
-            whole_groups=options.whole_groups,
-        )
+        share = share_of(samples.count, 1, sizes.dp) if schedule is None else self._share(node, sizes.dp)
+        cut = Cut(budget, self._least(sizes), options.whole_groups)
+        batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
         return forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)
 

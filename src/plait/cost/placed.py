@@ -8,7 +8,7 @@ from functools import cached_property
 
 from plait.cost.aliasing import Aliasing
 from plait.cost.draft_memory import drafts_on
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import SampleLengths
 from plait.cost.offload_policy import OffloadPolicy
 from plait.dataflow import Dataflow
 from plait.layout.params import Parameters
@@ -76,11 +76,11 @@ class Placed:
 class Facts(Placed):
     """What all of its memory depends on.
 
-    longest_texts: of the prompts; where nothing is generated, of the given samples
+    lengths: of the prompts; where nothing is generated, of the given samples
     """
 
     flow: Dataflow
-    longest_texts: Lengths
+    lengths: SampleLengths
 
     def together(self, role: str) -> tuple[str, ...]:
         """The roles that train when this one does."""

@@ -86,7 +86,8 @@ class Workload:
     def of(cls, recipe: Recipe, flow: Dataflow, lengths: SampleLengths) -> Workload:
         """
         Args:
-            lengths: what a run would draw; of a flow that reads its samples, what they are.
+            lengths: what a run would draw, and of what it reads beside; of a flow that reads its samples, what they
+                are.
 
         Raises:
             ConfigError: a response is longer than the recipe lets it be.
@@ -133,7 +134,7 @@ class Workload:
     def tokens_of_step(self, flow: Dataflow) -> float:
         """Prompt and response tokens of a step."""
         rows = [node for node in flow.nodes if node.kind in (CallKind.GENERATE, CallKind.READ)]
-        samples, lengths = [self.samples_of(flow, node) for node in rows], self.lengths
+        read = [(self.samples_of(flow, node), self.lengths.of(node.call)) for node in rows]
         return math.fsum(
-            drawn.prompts * lengths.prompts.mean + drawn.count * lengths.responses.mean for drawn in samples
+            samples.prompts * lengths.prompts.mean + samples.count * lengths.responses.mean for samples, lengths in read
         )

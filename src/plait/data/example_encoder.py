@@ -10,6 +10,7 @@ from plait.data.prompts import PromptEncoder
 from plait.data.settings import DataSettings
 from plait.data.sources import Source
 from plait.errors import DataError
+from plait.policy.packing import GroupTokens
 
 
 class Response(NamedTuple):
@@ -28,9 +29,8 @@ class Encoded(NamedTuple):
     responses: tuple[Response, ...]
 
     @property
-    def longest(self) -> int:
-        """Tokens of the prompt and the longer response."""
-        return len(self.prompt_ids) + max(len(response.token_ids) for response in self.responses)
+    def tokens(self) -> GroupTokens:
+        return GroupTokens(len(self.prompt_ids), tuple(len(response.token_ids) for response in self.responses))
 
 
 class ExampleEncoder:

@@ -19,6 +19,7 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError
+from plait.policy.packing import GroupTokens, common_length
 
 GIVEN_VERSION = -1
 """Policy version of a completion that no policy sampled."""
@@ -46,13 +47,20 @@ class ExampleSet:
     encoder: ExampleEncoder
     kept: tuple[int, ...]
     """Indices of rows of the source."""
-    longest_tokens: int
-    """Prompt and response, of the kept rows."""
+    lengths: tuple[GroupTokens, ...]
+    """Tokens of each kept row."""
     num_dropped: int
     """Rows that were too long, or pairs of equal completions, with `data.overlong_prompts: drop`."""
+    root: tuple[int, ...] = ()
+    """Token ids that the prompts of all kept rows begin with, each of which has one more at least."""
 
     def __len__(self) -> int:
         return len(self.kept)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and response, of the kept rows."""
+        return max(row.longest for row in self.lengths)
 
     def given(self, index: int, uid: int) -> list[Given]:
         """The samples of the `index`-th kept row, of one prompt with that uid; of a pair: chosen, rejected."""
@@ -92,8 +100,9 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
         raise DataError(_too_long(source, encoded, sorted(over), max_tokens, settings, none_left=not kept))
     if not kept:
         raise DataError(f"`{source.name}`: `chosen` and `rejected` are the same in every pair; give another source")
-    longest_tokens = max(encoded[index].longest for index in kept)
-    return ExampleSet(source, encoder, kept, longest_tokens, num_dropped=len(encoded) - len(kept))
+    lengths = tuple(encoded[index].tokens for index in kept)
+    own = [encoded[index].prompt_ids[:-1] for index in kept]
+    return ExampleSet(source, encoder, kept, lengths, len(encoded) - len(kept), own[0][: common_length(own)])
 
 
 def _is_equal_pair(encoded: Encoded) -> bool:
@@ -101,20 +110,20 @@ def _is_equal_pair(encoded: Encoded) -> bool:
 
 
 def _is_over(encoded: Encoded, max_tokens: int, max_prompt_tokens: int | None) -> bool:
-    return encoded.longest > max_tokens or len(encoded.prompt_ids) > (max_prompt_tokens or max_tokens)
+    return encoded.tokens.longest > max_tokens or len(encoded.prompt_ids) > (max_prompt_tokens or max_tokens)
 
 
 def _too_long(
     source: Source, encoded: Sequence[Encoded], over: Sequence[int], limit: int, settings: DataSettings, none_left: bool
 ) -> str:
-    first, longest = encoded[over[0]], max(example.longest for example in encoded)
+    first, longest = encoded[over[0]].tokens, max(example.tokens.longest for example in encoded)
     what = f"longer than {limit} tokens"
     if settings.max_prompt_tokens is not None:
         what += f", or their prompts longer than {settings.max_prompt_tokens}"
     return (
-        f"{len(over)} of {len(encoded)} {source.kind} are {what}: {source[over[0]].place} has {len(first.prompt_ids)} "
-        f"tokens of prompt and {first.longest} in all, the longest {longest}; raise `data.max_example_tokens` (the "
-        "model's positions bound it) or `data.max_prompt_tokens`, or "
+        f"{len(over)} of {len(encoded)} {source.kind} are {what}: {source[over[0]].place} has {first.prompt} tokens of "
+        f"prompt and {first.longest} in all, the longest {longest}; raise `data.max_example_tokens` (the model's "
+        "positions bound it) or `data.max_prompt_tokens`, or "
         + ("give shorter ones" if none_left else "set `data.overlong_prompts: drop`")
     )
 

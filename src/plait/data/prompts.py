@@ -132,14 +132,19 @@ class PromptSet:
     encoder: PromptEncoder
     kept: tuple[int, ...]
     """Indices of rows of the source."""
-    longest_tokens: int
-    """Tokens of the longest of the kept rows."""
+    lengths: tuple[int, ...]
+    """Tokens of each kept row."""
     num_dropped: int
     root: tuple[int, ...] = ()
     """Token ids that all kept rows begin with, each of which has one more at least."""
 
     def __len__(self) -> int:
         return len(self.kept)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest of the kept rows."""
+        return max(self.lengths)
 
     def prompt(self, index: int, uid: int) -> Prompt:
         """The `index`-th kept row as prompt instance `uid`."""
@@ -181,7 +186,7 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
             + ("give shorter ones" if len(over) == len(lengths) else "set `data.overlong_prompts: drop`")
         )
     kept = tuple(index for index, length in enumerate(lengths) if length <= max_prompt_tokens)
-    return PromptSet(source, encoder, kept, max(lengths[index] for index in kept), len(over), root or ())
+    return PromptSet(source, encoder, kept, tuple(lengths[index] for index in kept), len(over), root or ())
 
 
 class InstanceOrder:

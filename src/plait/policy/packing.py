@@ -11,6 +11,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,23 @@ class MicroBatch:
     def samples(self) -> tuple[int, ...]:
         """Sample indices in row order."""
         return tuple(chain.from_iterable(self.groups))
+
+
+class GroupTokens(NamedTuple):
+    """Tokens of a prompt, the root among them, and of each of its samples."""
+
+    prompt: int
+    responses: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """All of them, the prompt's once."""
+        return self.prompt + sum(self.responses)
+
+    @property
+    def longest(self) -> int:
+        """Those of the longest sample with its prompt."""
+        return self.prompt + max(self.responses)
 
 
 LEAST_ROOT = 32

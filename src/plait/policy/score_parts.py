@@ -36,7 +36,8 @@ class SampleLength:
 class PartSize:
     """How large parts are.
 
-    tokens: of prompts and responses, at most, unless a group alone has more
+    tokens: of prompts and responses, at most, unless a group alone has more; without what all prompts begin with, which
+            each forward computes once
     rises:  the first part has a quarter of them, the second half: whoever leads begins with them while others generate,
             and cannot tell them what to score before it has ended
     falls:  None, or the number of copies that score parts: none has more than half of a copy's share of the groups that

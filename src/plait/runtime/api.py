@@ -161,7 +161,7 @@ def _run_claimed(
         say(unlike, file=sys.stderr)
     prepared = prepared_for(recipe, resume)
     joined_bytes = {} if nodes is None else nodes.joined_bytes
-    warn_of_room(prepared, prepared.plan, prepared.longest_texts, joined_bytes)
+    warn_of_room(prepared, prepared.plan, prepared.lengths, joined_bytes)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
         from plait.runtime.processes.restarting import supervised
         from plait.runtime.processes.supervisor import supervise

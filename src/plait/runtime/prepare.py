@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.idle_away import leaving_text, with_idle_away
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices, resolve_plan
@@ -42,8 +41,9 @@ from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.folder.stored_recipe import with_sampling
-from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared, longest_texts
+from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
 from plait.runtime.inputs.reading import RunData, read_data
+from plait.runtime.inputs.text_lengths import lengths_in
 from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_roles, load_tokenizer
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.fusing import with_order
@@ -86,18 +86,18 @@ def prepare(
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     if plan is None:
-        plan = _searched(outlined, _lengths_in(data), machines)
+        plan = _searched(outlined, _lengths_in(data, recipe), machines)
     check_engine_plan(recipe, plan)
-    plan, recipe = settled_by_costs(outlined, kept.settled(plan), partial(_lengths_in, data), machines)
+    plan, recipe = settled_by_costs(outlined, kept.settled(plan), partial(_lengths_in, data, recipe), machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(outlined.flow, recipe)
-    longest = longest_texts(data.train_set, data.given)
-    plan = settled(replace(outlined, recipe=recipe), plan, longest)
+    lengths = _lengths_in(data, recipe)
+    plan = settled(replace(outlined, recipe=recipe), plan, lengths)
     if to_be_found(plan):
-        facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, longest)
-        costs = partial(costs_of_run, outlined, _lengths_in(data), machines, plan.num_ranks)
+        facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, lengths)
+        costs = partial(costs_of_run, outlined, lengths, machines, plan.num_ranks)
         plan = with_order(facts, costs, kept.orders)
     return Prepared(
         recipe,
@@ -116,9 +116,9 @@ def prepare(
     )
 
 
-def _searched(run: Outline, prompts: Lengths, machines: Machines) -> Plan:
+def _searched(run: Outline, lengths: SampleLengths, machines: Machines) -> Plan:
     """The plan of a run that leaves it open. Says by which numbers it was found."""
-    planning = planning_for_run(run, prompts, machines)
+    planning = planning_for_run(run, lengths, machines)
     plan = auto_plan(planning)
     loading(f"the plan that was found by {planning.calibration.source}")
     return plan
@@ -137,28 +137,23 @@ or untested."""
 
 DRAFT_KEY = "sampling.draft_model"
 
-FORETOLD_ROWS = 512
-"""Rows of the data whose lengths stand for all in predictions."""
 
-
-def prompt_lengths(run: Outline) -> Lengths:
-    """Tokens of the prompts that a run reads (of the samples, where nothing is generated); of a model that has no
-    tokenizer, as many as prompts may have.
+def data_lengths(run: Outline) -> SampleLengths:
+    """Tokens of what a run reads, as of `text_lengths.lengths_in`; of a model that has no tokenizer, as many as there
+    may be.
 
     Raises:
         UserError: the data cannot be read.
     """
     recipe = run.recipe
     if is_shape(recipe.model):
-        return run.longest_texts
-    return _lengths_in(read_data(run.flow, recipe, load_tokenizer(recipe.model), run.shapes[recipe.model]))
+        return run.lengths
+    tokenizer = load_tokenizer(recipe.model)
+    return _lengths_in(read_data(run.flow, recipe, tokenizer, run.shapes[recipe.model]), recipe)
 
 
-def _lengths_in(data: RunData) -> Lengths:
-    """Tokens of the first rows, and of the longest, which memory must have room for."""
-    rows = islice(_ids_of(data.train_set, {} if data.train_set is not None else data.given), FORETOLD_ROWS)
-    longest = longest_texts(data.train_set, data.given)
-    return Lengths.recorded([*(max(1, len(ids)) for _, ids in rows), longest.longest], longest.root)
+def _lengths_in(data: RunData, recipe: Recipe) -> SampleLengths:
+    return lengths_in(data.train_set, data.given, recipe.sampling.max_response_tokens)
 
 
 def is_searched(recipe: Recipe) -> bool:
@@ -166,7 +161,7 @@ def is_searched(recipe: Recipe) -> bool:
     return recipe.plan == AUTO and num_devices(recipe) > 1
 
 
-def settled(run: Outline, plan: Plan, longest_texts: Lengths) -> Plan:
+def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     """The completed plan of a run as it is followed: on GPUs a plan by name in which what does not fit idles in host
     memory. (A file says itself what leaves, and a plan that was found fits.) Says what it changes, and what of the
     recipe has nothing to do in it."""
@@ -176,7 +171,7 @@ def settled(run: Outline, plan: Plan, longest_texts: Lengths) -> Plan:
     if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
         return plan
     parameters = parameters_of(run.models)
-    facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, longest_texts)
+    facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, lengths)
     plan = with_idle_away(facts, device_bytes(recipe, plan.cluster.devices))
     if leaving := leaving_text(plan):
         text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"

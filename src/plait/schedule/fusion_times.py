@@ -14,9 +14,10 @@ class FusionTimes:
     """Seconds, foretold once for a run.
 
     step_s, more_s: of a decode step of an instance with one sample, and more for each further one
-    token_s:        of an instance to score a token, by all models that score where samples are generated
+    token_s:        of an instance to score a token behind the root, by all models that score where samples are
+                    generated
     parts_s:        instance seconds of scoring in parts more than in whole calls, ends that are apart included
-    prompt_tokens:  of a prompt, in the mean
+    prompt_tokens:  of a prompt behind the root that all begin with, in the mean
     """
 
     step_s: float

@@ -83,8 +83,7 @@ class Place:
             self._fill(p, answer, numbers)
         self._answer(asked)
         first = placements[0]
-        tokens = first.micro_batch_tokens or graph.rollouts.micro_batch_tokens
-        self.chunks = graph.rollouts.parts(first.dp * micro_batches_of(first.pp) * tokens)
+        self.chunks = graph.rollouts.parts(first.dp * micro_batches_of(first.pp), first.micro_batch_tokens)
 
     def _fill(self, p: Placement, asked: PlacementCosts, numbers: dict[object, int]) -> None:
         size, first, whole = len(p.ranks), p.ranks[0], _whole(p)

@@ -50,16 +50,24 @@ class Rollouts:
     """What parts samples are scored in beside generation, as `runtime.steps.streams` cuts them.
 
     groups:       prompts of a step
-    group_tokens: of a prompt with its samples, in the mean
+    group_tokens: of a prompt with its samples behind the root, in the mean
     micro_batch_tokens: the recipe's
+    root_tokens:  that all prompts begin with: each micro-batch has them once
     """
 
     groups: int = 1
     group_tokens: int = 1
     micro_batch_tokens: int = 1
+    root_tokens: int = 0
 
-    def parts(self, tokens_of_a_part: int) -> int:
-        together = max(1, tokens_of_a_part // max(1, self.group_tokens))
+    def parts(self, micro_batches: int, tokens: int | None = None) -> int:
+        """
+        Args:
+            micro_batches: of a part.
+            tokens: of each at most; None: the recipe's.
+        """
+        room = max(1, (tokens or self.micro_batch_tokens) - self.root_tokens)
+        together = max(1, micro_batches * room // max(1, self.group_tokens))
         return max(1, -(-self.groups // together))
 
 

@@ -56,13 +56,12 @@ class RemoteTrainer:
             return ()
         return tuple(frozenset(instance.mesh.ranks) for instance in rank_state.places[self.role].scoring.instances())
 
-    @property
-    def tokens_of_a_part(self) -> int:
-        """See TrainingEngine."""
+    def tokens_of_a_part(self, root_tokens: int) -> int:
+        """See `TrainingEngine.tokens_of_a_part`."""
         place = self._announcer.rank_state.places[self.role]
         sizes = place.scoring.parallelism
-        tokens = place.micro_batch_tokens.get("score") or self._announcer.rank_state.recipe.micro_batch_tokens
-        return sizes.dp * micro_batches_of(sizes.pp) * tokens
+        budget = place.micro_batch_tokens.get("score") or self._announcer.rank_state.recipe.micro_batch_tokens
+        return sizes.dp * micro_batches_of(sizes.pp) * max(1, budget - root_tokens)
 
     def score(
         self,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plait.cost.corrections import Correction
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.machine import unmeasured
 from plait.cost.profile import Profile
 from plait.errors import ConfigError, DataError
 from plait.models.files.hub import read_config
 from plait.models.shape import ModelShape
+from plait.policy.packing import GroupTokens
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.stored_recipe import as_begun, changed_keys, recipe_text
 from plait.runtime.prediction import machine
@@ -22,8 +24,8 @@ from plait.runtime.prediction.forecast import STEP, Beside, Forecast, forecast_o
 from plait.runtime.prediction.lengths import lengths_of
 from plait.runtime.prediction.machine import measured_machine
 from plait.runtime.prediction.planning import Planning
-from plait.runtime.prediction.run_planning import with_prediction
-from plait.runtime.prepare import prepare
+from plait.runtime.prediction.run_planning import planning_for_run, with_prediction
+from plait.runtime.prepare import data_lengths, outline, prepare
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import Span, Timeline
 from tests.runs.plans import write_plan
@@ -231,6 +233,12 @@ def test_what_generates_nothing_is_predicted_by_the_samples_that_are_given(
     predicted = with_prediction(prepared).predicted
     assert predicted is not None
     assert "actor.train" in predicted_seconds(predicted)
+    outlined = outline(recipe)
+    there = data_lengths(outlined)
+    assert there == prepared.lengths, "what `plait plan` reads"
+    assert lengths_of(None, outlined, lambda: there) is there
+    planning = planning_for_run(outlined, there)
+    assert predicted_seconds(planning.predict(prepared.plan).timeline) == predicted_seconds(predicted)
 
 
 def test_a_run_that_nothing_can_be_predicted_of_goes_on(
@@ -264,19 +272,45 @@ def test_a_run_on_a_plan_that_was_found_keeps_it(make_recipe: MakeRecipe) -> Non
 
 def test_lengths(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
+    run = outline(recipe)
     most = recipe.sampling.max_response_tokens
-    assert lengths_of(None, recipe, lambda: Lengths.fixed(9)).responses.values == (most,)
-    assert lengths_of("5:3", recipe, lambda: Lengths.fixed(9)).prompts.values == (5,)
-    assert lengths_of("3~0.5", recipe, lambda: Lengths.fixed(9)).responses.longest <= most
+    nine = SampleLengths(Lengths.fixed(9), Lengths.fixed(most))
+    assert lengths_of(None, run, lambda: nine) is nine
+    assert lengths_of("5:3", run, lambda: nine).prompts.values == (5,)
+    assert lengths_of("3", run, lambda: nine).prompts.values == (9,)
+    assert lengths_of("3~0.5", run, lambda: nine).responses.longest <= most
+    with pytest.raises(ConfigError, match=f"{most + 1} tokens are more than `sampling.max_response_tokens`"):
+        lengths_of(str(most + 1), run, lambda: nine)
     (tmp_path / "run/samples").mkdir(parents=True)
     row = {"prompt_ids": [1, 2], "token_ids": [3]}
     (tmp_path / "run/samples/step-000001.jsonl").write_text(json.dumps(row) + "\n")
-    assert lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9)).prompts.values == (2,)
+    assert lengths_of(str(tmp_path / "run"), run, lambda: nine).prompts.values == (2,)
     rows = [{"prompt_ids": [*range(40), last], "token_ids": [3]} for last in (1, 2)]
     (tmp_path / "run/samples/step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9)).prompts == Lengths((41, 41), 40)
+    assert lengths_of(str(tmp_path / "run"), run, lambda: nine).prompts == Lengths((41, 41), 40)
     with pytest.raises(ConfigError, match="no samples"):
-        lengths_of(str(tmp_path), recipe, lambda: Lengths.fixed(9))
+        lengths_of(str(tmp_path), run, lambda: nine)
     (tmp_path / "run/samples/step-000001.jsonl").write_text('{"prompt_ids": 5, "token_ids": [3]}\n')
     with pytest.raises(DataError, match=r"step-000001\.jsonl:1 is damaged: expected a list of tokens as `prompt_ids`"):
-        lengths_of(str(tmp_path / "run"), recipe, lambda: Lengths.fixed(9))
+        lengths_of(str(tmp_path / "run"), run, lambda: nine)
+
+
+def test_lengths_that_are_stated_of_given_texts(make_recipe: MakeRecipe) -> None:
+    """What generation may draw bounds none of them."""
+    nothing = {
+        "reward.functions": [],
+        "sampling": {},
+        "options": {},
+        "samples_per_prompt": 8,
+        "data.max_example_tokens": 400,
+    }
+    run = outline(make_recipe(algorithm="sft", **nothing))
+    assert run.lengths.groups == (GroupTokens(1, (399,)),)
+    assert lengths_of("5:300", run, lambda: run.lengths).longest == 305
+    with pytest.raises(
+        ConfigError, match=r"400 tokens are more than `data\.max_example_tokens` of the recipe less one"
+    ):
+        lengths_of("400", run, lambda: run.lengths)
+    away = replace(run, recipe=run.recipe.model_copy(update={"model": "llama-2-7b"}))
+    with pytest.raises(ConfigError, match=r"'llama-2-7b' has no tokenizer .* give PROMPT: before it \(128:300\)"):
+        lengths_of("300", away, lambda: run.lengths)

@@ -35,4 +35,4 @@ def test_a_named_plan_is_that_of_a_run(
     run = replace(run, recipe=run.recipe.model_copy(update={"device": device}))
     planning = Planning(run.recipe, run.flow, run.models, run.shapes, cluster, LENGTHS)
     resolved = placement.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
-    assert planning.given(name) == settled(run, resolved, Lengths.fixed(8))
+    assert planning.given(name) == settled(run, resolved, LENGTHS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,3 +75,19 @@ def test_a_run_corrects_the_profile_of_its_machine(
     other = make_recipe(steps=3, dtype="float64", run_dir=str(tmp_path / "other"))
     run(other)
     assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "no profile is of its dtype"
+
+
+def test_a_run_on_given_texts_corrects_it_by_these(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder has no samples: the texts are those of the data."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    rows = tmp_path / "given.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": "1 plus 2?", "completion": "3"}) + "\n" for _ in range(12)))
+    nothing = {"reward.functions": [], "sampling": {}, "options": {}, "samples_per_prompt": 8}
+    recipe = make_recipe(algorithm="sft", steps=3, **nothing, **{"data.source": str(rows)})
+    profile = keep_made_up_profile(recipe)
+    run(recipe)
+    ((record,),) = (kept.runs for kept in kept_profiles(profile.machine, "cpu"))
+    assert set(record.kinds) == {"train on 1"}
+    assert record.foretold_s > record.measured_s > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.cost.device_memory import DeviceMemory
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.memory_limits import Limit
 from plait.recipes.recipe import Recipe
 from plait.runtime.prediction import room
@@ -13,6 +13,7 @@ from plait.runtime.prediction.remedies import remedies
 from plait.runtime.prediction.room import said_of_room, warn_of_room
 
 GIB = 1 << 30
+LENGTHS = SampleLengths(Lengths.fixed(16), Lengths.fixed(1))
 
 
 class Run:
@@ -29,7 +30,7 @@ class Ranks:
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each rank 6 GiB, of this machine 8."""
 
-    def held(recipe, flow, models, shapes, plan, longest_texts) -> list[DeviceMemory]:
+    def held(recipe, flow, models, shapes, plan, lengths) -> list[DeviceMemory]:
         rows = [("actor: weights (bfloat16)", 6 * GIB)]
         return [DeviceMemory(list(range(plan.num_ranks)), rows, [("actor.train", 6 * GIB)], [])]
 
@@ -38,9 +39,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(num_ranks: int, nodes: int, **joined: int) -> str | None:
-    return said_of_room(
-        Run(), Ranks(num_ranks, nodes), Lengths.fixed(16), {name: gib * GIB for name, gib in joined.items()}
-    )
+    return said_of_room(Run(), Ranks(num_ranks, nodes), LENGTHS, {name: gib * GIB for name, gib in joined.items()})
 
 
 def test_the_machine_with_least_memory_is_the_one_that_counts() -> None:
@@ -57,10 +56,10 @@ def test_the_machine_with_least_memory_is_the_one_that_counts() -> None:
 def test_a_fault_in_what_is_foretold_keeps_no_run_from_its_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warn_of_room(Run(), Ranks(2, 1), Lengths.fixed(16), {})
+    warn_of_room(Run(), Ranks(2, 1), LENGTHS, {})
     assert capsys.readouterr().err.startswith("memory does not fit: 2 ranks")
     monkeypatch.setattr(room, "memory_of_plan", lambda *_: 1 / 0)
-    warn_of_room(Run(), Ranks(2, 1), Lengths.fixed(16), {})
+    warn_of_room(Run(), Ranks(2, 1), LENGTHS, {})
     assert capsys.readouterr().err.startswith("nothing is known of the memory of this run: ZeroDivisionError")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from plait.cost.estimate import ModelShape
@@ -13,16 +14,13 @@ from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, PromptStream
 from plait.data.records import Prompt
 from plait.dataflow import CallKind, Dataflow
-from plait.policy.packing import LEAST_ROOT, common_length
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.rewards.functions import RewardFunction
 from plait.runtime.inputs.feed import Feed
+from plait.runtime.inputs.text_lengths import lengths_in, longest_given
 from plait.schedule.plan import Plan
 from plait.schedule.schedule import Schedule
-
-MEASURED_ROWS = 64
-"""Rows of each source whose lengths stand for all in what is predicted of a run."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +34,21 @@ class Outline:
     functions: Mapping[str, tuple[RewardFunction, ...]]
     judges: tuple[RewardFunction, ...]
 
-    @property
-    def longest_texts(self) -> Lengths:
-        """The most tokens of prompts, or of given samples with their prompts: what the recipe and the model allow."""
+    @cached_property
+    def lengths(self) -> SampleLengths:
+        """Tokens of prompts and responses, or of given samples: as many as the recipe and the model allow."""
         data, positions = self.recipe.data, self.shapes[self.recipe.model].max_positions
-        if self.flow.of_kind(CallKind.GENERATE):
-            most = data.max_prompt_tokens or max(1, positions - self.recipe.sampling.max_response_tokens)
-            return Lengths.fixed(most)
-        return Lengths.fixed(data.max_example_tokens or positions)
+        generates, beside = bool(self.flow.of_kind(CallKind.GENERATE)), self.recipe.pretraining
+        source = data if not generates or beside is None else beside
+        given = {
+            node.call: longest_given(source.max_example_tokens or positions, node.call)
+            for node in self.flow.of_kind(CallKind.READ)
+        }
+        if not generates:
+            return next(iter(given.values()))
+        most = self.recipe.sampling.max_response_tokens
+        prompts = Lengths.fixed(data.max_prompt_tokens or max(1, positions - most))
+        return SampleLengths(prompts, Lengths.fixed(most), beside=given)
 
 
 @dataclass(frozen=True)
@@ -109,31 +114,10 @@ class Prepared:
         samples = next(iter(self.held_out_given.values()), ())
         return len(self.held_out) or len({given.sample.prompt.uid for given in samples})
 
-    @property
-    def longest_texts(self) -> Lengths:
-        """As many tokens as the longest prompt has, or the longest given sample with its prompt."""
-        return longest_texts(self.train_set, self.given)
-
-    @property
+    @cached_property
     def lengths(self) -> SampleLengths:
-        """Tokens of the first rows, in prompts and responses; responses that are drawn are as long as they may be."""
-        if self.train_set is not None:
-            prompts = [
-                len(rows.prompt(index, index).token_ids)
-                for rows in self.train_set.sets
-                for index in range(min(MEASURED_ROWS, len(rows)))
-            ]
-            lengths = Lengths.recorded(prompts, self.longest_texts.root)
-            return SampleLengths(lengths, Lengths.fixed(self.recipe.sampling.max_response_tokens))
-        samples = [
-            given.sample
-            for examples in self.given.values()
-            for rows in examples.sets
-            for index in range(min(MEASURED_ROWS, len(rows)))
-            for given in rows.given(index, index)
-        ]
-        prompts = Lengths.recorded([max(1, len(sample.prompt.token_ids)) for sample in samples])
-        return SampleLengths(prompts, Lengths.recorded([max(1, len(sample.token_ids)) for sample in samples]))
+        """Tokens of the data, see `text_lengths.lengths_in`."""
+        return lengths_in(self.train_set, self.given, self.recipe.sampling.max_response_tokens)
 
     def feed(self, drawn: int = 0) -> Feed:
         """The data of the run, from the `drawn`-th prompt on."""
@@ -145,11 +129,3 @@ class Prepared:
             name: ExampleStream(examples, seed=recipe.seed, per_step=count) for name, examples in self.given.items()
         }
         return Feed(prompts, streams, count, drawn, seed=recipe.seed)
-
-
-def longest_texts(train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]]) -> Lengths:
-    """As many tokens as the longest prompt has; without prompts, as the longest given sample with its prompt."""
-    if train_set is not None:
-        root = common_length([rows.root for rows in train_set.sets])
-        return Lengths.fixed(train_set.longest_tokens, root if root >= LEAST_ROOT else 0)
-    return Lengths.fixed(max((examples.longest_tokens for examples in given.values()), default=1))

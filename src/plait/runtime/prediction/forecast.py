@@ -171,7 +171,7 @@ def read_forecast(folder: Path) -> Forecast | None:
 def _held_bytes(prepared: Prepared) -> dict[int, int]:
     """Rank → what a dry run says that it holds; of a GPU what tensors take, which is measured there."""
     devices = memory_of_plan(
-        prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.longest_texts
+        prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.lengths
     )
     process = process_terms("cuda", prepared.plan.num_ranks) if prepared.recipe.device == "cuda" else {}
     elsewhere = sum(process.values())

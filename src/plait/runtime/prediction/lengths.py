@@ -5,33 +5,39 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from plait.cost.lengths import Lengths, SampleLengths
+from plait.dataflow import CallKind
 from plait.errors import ConfigError
+from plait.models.files.known_shapes import is_shape
 from plait.observe.run_log import damaged, read_rows
 from plait.policy.packing import root_of
-from plait.recipes.recipe import Recipe
 from plait.runtime.folder.run_files import newest_samples
+from plait.runtime.prediction.foretellable import Foretellable
 
 
-def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Lengths]) -> SampleLengths:
+def lengths_of(text: str | None, run: Foretellable, there: Callable[[], SampleLengths]) -> SampleLengths:
     """Read `--lengths`: a number of response tokens, `MEDIAN~SIGMA` of a log-normal distribution, or the folder of a
-    run whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: responses are as
-    long as they may be.
+    run whose samples are taken. `PROMPT:` before one of the first two is the length of prompts. None: those of the
+    data, and responses that are drawn are as long as they may be. Where a flow generates, what it reads beside is as
+    the data has it.
 
     Args:
-        prompts_there: asked where nothing is said of prompts.
+        there: lengths of the data, asked where something is not said.
 
     Raises:
         ConfigError: it is none of these, or longer than the recipe allows.
     """
-    most = recipe.sampling.max_response_tokens
     if text is None:
-        return SampleLengths(prompts_there(), Lengths.fixed(most))
+        return there()
+    kinds = {node.kind for node in run.flow.nodes}
+    beside = there().beside if {CallKind.GENERATE, CallKind.READ} <= kinds else {}
+    most, key = _most_of_a_response(run)
     if Path(os.path.expanduser(text)).is_dir():
-        return _recorded(Path(os.path.expanduser(text)), most)
+        return replace(_recorded(Path(os.path.expanduser(text)), most), beside=beside)
     match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
     if match is None or int(match[2]) < 1 or match[1] == "0":
         raise ConfigError(
@@ -39,13 +45,27 @@ def lengths_of(text: str | None, recipe: Recipe, prompts_there: Callable[[], Len
             f"(128:512), or the folder of a run, found `{text:.80}`"
         )
     if match[3] is None and int(match[2]) > most:
+        raise ConfigError(f"--lengths: {match[2]} tokens are more than {key}, {most}")
+    if match[1] is None and CallKind.GENERATE not in kinds and is_shape(run.recipe.model):
         raise ConfigError(
-            f"--lengths: {match[2]} tokens are more than `sampling.max_response_tokens` of the recipe, {most}"
+            f"--lengths: {run.recipe.model!r} has no tokenizer that could tell how long prompts are; give PROMPT: "
+            f"before it (128:{text})"
         )
-    prompts = Lengths.fixed(int(match[1])) if match[1] else prompts_there()
+    prompts = Lengths.fixed(int(match[1])) if match[1] else there().prompts
     if match[3] is not None:
-        return SampleLengths(prompts, Lengths.lognormal(float(match[2]), float(match[3]), most))
-    return SampleLengths(prompts, Lengths.fixed(int(match[2])))
+        return SampleLengths(prompts, Lengths.lognormal(float(match[2]), float(match[3]), most), beside=beside)
+    return SampleLengths(prompts, Lengths.fixed(int(match[2])), beside=beside)
+
+
+def _most_of_a_response(run: Foretellable) -> tuple[int, str]:
+    """Tokens that a response may have, behind one of a prompt where it is given, and what says so."""
+    recipe = run.recipe
+    if run.flow.of_kind(CallKind.GENERATE):
+        return recipe.sampling.max_response_tokens, "`sampling.max_response_tokens` of the recipe"
+    if recipe.data.max_example_tokens is not None:
+        return recipe.data.max_example_tokens - 1, "`data.max_example_tokens` of the recipe less one of a prompt"
+    most = run.shapes[recipe.model].max_positions - 1
+    return most, f"the positions of `{recipe.model}` less one of a prompt"
 
 
 def _samples(file: Path) -> list[dict[str, Any]]:

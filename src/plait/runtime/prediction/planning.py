@@ -16,7 +16,7 @@ from plait.cost.fusion_times import with_fusion_times
 from plait.cost.generation_memory import NO_ENGINE
 from plait.cost.idle_away import with_idle_away
 from plait.cost.layer_kinds import layer_kinds
-from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.lengths import SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_parameters import parameters_of
 from plait.cost.move_bound import LARGE, BoundedMoves
@@ -117,14 +117,15 @@ class Planning:
                 owners[model.role] = ("base", model.name, model.has_head)
             elif not model.trained:
                 owners[model.role] = ("frozen", model.name, model.scalar)
-        group = self.lengths.prompts.mean + recipe.samples_per_prompt * self.lengths.responses.mean
+        root = self.lengths.prompts.root
+        group = self.lengths.prompts.mean - root + recipe.samples_per_prompt * self.lengths.responses.mean
         return StepGraph.of(
             self.flow,
             [model.role for model in self.models],
             [model.role for model in self.models if is_reward(model, self.flow)],
             functions=[role for role in self.flow.roles if role in self._function_s],
             owners=owners,  # type: ignore[arg-type]
-            rollouts=Rollouts(recipe.prompts_per_step, round(group), recipe.micro_batch_tokens),
+            rollouts=Rollouts(recipe.prompts_per_step, round(group), recipe.micro_batch_tokens, root),
             nested=recipe.dtype == "bfloat16" and not adapted,
             fuses=recipe.fusion_rule.may_fuse,
             ahead=recipe.max_staleness > 0,
@@ -196,9 +197,7 @@ class Planning:
             placed = Placed(recipe, self.models, self.shapes, self.parameters, plan)
             plan = self._completed(with_room(self.flow, models, placed, memory), label)
         if recipe.device == "cuda":
-            prompts = self.lengths.prompts
-            longest = Lengths.fixed(prompts.longest, prompts.root)
-            facts = Facts(recipe, self.models, self.shapes, self.parameters, plan, self.flow, longest)
+            facts = Facts(recipe, self.models, self.shapes, self.parameters, plan, self.flow, self.lengths)
             plan = with_idle_away(facts, memory)
         return plan
 

@@ -41,7 +41,9 @@ def refine(prepared: Prepared, folder: Path) -> Profile | None:
         return None
     predictions = []
     with contextlib.suppress(UserError, OSError):  # the run itself went well
-        lengths = lengths_of(str(folder), recipe, lambda: _never())
+        lengths = prepared.lengths
+        if prepared.flow.of_kind(CallKind.GENERATE):
+            lengths = lengths_of(str(folder), prepared, lambda: lengths)
         for corrected in (False, True):
             planning = Planning(
                 recipe, prepared.flow, prepared.models, prepared.shapes, cluster, lengths, source, corrected
@@ -129,10 +131,6 @@ def recorded_drafts(lengths: str | None) -> Drafts | None:
         return None
     record = drafts_of(read_steps(RunFiles(folder).metrics)[WARM_UP:])
     return None if record is None else Drafts(record.tokens, record.rows, record.passes)
-
-
-def _never() -> None:
-    raise AssertionError("a run's folder has the lengths of its prompts")
 
 
 def _kept_with(profile: Profile, record: RunRecord) -> Profile:

@@ -11,31 +11,31 @@ from collections.abc import Mapping, Sequence
 
 from plait.cost.device_memory import DeviceMemory, memory_of_plan
 from plait.cost.estimate import human_bytes
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import SampleLengths
 from plait.cost.placement import device_bytes_if_here
 from plait.cost.working_memory import process_terms
 from plait.errors import cause_of
 from plait.memory_limits import limit
 from plait.observe.screen import say
+from plait.runtime.prediction.foretellable import Foretellable
 from plait.runtime.prediction.remedies import remedies
-from plait.runtime.prediction.run_planning import Foretellable
 from plait.schedule.plan import Plan
 
 NONE_JOINED: Mapping[str, int] = {}
 
 
 def said_of_room(
-    run: Foretellable, plan: Plan, longest_texts: Lengths, joined_bytes: Mapping[str, int] = NONE_JOINED
+    run: Foretellable, plan: Plan, lengths: SampleLengths, joined_bytes: Mapping[str, int] = NONE_JOINED
 ) -> str | None:
     """What is too large, where, and which keys make it smaller; None: all of it has room, or no such device is here.
 
     Args:
         plan: completed.
-        longest_texts: as of `memory_of_plan`.
+        lengths: as of `memory_of_plan`.
         joined_bytes: name → memory of the machines that have joined this one.
     """
     recipe = run.recipe
-    devices = memory_of_plan(recipe, run.flow, run.models, run.shapes, plan, longest_texts)
+    devices = memory_of_plan(recipe, run.flow, run.models, run.shapes, plan, lengths)
     fullest = max(devices, key=lambda device: device.expected_bytes)
     if recipe.device != "cpu":
         room = device_bytes_if_here(recipe, plan.cluster.devices)
@@ -52,10 +52,10 @@ def said_of_room(
     return f"does not fit: {needs}; {_remedies(fullest, recipe.device, plan)}"
 
 
-def warn_of_room(run: Foretellable, plan: Plan, longest_texts: Lengths, joined_bytes: Mapping[str, int]) -> None:
+def warn_of_room(run: Foretellable, plan: Plan, lengths: SampleLengths, joined_bytes: Mapping[str, int]) -> None:
     """Before a run begins, say to its user what `said_of_room` says."""
     try:
-        lacking = said_of_room(run, plan, longest_texts, joined_bytes)
+        lacking = said_of_room(run, plan, lengths, joined_bytes)
     except Exception as error:  # the boundary of the prediction: what is wrong with it keeps no run from its work
         say(f"nothing is known of the memory of this run: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
     else:

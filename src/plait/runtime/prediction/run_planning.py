@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from plait.cost.corrections import with_carried
 from plait.cost.fusion_times import with_fusion_times
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import SampleLengths
 from plait.cost.model_costs import ModelCosts
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import CallKind
 from plait.errors import ConfigError, cause_of
-from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import RoleModel
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.prediction.lengths import lengths_of
+from plait.runtime.prediction.foretellable import Foretellable
 from plait.runtime.prediction.machine import machine_of, measured_machine
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.planning import Planning
@@ -31,9 +28,9 @@ from plait.schedule.plan import FUSION, Plan
 
 
 def planning_for_run(
-    run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE, devices: int | None = None
+    run: Foretellable, lengths: SampleLengths, machines: Machines = THIS_ONE, devices: int | None = None
 ) -> Planning:
-    """What foretells a run, for prompts of these lengths and responses as long as they may be.
+    """What foretells a run, for texts of these lengths.
 
     Args:
         devices: None: as many as the recipe says.
@@ -50,13 +47,13 @@ def planning_for_run(
     if nodes > 1:
         cluster = machines.network.joins(cluster, nodes, recipe.device)
         calibration = replace(calibration, source=f"{calibration.source}; {machines.network.label}")
-    lengths = lengths_of(None, recipe, lambda: prompts)
     return Planning(recipe, run.flow, run.models, run.shapes, cluster, lengths, calibration)
 
 
 def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: Plan | None = None) -> Plan:
     """The plan of a run with a predicted timeline: its own; that of an earlier stay; else one by what is kept of this
-    machine, for responses as long as they may be. Where nothing can be foretold, the plan as it is, and why is said.
+    machine, for the texts of the data and responses as long as they may be. Where nothing can be foretold, the plan as
+    it is, and why is said.
 
     Args:
         earlier: the plan of the stay before, whatever it was.
@@ -67,9 +64,9 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
     if plan.predicted is not None:
         return plan
     try:
-        lengths, by_what_is_kept = prepared.lengths, replace(machines, measures=False)
-        planning = planning_for_run(prepared, lengths.prompts, by_what_is_kept, plan.num_ranks)
-        prediction = replace(planning, lengths=lengths).predict(plan)
+        by_what_is_kept = replace(machines, measures=False)
+        planning = planning_for_run(prepared, prepared.lengths, by_what_is_kept, plan.num_ranks)
+        prediction = planning.predict(plan)
     except Exception as error:  # the boundary of the prediction: what is wrong with it keeps no run from its work
         say(f"nothing is predicted of this run: {type(error).__name__}: {cause_of(error)}", file=sys.stderr)
         return plan
@@ -80,7 +77,7 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
 
 
 def settled_by_costs(
-    run: Foretellable, plan: Plan, prompts: Callable[[], Lengths], machines: Machines = THIS_ONE
+    run: Foretellable, plan: Plan, lengths: Callable[[], SampleLengths], machines: Machines = THIS_ONE
 ) -> tuple[Plan, Recipe]:
     """Plan and recipe with what follows from what things take on this machine, as far as that was measured, where they
     leave it open: settings of the policy `fusion`, and the number of groups of samples that go round the stages which
@@ -101,7 +98,7 @@ def settled_by_costs(
     is_told = recipe.fusion_rule.is_open and any(p.name == FUSION and not p.settings for p in plan.policies)
     if not has_groups and not is_told:
         return plan, recipe
-    costs = costs_of_run(run, prompts(), machines, plan.num_ranks)
+    costs = costs_of_run(run, lengths(), machines, plan.num_ranks)
     if has_groups:
         groups = max(costs.decode_groups(*ring) for ring in rings)
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
@@ -112,7 +109,7 @@ def settled_by_costs(
 
 
 def costs_of_run(
-    run: Foretellable, prompts: Lengths, machines: Machines = THIS_ONE, devices: int | None = None
+    run: Foretellable, lengths: SampleLengths, machines: Machines = THIS_ONE, devices: int | None = None
 ) -> ModelCosts:
     """What things take in a run, by what was measured of this machine before, else by what its kind does; its
     arguments are those of `planning_for_run`.
@@ -120,20 +117,4 @@ def costs_of_run(
     Raises:
         ConfigError: nodes cannot share the devices evenly.
     """
-    return planning_for_run(run, prompts, replace(machines, measures=False), devices).costs
-
-
-class Foretellable(Protocol):
-    """A run whose recipe has been read (`prepared.Outline`, `prepared.Prepared`), as predictions ask for it."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    @property
-    def flow(self) -> Dataflow: ...
-
-    @property
-    def models(self) -> Sequence[RoleModel]: ...
-
-    @property
-    def shapes(self) -> Mapping[str, ModelShape]: ...
+    return planning_for_run(run, lengths, replace(machines, measures=False), devices).costs

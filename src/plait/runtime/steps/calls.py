@@ -144,14 +144,16 @@ class Calls:
             readers = [other for other in self._flow.nodes if other.rows == node.rows]
             order = [other.id for other in readers if self.scores_where_free(other, state.step)]
             is_last, copies = node.id == order[-1], len(instances)
-            size = PartSize(trainer.tokens_of_a_part // copies, node.id == order[0], copies if is_last else None)
+            tokens = trainer.tokens_of_a_part(rollout.root_tokens) // copies
+            size = PartSize(tokens, node.id == order[0], copies if is_last else None)
             parted = self._parted(node, state.step)
             parts = RolloutParts(rollout, size, self._running(node), parted)
             behind = state.step, node.rows
             return partial(where_free, parts, Copies(instances, behind, copies if is_last else 0), task)
         parts = Table(lambda: state.born[node.rows])
         if trainer is not None and self.streams(node):
-            rollout, size = state.growing[node.rows], PartSize(trainer.tokens_of_a_part)
+            rollout = state.growing[node.rows]
+            size = PartSize(trainer.tokens_of_a_part(rollout.root_tokens))
             parts = RolloutParts(rollout, size, self._running(node))
             if self._takes_turns(node):
                 together = Copies((self._mesh(node),), (state.step, node.rows), alone=False)

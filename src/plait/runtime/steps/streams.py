@@ -13,6 +13,7 @@ from typing import Protocol
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.engines import ScoredBy
+from plait.policy.packing import root_of
 from plait.policy.score_parts import PartSize, SampleLength, ScoredPart, next_part, settled
 from plait.policy.step import Key
 from plait.schedule.work import MOVED_ON, Work
@@ -44,6 +45,8 @@ class PartialRollout:
     def __init__(self, prompts: Sequence[Prompt], count: int) -> None:
         self.prompts = tuple(prompts)
         self.count = count
+        self.root_tokens = root_of([prompt.token_ids for prompt in prompts])
+        """That all prompts begin with: each forward computes them once."""
         self.groups: dict[int, list[Sample]] = {prompt.uid: [] for prompt in prompts}
         self.num_finished = 0
         """Finished samples."""
@@ -180,7 +183,7 @@ class RolloutParts:
             self._order = settled(lengths, self._at_once, self._parted)
             self._placed = sum(len(piece.indices) for piece in self._order)
         pieces = [rollout.samples_of(piece) for piece in self._order[self._taken :]]
-        sizes = [_tokens(samples) for samples in pieces]
+        sizes = [_tokens(samples) - rollout.root_tokens for samples in pieces]
         count = next_part(sizes, self.left, self._size, self._number)
         if count is None:
             return None
