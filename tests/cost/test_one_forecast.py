@@ -183,9 +183,9 @@ def test_of_given_texts(sizes, algorithm) -> None:
 
     def make(flow, planned):
         nodes = [node for node in flow.nodes if node.role in planned]
-        asked = [(node.call, "train" if node.asks == "train" else "score") for node in nodes]
-        ranks = tuple(range(dp * tp * pp))
-        return Plan("mine", len(ranks), tuple(Placement(*one, ranks, dp=dp, tp=tp, pp=pp) for one in asked))
+        where = {"ranks": tuple(range(dp * tp * pp)), "dp": dp, "tp": tp, "pp": pp}
+        placed = [Placement(node.call, "train" if node.asks == "train" else "score", **where) for node in nodes]
+        return Plan("mine", dp * tp * pp, tuple(placed))
 
     facts = facts_for(make, algorithm, prompts_per_step=64)
     found = both(replace(facts, lengths=SampleLengths.given(texts, root=35)))
