@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -123,7 +124,7 @@ def test_the_same_seed_finds_the_same_plan_and_a_larger_budget_none_that_is_wors
 
 def test_plans_near_a_plan_part_roles_move_the_cut_between_them_and_cut_a_role_as_one() -> None:
     space = PlanSpace(problem(8))
-    moves, whole = Moves(space), one_mesh(space)
+    moves, whole = moves_in(space), one_mesh(space)
     assert whole is not None
     mine = {role: [*space.graph.slots_of(role).values()] for role in ("actor", "critic")}
     near = [moves.near(whole, Random(seed)) for seed in range(2000)]
@@ -136,10 +137,31 @@ def test_plans_near_a_plan_part_roles_move_the_cut_between_them_and_cut_a_role_a
     assert any(len(sizes) == 1 and sizes != cut[0] for sizes in cut)
 
 
-def _are_parted(state: tuple[Place, ...], one: Sequence[int], other: Sequence[int]) -> bool:
+def test_roles_are_parted_most_often_at_the_cut_that_is_worth_most() -> None:
+    """The actor has more to do than the critic, whose training goes on beside its own."""
+    space = PlanSpace(problem(2, nodes=6))
+    moves, whole = moves_in(space), one_mesh(space)
+    assert whole is not None
+    actor, critic = ([*space.graph.slots_of(role).values()] for role in ("actor", "critic"))
+    near = (moves.near(whole, Random(seed)) for seed in range(4000))
+    parted = [state for state in near if _are_parted(state, actor, critic, devices=12)]
+    drawn = Counter(state[actor[0]].mask.bit_count() for state in parted)
+    (size, count), (_, next_count), *_ = drawn.most_common()
+    assert size > 6
+    assert count > next_count
+    objective = Objective(space.problem)
+    best = min(parted, key=lambda state: objective(state).value)
+    assert best[actor[0]].mask.bit_count() == size
+
+
+def moves_in(space: PlanSpace) -> Moves:
+    return Moves(space, Objective(space.problem).estimate)
+
+
+def _are_parted(state: tuple[Place, ...], one: Sequence[int], other: Sequence[int], devices: int = 8) -> bool:
     """Whether two roles have all devices between them, and each a part of its own."""
     masks = [{state[slot].mask for slot in slots} for slots in (one, other)]
-    return all(len(of_role) == 1 for of_role in masks) and sum(map(sum, masks)) == (1 << 8) - 1
+    return all(len(of_role) == 1 for of_role in masks) and sum(map(sum, masks)) == (1 << devices) - 1
 
 
 class Drawn(Objective):
@@ -179,7 +201,7 @@ def warm_of(found: SearchResult, space: PlanSpace) -> tuple[Place, ...] | None:
 
 def together_in(space: PlanSpace) -> tuple[Place, ...]:
     """A plan in which two roles train together, found by chance."""
-    moves, rng = Moves(space), Random("fused")
+    moves, rng = moves_in(space), Random("fused")
     state = moves.greedy()
     assert state is not None
     while not fused_slots(state):
@@ -317,7 +339,7 @@ def test_roles_train_together_on_the_same_ranks_or_not_at_all() -> None:
 def test_a_search_proposes_training_together() -> None:
     """Stages are forced, as tensor parallelism costs much and a device has room for a part of a model alone."""
     of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))
-    moves, rng = Moves(PlanSpace(of)), Random("fused")
+    moves, rng = moves_in(PlanSpace(of)), Random("fused")
     state = moves.greedy()
     assert state is not None
     seen = set()
@@ -354,7 +376,7 @@ def test_no_plan_is_worth_less_than_its_bound(traits, rollouts: Rollouts) -> Non
     of = problem(4, tails=(Tail(0.0, 6.0), Tail(-0.5, 4.0, 0.1)), first_s=1.0)
     of = replace(of, graph=replace(of.graph, rollouts=rollouts, **traits), pairs=(("actor", "critic"),))
     space = PlanSpace(of)
-    objective, moves, rng = Objective(space.problem), Moves(space), Random("bounds")
+    objective, moves, rng = Objective(space.problem), moves_in(space), Random("bounds")
     state = moves.greedy()
     assert state is not None
     for _ in range(300):

@@ -17,7 +17,7 @@ Changes = dict[int, Place | None]
 """Slot → where it is from now on; None: where it was."""
 
 NEAR_THE_FASTEST = 0.45
-"""That a form is passed over for the next in the order of their seconds."""
+"""That a form, or a cut, is passed over for the next in the order of their seconds."""
 ANOTHER_WORD = 0.2
 """That what becomes of a slot's memory is drawn anew with its place."""
 
@@ -26,10 +26,14 @@ NEAR_CUTS = 6
 
 
 class Moves:
-    """Random changes of plans within a space. All that is drawn is drawn from the caller's generator."""
+    """Random changes of plans within a space. All that is drawn is drawn from the caller's generator.
 
-    def __init__(self, space: PlanSpace) -> None:
-        self.space = space
+    Args:
+        estimate: about what a plan is worth, in a small part of the time of playing it; the less the better.
+    """
+
+    def __init__(self, space: PlanSpace, estimate: Callable[[State], float]) -> None:
+        self.space, self._estimate = space, estimate
         self.graph = space.graph
         self._slots = range(len(self.graph.slots))
         self._meshes = [[ranks for ranks in space.meshes if space.forms.of(slot, ranks)] for slot in self._slots]
@@ -44,14 +48,14 @@ class Moves:
         self._roles = [tuple(self.graph.slots_of(role).values()) for role in self.graph.roles]
         self._role_of = {slot: slots for slots in self._roles for slot in slots}
         self._kinds: tuple[tuple[float, Callable[[State, Random], Changes]], ...] = (
-            (0.14, self._one_reformed),
-            (0.27, self._role_reformed),
-            (0.46, self._one_moved),
-            (0.55, self._some_changed),
-            (0.63, self._like_another),
-            (0.71, self._role_moved),
-            (0.76, self._exchanged),
-            (0.84, self._cut_moved),
+            (0.12, self._one_reformed),
+            (0.25, self._role_reformed),
+            (0.39, self._one_moved),
+            (0.46, self._some_changed),
+            (0.54, self._like_another),
+            (0.61, self._role_moved),
+            (0.66, self._exchanged),
+            (0.74, self._cut_moved),
             (0.94, self._parted),
             (0.97, self._fused if self._pairs else self._afters_changed),
             (1.0, self._afters_changed),
@@ -136,7 +140,8 @@ class Moves:
         return {slot: self._resized(state[slot], *moved(slot, to)) for slot in slots}
 
     def _parted(self, state: State, rng: Random) -> Changes:
-        """Two roles, or slots, side by side on the devices that they have between them."""
+        """Two roles, or slots, side by side on the devices that they have between them: most often where the plan is
+        worth most by its estimate, as at all other cuts one of the two waits for the other."""
         some = self._roles if rng.random() < 0.5 else [(slot,) for slot in self._slots]
         if len(some) < 2:
             return {}
@@ -146,9 +151,14 @@ class Moves:
         legal = [cut for cut in self._cuts if (first, cut) in self._by_ends and (cut, end) in self._by_ends]
         if not legal:
             return {}
-        cut = rng.choice(legal)
-        left = {slot: self._resized(state[slot], first, cut) for slot in one}
-        return left | {slot: self._resized(state[slot], cut, end) for slot in other}
+
+        def at(cut: int) -> Changes:
+            left = {slot: self._resized(state[slot], first, cut) for slot in one}
+            return left | {slot: self._resized(state[slot], cut, end) for slot in other}
+
+        parted = [at(cut) for cut in legal]
+        parted.sort(key=lambda places: self._estimate(self._changed(state, places)))
+        return parted[_passed_over(rng) % len(parted)]
 
     def _resized(self, place: Place, first: int, end: int) -> Place | None:
         """The slot of a place from one rank to another, cut as it is if it can be, else as fast as it can be there.
@@ -281,11 +291,18 @@ class Moves:
             after = rng.choice(self.space.afters(slot))
         number = 0
         if other is not None or rng.random() < 0.5:
-            while rng.random() < NEAR_THE_FASTEST:
-                number += 1
+            number = _passed_over(rng)
             if rng.random() < 0.15:
                 number = rng.randrange(len(forms))
         return self.space.place(slot, ranks, forms[number % len(forms)], after)
+
+
+def _passed_over(rng: Random) -> int:
+    """How many are passed over before one is taken."""
+    number = 0
+    while rng.random() < NEAR_THE_FASTEST:
+        number += 1
+    return number
 
 
 def _after(place: Place) -> After:
