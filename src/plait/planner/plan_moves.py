@@ -6,20 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from plait.layout.mesh import Parallelism
 from plait.planner.plan_space import PlanSpace
-from plait.planner.slot_forms import Form
+from plait.planner.slot_places import SlotPlaces, after_of, ends_of, passed_over
 from plait.schedule.plan import After
 from plait.simulator.places import Place
 
 State = tuple[Place, ...]
 Changes = dict[int, Place | None]
 """Slot → where it is from now on; None: where it was."""
-
-NEAR_THE_FASTEST = 0.45
-"""That a form, or a cut, is passed over for the next in the order of their seconds."""
-ANOTHER_WORD = 0.2
-"""That what becomes of a slot's memory is drawn anew with its place."""
 
 NEAR_CUTS = 6
 """Devices to which a cut may move."""
@@ -36,11 +30,8 @@ class Moves:
         self.space, self._estimate = space, estimate
         self.graph = space.graph
         self._slots = range(len(self.graph.slots))
-        self._meshes = [[ranks for ranks in space.meshes if space.forms.of(slot, ranks)] for slot in self._slots]
-        """The meshes on which each slot can be."""
-        self._known = [frozenset(meshes) for meshes in self._meshes]
-        self._nearby: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
-        self._by_ends = {(ranks[0], ranks[-1] + 1): ranks for ranks in space.meshes}
+        self._at = SlotPlaces(space)
+        self._meshes, self._by_ends = self._at.meshes, self._at.by_ends
         self._devices = space.problem.num_devices
         self._cuts = sorted({ranks[0] for ranks in space.meshes})
         train = {role: self.graph.slots_of(role)["train"] for pair in space.problem.pairs for role in pair}
@@ -77,24 +68,19 @@ class Moves:
         if not all(self._meshes):
             return None
         cuts = sorted({0, self._devices, *(rng.choice(self._cuts) for _ in range(rng.choice((0, 1, 1, 2, 3))))})
-        parts = [ranks for ranks in self._between(cuts) if len(ranks) < self._devices or len(cuts) == 2]
+        parts = [ranks for ranks in self._at.between(cuts) if len(ranks) < self._devices or len(cuts) == 2]
         together = rng.random()
         places: list[Place] = []
         for slot, slot_of_role in enumerate(self.graph.slots):
             same = next((p for p in places if self.graph.slots[p.slot].role == slot_of_role.role), None)
             ranks = same.placements[0].ranks if same is not None and rng.random() < together else None
-            if ranks is None or ranks not in self._known[slot]:
-                mine = [mesh for mesh in parts if mesh in self._known[slot]] or self._meshes[slot]
+            if ranks is None or ranks not in self._at.known[slot]:
+                mine = [mesh for mesh in parts if mesh in self._at.known[slot]] or self._meshes[slot]
                 ranks = rng.choice(mine)
-            place = self._on(slot, ranks, rng, "keep")
+            place = self._at.on(slot, ranks, rng, "keep")
             assert place is not None, "a mesh that a slot can be on has a form"
             places.append(place)
         return self.space.lawful(sorted(places, key=lambda place: place.slot))
-
-    def _between(self, cuts: Sequence[int]) -> list[tuple[int, ...]]:
-        """Legal meshes that begin and end at these."""
-        ends = [(one, other) for n, one in enumerate(cuts) for other in cuts[n + 1 :]]
-        return [self._by_ends[end] for end in ends if end in self._by_ends]
 
     def near(self, state: State, rng: Random) -> State:
         """A plan that differs in little."""
@@ -121,7 +107,7 @@ class Moves:
     def _cut_moved(self, state: State, rng: Random) -> Changes:
         """All meshes that begin or end at one device begin or end at another near it: what one slot gains, its
         neighbour loses."""
-        ends = {place.slot: _ends(place) for place in state}
+        ends = {place.slot: ends_of(place) for place in state}
         cuts = sorted({cut for pair in ends.values() for cut in pair} - {0, self._devices})
         if not cuts:
             return {}
@@ -137,38 +123,33 @@ class Moves:
         if not near:
             return {}
         to = rng.choice(near)
-        return {slot: self._resized(state[slot], *moved(slot, to)) for slot in slots}
+        return {slot: self._at.resized(state[slot], *moved(slot, to)) for slot in slots}
 
     def _parted(self, state: State, rng: Random) -> Changes:
         """Two roles, or slots, side by side on the devices that they have between them: most often where the plan is
-        worth most by its estimate, as at all other cuts one of the two waits for the other."""
+        worth most by its estimate, as at other cuts one of the two waits for the other."""
         some = self._roles if rng.random() < 0.5 else [(slot,) for slot in self._slots]
         if len(some) < 2:
             return {}
         one, other = rng.sample(some, 2)
-        ends = [_ends(state[slot]) for slot in (*one, *other)]
+        ends = [ends_of(state[slot]) for slot in (*one, *other)]
         first, end = min(first for first, _ in ends), max(end for _, end in ends)
-        legal = [cut for cut in self._cuts if (first, cut) in self._by_ends and (cut, end) in self._by_ends]
-        if not legal:
-            return {}
-
-        def at(cut: int) -> Changes:
-            left = {slot: self._resized(state[slot], first, cut) for slot in one}
-            return left | {slot: self._resized(state[slot], cut, end) for slot in other}
-
-        parted = [at(cut) for cut in legal]
+        like = (rng.choice(one), rng.choice(other)) if rng.random() < 0.5 else ()
+        parted = [
+            self._all_resized(state, one, (first, cut), like) | self._all_resized(state, other, (cut, end), like)
+            for cut in self._cuts
+            if (first, cut) in self._by_ends and (cut, end) in self._by_ends
+        ]
         parted.sort(key=lambda places: self._estimate(self._changed(state, places)))
-        return parted[_passed_over(rng) % len(parted)]
+        return parted[passed_over(rng) % len(parted)] if parted else {}
 
-    def _resized(self, place: Place, first: int, end: int) -> Place | None:
-        """The slot of a place from one rank to another, cut as it is if it can be, else as fast as it can be there.
-        None where it cannot be."""
-        ranks, sizes = self._by_ends.get((first, end)), place.layouts[0].parallelism
-        if ranks is None or ranks not in self._known[place.slot]:
-            return None
-        forms = self.space.forms.of(place.slot, ranks)
-        alike = (form for form in forms if (form.parallelism.tp, form.parallelism.pp) == (sizes.tp, sizes.pp))
-        return self.space.place(place.slot, ranks, next(alike, forms[0]), _after(place))
+    def _all_resized(self, state: State, slots: Sequence[int], ends: tuple[int, int], like: Sequence[int]) -> Changes:
+        """Slots of a role on other devices; all in the layout of one, if `like` has one of them."""
+        places: Changes = {slot: self._at.resized(state[slot], *ends) for slot in slots}
+        for slot in slots:
+            if slot in like:
+                places |= self._alike(state, places[slot], slots)
+        return places
 
     def _fused(self, state: State, rng: Random) -> Changes:
         """Two roles train together, on the devices of one that is cut into stages."""
@@ -186,12 +167,12 @@ class Moves:
 
     def _reformed(self, place: Place, rng: Random) -> Place | None:
         """The same devices, used otherwise."""
-        return self._on(place.slot, place.placements[0].ranks, rng, _after(place), other=place)
+        return self._at.on(place.slot, place.placements[0].ranks, rng, after_of(place), otherwise=True)
 
     def _role_reformed(self, state: State, rng: Random) -> Changes:
         """All slots of a role that are on the same devices, used otherwise and alike: equal layouts share weights."""
         slot = rng.choice(self._slots)
-        beside = [other for other in self._role_of[slot] if _ends(state[other]) == _ends(state[slot])]
+        beside = [other for other in self._role_of[slot] if ends_of(state[other]) == ends_of(state[slot])]
         return self._alike(state, self._reformed(state[slot], rng), beside)
 
     def _alike(self, state: State, place: Place | None, slots: Sequence[int]) -> Changes:
@@ -199,39 +180,25 @@ class Moves:
         if place is None:
             return {}
         ranks, sizes = place.placements[0].ranks, place.layouts[0].parallelism
-        others: Changes = {slot: self._in_layout(state[slot], ranks, sizes) for slot in slots if slot != place.slot}
+        others: Changes = {slot: self._at.in_layout(state[slot], ranks, sizes) for slot in slots if slot != place.slot}
         return {**{slot: other for slot, other in others.items() if other is not None}, place.slot: place}
-
-    def _in_layout(self, place: Place, ranks: tuple[int, ...], sizes: Parallelism) -> Place | None:
-        """The slot of a place in this layout. None where it cannot be."""
-        forms = (form for form in self.space.forms.of(place.slot, ranks) if form.parallelism == sizes)
-        form = next(forms, None)
-        return None if form is None else self.space.place(place.slot, ranks, form, _after(place))
 
     def _moved(self, state: State, slot: int, rng: Random) -> Place | None:
         """Other devices: such as begin and end where others do, near ones, or any."""
-        return self._on(slot, self._other_ranks(state, slot, rng), rng, _after(state[slot]))
+        return self._at.on(slot, self._other_ranks(state, slot, rng), rng, after_of(state[slot]))
 
     def _other_ranks(self, state: State, slot: int, rng: Random) -> tuple[int, ...]:
         mine, now = self._meshes[slot], state[slot].placements[0].ranks
         draw = rng.random()
         if draw < 0.40:
             cuts = {0, self._devices}
-            cuts.update(*map(_ends, state))
-            some = [ranks for ranks in self._between(sorted(cuts)) if ranks in self._known[slot] and ranks != now]
+            cuts.update(*map(ends_of, state))
+            some = [ranks for ranks in self._at.between(sorted(cuts)) if ranks in self._at.known[slot] and ranks != now]
         elif draw < 0.80:
-            some = self._near_of(slot, now)
+            some = self._at.near_of(slot, now)
         else:
             some = mine
         return rng.choice(some or mine)
-
-    def _near_of(self, slot: int, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Neighbours of a mesh on which a slot can be."""
-        key = (slot, min(ranks), len(ranks))
-        if key not in self._nearby:
-            near = self.space.neighbours(ranks)
-            self._nearby[key] = [other for other in near if other in self._known[slot]]
-        return self._nearby[key]
 
     def _like_another(self, state: State, rng: Random) -> Changes:
         """A slot on the devices of another; where it is of the same role, in the same layout if that can be."""
@@ -241,10 +208,10 @@ class Moves:
         source = state[other]
         ranks, sizes = source.placements[0].ranks, source.layouts[0].parallelism
         if other in self._role_of[slot] and rng.random() < 0.7:
-            place = self._in_layout(state[slot], ranks, sizes)
+            place = self._at.in_layout(state[slot], ranks, sizes)
             if place is not None:
                 return {slot: place}
-        return {slot: self._on(slot, ranks, rng, _after(state[slot]))}
+        return {slot: self._at.on(slot, ranks, rng, after_of(state[slot]))}
 
     def _role_moved(self, state: State, rng: Random) -> Changes:
         """All slots of a role on one mesh, perhaps another's, and perhaps in one layout."""
@@ -254,7 +221,7 @@ class Moves:
             ranks = rng.choice(state).placements[0].ranks
         else:
             ranks = self._other_ranks(state, first, rng)
-        places = {slot: self._on(slot, ranks, rng, _after(state[slot])) for slot in slots}
+        places = {slot: self._at.on(slot, ranks, rng, after_of(state[slot])) for slot in slots}
         return places | (self._alike(state, places[first], slots) if rng.random() < 0.7 else {})
 
     def _exchanged(self, state: State, rng: Random) -> Changes:
@@ -264,7 +231,7 @@ class Moves:
         one, other = (state[slot].placements[0].ranks for slot in rng.sample(self._slots, 2))
         swap = {one: other, other: one}
         return {
-            slot: self._on(slot, swap[ranks], rng, _after(state[slot]))
+            slot: self._at.on(slot, swap[ranks], rng, after_of(state[slot]))
             for slot, place in enumerate(state)
             if (ranks := place.placements[0].ranks) in swap
         }
@@ -279,36 +246,3 @@ class Moves:
             slots = rng.choice(self._roles)
         word: After = rng.choice(("keep", "offload", "offload", "drop"))
         return {slot: self.space.with_after(state[slot], word) for slot in slots if word in self.space.afters(slot)}
-
-    def _on(
-        self, slot: int, ranks: tuple[int, ...], rng: Random, after: After, *, other: Place | None = None
-    ) -> Place | None:
-        """A slot on these devices: the fastest forms are drawn most often. None where it cannot be."""
-        forms: Sequence[Form] = self.space.forms.of(slot, ranks)
-        if not forms:
-            return None
-        if rng.random() < ANOTHER_WORD:
-            after = rng.choice(self.space.afters(slot))
-        number = 0
-        if other is not None or rng.random() < 0.5:
-            number = _passed_over(rng)
-            if rng.random() < 0.15:
-                number = rng.randrange(len(forms))
-        return self.space.place(slot, ranks, forms[number % len(forms)], after)
-
-
-def _passed_over(rng: Random) -> int:
-    """How many are passed over before one is taken."""
-    number = 0
-    while rng.random() < NEAR_THE_FASTEST:
-        number += 1
-    return number
-
-
-def _after(place: Place) -> After:
-    return place.placements[0].after
-
-
-def _ends(place: Place) -> tuple[int, int]:
-    """The first rank, and the one behind the last."""
-    return (place.mask & -place.mask).bit_length() - 1, place.mask.bit_length()

@@ -1,0 +1,99 @@
+"""Places of single slots that moves of plans are made of: the meshes on which each can be, and its forms there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from plait.layout.mesh import Parallelism
+from plait.planner.plan_space import PlanSpace
+from plait.schedule.plan import After
+from plait.simulator.places import Place
+
+NEAR_THE_FASTEST = 0.45
+"""That a form, or a cut, is passed over for the next in the order of their seconds."""
+ANOTHER_WORD = 0.2
+"""That what becomes of a slot's memory is drawn anew with its place."""
+
+
+class SlotPlaces:
+    """Of a space; what is drawn is drawn from the caller's generator.
+
+    meshes:  by slot, those on which it can be; known: the same as sets
+    by_ends: first rank, and the one behind the last → the legal mesh that has all between
+    """
+
+    def __init__(self, space: PlanSpace) -> None:
+        self.space = space
+        slots = range(len(space.graph.slots))
+        self.meshes = [[ranks for ranks in space.meshes if space.forms.of(slot, ranks)] for slot in slots]
+        self.known = [frozenset(meshes) for meshes in self.meshes]
+        self.by_ends = {(ranks[0], ranks[-1] + 1): ranks for ranks in space.meshes}
+        self._nearby: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+
+    def between(self, cuts: Sequence[int]) -> list[tuple[int, ...]]:
+        """Legal meshes that begin and end at these."""
+        ends = [(one, other) for n, one in enumerate(cuts) for other in cuts[n + 1 :]]
+        return [self.by_ends[end] for end in ends if end in self.by_ends]
+
+    def near_of(self, slot: int, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Neighbours of a mesh on which a slot can be."""
+        key = (slot, min(ranks), len(ranks))
+        if key not in self._nearby:
+            near = self.space.neighbours(ranks)
+            self._nearby[key] = [other for other in near if other in self.known[slot]]
+        return self._nearby[key]
+
+    def resized(self, place: Place, first: int, end: int) -> Place | None:
+        """The slot of a place from one rank to another, cut as it is if it can be, else as fast as it can be there.
+        None where it cannot be."""
+        ranks, sizes = self.by_ends.get((first, end)), place.layouts[0].parallelism
+        if ranks is None or ranks not in self.known[place.slot]:
+            return None
+        forms = self.space.forms.of(place.slot, ranks)
+        alike = (form for form in forms if (form.parallelism.tp, form.parallelism.pp) == (sizes.tp, sizes.pp))
+        return self.space.place(place.slot, ranks, next(alike, forms[0]), after_of(place))
+
+    def in_layout(self, place: Place, ranks: tuple[int, ...], sizes: Parallelism) -> Place | None:
+        """The slot of a place in this layout. None where it cannot be."""
+        forms = (form for form in self.space.forms.of(place.slot, ranks) if form.parallelism == sizes)
+        form = next(forms, None)
+        return None if form is None else self.space.place(place.slot, ranks, form, after_of(place))
+
+    def on(
+        self, slot: int, ranks: tuple[int, ...], rng: Random, after: After, *, otherwise: bool = False
+    ) -> Place | None:
+        """A slot on these devices: the fastest forms are drawn most often. None where it cannot be.
+
+        Args:
+            otherwise: not always in its fastest form.
+        """
+        forms = self.space.forms.of(slot, ranks)
+        if not forms:
+            return None
+        if rng.random() < ANOTHER_WORD:
+            after = rng.choice(self.space.afters(slot))
+        number = 0
+        if otherwise or rng.random() < 0.5:
+            number = passed_over(rng)
+            if rng.random() < 0.15:
+                number = rng.randrange(len(forms))
+        return self.space.place(slot, ranks, forms[number % len(forms)], after)
+
+
+def passed_over(rng: Random) -> int:
+    """How many of those that are drawn from, the best first, are passed over before one is taken."""
+    number = 0
+    while rng.random() < NEAR_THE_FASTEST:
+        number += 1
+    return number
+
+
+def after_of(place: Place) -> After:
+    """What becomes of its memory."""
+    return place.placements[0].after
+
+
+def ends_of(place: Place) -> tuple[int, int]:
+    """The first rank, and the one behind the last."""
+    return (place.mask & -place.mask).bit_length() - 1, place.mask.bit_length()
