@@ -124,7 +124,7 @@ def test_the_same_seed_finds_the_same_plan_and_a_larger_budget_none_that_is_wors
 
 def test_plans_near_a_plan_part_roles_move_the_cut_between_them_and_cut_a_role_as_one() -> None:
     space = PlanSpace(problem(8))
-    moves, whole = moves_in(space), one_mesh(space)
+    moves, whole = Moves(space), one_mesh(space)
     assert whole is not None
     mine = {role: [*space.graph.slots_of(role).values()] for role in ("actor", "critic")}
     near = [moves.near(whole, Random(seed)) for seed in range(2000)]
@@ -140,7 +140,7 @@ def test_plans_near_a_plan_part_roles_move_the_cut_between_them_and_cut_a_role_a
 def test_roles_are_parted_most_often_at_the_cut_that_is_worth_most() -> None:
     """The actor has more to do than the critic, whose training goes on beside its own."""
     space = PlanSpace(problem(2, nodes=6))
-    moves, whole = moves_in(space), one_mesh(space)
+    moves, whole = Moves(space), one_mesh(space)
     assert whole is not None
     actor, critic = ([*space.graph.slots_of(role).values()] for role in ("actor", "critic"))
     near = (moves.near(whole, Random(seed)) for seed in range(4000))
@@ -152,10 +152,6 @@ def test_roles_are_parted_most_often_at_the_cut_that_is_worth_most() -> None:
     objective = Objective(space.problem)
     best = min(parted, key=lambda state: objective(state).value)
     assert best[actor[0]].mask.bit_count() == size
-
-
-def moves_in(space: PlanSpace) -> Moves:
-    return Moves(space, Objective(space.problem).estimate)
 
 
 def _are_parted(state: tuple[Place, ...], one: Sequence[int], other: Sequence[int], devices: int = 8) -> bool:
@@ -201,7 +197,7 @@ def warm_of(found: SearchResult, space: PlanSpace) -> tuple[Place, ...] | None:
 
 def together_in(space: PlanSpace) -> tuple[Place, ...]:
     """A plan in which two roles train together, found by chance."""
-    moves, rng = moves_in(space), Random("fused")
+    moves, rng = Moves(space), Random("fused")
     state = moves.greedy()
     assert state is not None
     while not fused_slots(state):
@@ -339,7 +335,7 @@ def test_roles_train_together_on_the_same_ranks_or_not_at_all() -> None:
 def test_a_search_proposes_training_together() -> None:
     """Stages are forced, as tensor parallelism costs much and a device has room for a part of a model alone."""
     of = replace(problem(4, memory=260, tp=1), pairs=(("actor", "critic"),))
-    moves, rng = moves_in(PlanSpace(of)), Random("fused")
+    moves, rng = Moves(PlanSpace(of)), Random("fused")
     state = moves.greedy()
     assert state is not None
     seen = set()
@@ -376,7 +372,7 @@ def test_no_plan_is_worth_less_than_its_bound(traits, rollouts: Rollouts) -> Non
     of = problem(4, tails=(Tail(0.0, 6.0), Tail(-0.5, 4.0, 0.1)), first_s=1.0)
     of = replace(of, graph=replace(of.graph, rollouts=rollouts, **traits), pairs=(("actor", "critic"),))
     space = PlanSpace(of)
-    objective, moves, rng = Objective(space.problem), moves_in(space), Random("bounds")
+    objective, moves, rng = Objective(space.problem), Moves(space), Random("bounds")
     state = moves.greedy()
     assert state is not None
     for _ in range(300):

@@ -3,12 +3,13 @@ parted anew, memory kept or let go."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from random import Random
 
 from plait.planner.plan_space import PlanSpace
 from plait.planner.slot_places import SlotPlaces, after_of, ends_of, passed_over
-from plait.schedule.plan import After
+from plait.schedule.plan import After, Mode
 from plait.simulator.places import Place
 
 State = tuple[Place, ...]
@@ -20,18 +21,16 @@ NEAR_CUTS = 6
 
 
 class Moves:
-    """Random changes of plans within a space. All that is drawn is drawn from the caller's generator.
+    """Random changes of plans within a space. All that is drawn is drawn from the caller's generator."""
 
-    Args:
-        estimate: about what a plan is worth, in a small part of the time of playing it; the less the better.
-    """
-
-    def __init__(self, space: PlanSpace, estimate: Callable[[State], float]) -> None:
-        self.space, self._estimate = space, estimate
+    def __init__(self, space: PlanSpace) -> None:
+        self.space = space
         self.graph = space.graph
         self._slots = range(len(self.graph.slots))
         self._at = SlotPlaces(space)
         self._meshes, self._by_ends = self._at.meshes, self._at.by_ends
+        self._best_cuts: dict[tuple[tuple[int, ...], tuple[int, ...], int, int], list[int]] = {}
+        """What `_cuts_between` has answered."""
         self._devices = space.problem.num_devices
         self._cuts = sorted({ranks[0] for ranks in space.meshes})
         train = {role: self.graph.slots_of(role)["train"] for pair in space.problem.pairs for role in pair}
@@ -126,30 +125,46 @@ class Moves:
         return {slot: self._at.resized(state[slot], *moved(slot, to)) for slot in slots}
 
     def _parted(self, state: State, rng: Random) -> Changes:
-        """Two roles, or slots, side by side on the devices that they have between them: most often where the plan is
-        worth most by its estimate, as at other cuts one of the two waits for the other."""
+        """Two roles, or slots, side by side on the devices that they have between them, perhaps each role in one
+        layout."""
         some = self._roles if rng.random() < 0.5 else [(slot,) for slot in self._slots]
         if len(some) < 2:
             return {}
         one, other = rng.sample(some, 2)
         ends = [ends_of(state[slot]) for slot in (*one, *other)]
         first, end = min(first for first, _ in ends), max(end for _, end in ends)
-        like = (rng.choice(one), rng.choice(other)) if rng.random() < 0.5 else ()
-        parted = [
-            self._all_resized(state, one, (first, cut), like) | self._all_resized(state, other, (cut, end), like)
-            for cut in self._cuts
-            if (first, cut) in self._by_ends and (cut, end) in self._by_ends
-        ]
-        parted.sort(key=lambda places: self._estimate(self._changed(state, places)))
-        return parted[passed_over(rng) % len(parted)] if parted else {}
-
-    def _all_resized(self, state: State, slots: Sequence[int], ends: tuple[int, int], like: Sequence[int]) -> Changes:
-        """Slots of a role on other devices; all in the layout of one, if `like` has one of them."""
-        places: Changes = {slot: self._at.resized(state[slot], *ends) for slot in slots}
-        for slot in slots:
-            if slot in like:
-                places |= self._alike(state, places[slot], slots)
+        cuts = self._cuts_between(one, other, first, end)
+        if not cuts:
+            return {}
+        cut = cuts[passed_over(rng) % len(cuts)]
+        places: Changes = {slot: self._at.resized(state[slot], first, cut) for slot in one}
+        places |= {slot: self._at.resized(state[slot], cut, end) for slot in other}
+        if rng.random() < 0.5:
+            for slots in (one, other):
+                places |= self._alike(state, places[rng.choice(slots)], slots)
         return places
+
+    def _cuts_between(self, one: tuple[int, ...], other: tuple[int, ...], first: int, end: int) -> list[int]:
+        """Where slots may be parted, the best first: by the seconds of all, each as fast as it can be on its side, of a
+        mode those of the side that takes longer."""
+        key = (one, other, first, end)
+        if key not in self._best_cuts:
+            legal = [cut for cut in self._cuts if (first, cut) in self._by_ends and (cut, end) in self._by_ends]
+            seconds = {cut: self._side_by_side_s((one, first, cut), (other, cut, end)) for cut in legal}
+            self._best_cuts[key] = sorted(legal, key=seconds.__getitem__)
+        return self._best_cuts[key]
+
+    def _side_by_side_s(self, *sides: tuple[tuple[int, ...], int, int]) -> float:
+        """What `_cuts_between` makes small.
+
+        Args:
+            sides: slots, the first of their ranks, and the one behind the last.
+        """
+        by_mode: dict[Mode, list[float]] = defaultdict(lambda: [0.0] * len(sides))
+        for side, (slots, first, end) in enumerate(sides):
+            for slot in slots:
+                by_mode[self.graph.slots[slot].mode][side] += self._at.least_s(slot, first, end)
+        return sum(map(max, by_mode.values()))
 
     def _fused(self, state: State, rng: Random) -> Changes:
         """Two roles train together, on the devices of one that is cut into stages."""

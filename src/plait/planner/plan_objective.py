@@ -71,10 +71,8 @@ class Objective:
         0 where keys and values take what is left of a device: how many samples that has room for is known when a plan
         is played, and fewer at a time may be foretold to take less.
         """
-        return 0.0 if self._problem.costs.pool_takes_rest else self.estimate(places)
-
-    def estimate(self, places: Sequence[Place]) -> float:
-        """About the value of a plan, in a small part of the time; memory and moves of weights are left out."""
+        if self._problem.costs.pool_takes_rest:
+            return 0.0
         worth = weighed_s(self._bound(places), places)
         return worth + worth * self._idleness(self._idle(places))
 

@@ -132,7 +132,7 @@ class _Hunt:
         began = self.budget.clock()
         self._began = began
         self.objective = Objective(self.space.problem)
-        self.moves = Moves(self.space, self.objective.estimate)
+        self.moves = Moves(self.space)
         named = [*plan_baselines.baselines(self.space).items(), *given]
         baselines = tuple(Candidate(places, self.judge(places), name) for name, places in named)
         stopped_by: Stop = "exhaustive"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from random import Random
 
 from plait.layout.mesh import Parallelism
@@ -53,6 +54,11 @@ class SlotPlaces:
         forms = self.space.forms.of(place.slot, ranks)
         alike = (form for form in forms if (form.parallelism.tp, form.parallelism.pp) == (sizes.tp, sizes.pp))
         return self.space.place(place.slot, ranks, next(alike, forms[0]), after_of(place))
+
+    def least_s(self, slot: int, first: int, end: int) -> float:
+        """Seconds of a slot from one rank to another, as fast as it can be there; infinite where it cannot be."""
+        ranks = self.by_ends[first, end]
+        return self.space.forms.of(slot, ranks)[0].seconds if ranks in self.known[slot] else inf
 
     def in_layout(self, place: Place, ranks: tuple[int, ...], sizes: Parallelism) -> Place | None:
         """The slot of a place in this layout. None where it cannot be."""
