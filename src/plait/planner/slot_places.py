@@ -18,7 +18,7 @@ ANOTHER_WORD = 0.2
 
 
 class SlotPlaces:
-    """Of a space; what is drawn is drawn from the caller's generator.
+    """Meshes and forms of a space, slot by slot; what is drawn is drawn from the caller's generator.
 
     meshes:  by slot, those on which it can be; known: the same as sets
     by_ends: first rank, and the one behind the last → the legal mesh that has all between
