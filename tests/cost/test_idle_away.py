@@ -8,7 +8,7 @@ import pytest
 
 from plait.cost.device_memory import memory_by_device
 from plait.cost.idle_away import leaving_text, with_idle_away
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts
 from plait.errors import ModelError
 from plait.runtime import prepare
@@ -18,6 +18,7 @@ from tests.cost.test_device_memory import facts_of, named
 
 STATES = "actor.train (train), critic.train (train)"
 REFERENCE = "ref.logprobs (score)"
+EIGHT = SampleLengths(Lengths.fixed(8), Lengths.fixed(1))
 
 
 def most(facts: Facts, plan: Plan) -> int:
@@ -61,9 +62,9 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
     monkeypatch.setattr(prepare, "say", lambda text, file: told.append(text))
     run = outline(make_recipe())
     plan = prepare.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
-    assert settled(run, plan, Lengths.fixed(8)) == plan
+    assert settled(run, plan, EIGHT) == plan
     on_gpu = replace(run, recipe=run.recipe.model_copy(update={"device": "cuda"}))
-    assert {p.call: p.after for p in settled(on_gpu, plan, Lengths.fixed(8)).placements} == {
+    assert {p.call: p.after for p in settled(on_gpu, plan, EIGHT).placements} == {
         "actor.generate": "keep",
         "ref.logprobs": "offload",
         "actor.train": "offload",
@@ -73,7 +74,7 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
         "ref.logprobs (score), actor.train (train)"
     ]
     of_file = replace(on_gpu, recipe=on_gpu.recipe.model_copy(update={"plan": "mine.json"}))
-    assert settled(of_file, plan, Lengths.fixed(8)) == plan
+    assert settled(of_file, plan, EIGHT) == plan
 
 
 def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -400,7 +400,7 @@ def test_profiles_are_kept_by_what_they_depend_on(monkeypatch: pytest.MonkeyPatc
         (["--threads", "0"], "--threads: expected 1 to 4096, found 0"),
         (["--model", "llama-13"], "Did you mean 'llama-13b'?"),
         (["--dtype", "half"], "half"),
-        (["--out", "/nowhere/at/all.json"], "the folder `/nowhere/at` does not exist"),
+        (["--out", "/nowhere/at/all.json"], "--out: expected a file in an existing folder, found /nowhere/at/all.json"),
     ],
 )
 def test_wrong_input(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

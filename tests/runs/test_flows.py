@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from plait.cost.device_memory import memory_of_plan
-from plait.cost.lengths import Lengths
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import RunError, UserError
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
@@ -176,7 +176,7 @@ def test_roles_with_adapters_share_one_base(make_recipe: MakeRecipe, data: dict[
     assert set(models) == {"actor", "ref", "critic"}
     assert len({model.weights.data_ptr() for model in models.values()}) == 1
     of_run = prepared.flow, prepared.models, prepared.shapes, prepared.plan
-    (alone,) = memory_of_plan(recipe, *of_run, Lengths.fixed(20))
+    (alone,) = memory_of_plan(recipe, *of_run, SampleLengths(Lengths.fixed(20), Lengths.fixed(1)))
     table = dict(alone.rows)
     assert len([what for what in table if what.endswith("weights (float32)")]) == 1
     assert table["actor: adapter, its masters, moments and gradients"] > 0
