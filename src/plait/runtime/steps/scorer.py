@@ -58,10 +58,10 @@ class ModelScorer:
         """The samples in the reward model's tokens.
 
         Raises:
-            ModelError: one is longer than its positions, or has a token that the model does not have.
-            DataError: its chat template refuses one.
+            ModelError: one is longer than its positions, or as `translated`.
+            DataError: as `translated`.
         """
-        read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
+        read = self.translated(samples)
         for sample in read:
             length = len(sample.prompt.token_ids) + len(sample.token_ids)
             if length > self.max_positions:
@@ -70,13 +70,24 @@ class ModelScorer:
                     f"{self.max_positions}; lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, or take "
                     "another reward model"
                 )
+        return Rows(read)
+
+    def translated(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
+        """The samples in the reward model's tokens, however long they are.
+
+        Raises:
+            ModelError: one has a token that the model does not have.
+            DataError: its chat template refuses one.
+        """
+        read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
+        for sample in () if self.vocabulary is None else read:
             last = max((*sample.prompt.token_ids, *sample.token_ids), default=0)
-            if self.vocabulary is not None and last >= self.vocabulary:
+            if last >= self.vocabulary:
                 raise ModelError(
                     f"`{self.key}`: its tokenizer writes token {last} for sample {sample.uid}, but the model has only "
                     f"{self.vocabulary}; give the model its own tokenizer, or take another reward model"
                 )
-        return Rows(read)
+        return read
 
     def checked(self, samples: Sequence[Sample], scores: FloatArray) -> FloatArray:
         """What the model said of them, NaN where that is not finite and `on_error` drops such samples.
