@@ -54,8 +54,8 @@ def _run(argv: list[str]) -> int:
             # `head`, say, has what it wanted. What is still buffered must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        # A path that no file system could hold, or that one may not look at, is no failure of a run.
-        return _fail(error, 2 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) else 1)
+        # A path that no file system could hold is no failure of a run.
+        return _fail(error, 2 if error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1)
 
 
 def _dispatch(argv: list[str]) -> int:

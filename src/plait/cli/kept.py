@@ -116,10 +116,12 @@ class Kept:
         try:
             self._fd = os.open(self.path, flags | os.O_APPEND, 0o666)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, FileExistsError):
-            self.close()
-            return False
-        return True
+            if os.path.samestat(os.fstat(self._fd), self.path.stat()):  # else it was dropped in between
+                return True
+        except (BlockingIOError, FileExistsError, FileNotFoundError):
+            pass
+        self.close()
+        return False
 
     def _read(self) -> list[dict[str, Any]]:
         cut_torn_line(self.path)

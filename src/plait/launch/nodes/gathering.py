@@ -208,6 +208,7 @@ def _accept(
         try:
             channel, own = welcomed(link, key)
             come.put(NodeLink(channel, own, _first_word(channel), silent_after_s))
+            turned_away.pop(host, None)  # it had another run's key at first
         except Stranger as stranger:
             turned_away[host] = str(stranger)
         finally:
@@ -267,7 +268,7 @@ def _missing(
     address, port = listener.getsockname()
     waiting = ", ".join(str(task) for task in sorted(set(tasks) - set(links)))
     there = ", ".join(link.name for link in links.values()) or "none"
-    strangers = ", ".join(f"{host} ({fault})" for host, fault in turned_away.items())
+    strangers = ", ".join(f"{host} ({fault})" for host, fault in list(turned_away.items()))
     there += f"; turned away: {strangers}" if strangers else ""
     return (
         f"expected {len(tasks)} more commands of this run to join at {address}:{port}; {why}: number {waiting} has not "

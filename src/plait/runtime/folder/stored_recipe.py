@@ -60,8 +60,9 @@ def keys_of(recipe: Recipe) -> dict[str, Any]:
 
 def said_keys(recipe: Recipe) -> tuple[tuple[str, str], ...]:
     """What the commands of a run on several nodes compare: all keys but the folder, of which each sees that it is the
-    same."""
-    return tuple((key, json.dumps(value)) for key, value in keys_of(recipe).items() if key != "run_dir")
+    same, and whether it may be overwritten, which the leader alone asks."""
+    left_out = ("run_dir", "overwrite")
+    return tuple((key, json.dumps(value)) for key, value in keys_of(recipe).items() if key not in left_out)
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
