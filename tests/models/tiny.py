@@ -215,9 +215,8 @@ def self_check_once() -> Callable[[Any, str], float]:
         with (passed / which.hexdigest()).open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (
-                BlockingIOError
-            ):  # another rank checks it now: ranks wait for each other in no test but by themselves
+            except BlockingIOError:
+                # Another rank checks it now: ranks do not wait for each other here.
                 return self_check(model, name)
             file.seek(0)
             if (error := file.read()) == "":
