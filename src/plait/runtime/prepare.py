@@ -85,15 +85,15 @@ def prepare(
     _check_models(models, tokenizer, recipe)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
+    lengths = _lengths_in(data, recipe)
     if plan is None:
-        plan = _searched(outlined, _lengths_in(data, recipe), machines)
+        plan = _searched(outlined, lengths, machines)
     check_engine_plan(recipe, plan)
-    plan, recipe = settled_by_costs(outlined, kept.settled(plan), partial(_lengths_in, data, recipe), machines)
+    plan, recipe = settled_by_costs(outlined, kept.settled(plan), lengths, machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
         recipe = recipe.model_copy(update={"steps": recipe.steps_of(num_rows), "epochs": None})
         check_trained_steps(outlined.flow, recipe)
-    lengths = _lengths_in(data, recipe)
     plan = settled(replace(outlined, recipe=recipe), plan, lengths)
     if to_be_found(plan):
         facts = Facts(recipe, models, shapes, parameters_of(models), plan, outlined.flow, lengths)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 from plait.cost.corrections import with_carried
@@ -77,7 +76,7 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
 
 
 def settled_by_costs(
-    run: Foretellable, plan: Plan, lengths: Callable[[], SampleLengths], machines: Machines = THIS_ONE
+    run: Foretellable, plan: Plan, lengths: SampleLengths, machines: Machines = THIS_ONE
 ) -> tuple[Plan, Recipe]:
     """Plan and recipe with what follows from what things take on this machine, as far as that was measured, where they
     leave it open: settings of the policy `fusion`, and the number of groups of samples that go round the stages which
@@ -98,7 +97,7 @@ def settled_by_costs(
     is_told = recipe.fusion_rule.is_open and any(p.name == FUSION and not p.settings for p in plan.policies)
     if not has_groups and not is_told:
         return plan, recipe
-    costs = costs_of_run(run, lengths(), machines, plan.num_ranks)
+    costs = costs_of_run(run, lengths, machines, plan.num_ranks)
     if has_groups:
         groups = max(costs.decode_groups(*ring) for ring in rings)
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"decode_groups": groups}))
