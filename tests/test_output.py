@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,36 @@ def test_files_that_may_be_replaced(tmp_path: Path) -> None:
         check_file(metrics, "--out", overwrite=True)
 
 
+@pytest.mark.parametrize("check", [check_file, check_folder])
+def test_a_place_that_nothing_can_be_written_to_is_named_before_any_work(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for place, why in (("file/out", "Not a directory"), ("new/file/deep" * 30, "File name too long")):
+        with pytest.raises(ConfigError, match=f"^--out: `{tmp_path}/{place}` cannot be written: {why}; give another"):
+            check(tmp_path / place, "--out", overwrite=True)
+    check(tmp_path / "new" / "deep" / "out", "--out", overwrite=True)
+    assert names(tmp_path) == ["file"]
+
+    def refused(*, dir: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(ConfigError, match=f"^--out: `{tmp_path}/new/out` cannot be written: Permission denied; give"):
+        check(tmp_path / "new" / "out", "--out", overwrite=False)
+
+
+def test_a_tilde_is_a_name_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who puts the home in its place does so before it is looked at: what is seen is what is replaced."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home" / "photos").mkdir(parents=True)
+    (tmp_path / "home" / "photos" / "me.png").touch()
+    check_folder(Path("~/photos"), "--out", overwrite=False)
+    export(Path("~/photos"))
+    assert names(tmp_path / "home") == ["photos", "photos/me.png"]
+
+
 def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "target")
@@ -101,11 +132,19 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 
 def break_(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two renames fails, or the forcing to disk does."""
+    """The second of two renames fails, a signal comes behind the first, or the forcing to disk fails."""
+    rename = Path.rename
     if what == "fsync":
         monkeypatch.setattr(os, "fsync", _refuse)
+    elif what == "signal":
+
+        def interrupted(self: Path, to: Path) -> None:
+            rename(self, to)
+            if to.name.endswith(".old"):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Path, "rename", interrupted)
     else:
-        rename = Path.rename
         monkeypatch.setattr(Path, "rename", lambda self, to: _refuse() if ".tmp" in self.name else rename(self, to))
 
 
@@ -113,7 +152,7 @@ def _refuse(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("what", ["fsync", "rename", "interrupt"])
+@pytest.mark.parametrize("what", ["fsync", "rename", "interrupt", "signal"])
 def test_a_failed_overwrite_leaves_what_was_there_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -128,7 +167,7 @@ def test_a_failed_overwrite_leaves_what_was_there_and_nothing_else(
     with monkeypatch.context() as patch:
         if what != "interrupt":
             break_(what, patch)
-        for folder in (tmp_path / "out", tmp_path / "new" / "deep" / "out"):
+        for folder in (tmp_path / "out", *([] if what == "signal" else [tmp_path / "new" / "deep" / "out"])):
             with pytest.raises((OSError, KeyboardInterrupt)):
                 write_folder(folder, write, marker={})
     assert names(tmp_path) == before

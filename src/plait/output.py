@@ -13,7 +13,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,29 @@ FORM = FileForm("export")
 def run_holding(path: Path) -> Path | None:
     """The folder of a run that `path` is, or lies in; None where it lies in none."""
     path = _real(path)
-    return next((folder for folder in (path, *path.parents) if (folder / RUN_LOCK).is_file()), None)
+    return next((folder for folder in (path, *path.parents) if os.path.isfile(folder / RUN_LOCK)), None)
 
 
 def check_file(path: Path, option: str, *, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
-    """See that a file may be written at `path`: it is not there, or is a file that `overwrite` lets go.
+    """See that a file may be written at `path`: it is not there, or is a file that `overwrite` lets go; and that its
+    folder takes one.
 
     Args:
         option: that the path was given by, for messages.
         inputs: files that the command reads, which are never replaced.
 
     Raises:
-        ConfigError: it exists; it is no plain file, is read by the command, or is one of a run's.
+        ConfigError: it exists; it is no plain file, is read by the command, or is one of a run's; nothing can be
+            written there.
     """
-    if not os.path.lexists(path):
-        return
+    with _written(path, option, "file"):
+        if os.path.lexists(path):
+            _check_replaced(path, option, overwrite, inputs)
+        _try_out(_real(path))
+
+
+def _check_replaced(path: Path, option: str, overwrite: bool, inputs: Iterable[Path]) -> None:
+    """Raises ConfigError where a file that exists may not be replaced."""
     if not path.is_file() and path.exists():
         raise ConfigError(f"{option}: `{path}` is {_kind(path)}, expected a file; give another name")
     if any(other.exists() and path.exists() and path.samefile(other) for other in inputs):
@@ -62,7 +71,8 @@ def check_folder(path: Path, option: str, *, overwrite: bool, inputs: Iterable[P
         inputs: folders that the command reads; nothing is written into them or in their place.
 
     Raises:
-        ConfigError: the folder exists, or would lie in a run or an input, or holds what no export wrote.
+        ConfigError: the folder exists, or would lie in a run or an input, or holds what no export wrote; nothing can be
+            written there.
     """
     run = run_holding(path) or next(
         (folder for folder in map(_real, inputs) if folder in (_real(path), *_real(path).parents)), None
@@ -71,8 +81,14 @@ def check_folder(path: Path, option: str, *, overwrite: bool, inputs: Iterable[P
         raise ConfigError(
             f"{option}: `{path}` is or lies in the run `{run}`, which is never replaced; give another folder"
         )
-    if not os.path.lexists(path):
-        return
+    with _written(path, option, "folder"):
+        if os.path.lexists(path):
+            _check_exported(path, option, overwrite)
+        _try_out(_real(path))
+
+
+def _check_exported(path: Path, option: str, overwrite: bool) -> None:
+    """Raises ConfigError where something that exists may not be replaced by a folder."""
     if not path.is_dir():
         raise ConfigError(f"{option}: `{path}` is {_kind(path)}, expected a folder; give another name")
     names = {entry.name for entry in path.iterdir()}
@@ -88,6 +104,28 @@ def check_folder(path: Path, option: str, *, overwrite: bool, inputs: Iterable[P
         )
 
 
+@contextlib.contextmanager
+def _written(path: Path, option: str, what: str) -> Iterator[None]:
+    """What the system says against a place is said of the option."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{option}: `{path}` cannot be written: {error.strerror or error}; give another {what}"
+        ) from None
+
+
+def _try_out(path: Path) -> None:
+    """See that the nearest folder around `path` that there is takes a new file, and one of that name.
+
+    Raises:
+        OSError: it does not.
+    """
+    around = next(folder for folder in path.parents if os.path.lexists(folder))
+    with tempfile.TemporaryFile(dir=around), contextlib.suppress(FileNotFoundError):
+        os.lstat(_unfinished(around / path.relative_to(around).parts[0]))  # a name may be too long
+
+
 def write_file(path: str | Path, content: str | Iterable[bytes], *, durable: bool = True) -> None:
     """Put a file at `path`, whole or not at all; the folder is there already. A link stays one.
 
@@ -98,7 +136,7 @@ def write_file(path: str | Path, content: str | Iterable[bytes], *, durable: boo
         OSError: the disk is full or the place cannot be written; what was there stays.
     """
     path = _real(Path(path))
-    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished = _unfinished(path)
     try:
         with open(unfinished, "wb") as file:
             file.writelines([content.encode()] if isinstance(content, str) else content)
@@ -127,7 +165,7 @@ def write_folder(folder: str | Path, write: Callable[[Path], None], *, marker: M
     folder = _real(Path(folder))
     made = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    work, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    work, old = _unfinished(folder), folder.with_name(f".{folder.name}.old")
     _recover(folder, old)
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -173,19 +211,22 @@ def _swap(work: Path, folder: Path, old: Path) -> None:
     if not folder.exists():
         work.rename(folder)
         return
-    folder.rename(old)
     try:
+        folder.rename(old)
         work.rename(folder)
-    except BaseException:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        _recover(folder, old)  # a signal may raise behind either rename
 
 
 def _recover(folder: Path, old: Path) -> None:
     if old.exists() and not folder.exists():
         old.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _unfinished(path: Path) -> Path:
+    """Where a file or folder is written before it is renamed to `path`."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _exported(folder: Path) -> set[str]:
@@ -200,7 +241,7 @@ def _exported(folder: Path) -> set[str]:
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.expanduser(path)).resolve()
+    return path.resolve()
 
 
 def _kind(path: Path) -> str:

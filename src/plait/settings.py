@@ -7,6 +7,7 @@ infinite or NaN. Whole numbers stay within MOST unless the key states a bound of
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -28,6 +29,18 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 Endless = Annotated[float, Field(allow_inf_nan=True)]
 """A number that may be infinite. NaN passes no bound."""
+
+
+def at_home(value: Any) -> Any:
+    """A path as a text or a Path, or several, with the user's home in place of a `~` that it begins with."""
+    match value:
+        case str():
+            return os.path.expanduser(value)
+        case Path():
+            return Path(os.path.expanduser(value))
+        case tuple():
+            return tuple(map(at_home, value))
+    return value
 
 
 class Settings(BaseModel):

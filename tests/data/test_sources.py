@@ -108,6 +108,8 @@ def test_missing_file_names_the_nearest_and_a_folder_is_no_file(tmp_path):
         read_jsonl(tmp_path / "pipe.jsonl")
     with pytest.raises(DataError, match=r"below\.jsonl` cannot be read \(Not a directory\)"):
         read_jsonl(tmp_path / "prompts.jsonl" / "below.jsonl")
+    with pytest.raises(DataError, match=r"x` cannot be read \(File name too long\)"):
+        read_jsonl(tmp_path / ("x" * 300))
 
 
 def test_a_file_that_is_not_utf8(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -12,7 +13,7 @@ from plait.algorithms.ppo import PPOOptions
 from plait.errors import ConfigError
 from plait.recipes.keys import parse_overrides
 from plait.recipes.recipe import Recipe, check_read
-from plait.recipes.recipe_file import load_recipe, validate_options
+from plait.recipes.recipe_file import load_recipe, recipe_of, validate_options
 from plait.recipes.stages import load_stages
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -135,6 +136,27 @@ def test_missing_key_and_missing_file() -> None:
         load_recipe(None, [("model", "m")])
     with pytest.raises(ConfigError, match=r"recipe `nowhere\.yaml` does not exist"):
         load_recipe(Path("nowhere.yaml"))
+    with pytest.raises(ConfigError, match=r"recipe `x+` cannot be read \(File name too long\)"):
+        load_recipe(Path("x" * 300))
+
+
+def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    tree: dict[str, Any] = {
+        "model": "m",
+        "algorithm": "~/flows.py:mine",
+        "data": {"source": "~/a.jsonl", "evaluation_source": "~/b.jsonl", "more": [{"source": "~/c.jsonl"}]},
+        "reward": {"functions": ["~/r.py:f", "task"]},
+        "evaluation": {"items": 1, "functions": "~/r.py:g"},
+        "run_dir": "~/runs/one",
+    }
+    recipe = recipe_of(tree)
+    assert recipe.algorithm == "/home/me/flows.py:mine"
+    assert [source.source for source in recipe.data.sources] == ["/home/me/a.jsonl", "/home/me/c.jsonl"]
+    assert recipe.data.evaluation_source == "/home/me/b.jsonl"
+    assert recipe.reward.functions == ("/home/me/r.py:f", "task")
+    assert recipe.evaluation.functions == ("/home/me/r.py:g",)
+    assert recipe.run_dir == Path("/home/me/runs/one")
 
 
 @pytest.mark.parametrize("text", ["model: [", "- a\n- b\n"])

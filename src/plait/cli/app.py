@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter, Token
@@ -26,11 +28,18 @@ def _number(_: Any, tokens: Sequence[Token]) -> float:
     return value
 
 
+def _place(_: Any, tokens: Sequence[Token]) -> Path:
+    return Path(os.path.expanduser(tokens[0].value))
+
+
 Number = Annotated[float, Parameter(converter=_number)]
 """A finite number as an option's type."""
 
 Whole = Annotated[int, Parameter(converter=_whole)]
 """A whole number of 64 bits as an option's type; cyclopts alone would round 1.5."""
+
+Place = Annotated[Path, Parameter(converter=_place)]
+"""A file or folder as an option's type: in `--out=~/plan.json` no shell puts the home in."""
 
 app = App(
     name="plait",

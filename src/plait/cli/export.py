@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from plait.cli.app import Whole
+from plait.cli.app import Place, Whole
 from plait.observe.screen import say
 
 
 def export(
     run_dir: Path,
     *,
-    out: Path,
+    out: Place,
     step: Whole | None = None,
     role: Literal["actor", "critic", "cost_critic", "reward", "cost"] | None = None,
     dtype: Literal["float32", "bfloat16", "float64"] | None = None,

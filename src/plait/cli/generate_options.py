@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from plait.cli.app import Number, Whole
+from plait.cli.app import Number, Place, Whole
 from plait.errors import ConfigError, DataError
 from plait.json_text import Malformed
 from plait.json_text import parse as parse_json
@@ -27,9 +28,9 @@ class Options:
 
     model: str
     """smollm2-135m-instruct, a local folder, or a hub id."""
-    prompts: Path
+    prompts: Place
     """JSONL with a column `prompt`: text or messages."""
-    out: Path
+    out: Place
     """JSONL to write: the data's columns, row number, response, token ids, log-probs."""
     resume: bool = False
     """Go on with a run that was broken off: draw what OUT.partial lacks."""
@@ -51,7 +52,7 @@ class Options:
     """Tokens that end a response; by default the model's own."""
     system_prompt: str | None = None
     """System message put before each prompt."""
-    lengths: Path | None = None
+    lengths: Place | None = None
     """JSONL of lists, one per prompt: the exact lengths of its n responses, for timing."""
     max_running: Whole = 64
     """Samples decoded at the same time."""
@@ -61,7 +62,7 @@ class Options:
     """Guess next tokens from what is known: auto, adaptive, off, or how many tokens; changes no response."""
     draft_model: str | None = None
     """A small model with the tokenizer of --model, which guesses, too, where that pays."""
-    history: Path | None = None
+    history: Place | None = None
     """Output of an earlier run of this command, or the folder of a training run, whose newest samples are taken: what
     --speculation guesses from, too."""
     seed: Whole = 0
@@ -123,7 +124,7 @@ def check_numbers(options: Options) -> None:
 
 
 def check_out(options: Options) -> None:
-    """Make the folder of `out` and see that it can be written, so that no response is lost for want of a place.
+    """See that `out` can be written and make its folder, so that no response is lost for want of a place.
 
     Raises:
         ConfigError: the file exists, or its folder cannot be made or written.
@@ -131,11 +132,8 @@ def check_out(options: Options) -> None:
     out = options.out
     read = [path for path in (options.prompts, options.lengths, options.history) if path is not None]
     check_file(out, "--out", overwrite=options.overwrite, inputs=read)
-    unfinished = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.touch()
-        unfinished.unlink()
     except OSError as error:
         raise ConfigError(f"--out: `{out}` cannot be written: {error.strerror or error}; give another file") from None
 
@@ -148,7 +146,7 @@ def read_lengths(path: Path, n: int) -> list[list[int]]:
     """
     from plait.data.files import why_no_file
 
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"--lengths: `{path}` {why_no_file(path)}; give a JSONL file of lists")
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from plait.errors import ConfigError
@@ -16,7 +17,7 @@ def files_of(overwrite: bool, **paths: Path | None) -> dict[str, Path]:
     """
     files = {option: path for option, path in paths.items() if path is not None}
     for option, path in files.items():
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):
             raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
         check_file(path, f"--{option}", overwrite=overwrite)
     if len({path.resolve() for path in files.values()}) < len(files):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from plait.cli.app import Number, Whole
+from plait.cli.app import Number, Place, Whole
 from plait.cli.output_files import files_of
 from plait.cli.plan_options import Keys, OnCluster
 from plait.errors import ConfigError
@@ -36,7 +36,7 @@ class Search:
     """Plans to try: the same seed and number find the same plan. With --seconds: whichever is spent first."""
     seed: Whole = 0
     """What the search draws from."""
-    out: Path | None = None
+    out: Place | None = None
     """File for the plan, which `--plan` of `plait train` takes."""
 
     def limits(self) -> tuple[float, int]:
@@ -71,9 +71,9 @@ class Given:
     """Ways in which the model that generates is cut; as --tp when left out."""
     offload: bool = False
     """Optimizer states are in host memory while other calls run."""
-    timeline: Path | None = None
+    timeline: Place | None = None
     """File for the predicted timeline."""
-    picture: Path | None = None
+    picture: Place | None = None
     """File for a picture, SVG."""
 
     def cut(self, plan: str) -> Cut | None:

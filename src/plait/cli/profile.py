@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from plait.cli.app import Whole
+from plait.cli.app import Place, Whole
 from plait.cli.output_files import files_of
 from plait.errors import ConfigError
 from plait.observe.screen import say
@@ -25,7 +24,7 @@ def profile(
     device: Literal["cpu", "cuda"] = "cpu",
     threads: Whole = 1,
     quick: Annotated[bool, Parameter(negative="")] = False,
-    out: Path | None = None,
+    out: Place | None = None,
     overwrite: bool = False,
 ) -> int:
     """Measure what this machine does with a model's layers, for predictions.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from plait.cli.app import Number, Whole
+from plait.cli.app import Number, Place, Whole
 from plait.cli.output_files import files_of
 from plait.cli.schedule_report import baselines_of, record, report
 from plait.cli.workload_options import WorkloadOptions
@@ -40,11 +40,11 @@ class Options:
     """Time to search; Ctrl-C ends it earlier and shows the best so far."""
     seed: Whole = 0
     """Seed of the search."""
-    out: Path | None = None
+    out: Place | None = None
     """File for the schedule."""
-    timeline: Path | None = None
+    timeline: Place | None = None
     """File for the predicted timeline."""
-    picture: Path | None = None
+    picture: Place | None = None
     """File for a picture, SVG."""
     overwrite: bool = False
     """Replace files that exist."""

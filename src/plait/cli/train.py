@@ -119,8 +119,7 @@ def _serve(attached: Attached, recipe: Recipe) -> int:
     from plait.launch.nodes.joining import join
     from plait.runtime.folder.stored_recipe import said_keys
 
-    folder = Path(os.path.expanduser(recipe.run_dir))
-    return join(attached, folder, lambda text: say(text, file=sys.stderr), keys=said_keys(recipe))
+    return join(attached, recipe.run_dir, lambda text: say(text, file=sys.stderr), keys=said_keys(recipe))
 
 
 def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:

@@ -31,7 +31,7 @@ def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
     """
     path = Path(os.path.expanduser(name_or_path))
     named = re.fullmatch(r"(\d{1,5})x(.+)", name_or_path)
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
+    if os.path.isfile(path) or path.suffix in (".yaml", ".yml"):
         spec = _of_file(path, name_or_path)
     elif named is not None and named[2] in names():
         spec = replace(_of_file(SHIPPED / f"{named[2]}.yaml", named[2]), name=named[2]).of_size(int(named[1]))

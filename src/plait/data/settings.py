@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from plait.settings import Seed, Settings
+from plait.settings import Seed, Settings, at_home
 
 TASK_PREFIX = "reasoning_gym:"
 DEFAULT_TASK_SIZE = 4096
@@ -70,6 +70,8 @@ class DataSettings(Settings):
     more: tuple[DataSettings, ...] = Field(
         (), description="further sources, each with keys of its own; `data` as a list says the same"
     )
+
+    _at_home = field_validator("source", "evaluation_source")(at_home)
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -95,7 +96,7 @@ def read_tree(path: Path, what: str = "recipe") -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"{what} `{path}` {why_no_file(path)}; give the path of a YAML file")
     try:
         loaded = parse(path.read_text(encoding="utf-8-sig"))

@@ -6,6 +6,7 @@ with. Torch-free.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class Stages:
         return tuple(stage for stage in self.recipes if stage in used)
 
     def _references(self, name: str) -> dict[str, str]:
-        references = {key: _get(self.recipes[name], key) for key in MODEL_KEYS}
+        references = {key: value_of_key(self.recipes[name], key) for key in MODEL_KEYS}
         return {key: value for key, value in references.items() if value is not None and value.startswith("@")}
 
     def _ends_with(self, reference: str) -> ToCome:
@@ -80,7 +81,7 @@ def final_folder(recipe: Recipe) -> Path:
 
 def stage_names(path: Path | None) -> tuple[str, ...]:
     """Names of the stages of a recipe file; none where it is a recipe of one run, or cannot be read."""
-    if path is None or not path.is_file():
+    if path is None or not os.path.isfile(path):
         return ()
     stages = read_tree(path).get("stages")
     return tuple(map(str, stages)) if isinstance(stages, dict) else ()
@@ -128,7 +129,7 @@ def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_references(name: str, recipe: Recipe, before: list[str]) -> None:
     for key in MODEL_KEYS:
-        value = _get(recipe, key)
+        value = value_of_key(recipe, key)
         if value is not None and value.startswith("@") and value[1:] not in before:
             raise ConfigError(
                 f"stage `{name}`: key `{key}` is `{value}`, but no stage before it has that name"
@@ -136,7 +137,8 @@ def _check_references(name: str, recipe: Recipe, before: list[str]) -> None:
             )
 
 
-def _get(recipe: Recipe, key: str) -> str | None:
+def value_of_key(recipe: Recipe, key: str) -> str | None:
+    """What a recipe has under a dotted key of MODEL_KEYS."""
     value: Any = recipe
     for name in key.split("."):
         value = getattr(value, name)
@@ -145,7 +147,7 @@ def _get(recipe: Recipe, key: str) -> str | None:
 
 def _replaced(recipe: Recipe, folders: Mapping[str, str]) -> Recipe:
     for key in MODEL_KEYS:
-        value = _get(recipe, key)
+        value = value_of_key(recipe, key)
         if value is not None and value.startswith("@"):
             section, _, leaf = key.rpartition(".")
             change = {leaf: folders[value[1:]]}

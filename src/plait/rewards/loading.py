@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +32,7 @@ def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
             f"`{key}`: expected FILE.py:FUNCTION, package.module:function or package.module.function, found `{path}`"
         )
     if module.endswith(".py") or "/" in module:
-        if not Path(module).is_file():
+        if not os.path.isfile(module):
             place = "" if Path(module).is_absolute() else f" in {Path.cwd()}, where the command runs"
             raise ConfigError(f"`{key}`: the file `{module}` does not exist{place}")
     elif not all(part.isidentifier() for part in module.split(".")):

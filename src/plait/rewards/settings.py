@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from plait.rewards.answers import AnswerFormat
-from plait.settings import Settings
+from plait.settings import Settings, at_home
 
 
 class OnError(StrEnum):
@@ -45,6 +45,8 @@ class RewardSettings(Settings):
         description="where task looks for the answer: tags (<answer>…</answer>), line, number or whole",
     )
     partial_credit: bool = Field(False, description="task gives its scorer's partial credit; false: 1 if exact, else 0")
+
+    _at_home = field_validator("functions")(at_home)
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> Self:

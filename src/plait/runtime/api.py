@@ -96,13 +96,14 @@ def train(
         if overrides:
             raise ConfigError(f"give keys in the Recipe itself, found {sorted(key for key, _ in overrides)} beside it")
         loaded = recipe
-    elif recipe is not None and stage_names(Path(recipe)):
-        from plait.runtime.stage_runs import train_stages
-
-        return train_stages(Path(recipe), overrides, resume=resume, trust_run_code=trust_run_code)
+        file = None
     else:
-        loaded = user_recipe(None if recipe is None else Path(recipe), overrides, trust_run_code=trust_run_code)
-    file = None if recipe is None or isinstance(recipe, Recipe) else Path(recipe)
+        file = None if recipe is None else Path(recipe).expanduser()
+        if file is not None and stage_names(file):
+            from plait.runtime.stage_runs import train_stages
+
+            return train_stages(file, overrides, resume=resume, trust_run_code=trust_run_code)
+        loaded = user_recipe(file, overrides, trust_run_code=trust_run_code)
     return run(loaded, resume=resume, flow=algorithm if callable(algorithm) else None, recipe_file=file)
 
 

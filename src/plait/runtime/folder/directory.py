@@ -62,11 +62,11 @@ class RunDirectory:
             ConfigError: the folder is not empty, is no run directory, holds a run and `overwrite` is off, is held by
                 another process, or cannot be written; names the key `run_dir`, --resume and --overwrite.
         """
-        path = Path(os.path.expanduser(path))
-        if path.is_file():
-            raise ConfigError(f"key `run_dir`: {path} is a file; give a folder that is new or empty")
-        made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
+        path = Path(path)
         try:
+            if path.is_file():
+                raise ConfigError(f"key `run_dir`: {path} is a file; give a folder that is new or empty")
+            made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
             path.mkdir(parents=True, exist_ok=True)
             names = _names(path)
             if names and LOCK not in names:
@@ -92,10 +92,10 @@ class RunDirectory:
         Raises:
             ConfigError: there is no run, or another process holds it.
         """
-        path = Path(os.path.expanduser(path))
-        if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
-            raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
+        path = Path(path)
         try:
+            if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
+                raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
             return cls(path, Lock(path), begun=True)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error

@@ -14,7 +14,7 @@ from plait.schedule.plan import Plan
 def plan_file(name: str) -> Plan:
     """Raises ConfigError where there is no such file."""
     path = Path(os.path.expanduser(name))
-    if not path.is_file():
+    if not os.path.isfile(path):
         words = (AUTO, *NAMES, *BASELINES)
         raise ConfigError(f"`plan`: expected {', '.join(words)} or a plan file, found `{name}`{nearest(name, words)}")
     return Plan.load(path)

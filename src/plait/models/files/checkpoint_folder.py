@@ -1,0 +1,74 @@
+"""A local Hugging Face checkpoint folder, looked at before anything is loaded from it. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from plait.errors import ModelError
+from plait.models.files.claims import check_config, check_files, read_object
+from plait.models.files.tensor_file import is_whole
+
+
+@contextlib.contextmanager
+def looking_at(name: str) -> Iterator[None]:
+    """Raises ModelError where the system lets nobody look into a folder, or read a file there."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"model: {name!r} cannot be read: {error}") from error
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """See that a folder holds a whole checkpoint, whose files say the same.
+
+    Raises:
+        ModelError: it does not.
+        OSError: it, or a file in it, may not be read.
+    """
+    _check_whole(folder, name)
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model: {name!r} should be a Hugging Face checkpoint folder, but it holds no config.json; "
+            "set `model` to the folder that does."
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            files = sorted(set(read_object(index)["weight_map"].values()))
+            if not files or not all(isinstance(file, str) and Path(file).name == file for file in files):
+                raise ValueError("a name of a file in it is none, or leads out of the folder")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"model: {index} is not a readable index of safetensors files: {error!r}") from error
+    else:
+        files = ["model.safetensors"]
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        instead = f"it holds {', '.join(pickles)}, which are pickles" if pickles else "not found"
+        raise ModelError(
+            f"model: {name!r} should hold its weights as safetensors ({', '.join(missing[:3])}), {instead}. "
+            "plait reads no pickles: save the model with save_pretrained, or set `model` to another one."
+        )
+    torn = [file for file in files if not is_whole(folder / file)]
+    for file in torn:
+        (folder / file).open("rb").close()  # one that may not be read is not damaged
+    if torn:
+        raise ModelError(
+            f"model: {name!r} is damaged: {', '.join(torn[:3])} has no header that can be read, or is shorter or "
+            "longer than that says; fetch or copy it again."
+        )
+    config = read_object(folder / "config.json")
+    check_config(config, name)
+    check_files(folder, files, config, name)
+
+
+def _check_whole(folder: Path, name: str) -> None:
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model: {name!r} holds a LoRA adapter alone, which only `plait generate` and `plait eval` take; give a "
+            "whole model: `plait export RUN_DIR --out FOLDER` writes one of a run, peft's `merge_and_unload` of others."
+        )
