@@ -18,6 +18,7 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.history import History, Origin, code_files
+from tests.models.tiny import save_tiny
 from tests.runs.test_breaking_off import MakeRecipe, steps_of, tree, write_reward
 
 
@@ -68,6 +69,31 @@ def test_code_that_changed_is_said_and_both_are_kept(
     copies = {stay["code"][0]["copy"] for stay in stays}
     assert len(copies) == 2
     assert all((two_steps.run_dir / copy).is_file() for copy in copies)
+
+
+def test_data_and_models_that_changed_are_said(
+    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = tmp_path / "model", tmp_path / "prompts.jsonl"
+    shutil.copytree(tiny_folder, model)
+    keys = {"model": str(model), "checkpoint.every": 1, "options": {}}
+    run(make_recipe(steps=1, **keys))
+    run(make_recipe(steps=2, **keys), resume=True)
+    assert "is another than" not in capsys.readouterr().err
+    data.write_text(data.read_text() + '{"prompt": "one more"}\n')
+    save_tiny(model, seed=5)
+    recipe = make_recipe(steps=3, **keys)
+    run(recipe, resume=True)
+    said = capsys.readouterr().err
+    for key, path in (("data.source", data), ("model", model)):
+        assert f"warning: `{key}`: {path} is another than when this run was last worked on" in said
+    assert "both are in" not in said
+    noted = {one["key"]: one for one in history(recipe)["stays"][-1]["inputs"]}
+    assert noted["data.source"] == {
+        "key": "data.source",
+        "path": str(data),
+        "sha256": hashlib.sha256(data.read_bytes()).hexdigest(),
+    }
 
 
 def test_a_failed_stay_says_how_it_ended(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """How a run came to be: RUN_DIR/run.json has each stay at it (a start or a resume), RUN_DIR/code what it ran.
 
 A stay: when it began and ended, and how; after which error, if the run went on by itself; the steps that it did; the
-command, the versions, the machine; and of each file of the user's that it ran (flow, rewards, judges, the recipe as it
-was given) the path, the SHA-256 and a copy.
-Files that these import are not among them. `saved_step` is the newest step that a checkpoint was ever written of.
+command, the versions, the machine; of each file of the user's that it ran (flow, rewards, judges, the recipe as it
+was given) the path, the SHA-256 and a copy; and of each local data file and model the path and a digest.
+Files that the code imports are not among them. `saved_step` is the newest step that a checkpoint was ever written of.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from plait.file_form import FileForm
 from plait.output import write_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
+from plait.runtime.folder.named_inputs import digest_of, named_inputs
 
 HISTORY, CODE = "run.json", "code"
 FORM = FileForm("run")
@@ -77,16 +78,17 @@ class History:
             self._read()
 
     def begin(self, origin: Origin, recipe: Recipe, from_step: int) -> list[str]:
-        """Write that a stay begins. Returns what a person should know of code that is another than in the stay before.
+        """Write that a stay begins. Returns what a person should know of files that are others than in the stay before.
 
         Raises:
-            OSError: the folder cannot be written.
+            OSError: the folder cannot be written, or one of the files cannot be read.
         """
         code = [self._kept(key, path) for key, path in code_files(recipe, origin).items()]
-        before = {
-            (file["key"], file["path"]): file["sha256"] for file in (self._stays[-1]["code"] if self._stays else [])
-        }
-        changed = [file for file in code if before.get((file["key"], file["path"]), file["sha256"]) != file["sha256"]]
+        inputs = [
+            {"key": key, "path": str(path), "sha256": digest_of(path)} for key, path in named_inputs(recipe).items()
+        ]
+        last = self._stays[-1] if self._stays else {}
+        changed = [*_changed(last.get("inputs", []), inputs), *_changed(last.get("code", []), code)]
         stay = {
             "started": _now(),
             "ended": None,
@@ -99,6 +101,7 @@ class History:
             "machine": {"host": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
             "versions": versions(),
             "code": code,
+            "inputs": inputs,
         }
         if origin.restart is not None:
             stay["restart"] = vars(origin.restart)
@@ -106,7 +109,7 @@ class History:
         self._write()
         return [
             f"`{file['key']}`: {file['path']} is another than when this run was last worked on, and so may be what its "
-            f"rows mean from here on; both are in {self._folder / CODE}"
+            f"rows mean from here on{f'; both are in {self._folder / CODE}' if 'copy' in file else ''}"
             for file in changed
         ]
 
@@ -188,11 +191,20 @@ def _module_file(name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
+def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the files that had another content under the same key and path."""
+    known = {(file["key"], file["path"]): file["sha256"] for file in before}
+    return [file for file in now if known.get((file["key"], file["path"]), file["sha256"]) != file["sha256"]]
+
+
 def _is_stay(stay: Any) -> bool:
-    return (
-        isinstance(stay, dict)
-        and isinstance(stay.get("code"), list)
-        and all(isinstance(file, dict) and {"key", "path", "sha256"} <= file.keys() for file in stay["code"])
+    """Whether it is one; the first versions wrote no inputs."""
+    return isinstance(stay, dict) and _are_files(stay.get("code")) and _are_files(stay.get("inputs", []))
+
+
+def _are_files(files: Any) -> bool:
+    return isinstance(files, list) and all(
+        isinstance(file, dict) and {"key", "path", "sha256"} <= file.keys() for file in files
     )
 
 
