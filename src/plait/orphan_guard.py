@@ -1,4 +1,4 @@
-"""A process that dies with the one that started it. Imports the standard library only."""
+"""A process that lives as long as the one that started it, which alone says when. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -31,3 +31,18 @@ def die_with(guard_fd: int) -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="plait-orphan-guard", daemon=True).start()
+
+
+def leave_stopping_to_parent() -> None:
+    """Have SIGINT and SIGTERM do nothing in this process: where all processes of a job get one (Slurm, systemd), the
+    command is meant, which ends its step first. What this process starts or forks has the system's handling again.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def give_back() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=give_back)

@@ -105,10 +105,11 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path, word):
     process.stdout.close()
 
 
-def test_ctrl_c_reaches_the_parent_only(tmp_path):
+def test_signals_to_stop_are_for_the_parent_only(tmp_path):
     process, worker = start_script(tmp_path, "hang")
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to the whole foreground group
-    os.kill(worker, signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGTERM):  # as Slurm does: to all processes of a job
+        os.kill(worker, number)
     assert process.stdout.readline().split() == ["interrupted", "1"]
     assert alive(worker)
     process.kill()

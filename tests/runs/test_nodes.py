@@ -140,8 +140,9 @@ def test_a_signal_to_another_node_ends_the_step_and_saves(place: Path, placed: C
     recipe = placed(flow, "asked", **keys, **where(place, "asked", plan), steps=200, **{"checkpoint.every": 0})
     commands = begin_nodes(recipe, 2)
     wait_for(recipe.run_dir / "metrics.jsonl", commands)
-    for command in reversed(commands):  # as Slurm does
-        os.kill(command.pid, signal.SIGTERM)
+    ranks = [process_of(recipe.run_dir, rank) for rank in (1, 0)]
+    for pid in (*ranks, *(command.pid for command in reversed(commands))):  # as Slurm does: all processes of a job
+        os.kill(pid, signal.SIGTERM)
     leader, other = ends(commands)
     assert (leader.code, other.code) == (130, 0), leader.text + other.text
     assert "--resume" in leader.text

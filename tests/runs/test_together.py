@@ -215,14 +215,15 @@ def test_an_evaluation_that_is_left_lets_ranks_go_that_generate_together(
 ) -> None:
     """The leader is asked to stop in the third step of the evaluation before the first step of the run."""
     (tmp_path / "flow.py").write_text(
-        "import os, signal, sys\n"
+        "import os, sys\n"
         "from plait.algorithms.grpo import grpo as grpo\n"
+        "from plait.runtime.stopping import LEADERS_SIGNAL\n"
         "from plait.workers.remote_engine import RemoteEngine\n\n"
         "advance, steps = RemoteEngine.advance, []\n\n"
         "def advancing(self, call):\n"
         "    steps.append(1)\n"
         "    if len(steps) == 3:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        os.kill(os.getpid(), LEADERS_SIGNAL)\n"
         "    return advance(self, call)\n\n"
         "if 'pytest' not in sys.modules:\n"
         "    RemoteEngine.advance = advancing\n"

@@ -42,7 +42,7 @@ from plait.launch.wire import (
     Stop,
     StoreAnswer,
 )
-from plait.orphan_guard import die_with
+from plait.orphan_guard import die_with, leave_stopping_to_parent
 from plait.user_code import importing
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _OWN_FILES = (__file__, "<string>")
 
 def main(link_fd: int, guard_fd: int, crash_fd: int) -> None:
     """Serve until told to stop. The key comes on stdin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    leave_stopping_to_parent()
     for fd in (link_fd, guard_fd, crash_fd):
         os.set_inheritable(fd, False)
     die_with(guard_fd)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
-from plait.orphan_guard import die_with
+from plait.orphan_guard import die_with, leave_stopping_to_parent
 from plait.rewards.call_results import Logged, check_scores
 from plait.rewards.loading import load_file, load_function
 from plait.rewards.seeds import Seeds
@@ -46,7 +46,7 @@ def main(connection_fd: int, guard_fd: int, crash_fd: int, strays_fd: int, memor
         strays_fd: takes one line for each forked child that came back, see `Line`.
         memory_bytes: see `bound_memory`; 0: no bound.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_stopping_to_parent()
     die_with(guard_fd)
     bound_memory(memory_bytes)
     faulthandler.enable(crash_fd, all_threads=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from signal import Signals
 
 from plait.errors import RunError
 from plait.runtime.evaluating.answering import EvaluationStopped
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.session import Session
-from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals
+from plait.runtime.stopping import STOP_SIGNALS, Stop, saying_what_is_good, stop_signals
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,11 @@ class Outcome:
     """Steps of the whole run."""
 
 
-def train(session: Session) -> Outcome:
+def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Outcome:
     """Run steps until the recipe's number is reached or a signal asks to stop; the step under way is finished.
+
+    Args:
+        stopped_by: the signals that ask for it.
 
     Raises:
         RunError: the run had to stop; the message says where it can be taken up again.
@@ -40,7 +45,7 @@ def train(session: Session) -> Outcome:
     """
     recipe, done = session.recipe, session.done
     rescued = saying_what_is_good(session.progress, lambda: session.good, session.rescue)
-    with stop_signals(session.progress) as stop, rescued:
+    with stop_signals(session.progress, stopped_by) as stop, rescued:
         session.progress.start(done.step)
         metrics = session.records.last_metrics()
         before = session.records.evaluation(0)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from plait.errors import RunError
 from plait.observe.progress import Progress
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""By which a command is asked to stop."""
+LEADERS_SIGNAL = signal.SIGUSR2
+"""By which a rank that leads is: nobody else sends it, as SIGTERM is sent to all processes of a job."""
 
 
 @contextlib.contextmanager
@@ -40,7 +45,7 @@ def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Cal
 
 
 class Stop:
-    """Set by SIGINT or SIGTERM; a second signal interrupts at once."""
+    """Set by a signal; a second signal interrupts at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.asked = False
@@ -61,21 +66,21 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 @contextlib.contextmanager
-def stop_signals(progress: Progress) -> Iterator[Stop]:
-    """SIGINT and SIGTERM ask to stop while inside (in a main thread)."""
+def stop_signals(progress: Progress, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[Stop]:
+    """These signals ask to stop while inside (in a main thread)."""
     stop = Stop(progress.message)
-    with signals_to(stop):
+    with signals_to(stop, numbers):
         yield stop
 
 
 @contextlib.contextmanager
-def signals_to(handler: Handler) -> Iterator[None]:
-    """Hand SIGINT and SIGTERM to `handler` while inside, and give the old handlers back. In a thread that is not the
+def signals_to(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """Hand these signals to `handler` while inside, and give the old handlers back. In a thread that is not the
     main one nothing changes: whoever runs us there decides when to stop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.restarting import RanksLost
 from plait.runtime.processes.worker import Job, Worker
 from plait.runtime.step_metrics import watched
-from plait.runtime.stopping import signals_to
+from plait.runtime.stopping import LEADERS_SIGNAL, signals_to
 from plait.schedule.plan import Plan
 from plait.workers.ranks import LEADER
 from plait.workers.status_file import LINE_BYTES, StatusFile, read_progress, read_status
@@ -200,7 +200,7 @@ class HandedOnSignals:
         if self._asked > 2:
             raise KeyboardInterrupt
         # From a thread: the signal may have come in the middle of a message.
-        threading.Thread(target=self._group.signal, args=(LEADER, signal.SIGTERM), daemon=True).start()
+        threading.Thread(target=self._group.signal, args=(LEADER, LEADERS_SIGNAL), daemon=True).start()
         if self._asked == 2:
             self._timer = threading.Timer(LEAVE_S, lambda: os.kill(os.getpid(), signal.SIGINT))
             self._timer.daemon = True
@@ -210,7 +210,7 @@ class HandedOnSignals:
         """A node was asked to stop the run: as a first signal here. Slurm signals all nodes at once."""
         if self._asked == 0:
             self._asked, self._wished_s = 1, time.monotonic()
-            self._group.signal(LEADER, signal.SIGTERM)
+            self._group.signal(LEADER, LEADERS_SIGNAL)
 
     def end(self) -> None:
         """The run has ended: nobody is to be interrupted for it any more."""

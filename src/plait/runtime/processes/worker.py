@@ -26,6 +26,7 @@ from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.progress_relay import RelayedProgress
 from plait.runtime.session import Session
+from plait.runtime.stopping import LEADERS_SIGNAL
 from plait.schedule.plan import Plan
 from plait.workers.announcer import Announcer
 from plait.workers.follower import FollowerLoop
@@ -90,7 +91,7 @@ class Worker:
             assert prepared.plan == job.plan, "the leader completes the plan otherwise than who started it"
             directory = RunDirectory.lent(job.run_dir)
             with Session(prepared, directory, resume=job.resume, leading=self, origin=job.origin) as session:
-                outcome = train(session)
+                outcome = train(session, (LEADERS_SIGNAL,))
                 assert session.workers is not None, "a session that leads has its workers"
                 session.workers.close()
             conclude(prepared, directory.path)
