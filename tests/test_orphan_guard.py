@@ -6,23 +6,24 @@ import subprocess
 import sys
 
 SCRIPT = """
-import os, signal, subprocess, time
+import multiprocessing, os, signal, subprocess, time
 from plait.orphan_guard import leave_stopping_to_parent
 
 leave_stopping_to_parent()
-for number in (signal.SIGINT, signal.SIGTERM):
-    os.kill(os.getpid(), number)
-forked = os.fork()
-if forked == 0:
-    time.sleep(60)
+for _ in range(5):
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    forked.start()
+    forked.terminate()
+    forked.join()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
 started = subprocess.Popen(["sleep", "60"])
-for child in (forked, started.pid):
-    os.kill(child, signal.SIGTERM)
-print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), started.wait())
+started.terminate()
+print(forked.exitcode, started.wait())
 """
 
 
 def test_a_signal_to_all_processes_of_a_job_is_for_the_command_alone() -> None:
-    """What such a process forks, as `multiprocessing` does, or starts is ended by `terminate` as ever."""
+    """What such a process forks, as `multiprocessing` does, or starts is ended by `terminate` as ever, and at once."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["-15", "-15"]

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 
 def die_with(guard_fd: int) -> None:
@@ -35,14 +36,20 @@ def die_with(guard_fd: int) -> None:
 
 def leave_stopping_to_parent() -> None:
     """Have SIGINT and SIGTERM do nothing in this process: where all processes of a job get one (Slurm, systemd), the
-    command is meant, which ends its step first. What this process starts or forks has the system's handling again.
+    command is meant, which ends its step first. What this process starts or forks has the system's handling.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def handle(handler: Callable[..., None] | signal.Handlers) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, handler)
+
+    def let_be(*_: object) -> None:
+        pass
 
     def give_back() -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        handle(signal.SIG_DFL)
 
-    for number in numbers:
-        signal.signal(number, lambda *_: None)
-    os.register_at_fork(after_in_child=give_back)
+    handle(let_be)
+    # Before the fork, too: a signal that comes to a child as soon as there is one must not meet our handler.
+    os.register_at_fork(before=give_back, after_in_child=give_back, after_in_parent=lambda: handle(let_be))

@@ -77,6 +77,7 @@ def test_exit_code_2_and_one_line(argv: list[str], message: str) -> None:
         (["eval"], "give a recipe: `plait eval RECIPE [--key value …]`"),
         (["train", "r.yaml", "--resum"], "unknown option `--resum`; did you mean `--resume`?"),
         (["eval", "r.yaml", "--jsn"], "unknown option `--jsn`; did you mean `--json`?"),
+        (["export", "x" * 300, "--out", "o"], "its recipe.yaml cannot be read (File name too long)"),
         (["train", "nowhere.yaml"], "recipe `nowhere.yaml` does not exist"),
         (["train", "/dev/null"], "recipe `/dev/null` is a device, not a file; give the path of a YAML file"),
         (["train", "r.yaml", "--overwrite", "--steps", "1"], "`--overwrite` needs a value (true or false)"),

@@ -95,6 +95,7 @@ def test_what_cannot_be_read_as_one_score_each(returned):
         ("length", "expected FILE.py:FUNCTION"),
         ("rewards.py", "expected FILE.py:FUNCTION"),
         ("no/such.py:f", "`no/such.py` does not exist"),
+        ("/dev/null/such.py:f", r"`/dev/null/such.py` cannot be read \(Not a directory\)"),
         ("my-module:f", "neither a Python file nor a module"),
         ("module:1f", "expected FILE.py:FUNCTION"),
     ],

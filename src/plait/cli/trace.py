@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -190,7 +191,7 @@ def _timeline_of(path: Path) -> Timeline:
     from plait.schedule.plan import FORM, Plan
     from plait.schedule.timeline import load_any
 
-    if path.is_dir():
+    if os.path.isdir(path):
         path = RunFiles(path).trace
         if not path.is_file():
             raise DataError(f"{path}: expected the trace of a run in its folder, found none; give a run's folder")

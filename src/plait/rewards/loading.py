@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from plait.data.files import why_no_file
 from plait.errors import ConfigError
 from plait.user_code import IMPORT_LIMIT_S, UserCode, importing
 
@@ -34,7 +35,7 @@ def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
     if module.endswith(".py") or "/" in module:
         if not os.path.isfile(module):
             place = "" if Path(module).is_absolute() else f" in {Path.cwd()}, where the command runs"
-            raise ConfigError(f"`{key}`: the file `{module}` does not exist{place}")
+            raise ConfigError(f"`{key}`: the file `{module}` {why_no_file(Path(module))}{place}")
     elif not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"`{key}`: `{module}` is neither a Python file nor a module name")
     return module, name

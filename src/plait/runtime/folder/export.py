@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors import SafetensorError
 
 from plait import __version__
 from plait.checkpoint.store import Checkpoint, CheckpointStore
+from plait.data.files import why_no_file
 from plait.errors import ConfigError, ModelError, RunError
 from plait.models.files.saving import save_pretrained
 from plait.output import check_folder
@@ -54,8 +56,10 @@ def export_checkpoint(
         ModelError: the weights are not finite, or the model that the run began with cannot be read.
         RunError: the checkpoint is damaged, or the disk is full.
     """
-    if not (run_dir / RECIPE).is_file():
-        raise ConfigError(f"RUN_DIR: `{run_dir}` holds no run of plait (no {RECIPE}); give the folder of a run")
+    if not os.path.isfile(path := run_dir / RECIPE):
+        raise ConfigError(
+            f"RUN_DIR: `{run_dir}` holds no run of plait: its {RECIPE} {why_no_file(path)}; give the folder of a run"
+        )
     check_folder(out, "--out", overwrite=overwrite, inputs=(run_dir,))
     recipe = load_recipe(run_dir / RECIPE)
     checkpoint = _checkpoint(run_dir, step)
