@@ -120,7 +120,7 @@ def test_stop_token_ids_reach_the_request() -> None:
         ([("steps", 0)], "key `steps`: input should be greater than or equal to 1, found 0"),
         ([("stalled_after_s", -1)], "key `stalled_after_s`: input should be greater than or equal to 0, found -1"),
         ([("freeze_after_s", 0.5)], "key `freeze_after_s`: input should be greater than or equal to 1, found 0.5"),
-        ([("sampling", 3)], "`sampling` is a section of keys, found 3"),
+        ([("sampling", 3)], "`sampling` is a section of keys, such as `sampling.engine`, found 3"),
         ([("reward.functions", ["a", "b"]), ("reward.weights", [1])], "key `reward`: `weights` has 1 .* 2 functions$"),
     ],
 )
@@ -150,6 +150,8 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
         "evaluation": {"items": 1, "functions": "~/r.py:g"},
         "run_dir": "~/runs/one",
     }
+    with pytest.raises(ConfigError, match=r"key `run_dir`: expected a path as it is.*, found '\$\{HOME\}/runs'"):
+        recipe_of(tree | {"run_dir": "${HOME}/runs"})
     recipe = recipe_of(tree)
     assert recipe.algorithm == "/home/me/flows.py:mine"
     assert [source.source for source in recipe.data.sources] == ["/home/me/a.jsonl", "/home/me/c.jsonl"]

@@ -135,7 +135,8 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
         section = section_of(info.annotation)
         if section is not None and not (value is None and NoneType in alternatives(info.annotation)):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"`{prefix}{name}` is a section of keys, found {value!r}")
+                key = f"{prefix}{name}.{next(iter(section.model_fields))}"
+                raise ConfigError(f"`{prefix}{name}` is a section of keys, such as `{key}`, found {shown(value)}")
             value = _checked(value, section, f"{prefix}{name}.")
         elif (element := element_of(info.annotation)) is not None and isinstance(value, list | tuple):
             value = [
