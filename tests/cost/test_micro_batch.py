@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,12 +39,16 @@ def test_the_largest_micro_batch_by_hand() -> None:
 
     alike = LargestBatch.of_groups
 
-    assert of(32, 8, 100, 50, 1200) == alike(2, 8, 100, 50, count=2)
+    assert of(32, 8, 100, 50, 1000) == alike(2, 8, 100, 50, count=2)
     assert of(32, 8, 100, 50, 4096) == alike(4, 8, 100, 50)
     assert of(4, 8, 100, 50, 4096) == alike(1, 4, 100, 50)  # half a group
     assert of(32, 8, 100, 50, 350) == alike(1, 5, 100, 50, count=7)  # a group is cut
     assert of(32, 8, 100, 50, 350, whole_groups=True) == alike(1, 8, 100, 50, count=4)
     assert of(32, 8, 100, 50, 120) == alike(1, 1, 100, 50, count=32)  # one sample is above it
+    # Of shorter samples more fit in, with as many scores for each token.
+    assert of(32, 8, 100, 50, 1200) == LargestBatch(1200, 6 * (100 * 100 + 400 * 150) * 2 // 5, count=2)
+    assert of(32, 8, 100, 50, 700, root=60).tokens == 700
+    assert of(32, 8, 100, 50, 700, root=60).scores == 60 * 60 + ceil(640 / 440 * (40 * 100 + 400 * 150))
     # A pipeline of two stages wants eight: four groups are cut in halves where prompts are short.
     assert of(32, 8, 10, 50, 4096, least=8) == alike(1, 4, 10, 50, count=8)
     assert of(32, 8, 100, 50, 4096, least=8) == alike(1, 8, 100, 50, count=4)
@@ -95,22 +101,23 @@ def test_a_run_of_given_pairs_has_no_larger_one(rows, root, budget, ways, whole)
 
 @settings(max_examples=examples(60, 600), deadline=None)
 @given(
-    groups=st.integers(1, 12),
+    responses=st.lists(st.integers(1, 60), min_size=1, max_size=96),
     per_prompt=st.integers(1, 8),
     prompt=st.integers(1, 60),
     root=st.sampled_from([0, 0, 35]),
-    response=st.integers(1, 60),
-    budget=st.integers(20, 600),
+    budget=st.integers(96, 600),
     ways=st.integers(1, 3),
     least=st.sampled_from([1, 4, 8]),
 )
-def test_a_run_has_no_larger_one(groups, per_prompt, prompt, root, response, budget, ways, least) -> None:
-    """But by what samples of a group are over where they do not divide: a piece."""
-    samples = [SampleSize(group, prompt, response, root) for group in range(groups) for _ in range(per_prompt)]
+def test_a_run_has_no_larger_one(responses, per_prompt, prompt, root, budget, ways, least) -> None:
+    """However long its samples are; but by what samples of a group are over where they do not divide: a piece, which no
+    micro-batch has above the budget."""
+    drawn = [*responses, *[60] * (-len(responses) % per_prompt)]
+    samples = [SampleSize(n // per_prompt, prompt, response, root) for n, response in enumerate(drawn)]
     found = [micro for micros in split_over(samples, budget, ways=ways, least=least) for micro in micros]
-    lengths = SampleLengths(Lengths.fixed(root + prompt, root), Lengths.fixed(response))
+    lengths = SampleLengths(Lengths.fixed(root + prompt, root), Lengths.fixed(60))
     share = share_of(len(samples), 1, ways)
     largest = LargestBatch.of_share(share, per_prompt, lengths, Cut(budget, least))
-    piece = prompt + response * per_prompt
-    assert max(micro.num_tokens for micro in found) <= largest.tokens + piece
-    assert largest.tokens <= max(budget, root + prompt + response)
+    most, over = max(budget, root + prompt + 60), prompt + 60 * per_prompt if ways > 1 or least > 1 else 0
+    assert max(micro.num_tokens for micro in found) <= min(most, largest.tokens + over)
+    assert largest.tokens <= most

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Self
 
@@ -49,8 +49,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest micro-batch of a share, where all samples are as long as they may be; of given texts, where the share
-    has the longest of these.
+    """The largest micro-batch of a share, whose samples are at most as long as they may be; of given texts, where the
+    share has the longest of these.
 
     tokens: of its row
     scores: attention scores of one head
@@ -99,7 +99,8 @@ class LargestBatch:
     @classmethod
     def of_share(cls, share: int, per_prompt: int, lengths: SampleLengths, cut: Cut) -> Self:
         """That of so many samples, cut as a run cuts them: as many micro-batches as are wanted, none above the budget
-        but one of a single sample, or of a group that is never cut.
+        but one of a single sample, or of a group that is never cut. Where the budget bounds them they are filled, as
+        samples that are shorter fit in.
 
         Args:
             lengths: of which the longest count.
@@ -116,11 +117,12 @@ class LargestBatch:
             units, each = ceil(computed), ceil(share / computed)
         groups = -(-units // wanted)
         each = min(each, -(-share // groups))
-        fitting = room // (prompt + each * response)
+        asked, fitting = groups * (prompt + each * response), room // (prompt + each * response)
         if fitting < 1 and not cut.whole_groups:
             each = max(1, min(each, (room - prompt) // response))
         groups = max(1, min(groups, fitting))
-        return cls.of_groups(groups, each, prompts.longest, response, -(-share // (groups * each)), prompts.root)
+        alike = cls.of_groups(groups, each, prompts.longest, response, -(-share // (groups * each)), prompts.root)
+        return alike._filled(prompts.root + min(room, asked), prompts.root)
 
     @classmethod
     def of_groups(
@@ -135,6 +137,13 @@ class LargestBatch:
         of_group = GroupTokens(prompt_tokens, (response_tokens,) * each)
         tokens = root_tokens + groups * (of_group.total - root_tokens)
         return cls(tokens, root_tokens**2 + groups * _scores(of_group, root_tokens), count)
+
+    def _filled(self, tokens: int, root: int) -> Self:
+        """With so many tokens, if it has fewer: those that are added behind the root have scores as its own have."""
+        if tokens <= self.tokens:
+            return self
+        times = (tokens - root) / (self.tokens - root)
+        return replace(self, tokens=tokens, scores=root**2 + ceil(times * (self.scores - root**2)))
 
     @classmethod
     def _of_given(cls, num_groups: int, lengths: SampleLengths, cut: Cut) -> Self:
