@@ -239,6 +239,13 @@ class Recipe(Settings):
         """Whether keys of a section may be without effect."""
         return section in self._let_be
 
+    def models_named(self) -> dict[str, str]:
+        """Key → what is set, for each key that names a model."""
+        sections = {"": self, **{name: getattr(self, name) for name in ("reward", "cost", "critic", "cost_critic")}}
+        named = {f"{name}.model".lstrip("."): section.model for name, section in sections.items()}
+        named["sampling.draft_model"] = self.sampling.draft_model
+        return {key: value for key, value in named.items() if value is not None}
+
     @property
     def fusion_rule(self) -> FusionRule:
         return FusionRule.of(self.fusion)

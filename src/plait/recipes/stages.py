@@ -20,8 +20,6 @@ from plait.recipes.recipe_file import merged, read_tree, recipe_of, without_othe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome, main_role, role_models
 from plait.recipes.trust import check_origin
 
-MODEL_KEYS = ("model", "reward.model", "cost.model", "critic.model", "cost_critic.model", "sampling.draft_model")
-
 FINAL, MERGED = "final", "merged"
 """Folders of a run with the weights that it ended with: an adapter alone is in the first, whole weights then in the
 second."""
@@ -58,8 +56,7 @@ class Stages:
         return tuple(stage for stage in self.recipes if stage in used)
 
     def _references(self, name: str) -> dict[str, str]:
-        references = {key: value_of_key(self.recipes[name], key) for key in MODEL_KEYS}
-        return {key: value for key, value in references.items() if value is not None and value.startswith("@")}
+        return {key: value for key, value in self.recipes[name].models_named().items() if value.startswith("@")}
 
     def _ends_with(self, reference: str) -> ToCome:
         recipe = self.recipes[reference[1:]]
@@ -128,27 +125,17 @@ def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_references(name: str, recipe: Recipe, before: list[str]) -> None:
-    for key in MODEL_KEYS:
-        value = value_of_key(recipe, key)
-        if value is not None and value.startswith("@") and value[1:] not in before:
+    for key, value in recipe.models_named().items():
+        if value.startswith("@") and value[1:] not in before:
             raise ConfigError(
                 f"stage `{name}`: key `{key}` is `{value}`, but no stage before it has that name"
                 f"{nearest(value[1:], before)}; stages before it: {', '.join(before) or 'none'}"
             )
 
 
-def value_of_key(recipe: Recipe, key: str) -> str | None:
-    """What a recipe has under a dotted key of MODEL_KEYS."""
-    value: Any = recipe
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _replaced(recipe: Recipe, folders: Mapping[str, str]) -> Recipe:
-    for key in MODEL_KEYS:
-        value = value_of_key(recipe, key)
-        if value is not None and value.startswith("@"):
+    for key, value in recipe.models_named().items():
+        if value.startswith("@"):
             section, _, leaf = key.rpartition(".")
             change = {leaf: folders[value[1:]]}
             if section:

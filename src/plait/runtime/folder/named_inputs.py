@@ -13,7 +13,6 @@ from pathlib import Path
 from plait.data.settings import DataSettings
 from plait.models.files.hub import MODEL_FILES
 from plait.recipes.recipe import Recipe
-from plait.recipes.stages import MODEL_KEYS, value_of_key
 
 _SAMPLED_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 20, 64, 1 << 12
 """Of a model's file that is larger so many blocks are read, evenly spread: training changes all of them."""
@@ -23,8 +22,8 @@ def named_inputs(recipe: Recipe) -> dict[str, Path]:
     """Key → the data file, or the folder of a model, that is there under its value."""
     named = {key: Path(source) for key, source in _sources(recipe)}
     found = {key: path for key, path in named.items() if os.path.isfile(path)}
-    for key in MODEL_KEYS:
-        if (name := value_of_key(recipe, key)) is not None and os.path.isdir(folder := os.path.expanduser(name)):
+    for key, name in recipe.models_named().items():
+        if os.path.isdir(folder := os.path.expanduser(name)):
             found[key] = Path(folder)
     return {key: path.resolve() for key, path in found.items()}
 
