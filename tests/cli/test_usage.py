@@ -26,9 +26,9 @@ def spoil(how: str):
         raise ZeroDivisionError("ours")
     if how == "pipe":
         raise BrokenPipeError(32, "Broken pipe")
-    print("x" * (1 << 20))
+    print("ü" if how == "sign" else "x" * (1 << 20))
 
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())
 """
 
 
@@ -121,6 +121,13 @@ def test_nobody_reads_the_output() -> None:
         os.close(write_end)
     assert (silent.returncode, silent.stderr) == (1, "")
     assert spoil("pipe", stdout=subprocess.PIPE).stderr == "error: [Errno 32] Broken pipe\n"
+
+
+def test_streams_that_are_closed_or_know_few_signs_end_no_command() -> None:
+    known = spoil("sign", stdout=subprocess.PIPE, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (known.returncode, known.stdout, known.stderr) == (0, "\\xfc\n", "")
+    argv = ["sh", "-c", 'exec "$0" -c "$1" spoil sign <&- >&- 2>&-', sys.executable, SPOILT]
+    assert subprocess.run(argv, timeout=60, check=False).returncode == 0
 
 
 def test_a_folder_in_place_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,9 @@ Each command lives in a module of its own and is imported when it is called, so 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import select
 import signal
@@ -27,11 +29,23 @@ def main(argv: list[str] | None = None) -> int:
     if argv is not None:
         return _run(argv)
     # This process is the command.
+    _open_streams()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is taken back
     code = _run(sys.argv[1:])
     leave_behind(code)
     return code
+
+
+def _open_streams() -> None:
+    """Where the command was begun without a stream, what goes there goes nowhere, and no file gets its number; what a
+    terminal's encoding has no signs for is written as escapes."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with contextlib.suppress(OSError):  # Python looks for its place in it, which a file that became a pipe has not
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(argv: list[str]) -> int:
