@@ -281,6 +281,10 @@ def test_lengths(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     assert lengths_of("3~0.5", run, lambda: nine).responses.longest <= most
     with pytest.raises(ConfigError, match=f"{most + 1} tokens are more than `sampling.max_response_tokens`"):
         lengths_of(str(most + 1), run, lambda: nine)
+    room = run.shapes[recipe.model].max_positions - most
+    assert lengths_of(f"{room}:3", run, lambda: nine).prompts.values == (room,)
+    with pytest.raises(ConfigError, match=f"a prompt of {room + 1} tokens is longer than the {room} that"):
+        lengths_of(f"{room + 1}:3", run, lambda: nine)
     (tmp_path / "run/samples").mkdir(parents=True)
     row = {"prompt_ids": [1, 2], "token_ids": [3]}
     (tmp_path / "run/samples/step-000001.jsonl").write_text(json.dumps(row) + "\n")

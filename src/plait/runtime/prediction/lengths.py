@@ -15,6 +15,7 @@ from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.run_log import damaged, read_rows
 from plait.policy.packing import root_of
+from plait.recipes.checks import prompt_limit
 from plait.runtime.folder.run_files import newest_samples
 from plait.runtime.prediction.foretellable import Foretellable
 
@@ -29,10 +30,21 @@ def lengths_of(text: str | None, run: Foretellable, there: Callable[[], SampleLe
         there: lengths of the data, asked where something is not said.
 
     Raises:
-        ConfigError: it is none of these, or longer than the recipe allows.
+        ConfigError: it is none of these, or longer than the recipe and its model allow.
     """
     if text is None:
         return there()
+    lengths, most = _said(text, run, there), _most_of_a_prompt(run)
+    if lengths.prompts.longest > most:
+        raise ConfigError(
+            f"--lengths: a prompt of {lengths.prompts.longest} tokens is longer than the {most} that the recipe and "
+            f"the positions of `{run.recipe.model}` leave for one"
+        )
+    return lengths
+
+
+def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> SampleLengths:
+    """`lengths_of`, with prompts of any length."""
     kinds = {node.kind for node in run.flow.nodes}
     beside = there().beside if {CallKind.GENERATE, CallKind.READ} <= kinds else {}
     most, key = _most_of_a_response(run)
@@ -55,6 +67,14 @@ def lengths_of(text: str | None, run: Foretellable, there: Callable[[], SampleLe
     if match[3] is not None:
         return SampleLengths(prompts, Lengths.lognormal(float(match[2]), float(match[3]), most), beside=beside)
     return SampleLengths(prompts, Lengths.fixed(int(match[2])), beside=beside)
+
+
+def _most_of_a_prompt(run: Foretellable) -> int:
+    """Tokens that a prompt may have, before a response or one token of it."""
+    recipe, shape = run.recipe, run.shapes[run.recipe.model]
+    if run.flow.of_kind(CallKind.GENERATE):
+        return prompt_limit(recipe, shape)
+    return recipe.data.max_prompt_tokens or (recipe.data.max_example_tokens or shape.max_positions) - 1
 
 
 def _most_of_a_response(run: Foretellable) -> tuple[int, str]:
