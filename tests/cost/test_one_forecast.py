@@ -94,6 +94,13 @@ def test_each_rank_holds_the_same(sizes, recipe) -> None:
         assert sum(memory.terms.values()) == pytest.approx(memory.peak_bytes, abs=8)
 
 
+def test_prompts_that_instances_cannot_share_evenly() -> None:
+    """Of five prompts with 8 samples each one of four instances has two."""
+    for memory, device in both(facts_for(plan_of((4, 1, 1)), "grpo", prompts_per_step=5, samples_per_prompt=8)):
+        assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=ZERO_UNIT)
+        assert row_of("actor: KV cache (16 samples x 384 tokens)", dict(device.rows)) > 0
+
+
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 1, 4)])
 def test_a_draft_model_is_counted_on_the_ranks_that_generate(sizes) -> None:
     """Its weights all the time, its keys and values while samples are drawn. Of an instance's ranks one has it, and a

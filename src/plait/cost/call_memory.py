@@ -174,8 +174,9 @@ def _pool(facts: Facts, model: RoleModel) -> _Pool | None:
     calls = [node for node in facts.flow.calls(model.role) if node.kind is CallKind.GENERATE]
     if not calls or abilities(recipe).computes_elsewhere:
         return None
-    samples = recipe.prompts_per_step * max(n.generation.num_samples(recipe.samples_per_prompt) for n in calls)
-    running = min(recipe.sampling.max_running, -(-samples // len(place.generate)))
+    # Prompts are dealt to instances with all of their samples.
+    per_prompt = max(node.generation.num_samples(recipe.samples_per_prompt) for node in calls)
+    running = min(recipe.sampling.max_running, -(-recipe.prompts_per_step // len(place.generate)) * per_prompt)
     prompts = facts.lengths.prompts
     context = prompts.longest + recipe.sampling.max_response_tokens
     most = recipe.sampling.num_blocks(facts.shapes[model.name].max_positions) * BLOCK_TOKENS
