@@ -6,6 +6,7 @@ After a change of the table: `python -m tests.docs.test_coming_from`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from plait.errors import ConfigError
 from plait.recipes.algorithm import BUILT_IN, load_flow, options_class
 from plait.recipes.keys import parse_overrides
 from plait.recipes.other_names import System, answer, systems
+from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, validate_options
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -119,13 +121,31 @@ def test_what_is_nobodys_gets_no_answer(key: str) -> None:
     assert answer(key) == ""
 
 
+def recipe_of(system: str, folder: Path) -> Recipe:
+    """The recipe that a page begins with, checked as far as it can be without its files."""
+    _, _, rest = (DOCS / f"coming-from-{system}.md").read_text().partition("```yaml\n")
+    path = folder / f"{system}.yaml"
+    path.write_text(rest.partition("```")[0])
+    recipe = load_recipe(path)
+    validate_options(options_class(load_flow(recipe.algorithm)) or object, recipe.options)
+    return recipe
+
+
 def test_the_recipe_for_a_script_of_trl_is_one(tmp_path: Path) -> None:
-    _, _, rest = (DOCS / "coming-from-trl.md").read_text().partition("```yaml\n")
-    (tmp_path / "right.yaml").write_text(rest.partition("```")[0])
-    recipe = load_recipe(tmp_path / "right.yaml")
+    recipe = recipe_of("trl", tmp_path)
     assert (recipe.steps, recipe.prompts_per_step, recipe.lora.rank) == (100, 8, 16)
     assert recipe.lora.target_modules == ("q_proj", "v_proj"), "as peft takes for qwen3 where nothing is said"
-    validate_options(options_class(load_flow(recipe.algorithm)) or object, recipe.options)
+
+
+@pytest.mark.parametrize("system", ["verl", "openrlhf"])
+def test_the_recipe_for_a_command_is_one(system: str, tmp_path: Path) -> None:
+    """Its names are those of the table, and its mini-batches those of the command."""
+    command = (DOCS / f"coming-from-{system}.md").read_text().partition("```\n")[2].partition("```")[0]
+    names = re.findall(r"(?:--([a-z_]+))|(?:\s([a-z_.]+)=)", command)
+    assert names
+    assert [name for pair in names if not answer(name := pair[0] or pair[1])] == []
+    recipe = recipe_of(system, tmp_path)
+    assert (recipe.prompts_per_step, recipe.samples_per_prompt, recipe.options["mini_batches"]) == (64, 8, 4)
 
 
 def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> None:
