@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from plait.data.records import Prompt
+from plait.data.records import FinishReason, Prompt
 from plait.errors import CallError, DataError
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
-from plait.generation.request import Request
+from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
@@ -86,6 +86,17 @@ def test_keys_of_other_weights_are_computed_again_unless_they_are_to_be_kept(kv:
     (sample,) = drain(stayed)
     assert moved.token_ids == sample.token_ids
     assert moved.logprobs == pytest.approx(sample.logprobs, abs=1e-9)
+
+
+def test_a_sample_that_moves_stops_where_its_request_says() -> None:
+    one = replace(with_head(0, 20, [30]), going_on=GoingOn(stops={0: 9}))
+    stayed, source = begun(tiny_llama(), one), begun(tiny_llama(), one)
+    target = Engine(tiny_llama(), SamplingSettings(), policy_version=1)
+    SampleMoves(target.state).import_sample(SampleMoves(source.state).export_sample(0, 0))
+    (moved,), (sample,) = drain(target), drain(stayed)
+    assert moved.finish_reason is FinishReason.OPEN
+    assert len(moved.token_ids) == 9
+    assert (moved.token_ids, moved.logprobs) == (sample.token_ids, sample.logprobs)
 
 
 def test_stages_have_to_be_of_one_prompt() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,16 +58,32 @@ class Response:
         Args:
             versions: of the weights that its first token is drawn from, and its next ones.
         """
-        request = pending.request
-        stop = request.sampling.stop_token_ids
         first, then = versions
+        starts = [(0, first)] if first == then else [(0, first), (1, then)]
+        return cls.of(pending.request, index, pending.limits[index], eos_token_ids, starts)
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        index: int,
+        limit: int,
+        eos_token_ids: tuple[int, ...],
+        version_starts: Iterable[tuple[int, int]],
+    ) -> Response:
+        """What its request says of a sample, whose tokens are yet to come.
+
+        Args:
+            version_starts: (first token, policy version) of each stretch of tokens that it has or begins.
+        """
+        stop = request.sampling.stop_token_ids
         return cls(
             request,
             index,
-            limit=pending.limits[index],
+            limit=limit,
             noise_key=noise.signed(request.noise.sample_key(request.prompt.uid, index)),
             stop_token_ids=frozenset(eos_token_ids if stop is None else stop),
-            version_starts=[(0, first)] if first == then else [(0, first), (1, then)],
+            version_starts=list(version_starts),
             stop_at=request.going_on.stops.get(index),
         )
 
@@ -76,15 +92,17 @@ class Response:
         cls, request: Request, sample: Sample, limit: int, eos_token_ids: tuple[int, ...], version: int
     ) -> Response:
         """A sample that was begun before and goes on, its next token drawn from weights of `version`."""
-        pending = PendingPrompt(request, (limit,) * request.num_samples, 0)
-        response = cls.begun(pending, sample.index, eos_token_ids, (version, version))
-        response.token_ids, response.logprobs = list(sample.token_ids), list(sample.logprobs)
         versions = sample.versions
         starts = [at for at, policy_version in enumerate(versions) if at == 0 or policy_version != versions[at - 1]]
-        response.version_starts = [(at, versions[at]) for at in starts]
-        if versions[-1] != version:
-            response.new_version(version)
+        response = cls.of(request, sample.index, limit, eos_token_ids, [(at, versions[at]) for at in starts])
+        response.go_on(sample.token_ids, sample.logprobs, version)
         return response
+
+    def go_on(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        """Have what was said elsewhere or before, and draw the next token from weights of `version`."""
+        self.token_ids, self.logprobs = list(token_ids), list(logprobs)
+        if self.version_starts[-1][1] != version:
+            self.new_version(version)
 
     @property
     def key(self) -> Key:

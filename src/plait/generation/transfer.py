@@ -25,7 +25,6 @@ from plait.errors import ModelError
 from plait.generation.pool import KVPool
 from plait.generation.request import Request
 from plait.generation.response import Response
-from plait.kernels import noise
 from plait.layout.caches import CacheShape, LayerCache, cache, cache_parameters
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Layout
@@ -76,20 +75,10 @@ class SampleState:
 
     def response(self, max_positions: int, eos_token_ids: tuple[int, ...], policy_version: int) -> Response:
         """The sample in an engine whose next token is of `policy_version`."""
-        stop = self.request.sampling.stop_token_ids
-        starts = list(self.version_starts)
-        if starts[-1][1] != policy_version:
-            starts.append((len(self.token_ids), policy_version))
-        return Response(
-            self.request,
-            self.index,
-            limit=self.request.limit(self.index, max_positions),
-            noise_key=noise.signed(self.request.noise.sample_key(self.request.prompt.uid, self.index)),
-            stop_token_ids=frozenset(eos_token_ids if stop is None else stop),
-            version_starts=starts,
-            token_ids=list(self.token_ids),
-            logprobs=list(self.logprobs),
-        )
+        limit = self.request.limit(self.index, max_positions)
+        response = Response.of(self.request, self.index, limit, eos_token_ids, self.version_starts)
+        response.go_on(self.token_ids, self.logprobs, policy_version)
+        return response
 
 
 @dataclass(frozen=True)
