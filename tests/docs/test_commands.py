@@ -22,7 +22,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```console( slow)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LONG = ("cluster", "plans", "recipes", "schedules")
 """Pages whose commands take longer than those of all others together."""
-LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def commands(page: Path, slow: bool) -> list[str]:
@@ -56,10 +58,22 @@ def test_commands_on_the_real_model(page: Path, tmp_path: Path) -> None:
     run_page(page, True, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text()))
+    texts = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=lambda page: f"{page.parent.name}-{page.stem}"
+)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in LINK.findall(page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{page.name} links to {target}#{anchor}"
 
 
 def test_the_recipe_in_the_docs_is_the_demo() -> None:
