@@ -419,6 +419,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
         ({"prompt": "a", "completions": "b"}, ["`prompt` and `completion`", "; rename `completions` to `completion`"]),
         ({"mesages": []}, ["; rename `mesages` to `messages`"]),
         ({"prompt": "a"}, ["examples need the columns", "found `prompt`"]),
+        ({"conversations": [{"from": "human", "value": "a"}]}, ["make of `conversations` a column `messages`"]),
         ({"text": "a b", "images": [1]}, ["images"]),
     ],
 )

@@ -140,21 +140,26 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
         parts = Parts(None, (columns["text"],))
         names = ("text",)
     else:
-        needed_columns = {
-            RowKind.EXAMPLES: ("prompt", "completion", "messages", "text"),
-            RowKind.PAIRS: ("chosen", "rejected"),
-        }
-        missing = [name for name in needed_columns[kind] if name not in present]
-        others = sorted(present - {"prompt", *needed_columns[kind]})
-        misspelt = [(near[0], name) for name in missing if (near := difflib.get_close_matches(name, others, n=1))]
-        renamed = "`{}` to `{}`".format(*misspelt[0]) if misspelt else "the columns of `data.source`"
-        raise DataError(
-            f"{place}: {kind} need the columns {_WANTED[kind]}; found "
-            f"{', '.join(f'`{name}`' for name in columns if name in present) or 'no column'}; rename {renamed}"
-        )
+        raise _wanting(kind, [name for name in columns if name in present], place)
     for name, completion in zip(names, parts.completions, strict=True):
         _check_completion(parts.prompt, completion, name, place)
     return parts
+
+
+def _wanting(kind: RowKind, present: Sequence[str], place: str) -> DataError:
+    """What is said where a row has no columns of its kind."""
+    needed = {RowKind.EXAMPLES: ("prompt", "completion", "messages", "text"), RowKind.PAIRS: ("chosen", "rejected")}[
+        kind
+    ]
+    others = sorted({*present} - {"prompt", *needed})
+    missing = [name for name in needed if name not in present]
+    misspelt = [(near[0], name) for name in missing if (near := difflib.get_close_matches(name, others, n=1))]
+    if "conversations" in present and kind is RowKind.EXAMPLES:  # as ShareGPT names them
+        mend = 'make of `conversations` a column `messages`, lists of {"role": "user" or "assistant", "content": …}'
+    else:
+        mend = "rename `{}` to `{}`".format(*misspelt[0]) if misspelt else "rename the columns of `data.source`"
+    names = ", ".join(f"`{name}`" for name in present)
+    return DataError(f"{place}: {kind} need the columns {_WANTED[kind]}; found {names or 'no column'}; {mend}")
 
 
 def _split_off_prompt(chosen: Any, rejected: Any, place: str) -> tuple[Any, Any, Any]:

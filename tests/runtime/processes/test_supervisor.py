@@ -6,18 +6,26 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from plait.runtime.processes import supervisor
-from plait.runtime.processes.supervisor import crowding
+from plait.runtime.processes.supervisor import crowding, way_on
 
 
 def test_more_threads_than_cores_are_said() -> None:
     assert crowding(2, 4, 8) == ""
     assert crowding(3, 1, 2).startswith("3 processes with 1 thread each share 2 cores")
+
+
+def test_only_a_run_that_has_begun_is_to_be_resumed(tmp_path: Path) -> None:
+    job: Any = SimpleNamespace(run_dir=tmp_path, recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep_last=1)))
+    assert way_on(job) == "no step is saved; give the same command again"
+    (tmp_path / "recipe.yaml").touch()
+    assert way_on(job) == "no step is saved; --resume begins again at step 1"
 
 
 def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

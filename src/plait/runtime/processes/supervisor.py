@@ -27,6 +27,7 @@ from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
+from plait.runtime.folder.run_files import RECIPE
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
@@ -148,7 +149,7 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | N
             raise KeyboardInterrupt from None
         raise _explained(error, job, status) from error
     except NodeLost as error:
-        raise RanksLost(str(error), _good(job)) from error
+        raise RanksLost(str(error), way_on(job)) from error
     finally:
         if nodes is not None:
             nodes.on_wish(lambda: None)
@@ -164,8 +165,8 @@ def _explained(error: WorkerError, job: Job, status: Path) -> Exception:
         peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
         failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
     if failure.ended in (Ended.DIED, Ended.FROZEN, Ended.STALLED):
-        return RanksLost(str(failure), _good(job), failure)
-    return RunError(f"{failure}\n{_good(job)}")
+        return RanksLost(str(failure), way_on(job), failure)
+    return RunError(f"{failure}\n{way_on(job)}")
 
 
 def _action(actions: list[str], rank: int, method: str) -> str:
@@ -173,13 +174,15 @@ def _action(actions: list[str], rank: int, method: str) -> str:
     return (actions[rank] if rank < len(actions) else "") or method
 
 
-def _good(job: Job) -> str:
+def way_on(job: Job) -> str:
+    """What is kept of a run whose ranks are lost, and the command that goes on from it."""
     store = CheckpointStore(job.run_dir / "checkpoints", keep_last=job.recipe.checkpoint.keep_last)
     with contextlib.suppress(RunError):
         if (checkpoint := store.latest()) is not None:
             where = f"the checkpoint of step {checkpoint.step} is good ({checkpoint.folder})"
             return f"{where}; go on from it with --resume"
-        return "no step is saved; --resume begins again at step 1"
+        begun = (job.run_dir / RECIPE).is_file()
+        return f"no step is saved; {'--resume begins again at step 1' if begun else 'give the same command again'}"
     return f"no checkpoint in {store.folder} is whole"
 
 
