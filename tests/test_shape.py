@@ -44,6 +44,7 @@ LEAST_NAMESAKES = 0.835
 """Share of the test files elsewhere that have the name of the module that they test."""
 PAGES = SOURCES.parent / "docs"
 REFERENCE = re.compile(r"`((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)`")
+PRIVATE = re.compile(r"\b_\w+")
 FILE_NAME = re.compile(r"\.(py|json|jsonl|yaml|log)$")
 ARGUMENT = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*):( |$)")
 
@@ -327,8 +328,11 @@ def private_names() -> frozenset[str]:
 
 def private_names_in(path: Path) -> list[str]:
     """Those of them that a test's file reads of something else than itself, imports, or patches by name."""
+    text = path.read_text()
+    if private_names().isdisjoint(PRIVATE.findall(text)):  # most files have none of these words, and need no tree
+        return []
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 continue
