@@ -154,7 +154,6 @@ def test_other_algorithms_in_reals_setting(
 ) -> None:
     """About as long as PPO's 29.5 s there."""
     monkeypatch.chdir(ROOT)
-    leave_others_out(monkeypatch)
     words = ["--cluster", "recipes/clusters/real.yaml", "--devices", "8", "--plan", "real", "--lengths", "128:128"]
     assert main(["simulate", f"recipes/published/{name}.yaml", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -165,7 +164,6 @@ def test_other_algorithms_in_reals_setting(
 def test_a_plan_file_says_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the keys and values nobody says how many there are: the pool is what is left."""
     monkeypatch.chdir(ROOT)
-    leave_others_out(monkeypatch)
     words = ["simulate", "recipes/published/hybridflow.yaml", "--cluster", "recipes/clusters/hybridflow.yaml"]
     words += ["--devices", "8", "--lengths", "1024:1024", "--json"]
     told = []

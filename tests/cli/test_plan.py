@@ -44,11 +44,6 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_with_reward(RECIPE, tmp_path / "ppo.yaml")
 
 
-@pytest.fixture
-def others_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_others_out(monkeypatch)
-
-
 def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = ("--cluster", "4xA100-80G", "--lengths", "64:128~0.5")
     code, out, _ = run(capsys, "plan", recipe, *place, "--seconds", 0.3, "--out", "found.json", "--json")
@@ -135,7 +130,6 @@ def test_a_plan_that_is_left_open_is_said_to_be_searched(
     assert run(capsys, *ask, "--plan", "colocated")[2] == ""
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_a_cluster_with_a_price_says_what_steps_cost(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """1,000 steps on the devices of a node, by the price of an hour in the file that ships."""
     place = ("--cluster", str(RENTED), "--lengths", "64:128", "--plan", "colocated")
@@ -149,9 +143,11 @@ def test_a_cluster_with_a_price_says_what_steps_cost(recipe: str, capsys: pytest
     assert line.split()[2] == f"{told['price_of_1000_steps']:,.2f},"
 
 
-@pytest.mark.usefixtures("others_left_out")
-def test_a_cluster_of_two_kinds_says_which_device_each_rank_is(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_of_two_kinds_says_which_device_each_rank_is(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight H100 of 2.5 an hour, sixteen A100 of 1.5: 44 for an hour of all."""
+    leave_others_out(monkeypatch)
     place = ("--cluster", str(RENTED.with_name("two_kinds.yaml")), "--lengths", "64:128", "--plan", "colocated")
     code, out, _ = run(capsys, "simulate", recipe, *place, "--json")
     assert code == 0
@@ -196,7 +192,6 @@ def test_calls_that_differ_share_no_row() -> None:
     assert busy_alike(spans) == [[0, 2], [1]]
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_the_rank_that_lacks_room_is_that_of_the_smaller_device(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,7 +208,6 @@ def test_the_rank_that_lacks_room_is_that_of_the_smaller_device(
     assert line.endswith("of 40.00 GiB")
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_ranks_that_do_the_same_share_a_row(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them, or each half of a split; a link that nothing is seen on has no row."""
     place = ("--cluster", "8xH200", "--lengths", "64:128")
@@ -228,7 +222,6 @@ def test_ranks_that_do_the_same_share_a_row(recipe: str, capsys: pytest.CaptureF
     ("devices", "said"),
     [(8, "scoring may begin beside generation"), (2, "nothing to hide: one instance generates")],
 )
-@pytest.mark.usefixtures("others_left_out")
 def test_a_table_says_whether_fusion_has_something_to_hide(
     devices: int, said: str, recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +284,6 @@ def test_what_cannot_be_used_is_said_in_one_message(
     assert err.count("\n") == 1
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_keys_of_the_recipe_may_stand_behind_it(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = ("--cluster", "4xA100-80G", "--lengths", "64:128", "--json")
     _, whole, _ = run(capsys, "simulate", recipe, *place, "--plan", "one-mesh")
@@ -301,7 +293,6 @@ def test_keys_of_the_recipe_may_stand_behind_it(recipe: str, capsys: pytest.Capt
     assert seconds[1] < seconds[0]
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_of_several_stages_one_is_meant(recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     stages = {"first": {"algorithm": "sft"}, "second": {"model": "@first", "algorithm": "grpo", "steps": 1}}
     common = yaml.safe_load(RECIPE) | {"stages": stages, "samples_per_prompt": 2}
@@ -320,7 +311,6 @@ def test_of_several_stages_one_is_meant(recipe: str, capsys: pytest.CaptureFixtu
     assert run(capsys, "simulate", recipe, "--stage", "second")[0] == 2
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_keys_and_values_take_their_share_of_the_cluster_that_is_planned_for(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,7 +324,6 @@ def test_keys_and_values_take_their_share_of_the_cluster_that_is_planned_for(
         assert max(held) <= 0.3 * gib * 2**30
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_a_named_plan_is_cut_as_stated(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("simulate", recipe, "--cluster", "8xA100-80G", "--plan", "colocated", "--lengths", "64:128", "--json")
     code, out, _ = run(capsys, *words, "--tp", 2, "--pp", 2, "--decode-tp", 4)
@@ -346,7 +335,6 @@ def test_a_named_plan_is_cut_as_stated(recipe: str, capsys: pytest.CaptureFixtur
     assert {(one["dp"], one["tp"], one["pp"]) for one in json.loads(out)["calls"]} == {(1, 8, 1)}
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_a_cluster_file_says_how_wrong_predictions_were(
     recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -360,7 +348,6 @@ def test_a_cluster_file_says_how_wrong_predictions_were(
     assert "held against ten runs; expected to be off by 4%" in run(capsys, *words, "--cluster", "mine.yaml")[1]
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_runs_on_such_devices_say_how_wrong_they_were_foretold(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -377,7 +364,6 @@ def test_runs_on_such_devices_say_how_wrong_they_were_foretold(
     assert (found["8xH200"]["error"], found["8xH200"]["runs"]) == (None, 0)
 
 
-@pytest.mark.usefixtures("others_left_out")
 def test_what_one_device_measured_is_carried_to_two_and_said(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
