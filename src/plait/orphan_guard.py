@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 
 
 def die_with(guard_fd: int) -> None:
@@ -36,20 +35,29 @@ def die_with(guard_fd: int) -> None:
 
 def leave_stopping_to_parent() -> None:
     """Have SIGINT and SIGTERM do nothing in this process: where all processes of a job get one (Slurm, systemd), the
-    command is meant, which ends its step first. What this process starts or forks has the system's handling.
+    command is meant, which ends its step first. What this process starts or forks has the system's handling. To be
+    called in the main thread.
     """
-
-    def handle(handler: Callable[..., None] | signal.Handlers) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, handler)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    forking = threading.local()
 
     def let_be(*_: object) -> None:
         pass
 
-    def give_back() -> None:
-        handle(signal.SIG_DFL)
+    def hold() -> None:
+        # A signal that comes to a child as soon as there is one waits until the handling is the child's own.
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
-    handle(let_be)
-    # Before the fork, too: a signal that comes to a child as soon as there is one must not meet our handler.
-    os.register_at_fork(before=give_back, after_in_child=give_back, after_in_parent=lambda: handle(let_be))
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    def give_back() -> None:
+        for number in numbers:
+            if signal.getsignal(number) is let_be:
+                signal.signal(number, signal.SIG_DFL)
+        release()
+
+    for number in numbers:
+        signal.signal(number, let_be)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(before=hold, after_in_child=give_back, after_in_parent=release)

@@ -54,7 +54,7 @@ def _check_replaced(path: Path, option: str, overwrite: bool, inputs: Iterable[P
     """Raises ConfigError where a file that exists may not be replaced."""
     if not path.is_file() and path.exists():
         raise ConfigError(f"{option}: `{path}` is {_kind(path)}, expected a file; give another name")
-    if any(other.exists() and path.exists() and path.samefile(other) for other in inputs):
+    if path.exists() and any(os.path.exists(other) and path.samefile(other) for other in inputs):
         raise ConfigError(f"{option}: `{path}` is what the command reads; give another file")
     if not overwrite:
         raise ConfigError(f"{option}: `{path}` exists; give another file, or --overwrite")
@@ -116,14 +116,16 @@ def _written(path: Path, option: str, what: str) -> Iterator[None]:
 
 
 def _try_out(path: Path) -> None:
-    """See that the nearest folder around `path` that there is takes a new file, and one of that name.
+    """See that the nearest folder around `path` that there is takes a new file, and names as those that are to be made.
 
     Raises:
         OSError: it does not.
     """
     around = next(folder for folder in path.parents if os.path.lexists(folder))
-    with tempfile.TemporaryFile(dir=around), contextlib.suppress(FileNotFoundError):
-        os.lstat(_unfinished(around / path.relative_to(around).parts[0]))  # a name may be too long
+    with tempfile.TemporaryFile(dir=around):
+        for name in path.relative_to(around).parts:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(_unfinished(around / name))  # which may be too long
 
 
 def write_file(path: str | Path, content: str | Iterable[bytes], *, durable: bool = True) -> None:

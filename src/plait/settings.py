@@ -32,12 +32,9 @@ Endless = Annotated[float, Field(allow_inf_nan=True)]
 
 
 def at_home(value: Any) -> Any:
-    """A path as a text or a Path, or several, with the user's home in place of a `~` that it begins with. Raises
-    PydanticCustomError where it has `${…}`, which other programs' recipes replace."""
+    """A path as a text or a Path, or several, with the user's home in place of a `~` that it begins with."""
     match value:
         case str() | Path():
-            if "${" in str(value):
-                raise _refusal("expected a path as it is, in which nothing but a `~` at its beginning is replaced")
             return type(value)(os.path.expanduser(value))
         case tuple():
             return tuple(map(at_home, value))

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+from typing import TextIO
 
 from plait.cli.leaving import leave_behind
 from plait.errors import PlaitError, UserError
@@ -40,12 +41,18 @@ def main(argv: list[str] | None = None) -> int:
 def _open_streams() -> None:
     """Where the command was begun without a stream, what goes there goes nowhere, and no file gets its number; what a
     terminal's encoding has no signs for is written as escapes."""
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    sys.stdin = sys.stdin or _nowhere("r")
+    sys.stdout = sys.stdout or _nowhere("w")
+    sys.stderr = sys.stderr or _nowhere("w")
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError):  # Python looks for its place in it, which a file that became a pipe has not
             sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _nowhere(mode: str) -> TextIO:
+    stream = open(os.devnull, mode, errors="backslashreplace")  # noqa: SIM115
+    os.set_inheritable(stream.fileno(), True)  # as streams are
+    return stream
 
 
 def _run(argv: list[str]) -> int:

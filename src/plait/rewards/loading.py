@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from plait.data.files import why_no_file
 from plait.errors import ConfigError
 from plait.user_code import IMPORT_LIMIT_S, UserCode, importing
 
@@ -34,6 +33,8 @@ def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
         )
     if module.endswith(".py") or "/" in module:
         if not os.path.isfile(module):
+            from plait.data.files import why_no_file
+
             place = "" if Path(module).is_absolute() else f" in {Path.cwd()}, where the command runs"
             raise ConfigError(f"`{key}`: the file `{module}` {why_no_file(Path(module))}{place}")
     elif not all(part.isidentifier() for part in module.split(".")):

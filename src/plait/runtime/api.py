@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -98,7 +99,7 @@ def train(
         loaded = recipe
         file = None
     else:
-        file = None if recipe is None else Path(recipe).expanduser()
+        file = None if recipe is None else Path(os.path.expanduser(recipe))
         if file is not None and stage_names(file):
             from plait.runtime.stage_runs import train_stages
 

@@ -14,7 +14,7 @@ from plait.observe.progress import Progress
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """By which a command is asked to stop."""
 LEADERS_SIGNAL = signal.SIGUSR2
-"""By which a rank that leads is: nobody else sends it, as SIGTERM is sent to all processes of a job."""
+"""By which a rank that leads is: no scheduler sends it unless told to, as SIGTERM is sent to all processes of a job."""
 
 
 @contextlib.contextmanager

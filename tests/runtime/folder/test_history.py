@@ -96,6 +96,24 @@ def test_data_and_models_that_changed_are_said(
     }
 
 
+def test_an_input_is_another_where_its_link_was_turned_and_unknown_where_it_cannot_be_read(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_text(name)
+    link, folder = tmp_path / "latest.jsonl", tmp_path / "run"
+    folder.mkdir()
+    recipe = make_recipe(**{"data.source": str(link)})
+    said = []
+    for target in ("one.jsonl", "two.jsonl", "/proc/self/mem", "two.jsonl"):  # the third fails when it is read
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        said.append(History(folder, resume=True).begin(Origin.here(), recipe, 0))
+    assert [len(lines) for lines in said] == [0, 1, 0, 0]
+    assert "`data.source`" in said[1][0]
+    assert "two.jsonl is another than" in said[1][0]
+
+
 def test_a_failed_stay_says_how_it_ended(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     write_reward(tmp_path, "raise ValueError('planted')")
     recipe = make_recipe()

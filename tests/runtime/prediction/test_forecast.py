@@ -306,15 +306,17 @@ def test_lengths_that_are_stated_of_given_texts(make_recipe: MakeRecipe) -> None
         "sampling": {},
         "options": {},
         "samples_per_prompt": 8,
-        "data.max_example_tokens": 400,
+        "data.max_example_tokens": 200,
     }
     run = outline(make_recipe(algorithm="sft", **nothing))
-    assert run.lengths.groups == (GroupTokens(1, (399,)),)
-    assert lengths_of("5:300", run, lambda: run.lengths).longest == 305
+    assert run.lengths.groups == (GroupTokens(1, (199,)),)
+    assert lengths_of("5:150", run, lambda: run.lengths).longest == 155
     with pytest.raises(
-        ConfigError, match=r"400 tokens are more than `data\.max_example_tokens` of the recipe less one"
+        ConfigError, match=r"200 tokens are more than `data\.max_example_tokens` of the recipe less one"
     ):
-        lengths_of("400", run, lambda: run.lengths)
+        lengths_of("200", run, lambda: run.lengths)
+    with pytest.raises(ConfigError, match="51:150 are 201 tokens, more than the 200 that an example may have"):
+        lengths_of("51:150", run, lambda: run.lengths)
     away = replace(run, recipe=run.recipe.model_copy(update={"model": "llama-2-7b"}))
-    with pytest.raises(ConfigError, match=r"'llama-2-7b' has no tokenizer .* give PROMPT: before it \(128:300\)"):
-        lengths_of("300", away, lambda: run.lengths)
+    with pytest.raises(ConfigError, match=r"'llama-2-7b' has no tokenizer .* give PROMPT: before it \(128:150\)"):
+        lengths_of("150", away, lambda: run.lengths)

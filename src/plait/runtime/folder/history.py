@@ -81,14 +81,17 @@ class History:
         """Write that a stay begins. Returns what a person should know of files that are others than in the stay before.
 
         Raises:
-            OSError: the folder cannot be written, or one of the files cannot be read.
+            OSError: the folder cannot be written, or a file of code cannot be read.
         """
         code = [self._kept(key, path) for key, path in code_files(recipe, origin).items()]
         inputs = [
-            {"key": key, "path": str(path), "sha256": digest_of(path)} for key, path in named_inputs(recipe).items()
+            {"key": key, "path": str(path), "sha256": _digest(path)} for key, path in named_inputs(recipe).items()
         ]
         last = self._stays[-1] if self._stays else {}
-        changed = [*_changed(last.get("inputs", []), inputs), *_changed(last.get("code", []), code)]
+        changed = [
+            *_changed(last.get("inputs", []), inputs, "key"),
+            *_changed(last.get("code", []), code, "key", "path"),
+        ]
         stay = {
             "started": _now(),
             "ended": None,
@@ -191,10 +194,19 @@ def _module_file(name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
-def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the files that had another content under the same key and path."""
-    known = {(file["key"], file["path"]): file["sha256"] for file in before}
-    return [file for file in now if known.get((file["key"], file["path"]), file["sha256"]) != file["sha256"]]
+def _digest(path: Path) -> str | None:
+    """None: it cannot be read any more, so nothing is known of it. No run ends for that."""
+    try:
+        return digest_of(path)
+    except OSError:
+        return None
+
+
+def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]], *same: str) -> list[dict[str, Any]]:
+    """Those of the files that had another content where these fields were the same."""
+    known = {tuple(file[name] for name in same): file["sha256"] for file in before}
+    found = [(file, known.get(tuple(file[name] for name in same))) for file in now]
+    return [file for file, digest in found if None not in (digest, file["sha256"]) and digest != file["sha256"]]
 
 
 def _is_stay(stay: Any) -> bool:

@@ -1,6 +1,6 @@
 """The data and models that a recipe names by local paths, and digests by which they are known again.
 
-Data sets and models of the hub go by their names alone.
+Data sets and models of the hub, and folders that `datasets` saved, go by their names alone.
 """
 
 from __future__ import annotations

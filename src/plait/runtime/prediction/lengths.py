@@ -58,6 +58,10 @@ def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> S
         )
     if match[3] is None and int(match[2]) > most:
         raise ConfigError(f"--lengths: {match[2]} tokens are more than {key}, {most}")
+    if match[1] is not None and CallKind.GENERATE not in kinds:
+        whole, fits = int(match[1]) + int(match[2]), _most_of_an_example(run)
+        if whole > fits:
+            raise ConfigError(f"--lengths: {text} are {whole} tokens, more than the {fits} that an example may have")
     if match[1] is None and CallKind.GENERATE not in kinds and is_shape(run.recipe.model):
         raise ConfigError(
             f"--lengths: {run.recipe.model!r} has no tokenizer that could tell how long prompts are; give PROMPT: "
@@ -69,12 +73,19 @@ def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> S
     return SampleLengths(prompts, Lengths.fixed(int(match[2])), beside=beside)
 
 
+def _most_of_an_example(run: Foretellable) -> int:
+    """Tokens of a prompt and its given text."""
+    most = run.shapes[run.recipe.model].max_positions
+    return min(run.recipe.data.max_example_tokens or most, most)
+
+
 def _most_of_a_prompt(run: Foretellable) -> int:
     """Tokens that a prompt may have, before a response or one token of it."""
     recipe, shape = run.recipe, run.shapes[run.recipe.model]
     if run.flow.of_kind(CallKind.GENERATE):
         return prompt_limit(recipe, shape)
-    return recipe.data.max_prompt_tokens or (recipe.data.max_example_tokens or shape.max_positions) - 1
+    most = _most_of_an_example(run) - 1
+    return min(recipe.data.max_prompt_tokens or most, most)
 
 
 def _most_of_a_response(run: Foretellable) -> tuple[int, str]:
