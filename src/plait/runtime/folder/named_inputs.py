@@ -15,7 +15,7 @@ from plait.models.files.hub import MODEL_FILES
 from plait.recipes.recipe import Recipe
 
 _SAMPLED_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 20, 64, 1 << 12
-"""Of a model's file that is larger so many blocks are read, evenly spread: training changes all of them."""
+"""A model's file that is larger is read in so many blocks, evenly spread: training changes all of them."""
 
 
 def named_inputs(recipe: Recipe) -> dict[str, Path]:
