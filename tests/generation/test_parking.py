@@ -93,6 +93,27 @@ def halted(requests: Sequence[Request], steps: Sequence[int], kv: HeldKV, **keys
     return [*samples, *drain(one)]
 
 
+def test_what_is_drawn_between_two_versions_leaves_what_is_parked() -> None:
+    """An evaluation by the new weights, before the samples go on."""
+    found = []
+    for evaluates in (False, True):
+        one, samples = engine(), []
+        for each in again(REQUESTS, [], keeps=True):
+            one.add(each)
+        for _ in range(4):
+            samples += one.step()
+        samples += one.halt(parks=True)
+        publish(one, 1)
+        if evaluates:
+            one.add(request(7, 5, [6]))
+            assert [len(sample.token_ids) for sample in drain(one)] == [6]
+        for each in again(REQUESTS, samples, keeps=True):
+            one.add(each)
+        ended = [sample for sample in samples if sample.finish_reason is not FinishReason.OPEN]
+        found.append(said([*ended, *drain(one)]))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("kv", KINDS)
 @pytest.mark.parametrize("steps", slow_but([[2, 5, 1]], [[4], [2, 5, 1]]))
 def test_they_say_what_an_engine_says_whose_weights_change_on_the_way(kv: HeldKV, steps: list[int]) -> None:

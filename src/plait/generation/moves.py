@@ -183,10 +183,11 @@ class Parking:
         return sum(state.kv.numel() * state.kv.itemsize for state in self._parked.values())
 
     def park(self, keys: Iterable[Key]) -> None:
-        """Keep a copy of the keys and values of samples that are about to leave, until the next version has begun."""
+        """Keep a copy of the keys and values of samples that are about to leave, until they come back or samples of a
+        later version are parked. What is drawn between, as evaluations do, leaves them."""
         version = self._state.flight.policy_version
-        self._parked = {key: state for key, state in self._parked.items() if state.policy_version == version}
         for key in keys:
+            self._parked = {other: state for other, state in self._parked.items() if state.policy_version == version}
             self._parked[key] = self._moves.export_sample(*key, final=False)
 
     def resume(self, request: Request) -> None:
