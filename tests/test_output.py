@@ -214,3 +214,13 @@ def test_a_process_killed_between_the_renames_loses_nothing(tmp_path: Path) -> N
     with pytest.raises(OSError):  # noqa: PT011
         write_folder(tmp_path / "out", fail)
     assert names(tmp_path) == ["out", "out/config.json", f"out/{MARKER}"]
+
+
+def test_a_link_that_leads_round_is_replaced_as_a_file(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(ConfigError, match="loop` exists; give another file, or --overwrite"):
+        check_file(loop, "--out", overwrite=False)
+    check_file(loop, "--out", overwrite=True)
+    write_file(loop, "whole")
+    assert loop.read_text() == "whole"

@@ -243,7 +243,8 @@ def _exported(folder: Path) -> set[str]:
 
 
 def _real(path: Path) -> Path:
-    return path.resolve()
+    """Where a path leads, through links; one that leads round stands as it is."""
+    return Path(os.path.realpath(path))
 
 
 def _kind(path: Path) -> str:

@@ -20,6 +20,6 @@ def files_of(overwrite: bool, **paths: Path | None) -> dict[str, Path]:
         if not os.path.isdir(path.parent):
             raise ConfigError(f"--{option}: expected a file in an existing folder, found {path}")
         check_file(path, f"--{option}", overwrite=overwrite)
-    if len({path.resolve() for path in files.values()}) < len(files):
+    if len({os.path.realpath(path) for path in files.values()}) < len(files):
         raise ConfigError(f"expected a file each for {', '.join(f'--{option}' for option in files)}, found one twice")
     return files

@@ -148,9 +148,7 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
 
 def _wanting(kind: RowKind, present: Sequence[str], place: str) -> DataError:
     """What is said where a row has no columns of its kind."""
-    needed = {RowKind.EXAMPLES: ("prompt", "completion", "messages", "text"), RowKind.PAIRS: ("chosen", "rejected")}[
-        kind
-    ]
+    needed = ("chosen", "rejected") if kind is RowKind.PAIRS else ("prompt", "completion", "messages", "text")
     others = sorted({*present} - {"prompt", *needed})
     missing = [name for name in needed if name not in present]
     misspelt = [(near[0], name) for name in missing if (near := difflib.get_close_matches(name, others, n=1))]

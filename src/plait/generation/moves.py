@@ -186,9 +186,9 @@ class Parking:
         """Keep a copy of the keys and values of samples that are about to leave, until they come back or samples of a
         later version are parked. What is drawn between, as evaluations do, leaves them."""
         version = self._state.flight.policy_version
-        for key in keys:
-            self._parked = {other: state for other, state in self._parked.items() if state.policy_version == version}
-            self._parked[key] = self._moves.export_sample(*key, final=False)
+        if parked := {key: self._moves.export_sample(*key, final=False) for key in keys}:
+            kept = {key: state for key, state in self._parked.items() if state.policy_version == version}
+            self._parked = kept | parked
 
     def resume(self, request: Request) -> None:
         """Samples of a request that have begun before go on.
