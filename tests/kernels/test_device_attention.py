@@ -1,8 +1,10 @@
-"""The Triton kernel against the plain twin, by Triton's interpreter on a CPU. Without triton these are skipped."""
+"""The Triton kernel against the plain twin: on a GPU where there is one, else by Triton's interpreter on a CPU. Without
+triton these are skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
@@ -14,20 +16,30 @@ from torch import Tensor
 
 from plait.generation.paged import paged_attention_plain
 from plait.kernels.paged_call import PagedCall
+from tests import warm
 from tests.cases import examples
 from tests.kernels.test_paged_attention import SIZES, random_tree, work
 
 pytest.importorskip("triton", reason="triton is not installed: the attention of GPUs is not tested")
 
+pytestmark = [pytest.mark.cuda] if warm.HAS_GPU else []
+
 
 @pytest.fixture(scope="module")
 def device() -> ModuleType:
-    """The module, whose kernels are interpreted (`tests/conftest.py`)."""
-    from plait.kernels import device_attention, device_kernels
+    """The module. Its kernels are interpreted where there is no GPU (`tests/conftest.py`)."""
+    from plait.kernels import device_attention
 
-    if not device_kernels.INTERPRETED:
-        pytest.skip("a GPU is here: TRITON_INTERPRET=1 has its kernels interpreted")
     return device_attention
+
+
+def there(call: PagedCall) -> PagedCall:
+    """The same where the kernel computes it."""
+    from plait.kernels import device_kernels
+
+    where = "cpu" if device_kernels.INTERPRETED else "cuda"
+    given = {field.name: getattr(call, field.name) for field in fields(call)}
+    return replace(call, **{name: it.to(where) for name, it in given.items() if isinstance(it, torch.Tensor)})
 
 
 def allowed(dtype: torch.dtype) -> dict[str, float]:
@@ -35,7 +47,7 @@ def allowed(dtype: torch.dtype) -> dict[str, float]:
 
 
 def near(call: PagedCall, attention: Callable[[PagedCall], Tensor]) -> None:
-    torch.testing.assert_close(attention(call), paged_attention_plain(call), **allowed(call.query.dtype))
+    torch.testing.assert_close(attention(there(call)).cpu(), paged_attention_plain(call), **allowed(call.query.dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -91,14 +103,14 @@ def test_any_mix_of_samples(device: ModuleType, data: st.DataObject) -> None:
 def test_a_sample_is_the_same_in_any_company(device: ModuleType) -> None:
     """To the bit, where keys are not dealt out."""
     query, keys, values, tables, starts, held = work(torch.float32, (4, 2, 16, 16), [30, 7, 81], [1, 5, 1], seed=7)
-    together = device.paged_attention(PagedCall(query, keys, values, tables, starts, held, scale=0.3))
+    together = device.paged_attention(there(PagedCall(query, keys, values, tables, starts, held, scale=0.3)))
     for sample in range(3):
         rows = slice(int(starts[sample]), int(starts[sample + 1]))
         one = PagedCall(
             query[rows], keys, values, tables[sample : sample + 1], starts[sample : sample + 2] - starts[sample],
             held[sample : sample + 1], scale=0.3,
         )  # fmt: skip
-        torch.testing.assert_close(device.paged_attention(one), together[rows], atol=1e-6, rtol=0)
+        torch.testing.assert_close(device.paged_attention(there(one)), together[rows], atol=1e-6, rtol=0)
 
 
 def test_rows_beside_samples_without_any(device: ModuleType) -> None:
@@ -110,7 +122,7 @@ def test_rows_beside_samples_without_any(device: ModuleType) -> None:
         torch.cat([held, held.new_tensor(none)]), scale=0.3, lengths=(16, 512),
     )  # fmt: skip
     expected = paged_attention_plain(PagedCall(query, keys, values, tables, starts, held, scale=0.3))
-    torch.testing.assert_close(device.paged_attention(filled), expected, **allowed(torch.float32))
+    torch.testing.assert_close(device.paged_attention(there(filled)).cpu(), expected, **allowed(torch.float32))
 
 
 def test_how_keys_are_dealt_out() -> None:

@@ -1,7 +1,9 @@
-"""A head's log-probs on a GPU against torch in float64, by Triton's interpreter. Without triton these are skipped."""
+"""A head's log-probs against torch in float64: on a GPU where there is one, else by Triton's interpreter. Without triton
+these are skipped."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -10,28 +12,32 @@ from torch import Tensor, nn
 
 from plait.models.compute import logprobs as chunked
 from plait.models.head import Head
+from tests import warm
 
 pytest.importorskip("triton", reason="triton is not installed: the log-probs of GPUs are not tested")
 
+pytestmark = [pytest.mark.cuda] if warm.HAS_GPU else []
+WHERE = "cuda" if warm.HAS_GPU else "cpu"
+
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, whose kernels are interpreted (`tests/conftest.py`) and take tensors of a CPU."""
-    from plait.kernels import device_kernels, device_logprobs, fused_rows
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module; tensors are of a GPU meanwhile, where there is one. Without, its kernels are interpreted
+    (`tests/conftest.py`) and take tensors of a CPU."""
+    from plait.kernels import device_logprobs, fused_rows
 
-    if not device_kernels.INTERPRETED:
-        pytest.skip("a GPU is here: TRITON_INTERPRET=1 has its kernels interpreted")
     monkeypatch.setattr(fused_rows, "takes", lambda *tensors: False)
     monkeypatch.setattr(device_logprobs, "takes", lambda *tensors: True)
     for block in ("FORWARD_BLOCK", "BACKWARD_BLOCK"):
         monkeypatch.setattr(device_logprobs, block, 64)
-    return device_logprobs
+    with torch.device(WHERE):
+        yield device_logprobs
 
 
 def drawn(rows: int, vocabulary: int, scale: float) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(vocabulary)
-    logits = torch.randn(rows, vocabulary, generator=generator) * scale
-    return logits, torch.randint(vocabulary, (rows,), generator=generator)
+    logits = torch.randn(rows, vocabulary, generator=generator, device="cpu") * scale
+    return logits.to(WHERE), torch.randint(vocabulary, (rows,), generator=generator, device="cpu").to(WHERE)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 63, 64, 257])
@@ -76,7 +82,7 @@ def test_a_head_computes_by_it_in_chunks(
 ) -> None:
     layer = nn.Linear(16, 150, bias=False, dtype=dtype)
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(150, 16, generator=torch.Generator().manual_seed(0)))
+        layer.weight.copy_(torch.randn(150, 16, generator=torch.Generator().manual_seed(0), device="cpu"))
     head = Head(layer, (layer.weight,), linear=True)
     hidden, targets = drawn(11, 16, 1.0)[0].to(dtype), drawn(11, 150, 1.0)[1]
 
