@@ -57,7 +57,7 @@ def _type(value: Any) -> str:
 
 
 def main(capability: int, shared_bytes: int) -> None:
-    for name in ("attend", "merge"):
+    for name in ("attend", "merge", "store"):
         setattr(device_kernels, name, Compiled(getattr(device_kernels, name), capability))
     for name in ("logprobs", "logprobs_backward"):
         setattr(device_head_kernels, name, Compiled(getattr(device_head_kernels, name), capability))
@@ -72,6 +72,9 @@ def main(capability: int, shared_bytes: int) -> None:
                     given = work(dtype, sizes, held, rows, seed=0)
                     device_attention.paged_attention(PagedCall(*given, scale=0.1, **options, **sinks))
         given = work(dtype, SIZES[0], [700, 3], [7, 1], seed=0)
+        query, key_pool, value_pool = given[:3]
+        rows = query[:, :3].transpose(0, 1), query[:, 3:6].transpose(0, 1)
+        device_attention.store(key_pool, value_pool, torch.zeros(len(query), dtype=torch.int64), *rows)
         trees = (random_tree(7, generator), None)
         device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
         compile_head(dtype)

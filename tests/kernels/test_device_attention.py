@@ -125,6 +125,30 @@ def test_rows_beside_samples_without_any(device: ModuleType) -> None:
     torch.testing.assert_close(device.paged_attention(there(filled)).cpu(), expected, **allowed(torch.float32))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(1, 64, 64), (3, 20, 12), (2, 128, 96)], ids=str)
+def test_new_keys_are_stored_at_their_places(
+    device: ModuleType, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    """Whatever the strides of keys and values are: heads or tokens first, parts of a product of all."""
+    from plait.kernels import device_kernels
+
+    where = "cpu" if device_kernels.INTERPRETED else "cuda"
+    heads, key_size, value_size = sizes
+    generator = torch.Generator().manual_seed(0)
+    places_T = torch.randperm(6 * 16, generator=generator)[:9]
+    pools = [torch.randn(6, heads, 16, size, generator=generator).to(dtype) for size in (key_size, value_size)]
+    product = torch.randn(9, heads * (key_size + value_size), generator=generator).to(dtype)
+    keys_first = product[:, : heads * key_size].unflatten(1, (heads, key_size)).transpose(0, 1).contiguous()
+    values = product[:, heads * key_size :].unflatten(1, (heads, value_size)).transpose(0, 1)
+    stored = [pool.clone().to(where) for pool in pools]
+    device.store(*stored, places_T.to(where), keys_first.to(where), values.to(where))
+    for pool, new in zip(pools, (keys_first, values), strict=True):
+        pool[places_T // 16, :, places_T % 16] = new.transpose(0, 1)
+    for got, want in zip(stored, pools, strict=True):
+        assert got.cpu().equal(want)
+
+
 def test_how_keys_are_dealt_out() -> None:
     from plait.kernels.device_attention import splits_of
 

@@ -26,7 +26,7 @@ def test_each_kernel_is_compiled_and_fits_a_multiprocessor(capability: int, shar
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, env=environment, cwd=root)
     assert done.returncode == 0, done.stderr[-3000:]
     taken = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _ in taken} == {"attend", "merge", "logprobs", "logprobs_backward"}
+    assert {name for name, _ in taken} == {"attend", "merge", "store", "logprobs", "logprobs_backward"}
     assert sum(name == "attend" for name, _ in taken) == 30
     assert sum(name.startswith("logprobs") for name, _ in taken) == 8, "both dtypes, and each gradient there may be"
     assert max(int(num_bytes) for _, num_bytes in taken) <= shared_bytes

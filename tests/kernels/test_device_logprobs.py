@@ -1,5 +1,5 @@
-"""A head's log-probs against torch in float64: on a GPU where there is one, else by Triton's interpreter. Without triton
-these are skipped."""
+"""A head's log-probs against torch in float64: on a GPU where there is one, else by Triton's interpreter. Without
+triton these are skipped."""
 
 from __future__ import annotations
 

@@ -141,8 +141,22 @@ class CapturedSteps:
         self.refusals: dict[str, str] = {}
         """Ways that are not taken, and why; without any way left steps are computed plainly, and not replayed."""
 
-    def logits(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """Logits [T, V], valid until the next call; None where this step is none for a graph."""
+    def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        """Logits [R, V] of the rows that are read, valid until the next call; None: no row is. By a graph, or where
+        this step is none for a graph by the way that graphs are captured of, as soon as it was shown to be right."""
+        logits_TV = self._replayed(batch, pool)
+        if logits_TV is not None:
+            return logits_TV
+        if not self._shown:
+            return self._plainly(batch, pool)
+        try:
+            return next(iter(self._ways.values()))(batch, pool)
+        except Exception as error:  # torch's compiler, and Triton's, may raise anything
+            self._refuse(f"cannot compute a step of {batch.num_tokens} tokens: {first_line(error)}")
+            return self._plainly(batch, pool)
+
+    def _replayed(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        """Logits [T, V]; None where this step is none for a graph."""
         if not self._ways or not is_plain(batch) or pool.spare is None:
             return None
         at = (*self._addresses(), *pool.addresses())
@@ -169,21 +183,25 @@ class CapturedSteps:
     def _capture_step(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a graph for such batches is there and computes what the plain step computes."""
         while self._ways:
-            way, compute = next(iter(self._ways.items()))
             began, step = time.perf_counter(), Step.of(size, batch.token_ids_T.device)
-            why = self._refusal(step, compute, batch, pool)
+            why = self._refusal(step, next(iter(self._ways.values())), batch, pool)
             self.seconds += time.perf_counter() - began
             if why is None:
                 self._steps[size] = step
                 self._shown.add(size)
                 return True
-            self.drop()
-            self._shown.clear()
-            del self._ways[way]
-            self.refusals[way] = why
-            others = f"they are computed {next(iter(self._ways))}" if self._ways else "nothing of them is captured"
-            say(f"plait: steps of generation {way}: {why}; {others}, slower", file=sys.stderr)
+            self._refuse(why)
         return False
+
+    def _refuse(self, why: str) -> None:
+        """Take the first of the ways no more, nor what was captured of it."""
+        way = next(iter(self._ways))
+        self.drop()
+        self._shown.clear()
+        del self._ways[way]
+        self.refusals[way] = why
+        others = f"they are computed {next(iter(self._ways))}" if self._ways else "nothing of them is captured"
+        say(f"plait: steps of generation {way}: {why}; {others}, slower", file=sys.stderr)
 
     def _refusal(self, step: Step, compute: Compute, batch: RaggedBatch, pool: KVPool) -> str | None:
         """Capture a way to compute a step; why it is not taken, or None."""

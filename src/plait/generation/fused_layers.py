@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.generation.joined_products import JoinedProducts
 from plait.models.backbone import decoder_layers
 from plait.models.compute.attention import AttentionContext
 from plait.models.compute.attention_form import AttentionForm
@@ -36,6 +37,7 @@ class FusedLayers:
 
     def __init__(self, module: nn.Module, backend: str = BACKEND) -> None:
         self._module, self._backend = module, backend
+        self._joined: JoinedProducts | None = None
 
     @contextlib.contextmanager
     def applied(self, context: AttentionContext) -> Iterator[AttentionContext]:
@@ -48,21 +50,36 @@ class FusedLayers:
             ModelError: the family does not say which modules they are.
         """
         attend, layers = _operator(), decoder_layers(self._module)
-        for layer in layers:
-            layer.forward = partial(_compiled(type(layer).forward, self._backend), layer)
-        _contexts.append(context)
+        self._joined = self._joined or JoinedProducts(layers)
+        turn = _Turn(context)
+        for number, layer in enumerate(layers):
+            layer.forward = partial(turn.computes, number, _compiled(type(layer).forward, self._backend), layer)
+        _turns.append(turn)
         try:
-            # The number of a layer is an argument of what is compiled for all of them, no reason to compile it again.
-            with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=MOST_KINDS):
+            with self._joined.applied(), torch._dynamo.config.patch(recompile_limit=MOST_KINDS):
                 yield _Operator(attend)
         finally:
-            _contexts.pop()
+            _turns.pop()
             for layer in layers:
                 del layer.forward
 
 
-_contexts: list[AttentionContext] = []
-"""Who attends to whom now, the innermost last: an operator can be given tensors and numbers alone."""
+class _Turn:
+    """Who attends to whom, and which layer computes now: an operator can be given tensors and numbers alone, and a
+    number that is another one for each layer would be compiled for each, or make all numbers of the layers unknown to
+    the compiler."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        self.context, self.layer = context, 0
+
+    def computes(self, number: int, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """The forward of layer `number`."""
+        self.layer = number
+        return forward(*given, **named)
+
+
+_turns: list[_Turn] = []
+"""The innermost last."""
 
 
 class _Operator:
@@ -73,7 +90,7 @@ class _Operator:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
-        return self._attend(layer, query, key, value, form.scale, form.window, form.softcap, form.sinks)
+        return self._attend(query, key, value, form.scale, form.window, form.softcap, form.sinks)
 
 
 @cache
@@ -88,9 +105,8 @@ def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
 def _operator() -> Any:
     """The operator `plait::attend`: query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E] → [T, Hq, E]."""
 
-    @torch.library.custom_op("plait::attend", mutates_args=())
+    @torch.library.custom_op("plait::attend", mutates_args=(), tags=(torch.Tag.flexible_layout,))
     def attend(
-        layer: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -99,10 +115,11 @@ def _operator() -> Any:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        return _contexts[-1].attend(layer, query, key, value, AttentionForm(scale, window, softcap, sinks)).contiguous()
+        turn, form = _turns[-1], AttentionForm(scale, window, softcap, sinks)
+        return turn.context.attend(turn.layer, query, key, value, form).contiguous()
 
     @attend.register_fake
-    def _(layer: int, query: Tensor, key: Tensor, value: Tensor, *form: Any) -> Tensor:
+    def _(query: Tensor, key: Tensor, value: Tensor, *form: Any) -> Tensor:
         return query.new_empty(query.shape[1], query.shape[0], value.shape[2])
 
     return attend

@@ -63,9 +63,7 @@ class ModuleForward:
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """See `Backend.compute`: [R, V]."""
-        if self.captured is not None and (logits_RV := self.captured.logits(batch, pool)) is not None:
-            return logits_RV
-        return self.plainly(batch, pool)
+        return (self.plainly if self.captured is None else self.captured.compute)(batch, pool)
 
     def plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """As `compute`, each operation by itself: [R, V]."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
+from plait.kernels import device_attention, on_devices
 from plait.policy.blocks import BLOCK_TOKENS
 
 
@@ -112,8 +113,7 @@ class KVPool:
 
     def write(self, layer: int, places_T: Tensor, key: Tensor, value: Tensor) -> None:
         """Put key [Hkv, T, D] and value [Hkv, T, E] of tokens where they belong."""
-        kv = self.layer(layer, key, value)
-        scatter(kv, flat_places(places_T, key.shape[0], self.block_tokens), key, value)
+        Places(places_T, self.block_tokens).store(self.layer(layer, key, value), key, value)
 
     def clear(self, *, keep_memory: bool = False) -> None:
         """Hold nothing, and give the memory back.
@@ -150,18 +150,36 @@ def takes_pages(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def flat_places(places_T: Tensor, num_heads: int, block_tokens: int) -> Tensor:
-    """[Hkv · T] rows of a layer's tensor seen as [N · Hkv · P, D], in the order of keys [Hkv, T, D]."""
-    blocks_T = places_T // block_tokens
-    offsets_T = places_T - blocks_T * block_tokens
-    heads_H1 = torch.arange(num_heads, device=places_T.device)[:, None]
-    return ((blocks_T * num_heads + heads_H1) * block_tokens + offsets_T).reshape(-1)
+class Places:
+    """Where keys and values of new tokens belong, in every layer of a pool.
 
+    Args:
+        places_T: int64, block · P + offset in it.
+        block_tokens: P.
+    """
 
-def scatter(kv: KeyValue, rows_HT: Tensor, key: Tensor, value: Tensor) -> None:
-    """Write key [Hkv, T, D] and value [Hkv, T, E] to rows as of `flat_places`."""
-    for tensor, new in ((kv.key, key), (kv.value, value)):
-        tensor.view(-1, new.shape[2]).index_copy_(0, rows_HT, new.reshape(-1, new.shape[2]))
+    def __init__(self, places_T: Tensor, block_tokens: int) -> None:
+        self._places_T, self._block_tokens = places_T, block_tokens
+        self._rows: dict[int, Tensor] = {}
+
+    def store(self, kv: KeyValue, key: Tensor, value: Tensor) -> None:
+        """Put key [Hkv, T, D] and value [Hkv, T, E] there."""
+        if key.device.type == "cuda" and on_devices.AVAILABLE:
+            device_attention.store(kv.key, kv.value, self._places_T, key, value)
+            return
+        rows_HT = self._rows_of(key.shape[0])
+        for tensor, new in ((kv.key, key), (kv.value, value)):
+            tensor.view(-1, new.shape[2]).index_copy_(0, rows_HT, new.reshape(-1, new.shape[2]))
+
+    def _rows_of(self, num_heads: int) -> Tensor:
+        """[Hkv · T] rows of a layer's tensor seen as [N · Hkv · P, D], in the order of keys [Hkv, T, D]."""
+        if num_heads not in self._rows:
+            blocks_T = self._places_T // self._block_tokens
+            offsets_T = self._places_T - blocks_T * self._block_tokens
+            heads_H1 = torch.arange(num_heads, device=blocks_T.device)[:, None]
+            rows_HT = (blocks_T * num_heads + heads_H1) * self._block_tokens + offsets_T
+            self._rows[num_heads] = rows_HT.reshape(-1)
+        return self._rows[num_heads]
 
 
 def context_of(blocks: Tensor, ids_SM: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from plait.data.across import uploaded
 from plait.data.packed import Group, PackedBatch, Span
 from plait.errors import CallError
 from plait.generation.paged import PagedAttention, chunk_attention
-from plait.generation.pool import KVPool, context_of, flat_places, scatter
+from plait.generation.pool import KVPool, Places, context_of
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.row_attention import RowPlan, row_plan
@@ -147,7 +147,7 @@ class RaggedContext:
     ) -> None:
         self.pool, self.batch = pool, batch
         self._attention = attention
-        self._rows: dict[int, Tensor] = {}
+        self._places = Places(batch.places_T, pool.block_tokens)
         self._plans: dict[int | None, RowPlan] = {}
         self._num_short = num_short = len(batch.num_new) if takes_chunks else batch.num_short
         starts = [0]
@@ -176,11 +176,8 @@ class RaggedContext:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
-        num_heads = key.shape[0]
         blocks = self.pool.layer(layer, key, value)
-        if num_heads not in self._rows:
-            self._rows[num_heads] = flat_places(self.batch.places_T, num_heads, self.pool.block_tokens)
-        scatter(blocks, self._rows[num_heads], key, value)
+        self._places.store(blocks, key, value)
         batch, num_short = self.batch, self._num_short
         window = form.window
         options: dict[str, Any] = {

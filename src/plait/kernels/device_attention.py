@@ -83,6 +83,25 @@ def paged_attention(call: PagedCall) -> Tensor:
     return out
 
 
+def store(key_pool: Tensor, value_pool: Tensor, places_T: Tensor, key: Tensor, value: Tensor) -> None:
+    """Write keys [Hkv, T, D] and values [Hkv, T, E] of new tokens into blocks, in one launch.
+
+    Args:
+        key_pool, value_pool: [N, Hkv, P, D] and [N, Hkv, P, E], contiguous, of the same dtype.
+        places_T: int64, block · P + offset in it.
+    """
+    from plait.kernels import device_kernels  # imports triton
+
+    num_key_heads, num_tokens, key_size = key.shape
+    key = key if key.stride(2) == 1 else key.contiguous()
+    value = value if value.stride(2) == 1 else value.contiguous()
+    device_kernels.store[(num_tokens, num_key_heads)](
+        key, key.stride(0), key.stride(1), value, value.stride(0), value.stride(1), key_pool, value_pool, places_T,
+        KEY_HEADS=num_key_heads, P=key_pool.shape[2], D=key_size, E=value.shape[2],
+        WIDE_D=_power(key_size), WIDE_E=_power(value.shape[2]), num_warps=1,
+    )  # fmt: skip
+
+
 def keys_at_a_time(tile: int, wide_key: int, wide_value: int, number_bytes: int, shared_bytes: int) -> tuple[int, int]:
     """Keys that a program takes at a time, and how many times as many are on their way: so that they fit the memory of
     a multiprocessor, with the tile of queries and its scores. Where nothing fits, the least of both.

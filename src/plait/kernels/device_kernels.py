@@ -190,5 +190,36 @@ def merge(
     tl.store(out + line * E + in_E, out_E, mask=in_E < E)
 
 
+@triton.jit(do_not_specialize=["key_head", "key_row", "value_head", "value_row"])
+def store(
+    key,
+    key_head,
+    key_row,
+    value,
+    value_head,
+    value_row,
+    key_pool,
+    value_pool,
+    places,
+    KEY_HEADS: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    WIDE_D: tl.constexpr,
+    WIDE_E: tl.constexpr,
+):
+    """Grid (T, Hkv): keys [Hkv, T, D] and values [Hkv, T, E] into the blocks, at the places [T] of their tokens."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    place = tl.load(places + token).to(tl.int64)
+    line = (place // P * KEY_HEADS + head) * P + place % P
+    in_D = tl.arange(0, WIDE_D)
+    in_E = tl.arange(0, WIDE_E)
+    key_D = tl.load(key + head * key_head + token * key_row + in_D, mask=in_D < D)
+    tl.store(key_pool + line * D + in_D, key_D, mask=in_D < D)
+    value_E = tl.load(value + head * value_head + token * value_row + in_E, mask=in_E < E)
+    tl.store(value_pool + line * E + in_E, value_E, mask=in_E < E)
+
+
 INTERPRETED = not isinstance(attend, triton.JITFunction)
 """Whether Triton's interpreter runs the programs."""

@@ -1,0 +1,122 @@
+"""Products of a layer that read the same input, computed as one where their weights lie one behind another in memory.
+
+Queries, keys and values are three products of a decoder layer, gate and up projection two. A step of few rows takes as
+long as its weights take to be read, and a small product leaves most of a GPU idle. Weights are views of one flat buffer
+(`models.flat_weights`), so the joined weight is a view as well: nothing is copied, and what updates the weights updates
+it.
+
+Shapes: T new tokens, I input and O output features of all of a product's parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names, in Transformers, of modules of one parent that are given the same tensor."""
+
+
+class JoinedProducts:
+    """The products of some layers that can be joined.
+
+    Args:
+        layers: decoder layers.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._sites = [site for layer in layers for parent in layer.modules() for site in _sites(parent)]
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within it the layers compute them joined, where their weights lie one behind another now."""
+        joined = [site for site in self._sites if site.joins()]
+        for site in joined:
+            site.swap(site.parts)
+        try:
+            yield
+        finally:
+            for site in joined:
+                site.swap(site.own)
+
+
+class _Product:
+    """One product that several modules ask for, each for its part: computed when the first asks, forgotten when the
+    last has asked. So it holds nothing before a layer and behind it."""
+
+    def __init__(self, count: int) -> None:
+        self.weight_OI: nn.Parameter | None = None
+        self._count = self._left = count
+        self._given: Tensor | None = None
+        self._out: Tensor | None = None
+
+    def part(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Columns start … stop − 1 of x [..., T, I] · weightᵀ."""
+        if self._out is None:
+            self._given, self._out = x, F.linear(x, self.weight_OI)  # type: ignore[arg-type]
+        assert x is self._given, "its parts are given one tensor"
+        out = self._out[..., start:stop]
+        self._left -= 1
+        if self._left == 0:
+            self._left, self._given, self._out = self._count, None, None
+        return out
+
+
+class _Part(nn.Module):
+    """In place of a linear layer: its part of a product."""
+
+    def __init__(self, product: _Product, start: int, stop: int) -> None:
+        super().__init__()
+        self.product, self.start, self.stop = product, start, stop
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., T, I] to [..., T, stop − start]."""
+        return self.product.part(x, self.start, self.stop)
+
+
+class _Site:
+    """Modules of one parent that may be parts of one product."""
+
+    def __init__(self, parent: nn.Module, names: Sequence[str]) -> None:
+        self._parent, self._names = parent, names
+        self.own = [getattr(parent, name) for name in names]
+        self._product, self.parts, start = _Product(len(names)), [], 0
+        for linear in self.own:
+            self.parts.append(_Part(self._product, start, start + linear.out_features))
+            start += linear.out_features
+
+    def joins(self) -> bool:
+        """Whether the weights lie one behind another; then the product reads them where they lie now."""
+        weights = [linear.weight.detach() for linear in self.own]
+        first, place = weights[0], weights[0].data_ptr()
+        for weight in weights:
+            if weight.data_ptr() != place or not weight.is_contiguous() or weight.dtype != first.dtype:
+                return False
+            place += weight.nbytes
+        if first.storage_offset() + sum(weight.numel() for weight in weights) > _elements(first):
+            return False  # of several storages, which happen to lie side by side
+        rows = sum(len(weight) for weight in weights)
+        joined = first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
+        # As a parameter: of those the compiler takes the shapes as they are.
+        self._product.weight_OI = nn.Parameter(joined, requires_grad=False)
+        return True
+
+    def swap(self, modules: Sequence[nn.Module]) -> None:
+        """Put modules in the places of these."""
+        for name, module in zip(self._names, modules, strict=True):
+            setattr(self._parent, name, module)
+
+
+def _sites(parent: nn.Module) -> Iterator[_Site]:
+    for names in TOGETHER:
+        found = [getattr(parent, name, None) for name in names]
+        if all(type(one) is nn.Linear and one.bias is None for one in found):
+            yield _Site(parent, names)
+
+
+def _elements(tensor: Tensor) -> int:
+    """That the storage of a tensor has."""
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
