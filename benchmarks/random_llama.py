@@ -30,8 +30,10 @@ def write_llama(
     scalar: bool = False,
     seed: int = 0,
     dtype: str = "float32",
+    device: str = "cpu",
 ) -> None:
-    """Write a checkpoint with the tokenizer's vocabulary; `scalar`: a sequence classifier of one label."""
+    """Write a checkpoint with the tokenizer's vocabulary; `scalar`: a sequence classifier of one label; `device`: draws
+    the weights, a GPU a billion of them in a second."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -51,6 +53,7 @@ def write_llama(
     if scalar:
         config.num_labels = 1
     torch.manual_seed(seed)
-    model = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    with torch.device(device):
+        model = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config)
+    model.to("cpu", getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

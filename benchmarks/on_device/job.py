@@ -71,6 +71,7 @@ class Job:
                 kv_heads=sizes.kv_heads,
                 positions=POSITIONS,
                 dtype=self.dtype,
+                device=self.device,
             )
             part.rename(folder)
         return str(folder)
