@@ -41,7 +41,7 @@ def eager_logprobs(module: Any, groups: Groups, temperature: float = 1.0) -> tup
 
 def gradients(module: Any, logprobs: Tensor, entropies: Tensor) -> dict[str, Tensor]:
     """Parameter gradients of a fixed loss that weighs every log-prob and entropy differently."""
-    places = torch.arange(len(logprobs), dtype=logprobs.dtype)
+    places = torch.arange(len(logprobs), dtype=logprobs.dtype, device=logprobs.device)
     loss = (torch.cos(places) * logprobs + 0.3 * torch.sin(places) * entropies).sum()
     module.zero_grad(set_to_none=True)
     loss.backward()

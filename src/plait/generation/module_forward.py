@@ -77,14 +77,20 @@ class ModuleForward:
             ModelError: the family does not say which modules they are.
         """
         with self.layers.applied(self._context(batch, pool)) as context:
-            return self._logits(batch, context)
+            return self._logits(batch, context, leaves_out=False)
 
     def _context(self, batch: RaggedBatch, pool: KVPool) -> RaggedContext:
         return RaggedContext(pool, batch, self._attention, takes_chunks=self._by_kernel)
 
-    def _logits(self, batch: RaggedBatch, context: AttentionContext) -> Tensor | None:
+    def _logits(self, batch: RaggedBatch, context: AttentionContext, *, leaves_out: bool = True) -> Tensor | None:
+        """
+        Args:
+            leaves_out: what the last layer would compute of rows that are not read. It then computes in a way of this
+                step alone, which torch would compile anew in each.
+        """
+        read_R = batch.read_R if leaves_out else None
         with self._packed.applied():
-            hidden_TH = self._computes.hidden(batch.token_ids_T, batch.position_ids_T, context, read=batch.read_R)
+            hidden_TH = self._computes.hidden(batch.token_ids_T, batch.position_ids_T, context, read=read_R)
             hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
             return self._computes.logits(hidden_RH) if len(hidden_RH) else None
 

@@ -111,6 +111,8 @@ class FlexPlan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `row_attention.RowPlan`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
+        group = query.shape[0] // key.shape[0]
+        key, value = (_for_each(tensor, group) for tensor in (key, value))
         # Scale and softcap are written into the kernel: torch cannot trace a softcap that is an argument of it.
         with torch._dynamo.config.patch(specialize_float=True, recompile_limit=MOST_KINDS):
             out, sums = self.kernel(
@@ -120,13 +122,23 @@ class FlexPlan:
                 score_mod=None if form.softcap is None else _capped(form.softcap),
                 block_mask=self.mask,
                 scale=form.scale,
-                enable_gqa=query.shape[0] != key.shape[0],
                 return_aux=AuxRequest(lse=True),
                 kernel_options={"BACKEND": "TRITON"},  # of short rows, too: it is the one that is proven
             )
         if form.sinks is not None:  # one further score in the sum: its share of the weight is taken off
             out = out * torch.sigmoid(sums.lse - form.sinks[None, :, None]).to(out.dtype)[..., None]
         return out[0].transpose(0, 1)
+
+
+def _for_each(tensor: Tensor, group: int) -> Tensor:
+    """[Hkv · group, T, …]: keys or values once for each query head that shares them.
+
+    In its backward the kernel gives a block of keys to one program, with all rows and all query heads that see them: of
+    a prompt that many responses share these are most of the row, one after another. On an H100 the backward of a layer
+    took 2 ms where its products take 0.2 (8 responses of 500 tokens each, 6 query heads to a key head)."""
+    if group == 1:
+        return tensor
+    return tensor[:, None].expand(-1, group, *tensor.shape[1:]).flatten(0, 1)
 
 
 @cache
