@@ -116,6 +116,49 @@ def test_what_was_asked_for_the_longest_ago_goes_first() -> None:
     assert pool.num_bytes <= least_bytes()
 
 
+def test_a_pool_that_is_full_of_what_is_in_use_is_indexed_again_only_when_something_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1024 tokens: two prompts of 5 with 500 of their samples each, and 14 free. A third sample of the first prompt
+    says 14, then another; what follows finds no room until the second prompt's only sample has ended."""
+    pool, indexed = PoolDrafter(least_bytes()), list[int]()
+    index_again = pool.texts.index_again
+    monkeypatch.setattr(pool.texts, "index_again", lambda used: indexed.append(used) or index_again(used))
+    other = (50, 51, 52, 53, 54)
+    for slot, prompt_ids in ((0, PROMPT), (1, other)):
+        pool.begin(slot, prompt_ids)
+        say(pool, slot, *range(500))
+    pool.begin(2, PROMPT)
+    say(pool, 2, *range(14))
+    assert pool.used == most_entries(least_bytes()) == 1024
+    for _ in range(3):
+        pool.say(np.array([0, 1, 2]), np.array([1, 1, 1]), np.array([7, 7, 7]), np.full(3, 0.5))
+    pool.begin(3, PROMPT)
+    for _ in range(3):
+        say(pool, 3, 7)
+    assert (indexed, pool.used) == ([], 1024), "all is in use: nothing is dropped, and nothing recorded any further"
+    pool.end(3)
+    pool.begin(3, PROMPT)
+    say(pool, 3, 7)
+    assert (indexed, pool.ends[3]) == ([], -1), "a sample has ended whose prompt is in use"
+    pool.end(1)
+    pool.begin(1, PROMPT)
+    say(pool, 1, 0)
+    assert (indexed, pool.used) == ([1024 - 505], 1024 - 505 + 1)
+    assert guessed(pool, asked(1, place=1)) == [1, 2, 3, 4]
+
+
+def test_tokens_that_are_not_recorded_need_no_room() -> None:
+    """One sample found no room for 1100 tokens. It says 1000 more beside another, whose 10 are recorded."""
+    pool = PoolDrafter(least_bytes())
+    for slot in (0, 1):
+        pool.begin(slot, PROMPT)
+    say(pool, 0, *range(1100))
+    assert pool.ends[0] == -1
+    pool.say(np.array([0, 1]), np.array([1020, 10]), np.arange(1030), np.full(1030, 0.5))
+    assert (pool.used, pool.ends[1]) == (5 + 10, 14)
+
+
 @pytest.mark.parametrize(
     ("budget", "prompt_tokens", "tokens"), [(1 << 20, 200, 50), (1 << 20, 1, 1), (1 << 16, 3, 900)]
 )

@@ -109,6 +109,8 @@ class TextPool:
         self._prompts: dict[int, _Prompt] = {}
         """By the hash of their tokens; the one that was asked for last stands last."""
         self._of_slot: dict[int, _Prompt] = {}
+        self._may_drop = True
+        """Whether something may have gone out of use since texts were dropped in vain."""
 
     @property
     def num_bytes(self) -> int:
@@ -134,8 +136,8 @@ class TextPool:
 
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         """Further tokens of these samples, so many each, and the probabilities with which they were drawn."""
-        if not self._has_room(len(token_ids_T), 0):
-            self.ends[slots_B] = NONE
+        if not self._has_room(int(counts_B[self.ends[slots_B] != NONE].sum()), 0):
+            self._stop(slots_B)
             return
         self.used = int(
             draft_lookup.append_all(
@@ -159,14 +161,22 @@ class TextPool:
 
     def end(self, slot: int) -> None:
         """The sample in a slot says nothing more."""
-        self.ends[slot] = NONE
+        self._stop(np.array([slot]))
         if (prompt := self._of_slot.pop(slot, None)) is not None:
             prompt.num_running -= 1
+            self._may_drop |= prompt.num_running == 0
 
     def grow_old(self) -> None:
         """What has been said so far counts as said earlier."""
         kinds = self.texts.kinds_O[: self.num_texts]
         kinds[kinds == SIBLING] = EARLIER
+        self._may_drop = True
+
+    def _stop(self, slots: IntArray) -> None:
+        """Nothing more is recorded of what is said in these slots."""
+        recorded = slots[self.ends[slots] != NONE]
+        self._may_drop |= bool((self.texts.kinds_O[self.owners[recorded]] == EARLIER).any())
+        self.ends[recorded] = NONE
 
     def _prompt(self, token_ids: tuple[int, ...]) -> _Prompt | None:
         """None where it finds no room, or another prompt has its hash."""
@@ -187,6 +197,7 @@ class TextPool:
         number = self.num_texts
         self.texts.roots_O[number], self.texts.kinds_O[number] = root, kind
         self.num_texts += 1
+        self._may_drop |= kind != SIBLING
         return number
 
     def _append(self, token_ids: IntArray, probs: FloatArray, owner: int, root: int, end: int) -> int:
@@ -203,7 +214,8 @@ class TextPool:
         if _bytes(2 * len(self.texts.tokens_N)) <= self._budget_bytes:
             self.texts.grow(self.used)
             return self._has_room(num_entries, num_texts, num_prompts)
-        self._drop()
+        if self._may_drop:
+            self._drop()
         return self._fits(num_entries, num_texts, num_prompts)
 
     def _fits(self, num_entries: int, num_texts: int, num_prompts: int) -> bool:
@@ -215,7 +227,8 @@ class TextPool:
         )
 
     def _drop(self) -> None:
-        """Drop texts until half of the room is free, or all that are left are in use."""
+        """Drop texts until half of the room is free, or all that are left are in use. Nothing is indexed again where
+        all are."""
         texts, half, count = self.texts, len(self.texts.tokens_N) // 2, self.num_texts
         lengths_O = np.zeros(count, np.int64)
         draft_lookup.count_entries(self.used, texts.owners_N, lengths_O)
@@ -240,7 +253,10 @@ class TextPool:
             kept_O[numbers] = False
             left, left_texts = left - int(lengths_O[numbers].sum()), left_texts - len(numbers)
         del lengths_O, order_O, roots_O
-        self._keep(kept_O)
+        if kept_O.all():
+            self._may_drop = False
+        else:
+            self._keep(kept_O)
 
     def _keep(self, kept_O: NDArray[np.bool_]) -> None:
         """Only these texts; they move to the front, and numbers of texts and entries follow."""
