@@ -14,9 +14,11 @@ from plait.generation.backend import unserved
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.settings import SamplingSettings
+from plait.generation.speculates import NoSpeculation
 from plait.generation.speculator import Speculator
 from plait.generation.steady_drafts import WhereSteady
 from plait.kernels import paged_attention
+from plait.policy.step import Key, StepPlan
 from plait.recipes.engine_checks import STEADY
 from plait.speculation.drafter import Asked, Guesses
 from plait.speculation.pool import FloatArray, IntArray
@@ -254,6 +256,39 @@ def test_samples_that_are_taken_out_are_forgotten_and_their_uids_come_again() ->
     for one in ASKED:
         engine.abort(one.prompt.uid)
     assert drained(engine, ASKED)[0] == plain
+
+
+def two_started() -> tuple[Engine, Speculator]:
+    """Samples 0.0 and 0.1 of one prompt, which have said 1 token; every token is guessed to be 7."""
+    speculator = Speculator(2, Guessing(lambda said, most: [7] * most))
+    engine = Engine(tiny_model("llama"), SamplingSettings(speculation=2), speculates=NoSpeculation())
+    engine.add(request(0, 19, [30, 30]))
+    engine.step()
+    return engine, speculator
+
+
+def says(engine: Engine, key: Key, *token_ids: int) -> None:
+    engine.state.flight.started[key].token_ids.extend(token_ids)
+    engine.state.flight.started[key].logprobs.extend([-1.0] * len(token_ids))
+
+
+def step_of(key: Key, num_drafted: int) -> StepPlan:
+    return StepPlan((), (), (), (), (key,), (1 + num_drafted,), 20, (), ())
+
+
+def test_a_step_without_drafts_leaves_those_of_a_step_in_flight() -> None:
+    """Two steps in flight, each of one sample: that of 0.1 has no room for its guess, and lands while the two guessed
+    tokens of 0.0 are computed: one comes true."""
+    engine, speculator = two_started()
+    started = engine.state.flight.started
+    assert speculator.drafts(started, [(0, 0)]) == {(0, 0): [7, 7]}
+    assert speculator.drafts(started, [(0, 1)]) == {(0, 1): [7, 7]}
+    speculator.done(step_of((0, 1), 0), 1, 1e-3)
+    says(engine, (0, 0), 7, 5)
+    says(engine, (0, 1), 7)
+    speculator.done(step_of((0, 0), 2), 2, 1e-3)
+    speculator.rest()
+    assert (speculator.counts.tried_of.sum(), speculator.counts.accepted_of.sum()) == (2, 1)
 
 
 def test_what_is_known_word_for_word_is_said_in_few_steps() -> None:

@@ -41,9 +41,11 @@ def test_a_guess_that_was_only_looked_up_is_followed_to_its_end() -> None:
 
 
 def test_guesses_that_found_no_room_count_as_looked_up() -> None:
-    kept, slot = KeptGuesses(3), np.array([0])
-    kept.clear(0)
-    kept.keep(slot, guesses([1, 2]), np.array([2]))
-    kept.not_computed()
-    trials = kept.hear(slot, np.array([1]), np.array([1]))
-    assert (trials.places_X.tolist(), trials.num_computed) == ([-1], 0)
+    """Those of slot 0; those of slot 1 are in another step, and are computed."""
+    kept, slots = KeptGuesses(3), np.array([0, 1])
+    for slot in (0, 1):
+        kept.clear(slot)
+    kept.keep(slots, guesses([1, 2], [3]), np.array([2, 1]))
+    kept.not_computed(np.array([0]))
+    trials = kept.hear(slots, np.array([1, 1]), np.array([1, 3]))
+    assert (trials.places_X.tolist(), trials.num_computed) == ([-1, 0], 1)

@@ -109,7 +109,7 @@ class Engine(Forgetful):
             self.unheard[slot] += count
             drawn += count
         if num_drafted == 0:
-            self.speculation.not_computed()
+            self.speculation.not_computed(slots)
         taken = self.clock_s - began
         self.speculation.done(num_samples, num_drafted, CONTEXT, drawn, taken)
         self.steps.append((self.forward_s(num_samples) * drawn / num_samples, taken))

@@ -165,7 +165,8 @@ class Speculator:
     def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
         """See Speculates.done."""
         if plan.num_drafted == 0:
-            self.speculation.not_computed()
+            heard = (self._heard.get(key) for key in plan.rows)
+            self.speculation.not_computed(np.array([one.slot for one in heard if one is not None], np.int64))
         self._context = context = plan.num_row_context
         if plan.chunks or plan.starts:
             self.speculation.mixed(len(plan.rows), plan.num_drafted, context, seconds)

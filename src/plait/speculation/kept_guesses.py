@@ -77,9 +77,9 @@ class KeptGuesses:
             slots_B, guesses.token_ids_BK, guesses.cells_BK, guesses.lengths_B, computed_B, *self._arrays
         )
 
-    def not_computed(self) -> None:
-        """No guess of this step is computed: they count as only looked up."""
-        self._arrays[3][:] = 0
+    def not_computed(self, slots_B: IntArray) -> None:
+        """The guesses of these slots are not computed: they count as only looked up."""
+        self._arrays[3][slots_B] = 0
 
     @property
     def _lengths_S(self) -> IntArray:

@@ -218,9 +218,9 @@ class Speculation:
         self._spent.drafted_s += self._drafted_s
         self._counts.drafting_s += self._last_s
 
-    def not_computed(self) -> None:
-        """There was no room for the guesses of this step."""
-        self._kept.not_computed()
+    def not_computed(self, slots_B: IntArray) -> None:
+        """A step of these samples has computed no guesses: there were none, or no room for them."""
+        self._kept.not_computed(slots_B)
 
     def done(self, num_rows: int, num_drafted: int, num_context: int, num_drawn: int, seconds: float) -> None:
         """A step of nothing but running samples took so long, looking up included.
