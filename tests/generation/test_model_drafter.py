@@ -16,9 +16,13 @@ from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import Speculator, model_drafter
 from plait.kernels.draft_lookup import CELLS
+from plait.layout.mesh import Layout
 from plait.models.language_model import LanguageModel
+from plait.models.parallel.peers import Peers
+from plait.schedule.work import to_the_end
 from plait.speculation.drafter import Asked
 from plait.speculation.speculation import How
+from plait.workers.sample_mover import End, SampleMover
 from tests.cases import slow_but
 from tests.generation.requests import with_head
 from tests.generation.test_drafts import drained
@@ -111,6 +115,27 @@ def test_it_changes_no_token(kind: str, settings: dict) -> None:
 
 
 EXACT = itertools.product(["adaptive", 1, 6], [torch.float32, torch.bfloat16])
+
+
+@pytest.mark.parametrize("how", ["aborted", "moved"])
+def test_nothing_is_held_when_the_last_sample_has_left(how: str) -> None:
+    model = tiny_model("llama")
+    drafter = drafter_of(model)
+    engine = Engine(model, SamplingSettings(), speculates=speculates(drafter))
+    engine.add(with_head(0, 20, [40]))
+    for _ in range(4):
+        engine.step()
+    assert drafter.num_bytes > 0
+    if how == "aborted":
+        [sample] = engine.abort(0)
+        assert len(sample.token_ids) > 2
+    else:
+        target, here = Engine(model, SamplingSettings()), Layout.on((0,))
+        mover = SampleMover(Peers.alone(), End(here, engine), End(here, target))
+        assert to_the_end(mover.moving([(0, 0)])).keys == ((0, 0),)
+    assert not engine.has_work
+    assert drafter.num_bytes == 0
+    assert engine.occupancy.kv_bytes == 0
 
 
 @pytest.mark.parametrize(("how", "dtype"), slow_but([("adaptive", torch.float32), (6, torch.bfloat16)], EXACT), ids=str)

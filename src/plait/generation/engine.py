@@ -149,10 +149,7 @@ class Engine:
         allow(not self.state.is_stale, "step: the weights changed while samples were in flight; call `update_weights`")
         waited_s = self._joint.waited_s
         record = self._launch(drafts) if self.state.has_work else None
-        if not self.state.has_work:
-            self._joint.rest()
-            self.state.rest()
-            self.speculates.rest()
+        self.rest()
         landed = self._turns.take_landed()
         self.last_step = record and replace(
             record,
@@ -242,6 +239,14 @@ class Engine:
 
     # -- leaving, and new weights
 
+    def rest(self) -> None:
+        """Samples have ended or left: if none is in flight any more, let go of what was held for them, a draft model's
+        keys and values as well."""
+        if not self.state.has_work:
+            self._joint.rest()
+            self.state.rest()
+            self.speculates.rest()
+
     def abort(self, prompt_uid: int, index: int | None = None) -> list[Sample]:
         """Take a prompt's samples out, or one of them. Samples that have ended or never were are no error.
 
@@ -249,7 +254,9 @@ class Engine:
             The samples taken out, with the tokens that they have; `step` will not return them.
         """
         self.land()
-        return self.state.stop((prompt_uid,), FinishReason.ABORTED, index)
+        stopped = self.state.stop((prompt_uid,), FinishReason.ABORTED, index)
+        self.rest()
+        return stopped
 
     def halt(self, *, parks: bool) -> list[Sample]:
         """Take all samples out as they are, so that they can go on later (`GoingOn`).
@@ -264,7 +271,7 @@ class Engine:
         if parks:
             self._parking.park(tuple(self.state.flight.started))
         open_samples = self.state.stop(self.state.flight.uids, FinishReason.OPEN)
-        self.speculates.rest()
+        self.rest()
         return self._turns.take_landed().finished + open_samples
 
     def update_weights(self, version: int, kv: HeldKV = "recompute") -> None:

@@ -117,11 +117,9 @@ class EngineState:
         return [response.sample(self.model.tokenizer, reason) for response in out]
 
     def take_out(self, keys: Sequence[Key]) -> None:
-        """Free rows and blocks of samples that are not in flight any more."""
+        """Free rows and blocks of samples that are not in flight any more. `Engine.rest` follows, or other samples."""
         self.rows.remove(keys)
         self.scheduler.remove(keys)
-        if not self.has_work:
-            self.rest()
 
     def update_weights(self, version: int, kv: HeldKV) -> None:
         """See `Engine.update_weights`."""

@@ -222,6 +222,8 @@ class SampleMover:
         if self._leaving is not None:
             for state in offer.states:
                 self._leaving.export_sample(*state.key, until=0)
+        if self._giver is not None:
+            self._giver.rest()
         if self._entering is not None:
             buffers |= allocate(held[1], self.rank, self._entering.model.device)
         channel = Channel(self._peers.group, self._peers.timeout_s, _NUM_TAGS, self._peers.waiting_for)
