@@ -18,7 +18,8 @@ def kept_float64(dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 class _KeptFloat64(TorchFunctionMode):
-    """`.float()`, `.to(float32)` and `dtype=float32` leave a float64 tensor as it is.
+    """`.float()`, `.to(float32)` and `dtype=float32` leave a float64 tensor as it is. What else became float32 on the
+    way, as positions do, may be multiplied with it by `@`, too, as by `*`: the result is float64.
 
     Every operation and every look at a tensor's shape or dtype comes by here: what names no float32 goes on at once.
     """
@@ -26,6 +27,8 @@ class _KeptFloat64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _FLOAT and _is_float64(args):
             return args[0]
+        if func in _PRODUCTS:
+            args = _alike(args)
         if kwargs:
             for value in kwargs.values():
                 if value is _FLOAT32 and _is_float64(args):
@@ -39,7 +42,16 @@ class _KeptFloat64(TorchFunctionMode):
 
 
 _FLOAT, _FLOAT32 = torch.Tensor.float, torch.float32
+_PRODUCTS = frozenset((torch.Tensor.matmul, torch.matmul))
+"""Of matrices: torch refuses them where the two are of different dtypes."""
 
 
 def _is_float64(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64
+
+
+def _alike(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The two factors, both float64 if one is and the other float32."""
+    if {one.dtype for one in args if isinstance(one, torch.Tensor)} == {_FLOAT32, torch.float64}:
+        return tuple(one.double() for one in args)
+    return args
