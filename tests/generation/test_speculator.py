@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 
@@ -289,6 +290,22 @@ def test_a_step_without_drafts_leaves_those_of_a_step_in_flight() -> None:
     speculator.done(step_of((0, 0), 2), 2, 1e-3)
     speculator.rest()
     assert (speculator.counts.tried_of.sum(), speculator.counts.accepted_of.sum()) == (2, 1)
+
+
+def test_a_sample_that_left_and_came_back_between_two_questions_is_guessed_for() -> None:
+    """Another one with its key and what it had said, beside the same others: it is known by what it has said, and what
+    it says is heard."""
+    engine, speculator = two_started()
+    speculator.speculation.drafter = guessing = Guessing(lambda said, most: [len(said)] * most)
+    speculator.speculation._drafters = [guessing]
+    started, running = engine.state.flight.started, [(0, 0), (0, 1)]
+    said = [len(started[key].token_ids) for key in running]
+    assert speculator.drafts(started, running) == {key: [count] * 2 for key, count in zip(running, said, strict=True)}
+    started[0, 1] = copy.deepcopy(started[0, 1])
+    says(engine, (0, 1), 5)
+    assert speculator.drafts(started, running)[0, 1] == [said[1] + 1] * 2
+    says(engine, (0, 1), 6)
+    assert speculator.drafts(started, running)[0, 1] == [said[1] + 2] * 2
 
 
 def test_what_is_known_word_for_word_is_said_in_few_steps() -> None:

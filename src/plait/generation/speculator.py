@@ -153,7 +153,9 @@ class Speculator:
         if not running or not self.speculation.is_due(len(running), self._context):
             return NO_DRAFTS
         self._hear()
-        self._part(started)
+        if self._part(started):
+            self._meet(started, running)  # one of them may have come back since it was asked for
+            self._hear()
         samples = [started[key] for key in running]
         same = self._asked
         places_B = np.array([len(sample.token_ids) for sample in samples])
@@ -242,10 +244,12 @@ class Speculator:
             arrays = (np.array(column, np.int64) for column in (slots, counts, token_ids))
             self.speculation.hear(*arrays, np.exp(np.array(logprobs)))
 
-    def _part(self, started: Mapping[Key, Response]) -> None:
-        """Forget samples that have ended."""
-        for key in [key for key, heard in self._heard.items() if started.get(key) is not heard.response]:
+    def _part(self, started: Mapping[Key, Response]) -> bool:
+        """Forget samples that have ended; whether there were any."""
+        ended = [key for key, heard in self._heard.items() if started.get(key) is not heard.response]
+        for key in ended:
             self._end(key)
+        return bool(ended)
 
     def _begin(self, key: Key, response: Response) -> None:
         if not self._free:
