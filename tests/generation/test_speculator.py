@@ -295,9 +295,8 @@ def test_a_step_without_drafts_leaves_those_of_a_step_in_flight() -> None:
 def test_a_sample_that_left_and_came_back_between_two_questions_is_guessed_for() -> None:
     """Another one with its key and what it had said, beside the same others: it is known by what it has said, and what
     it says is heard."""
-    engine, speculator = two_started()
-    speculator.speculation.drafter = guessing = Guessing(lambda said, most: [len(said)] * most)
-    speculator.speculation._drafters = [guessing]
+    engine, _ = two_started()
+    speculator = Speculator(2, Guessing(lambda said, most: [len(said)] * most))
     started, running = engine.state.flight.started, [(0, 0), (0, 1)]
     said = [len(started[key].token_ids) for key in running]
     assert speculator.drafts(started, running) == {key: [count] * 2 for key, count in zip(running, said, strict=True)}

@@ -43,7 +43,7 @@ class _KeptFloat64(TorchFunctionMode):
 
 _FLOAT, _FLOAT32 = torch.Tensor.float, torch.float32
 _PRODUCTS = frozenset((torch.Tensor.matmul, torch.matmul))
-"""Of matrices: torch refuses them where the two are of different dtypes."""
+"""Products of matrices, which torch refuses where the two are of different dtypes."""
 
 
 def _is_float64(args: tuple[Any, ...]) -> bool:
