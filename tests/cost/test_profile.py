@@ -14,21 +14,27 @@ import pytest
 import torch
 
 from plait.cli import main
+from plait.cost.captures import num_captured
+from plait.cost.decoding import SteadySteps
+from plait.cost.decoding import profile as decode_pieces
 from plait.cost.hardware import Link
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profile_path, save_profile
+from plait.cost.layer_times import LayerTimes
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.measured import stopwatch
 from plait.cost.measured import work as work_of_profile
 from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import Pair
-from plait.cost.measured.measuring import by_layer, measure
+from plait.cost.measured.measuring import measure
+from plait.cost.measured.models import by_layer
 from plait.cost.measured.sizes import sizes_of
 from plait.cost.measured.stopwatch import in_rounds
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import LinkRecord, Profile, interpolated
+from plait.cost.profile import MOST_REPLAYED, LinkRecord, Profile, interpolated
 from plait.cost.workload import Workload
 from plait.errors import DataError
+from plait.generation.captured import MOST_ROWS
 from plait.generation.engine import Engine
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
@@ -78,6 +84,48 @@ def test_parts_of_a_model_decode_by_their_layers() -> None:
     assert slow.decode_s(1, 15) == 1.5
     fast = PROFILE.model_copy(update={"decode_by_layers": ((1, 10, 0.5), (4, 10, 0.5))})
     assert fast.decode_s(1, 10, is_part=True) == 1.0
+
+
+def test_steps_of_more_samples_than_a_gpu_replays_are_computed_by_layers() -> None:
+    """Of up to 256; on a CPU nothing is replayed."""
+    assert MOST_REPLAYED == MOST_ROWS
+    by_layers = {"decode_by_layers": ((1, 10, 5.0), (256, 10, 6.0)), "decode": ((1, 10, 1.0), (256, 10, 1.0))}
+    fast = {"forward": ((10, 1e-3), (20, 2e-3))}
+    gpu = PROFILE.model_copy(update=by_layers | fast | {"device": "cuda"})
+    assert (gpu.decode_s(256, 2560), gpu.decode_s(257, 2570)) == (1.0, pytest.approx(6.0 + 1 / 255))
+    assert gpu.model_copy(update={"device": "cpu"}).decode_s(257, 2570) == 1.0
+
+
+def test_what_the_host_takes_for_a_draw_does_not_go_with_the_head() -> None:
+    """A step takes 0.6 s beside layers for two samples. At 1e6 bytes per second, reading the head of H numbers in
+    bfloat16, and 47 bytes for each of two rows of logits, takes a part of that, and twice that for a model of twice as
+    many words; the rest is the host's. On a CPU all of it is of the head."""
+    of_head = (2 * HEAD + 2 * 47 * SHAPE.vocabulary) / 1e6
+    wide = replace(SHAPE, vocabulary=2 * SHAPE.vocabulary)
+    step = {"drawing": ((2, 0.6),), "copy_bytes_per_s": 1e6}
+    found = {}
+    for device in ("cuda", "cpu"):
+        profile = PROFILE.model_copy(update={**step, "device": device})
+        for shape in (SHAPE, wide):
+            work = ModelWork(shape, "bfloat16", shape.vocabulary)
+            times = LayerTimes(profile.cluster(1), work, Layout.on(range(1)), profile)
+            found[device, shape is wide] = times.drawing(2)
+    assert found["cuda", False] == found["cpu", False] == pytest.approx(0.6)
+    assert found["cuda", True] == pytest.approx(0.6 + of_head)
+    assert found["cpu", True] == pytest.approx(1.2)
+
+
+def test_a_gpu_captures_a_graph_for_each_power_of_two_of_samples_and_of_tokens() -> None:
+    """Two samples of 12 tokens after prompts of 10 have 16 on average. Three samples go into a graph of four, two into
+    one for up to 16 tokens and one for up to 32. Each layer of four takes half a second to be captured."""
+    assert num_captured(decode_pieces((12, 12), 2), 10) == 1
+    assert num_captured([SteadySteps(3, 3, 6.0), SteadySteps(4, 2, 10.0), SteadySteps(4, 2, 18.0)], 10) == 3
+    assert num_captured([SteadySteps(9, 257, 257.0)], 10) == 0, "so many are not replayed"
+    gpu = PROFILE.model_copy(update={"device": "cuda", "capture_s": 0.5})
+    terms = costs(gpu).call("actor.generate", "decode", Layout.on(range(1))).terms
+    assert terms["capturing"] == pytest.approx(4 * 0.5)
+    assert "capturing" not in costs(gpu).call("actor.generate", "decode", Layout.on(range(2), tp=2)).terms
+    assert "capturing" not in costs().call("actor.generate", "decode", Layout.on(range(1))).terms
 
 
 def costs(profile: Profile = PROFILE, shape: ModelShape = SHAPE, prompts: int = 1) -> ModelCosts:

@@ -79,6 +79,7 @@ def _describe(measured: Profile, model: str) -> None:
     say(f"  a layer forward over {tokens} tokens   {1e3 * seconds:.2f} ms")
     say(f"  a layer backward over {back_tokens} tokens   {1e3 * back:.2f} ms")
     say(f"  a layer for {samples} samples of {context} tokens   {1e3 * step:.2f} ms")
+    say(f"  all beside layers in a step of {samples} samples   {1e3 * measured.drawing_s(samples):.2f} ms")
     say(f"  copies {measured.copy_bytes_per_s / 1e9:.1f} GB/s, between processes {between / 1e9:.1f} GB/s")
     say(f"  steps of other sizes are foretold with a mean error of {measured.error:.0%}")
 

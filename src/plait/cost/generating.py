@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from math import ceil
 
+from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
@@ -84,7 +85,9 @@ class Generating:
             if not prompts_alone:
                 totals = decoding.totals(self._pieces(samples, count, running)).tolist()
             for number in numbers:
-                begins[number], decodings[number] = begun[len(shares[number])], decoding
+                pieces = () if prompts_alone else profile(shares[number], running)
+                captures = capturing(passes.times, pieces, workload.lengths.prompts.mean)
+                begins[number], decodings[number] = begun[len(shares[number])] | captures, decoding
                 decoded[number], speeds[number] = totals[number], 1 / sum(totals) if any(totals) else 1.0
         seconds = tuple(total(first) + other for first, other in zip(begins, decoded, strict=True))
         longest = max(range(count), key=seconds.__getitem__)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Terms = dict[str, float]
 
+LOGIT_BYTES = 47
+"""That a GPU reads and writes for each logit to draw a token (docs/gpu.md)."""
+
 
 @dataclass(frozen=True)
 class Micro:
@@ -222,12 +225,20 @@ class LayerTimes:
         return passes * max(computing, work.head * work.width / tp / self.bytes_per_s) if rows else 0.0
 
     def drawing(self, rows: float) -> float:
-        """What a step of generation takes beside its layers: the head, and where it was measured the drawing."""
+        """What a step of generation takes beside its layers: the head, and where it was measured the drawing.
+
+        On a GPU most of it is the host's, in which the device waits: only what reading the head and the logits takes
+        goes with their size.
+        """
         if self.profile is None:
             return self.head(rows)
-        measured = self.profile.shape
-        share = self.work.head / (measured.vocabulary * measured.hidden)
-        return self.profile.drawing_s(rows) * share / self.layout.parallelism.tp * self.contention
+        measured, tp = self.profile.shape, self.layout.parallelism.tp
+        share, seconds = self.work.head / (measured.vocabulary * measured.hidden), self.profile.drawing_s(rows)
+        fixed = 0.0
+        if self.profile.device == "cuda":
+            num_bytes = measured.vocabulary * (measured.hidden * self.work.width + rows * LOGIT_BYTES)
+            fixed = max(0.0, seconds - num_bytes / self.profile.copy_bytes_per_s)
+        return (fixed + (seconds - fixed) * share / tp) * self.contention
 
     def hop(self, micro: Micro) -> float:
         """Activations from one stage to the next."""

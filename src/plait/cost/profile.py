@@ -88,6 +88,8 @@ class Ratio:
     steps: int
 
 
+MOST_REPLAYED = 256
+"""Samples of a step that a GPU replays as a graph; of more each layer's kernels are launched."""
 KEPT_RUNS = 20
 """That a profile keeps, the newest: machines, and what runs on them, change."""
 
@@ -102,7 +104,9 @@ class Profile(Settings):
     decode_by_layers:  the same of layers that are not compiled, as those of a part of a model; empty: not measured
     head:              (rows, seconds of the head's forward)
     head_backward:     (rows, seconds of the head's and the embedding's backward); empty: not measured
-    drawing:           (samples, seconds of a step of generation beside its layers); empty: not measured
+    drawing:           (samples, seconds of a step of generation beside its layers); empty: not measured. On a GPU with
+                       all that its host does while it waits
+    capture_s:         on a GPU, seconds of a layer in which a step is captured again, to be replayed
     products:          (rows, floating point operations per second of a product with a layer's largest matrix)
     widens:            whether products of bfloat16 are computed in float32 (`models.compute.widened`)
     optimizer_s:       seconds of an optimizer step, of each number that is trained
@@ -128,6 +132,7 @@ class Profile(Settings):
     head: Points = Field(min_length=2)
     head_backward: Points = ()
     drawing: Points = ()
+    capture_s: float | None = Field(None, ge=0)
     products: Points = Field(min_length=1)
     copy_bytes_per_s: float = Field(gt=0)
     packing_bytes_per_s: float | None = Field(None, gt=0)
@@ -164,9 +169,9 @@ class Profile(Settings):
         Args:
             context: tokens of all samples together.
             is_part: by ranks that have a part of the model each, whose layers are not compiled: they take at least what
-                they take in other forwards.
+                they take in other forwards. So do steps of more samples than a GPU replays.
         """
-        if not is_part:
+        if not is_part and not (self.device == "cuda" and samples > MOST_REPLAYED):
             return _interpolated_steps(self.decode, samples, context / samples)
         measured = _interpolated_steps(self.decode_by_layers or self.decode, samples, context / samples)
         return max(measured, self.layer_s(samples))

@@ -24,8 +24,8 @@ def test_a_copy_is_measured_into_memory_that_was_touched(monkeypatch: pytest.Mon
         found.append(bool(targets[0].all()))
         return 1.0
 
-    monkeypatch.setattr(measuring, "COPIED_BYTES", 16)
+    monkeypatch.setattr(measuring, "COPIED_BYTES", {"cpu": 16})
     monkeypatch.setattr(torch, "empty_like", empty_like)
-    monkeypatch.setattr(measuring, "seconds_of", seconds_of)
+    monkeypatch.setattr(measuring, "seconds_in_a_row", seconds_of)
     assert measuring.copy_s("cpu") == (1.0,)
     assert found == [True]

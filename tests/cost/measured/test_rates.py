@@ -22,5 +22,5 @@ def test_what_warms_up_does_not_count_however_long_it_takes(monkeypatch: pytest.
     clock = accumulate(cycle([0.0, 1.0, 0.0, 0.25, 0.0, 0.25]))
     monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     found = measure_rates("float32")
-    assert found.bytes_per_s == 2 * COPIED_BYTES / 0.25
+    assert found.bytes_per_s == 2 * COPIED_BYTES["cpu"] / 0.25
     assert found.flops_per_s == 2 * MATRIX_SIZE["cpu"] ** 3 / 0.25

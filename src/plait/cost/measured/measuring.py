@@ -1,16 +1,14 @@
 """Measures a machine for a cost model: products, copies, forwards, backwards, decoding steps, links. Imports torch.
 
-Layers are measured by two models of random weights, of which one has more of them: the difference has nothing of what
-is beside layers. All quantities are measured by turns, several times (`stopwatch.in_rounds`): cores change
-their speed within minutes, and a forecast is made of many quantities.
+All quantities are measured by turns, several times (`stopwatch.in_rounds`): cores change their speed within minutes,
+and a forecast is made of many quantities. What layers take is told by models that have more or fewer (`models`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -21,31 +19,38 @@ from plait.cost.measured.cut import REPEATS as CUT_REPEATS
 from plait.cost.measured.host import measure_host
 from plait.cost.measured.links import ROUNDS as LINK_ROUNDS
 from plait.cost.measured.links import measure_links
+from plait.cost.measured.models import (
+    Layers,
+    Models,
+    by_layer,
+    drawing_of,
+    layers_of,
+    no_faster,
+    of_steps,
+    rests_of,
+    steps_of,
+)
 from plait.cost.measured.rates import COPIED_BYTES
 from plait.cost.measured.sizes import Sizes, sizes_of
-from plait.cost.measured.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_of
+from plait.cost.measured.stopwatch import ROUNDS, Seconds, Size, Work, in_rounds, seconds_in_a_row
 from plait.cost.measured.work import (
     backward_s,
+    capture_s,
     decode_by_layers_s,
     decode_s,
     forward_s,
-    layers_alone,
     optimizer_s,
     packing_s,
     prompt_s,
-    random_model,
     response_tokens,
 )
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import Points, Profile, Steps
+from plait.cost.profile import Points, Profile
 from plait.memory_limits import machine_bytes
 from plait.models.compute import widened
 from plait.models.language_model import LanguageModel
 from plait.models.shape import ModelShape
 
-FEW, MANY, MOST = 1, 3, 9
-"""Layers of the two models that are measured: FEW, and MANY to MOST, as fit into MANY_BYTES."""
-MANY_BYTES = 1 << 30
 QUICK_ERROR = 0.2
 """The error of a profile of few sizes, as nothing was measured to tell it."""
 BUDGET_S = 60.0
@@ -53,14 +58,8 @@ BUDGET_S = 60.0
 of a first round, in which torch compiles for a minute or so."""
 SHARED_S = 15.0
 """Rows are not measured whose layers, shared by two processes, would take longer in all rounds."""
-MOST_PACKED = 1e12
-"""Bytes per second that nothing packs: what takes less did not."""
 ALONE: Size = (0,)
 """The size of what has one."""
-
-
-Layers = dict[Size, tuple[float, float]]
-"""Size → seconds of a layer, of everything else."""
 
 
 def measure(
@@ -74,15 +73,20 @@ def measure(
             `QUICK_ERROR`.
     """
     torch.set_num_threads(threads)
-    models, sizes = Models.of(name, config, dtype, device), sizes_of(device, quick=quick)
+    sizes = sizes_of(device, quick=quick)
+    models = Models.of(name, config, dtype, device, sizes.most_tokens)
     works, compiles = _works(models, sizes), device == "cuda"
     measured = in_rounds(works, BUDGET_S, rounds=1 if quick else ROUNDS, compiles=compiles)
-    copy_rate = 2 * COPIED_BYTES / measured["copying"][ALONE][0]
+    copy_rate = 2 * COPIED_BYTES[device] / measured["copying"][ALONE][0]
     least_s = ModelWork(models.shape, dtype, 1).read(1) / copy_rate
-    forward, backward, prompts, decode, by_layers = (
-        by_layer(measured[family], least_s)
-        for family in ("forward", "backward", "prompts", "decode", "decode by layers")
+    forward, backward, prompts, by_layers = (
+        by_layer(measured[family], least_s) for family in ("forward", "backward", "prompts", "decode by layers")
     )
+    if device == "cuda":
+        decode, drawing = of_steps(measured["decode"], models.steps.layers, least_s)
+    else:
+        decoded = by_layer(measured["decode"], least_s)
+        decode, drawing = steps_of(decoded), drawing_of(decoded)
     rounds = 1 if quick else LINK_ROUNDS
     shared = _shared_tokens(forward, backward, rounds) if device == "cpu" else ()
     links = measure_links(config, dtype, shared, rounds=rounds)
@@ -94,16 +98,17 @@ def measure(
         model=name,
         shape=models.shape,
         memory_gib=_memory_gib(device),
-        forward=_layers(forward),
-        backward=_no_faster(backward, forward),
+        forward=layers_of(forward),
+        backward=no_faster(backward, forward),
         cut_forward=links.cut.forward,
         cut_backward=links.cut.backward,
-        prompts=_layers(prompts),
-        decode=_steps(decode),
-        decode_by_layers=_steps(by_layers),
-        head=_rests(forward),
-        head_backward=_rests(backward),
-        drawing=_drawing(decode),
+        prompts=layers_of(prompts),
+        decode=decode,
+        decode_by_layers=steps_of(by_layers),
+        head=rests_of(forward),
+        head_backward=rests_of(backward),
+        drawing=drawing,
+        capture_s=measured["capturing"][ALONE][0] if device == "cuda" else None,
         products=_products(measured["products"], models.shape),
         copy_bytes_per_s=copy_rate,
         packing_bytes_per_s=models.packing_rate(measured["packing"][ALONE][0]),
@@ -119,70 +124,30 @@ def measure(
     return profile.model_copy(update={"error": QUICK_ERROR if quick else _held_out_error(profile, models, sizes)})
 
 
-@dataclass(frozen=True)
-class Models:
-    """few: of FEW layers; many: of so many `layers`."""
-
-    shape: ModelShape
-    few: LanguageModel
-    many: LanguageModel
-    layers: int
-
-    @classmethod
-    def of(cls, name: str, config: Mapping[str, Any], dtype: str, device: str) -> Self:
-        shape = ModelShape.from_config(config, name)
-        fitting = MANY_BYTES / ModelWork(shape, dtype, 1).read(shape.experts)
-        layers = max(MANY, min(MOST, int(fitting)))
-        few, many = (random_model(config, count, dtype, device) for count in (FEW, layers))
-        return cls(shape, few, many, layers)
-
-    def row(self, run_s: Callable[..., float], tokens: int) -> Seconds:
-        """(a layer's, those of FEW layers and all beside them)."""
-        short, long = (run_s(model, tokens, layers_alone) for model in (self.few, self.many))
-        return (long - short) / (self.layers - FEW), run_s(self.few, tokens)
-
-    def step(self, run_s: Callable[..., float], *size: int) -> Seconds:
-        """(a layer's, those of FEW layers and all beside them)."""
-        short, long = (run_s(model, *size) for model in (self.few, self.many))
-        return (long - short) / (self.layers - FEW), short
-
-    def packing_rate(self, seconds: float) -> float | None:
-        """Bytes of weights that a new engine packs in a second; None where they are not packed."""
-        num_bytes = self.many.weights.numel() * self.many.weights.element_size()
-        return num_bytes / seconds if seconds > num_bytes / MOST_PACKED else None
-
-
 def _works(models: Models, sizes: Sizes) -> dict[str, dict[Size, Work]]:
     """All that is measured by turns."""
-    device = models.few.device.type
+    few, rows, deep = models.rows.few, models.rows, models.steps
+    device = few.device.type
     most = models.shape.max_positions - response_tokens(models.shape.max_positions) - 1
     prompts = dict.fromkeys(min(tokens, most) for tokens in sizes.prompts)
     decoded, by_layers = (
         tuple(dict.fromkeys((samples, min(context, most)) for samples, context in steps))
         for steps in (sizes.decoded, sizes.by_layers)
     )
-    return {
+    works: dict[str, dict[Size, Work]] = {
         "copying": {ALONE: partial(copy_s, device)},
-        "forward": {(tokens,): partial(models.row, forward_s, tokens) for tokens in sizes.rows},
-        "prompts": {(tokens,): partial(models.step, prompt_s, tokens) for tokens in prompts},
-        "decode": {size: partial(models.step, decode_s, *size) for size in decoded},
-        "decode by layers": {size: partial(models.step, decode_by_layers_s, *size) for size in by_layers},
-        "backward": {(tokens,): partial(models.row, backward_s, tokens) for tokens in sizes.back},
-        "products": {(tokens,): partial(_product_s, models.few, models.shape, tokens) for tokens in sizes.products},
-        "packing": {ALONE: lambda: (packing_s(models.many),)},
-        "optimizer": {ALONE: lambda: (optimizer_s(models.few),)},
+        "forward": {(tokens,): partial(rows.row, forward_s, tokens) for tokens in sizes.rows},
+        "prompts": {(tokens,): partial(rows.step, prompt_s, tokens) for tokens in prompts},
+        "decode": {size: partial(deep.step, decode_s, *size) for size in decoded},
+        "decode by layers": {size: partial(rows.step, decode_by_layers_s, *size) for size in by_layers},
+        "backward": {(tokens,): partial(rows.row, backward_s, tokens) for tokens in sizes.back},
+        "products": {(tokens,): partial(_product_s, few, models.shape, tokens) for tokens in sizes.products},
+        "packing": {ALONE: lambda: (packing_s(rows.many),)},
+        "optimizer": {ALONE: lambda: (optimizer_s(few),)},
     }
-
-
-def by_layer(measured: Mapping[Size, Seconds], least_s: float) -> Layers:
-    """
-    Args:
-        measured: (a layer's seconds, those of FEW layers and all beside them) of each size.
-        least_s: what reading a layer's weights takes, and so a layer at least: those of few layers stay in caches,
-            those of a whole model do not; and on a busy machine a difference of two times may be anything.
-    """
-    layers = {size: (max(least_s, layer), whole) for size, (layer, whole) in measured.items()}
-    return {size: (layer, max(0.0, whole - FEW * layer)) for size, (layer, whole) in layers.items()}
+    if device == "cuda":
+        works["capturing"] = {ALONE: lambda: (capture_s(deep.many) / deep.layers,)}
+    return works
 
 
 def _shared_tokens(forward: Layers, backward: Layers, rounds: int) -> list[int]:
@@ -192,38 +157,15 @@ def _shared_tokens(forward: Layers, backward: Layers, rounds: int) -> list[int]:
     return [tokens for tokens in seconds if repeats * seconds[tokens] < SHARED_S]
 
 
-def _layers(measured: Layers) -> Points:
-    return tuple((size[0], layer) for size, (layer, _) in measured.items())
-
-
-def _rests(measured: Layers) -> Points:
-    return tuple((size[0], max(1e-9, rest)) for size, (_, rest) in measured.items())
-
-
-def _steps(measured: Layers) -> Steps:
-    return tuple((samples, context, layer) for (samples, context), (layer, _) in measured.items())
-
-
-def _no_faster(backward: Layers, forward: Layers) -> Points:
-    """Backwards of a layer take no less than its forwards: they compute twice as much."""
-    return tuple((size[0], max(layer, forward.get(size, (0.0,))[0])) for size, (layer, _) in backward.items())
-
-
-def _drawing(measured: Layers) -> Points:
-    """The shortest of each number of samples, whatever their context."""
-    rests: dict[int, list[float]] = {}
-    for (samples, _), (_, rest) in measured.items():
-        rests.setdefault(samples, []).append(rest)
-    return tuple((samples, min(taken)) for samples, taken in sorted(rests.items()))
-
-
 def _product_s(model: LanguageModel, shape: ModelShape, rows: int) -> Seconds:
     from plait.models.compute import cpu_linear
 
-    weight = torch.ones(shape.intermediate, shape.hidden, dtype=model.dtype, device=model.device)
-    left = torch.ones(rows, shape.hidden, dtype=model.dtype, device=model.device)
+    weight, left = (
+        torch.randn(count, shape.hidden, dtype=model.dtype, device=model.device)  # of equal numbers a GPU takes less
+        for count in (shape.intermediate, rows)
+    )
     with torch.inference_mode():
-        return (seconds_of(lambda: cpu_linear.linear(left, weight), model.device.type),)
+        return (seconds_in_a_row(lambda: cpu_linear.linear(left, weight), model.device.type),)
 
 
 def _products(measured: Mapping[Size, Seconds], shape: ModelShape) -> Points:
@@ -233,22 +175,24 @@ def _products(measured: Mapping[Size, Seconds], shape: ModelShape) -> Points:
 
 
 def copy_s(device: str) -> Seconds:
-    """Seconds of a copy of COPIED_BYTES."""
-    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
+    """Seconds of a copy of COPIED_BYTES of the device."""
+    source = torch.ones(COPIED_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)  # memory that nobody has touched takes several times as long
-    return (seconds_of(lambda: target.copy_(source), device),)
+    return (seconds_in_a_row(lambda: target.copy_(source), device),)
 
 
 def _held_out_error(profile: Profile, models: Models, sizes: Sizes) -> float:
     """Error of forwards and decoding steps of the larger model, foretold by the profile."""
-    model, layers, errors = models.many, models.layers, []
+    errors: list[float] = []
+    model, layers = models.rows.many, models.rows.layers
     for tokens in sizes.held_out_rows:
         if tokens < profile.forward[-1][0]:
             foretold = layers * profile.layer_s(tokens) + profile.head_s(tokens)
             errors.append(abs(foretold / forward_s(model, tokens) - 1))
     longest = max(context for _, context, _ in profile.decode)
     few = [size for size in sizes.held_out_decoded if size[0] <= profile.decode[-1][0] and size[1] <= longest]
+    model, layers = models.steps.many, models.steps.layers
     for samples, context in few:
         foretold = layers * profile.decode_s(samples, samples * context) + profile.drawing_s(samples)
         errors.append(abs(foretold / decode_s(model, samples, context) - 1))

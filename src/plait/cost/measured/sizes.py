@@ -33,6 +33,11 @@ class Sizes:
     held_out_rows: tuple[int, ...] = ()
     held_out_decoded: Decoded = ()
 
+    @property
+    def most_tokens(self) -> int:
+        """Whose keys and values the largest step of decoding has."""
+        return max(samples * context for samples, context in self.decoded)
+
 
 CPU = Sizes(
     rows=(16, 64, 512),

@@ -86,6 +86,22 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
     return typical(taken)
 
 
+IN_A_ROW = {"cpu": 1, "cuda": 16}
+"""Calls of brief work between two waits."""
+
+
+def seconds_in_a_row(work: Callable[[], object], device: str) -> float:
+    """`seconds_of` one of several calls that follow each other: to wait for a GPU takes as long as brief work does, and
+    in a run there is more to do behind it."""
+    calls = IN_A_ROW[device]
+
+    def all_calls() -> None:
+        for _ in range(calls):
+            work()
+
+    return seconds_of(all_calls, device) / calls
+
+
 def repeats(taken: Sequence[float]) -> Iterator[int]:
     """Once, and again as long as it is brief."""
     for number in range(MOST_REPEATS):

@@ -26,6 +26,10 @@ from plait.training.settings import OptimizerSettings
 SAMPLE_TOKENS = 64
 """Tokens of prompt and response in the rows of forwards."""
 PACKED_TIMES = 3
+CAPTURED = (16, 64)
+"""Samples and context of a step that is captured: how large it is says little of how long that takes."""
+PREFILL_TOKENS = 16_384
+"""Tokens of prompts that are computed in one step, before steps are measured."""
 
 
 def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str) -> LanguageModel:
@@ -36,7 +40,8 @@ def random_model(config: Mapping[str, Any], layers: int, dtype: str, device: str
     for key in ("layer_types", "mlp_layer_types"):
         if isinstance(kinds := read.get(key), list) and kinds:
             read[key] = [kinds[layer % len(kinds)] for layer in range(layers)]
-    with torch.random.fork_rng(devices=[]):
+    # On the device itself, where drawing billions of numbers takes no time.
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         module = new_module(CONFIG_MAPPING[read["model_type"]].from_dict(read), decoder_only=False)
     model = from_module(module, None, dtype, device, name=f"{layers} layers")
@@ -118,6 +123,24 @@ def decode_by_layers_s(model: LanguageModel, samples: int, context: int) -> floa
     return _steps_s(model, samples, context, tokens, replays=False)
 
 
+def capture_s(model: LanguageModel) -> float:
+    """Seconds in which a step is captured again that was before, at other addresses, as in each rollout of a process
+    that does more than generate; 0 where none is."""
+    samples, context = CAPTURED
+    tokens = response_tokens(model.max_positions)
+    engine = engine_for(model, samples, context, tokens)
+    if (captured := engine.state.forward.module.captured) is None:
+        return 0.0
+    _begin(engine, samples, context, tokens)
+    engine.step()
+    captured.drop()
+    before = captured.seconds
+    engine.step()
+    taken = captured.seconds - before
+    _end(engine)
+    return taken
+
+
 def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int, *, replays: bool = True) -> float:
     engine = engine_for(model, samples, context, tokens)
     if not replays:
@@ -130,7 +153,7 @@ def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int, *, r
         started = now(model.device.type)
         engine.step()
         taken.append(now(model.device.type) - started)
-    engine.abort(0)
+    _end(engine)
     return typical(taken)
 
 
@@ -145,16 +168,29 @@ def engine_for(model: LanguageModel, samples: int, context: int, tokens: int) ->
         "max_running": samples,
         "kv_tokens": (samples + 1) * num_blocks_for(context + tokens + 1) * BLOCK_TOKENS,
         "max_response_tokens": tokens,
-        "max_prefill_tokens": context + 1,
+        "max_prefill_tokens": max(context + 1, PREFILL_TOKENS),
         "speculation": "off",
     }
     return Engine(model, SamplingSettings.model_validate(settings))
 
 
 def _begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int = 1) -> None:
-    prompt, sampling = Prompt(0, "", (token_id,) * context), Sampling(max_tokens=tokens, stop_token_ids=())
-    engine.add(Request(prompt, samples, sampling, NoiseKey(0), (tokens,) * samples))
+    """Step until all samples have begun. On a CPU they are of one prompt. On a GPU each has its own, and no two begin
+    alike: keys and values that all samples share stay in its cache, and are read in no time."""
+    prompts = 1 if engine.model.device.type == "cpu" else samples
+    sampling, each = Sampling(max_tokens=tokens, stop_token_ids=()), samples // prompts
+    for uid in range(prompts):
+        prompt = Prompt(uid, "", (token_id + uid,) * context)
+        engine.add(Request(prompt, each, sampling, NoiseKey(0), (tokens,) * each))
     engine.step()
+    while len(engine.said) < samples:
+        engine.step()
+
+
+def _end(engine: Engine) -> None:
+    """Take all samples out, and give the memory of graphs back."""
+    engine.halt(parks=False)
+    engine.state.forward.drop()
 
 
 def prompt_s(model: LanguageModel, context: int) -> float:
