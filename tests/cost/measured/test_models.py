@@ -24,13 +24,13 @@ def step_us(layers: int, samples: int, context: int, asking_us: float = 0.0) -> 
     return 1300 + 9 * samples + max(asking_us, layers * LAYER_US[samples, context] + 300)
 
 
-def measured(few: int, many: int, asking_us: float = 0.0) -> dict[tuple[int, ...], tuple[float, ...]]:
+def times_of(few: int, many: int, asking_us: float = 0.0) -> dict[tuple[int, ...], tuple[float, ...]]:
     pair: Any = Pair(few, few, many, many)  # type: ignore[arg-type]  # in place of a model its layers
-    return {size: pair.step(lambda layers, *of: step_us(layers, *of, asking_us), *size) for size in LAYER_US}
+    return {size: pair.step(lambda layers, *of: step_us(layers, *of, asking_us=asking_us), *size) for size in LAYER_US}
 
 
 def test_layers_and_all_beside_them_are_told_apart() -> None:
-    steps, rests = of_steps(measured(15, 30), 30, 1.0)
+    steps, rests = of_steps(times_of(15, 30), 30, 1.0)
     assert [(samples, context, pytest.approx(us)) for samples, context, us in steps] == [
         (*size, us) for size, us in LAYER_US.items()
     ]
@@ -38,9 +38,9 @@ def test_layers_and_all_beside_them_are_told_apart() -> None:
 
 
 def test_steps_are_as_long_as_measured_where_layers_hide_behind_the_host() -> None:
-    """The host asks for 1500 us: all of the shallow model of 15 layers but at 256 samples
-    of 1024 tokens. The difference says too little of a layer; a step of all 30 is exact all the same."""
-    found = measured(15, 30, asking_us=1500)
+    """The host asks for 1500 us: as long as 15 layers take, but for 256 samples. The difference says too little of a
+    layer; a step of all 30 is exact all the same."""
+    found = times_of(15, 30, asking_us=1500)
     assert found[1, 64] == (0.0, 2809, 2809)
     steps, rests = of_steps(found, 30, 2.0)
     for samples, context, layer_us in steps:
@@ -91,7 +91,7 @@ def test_samples_of_a_gpu_have_prompts_of_their_own(device: str, prompts: list[t
         add=added.append,
         step=lambda: said.update({len(said): 1}),
     )
-    work._begin(engine, 3, 5, 10)
+    work.begin(engine, 3, 5, 10)
     assert [(request.prompt.uid, request.num_samples) for request in added] == prompts
     assert len({request.prompt.token_ids[0] for request in added}) == len(prompts)
     assert len(said) == 3
@@ -109,12 +109,9 @@ def test_what_is_captured_again_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     captured.drop = lambda: setattr(captured, "kept", False)
     forward = SimpleNamespace(module=SimpleNamespace(captured=captured))
     engine = SimpleNamespace(state=SimpleNamespace(forward=forward), step=step)
-    for name, stand_in in (
-        ("engine_for", lambda *of: engine),
-        ("_begin", lambda *of: None),
-        ("_end", lambda *of: None),
-    ):
-        monkeypatch.setattr(work, name, stand_in)
+    monkeypatch.setattr(work, "engine_for", lambda *of: engine)
+    for name in ("begin", "end"):
+        monkeypatch.setattr(work, name, lambda *of: None)
     model: Any = SimpleNamespace(max_positions=512)
     assert capture_s(model) == 2.0
     forward.module.captured = None

@@ -131,13 +131,13 @@ def capture_s(model: LanguageModel) -> float:
     engine = engine_for(model, samples, context, tokens)
     if (captured := engine.state.forward.module.captured) is None:
         return 0.0
-    _begin(engine, samples, context, tokens)
+    begin(engine, samples, context, tokens)
     engine.step()
     captured.drop()
     before = captured.seconds
     engine.step()
     taken = captured.seconds - before
-    _end(engine)
+    end(engine)
     return taken
 
 
@@ -145,7 +145,7 @@ def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int, *, r
     engine = engine_for(model, samples, context, tokens)
     if not replays:
         engine.state.forward.module.captured = None
-    _begin(engine, samples, context, tokens)
+    begin(engine, samples, context, tokens)
     if model.device.type != "cpu":
         engine.step()  # captures the step that follows, which takes some ten times as long
     taken: list[float] = []
@@ -153,7 +153,7 @@ def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int, *, r
         started = now(model.device.type)
         engine.step()
         taken.append(now(model.device.type) - started)
-    _end(engine)
+    end(engine)
     return typical(taken)
 
 
@@ -174,9 +174,18 @@ def engine_for(model: LanguageModel, samples: int, context: int, tokens: int) ->
     return Engine(model, SamplingSettings.model_validate(settings))
 
 
-def _begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int = 1) -> None:
-    """Step until all samples have begun. On a CPU they are of one prompt. On a GPU each has its own, and no two begin
-    alike: keys and values that all samples share stay in its cache, and are read in no time."""
+def begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int = 1) -> None:
+    """Step an engine until all samples have begun.
+
+    On a CPU they are of one prompt. On a GPU each has its own, and no two begin alike: keys and values that all samples
+    share stay in its cache, and are read in no time.
+
+    Args:
+        engine: with nothing in flight.
+        samples: that are drawn at a time.
+        context: tokens of each prompt; tokens: of each response.
+        token_id: that the first prompt is made of.
+    """
     prompts = 1 if engine.model.device.type == "cpu" else samples
     sampling, each = Sampling(max_tokens=tokens, stop_token_ids=()), samples // prompts
     for uid in range(prompts):
@@ -187,7 +196,7 @@ def _begin(engine: Engine, samples: int, context: int, tokens: int, token_id: in
         engine.step()
 
 
-def _end(engine: Engine) -> None:
+def end(engine: Engine) -> None:
     """Take all samples out, and give the memory of graphs back."""
     engine.halt(parks=False)
     engine.state.forward.drop()
@@ -200,7 +209,7 @@ def prompt_s(model: LanguageModel, context: int) -> float:
     taken: list[float] = []
     for number in repeats(taken):
         started = now(model.device.type)
-        _begin(engine, 1, context, tokens, 1 + number)  # no prompt begins as one before
+        begin(engine, 1, context, tokens, 1 + number)  # no prompt begins as one before
         assert engine.last_step is not None
         taken.append(now(model.device.type) - started - engine.last_step.packing_s)
         engine.abort(0)
@@ -214,7 +223,7 @@ def packing_s(model: LanguageModel) -> float:
     engine = engine_for(model, 1, 8, tokens)
     taken: list[float] = []
     for _ in range(PACKED_TIMES):
-        _begin(engine, 1, 8, tokens)
+        begin(engine, 1, 8, tokens)
         assert engine.last_step is not None
         taken.append(engine.last_step.packing_s)
         engine.abort(0)  # nothing is in flight: the copy goes, its memory stays
