@@ -4,6 +4,7 @@ ask it for a number, raises; but for the one place where a step reads what it ha
 from __future__ import annotations
 
 import copy
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait import kernels
 from plait.data import across
 from plait.generation import drawing, module_forward
 from plait.generation.captured import Size, Step
 from plait.generation.engine import Engine
-from plait.generation.joint import Alone
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample_plain
 from plait.generation.settings import Sampling, SamplingSettings
-from plait.kernels import noise
+from plait.kernels import device_draw, noise
 from plait.kernels.paged_call import PagedCall
 from plait.models.backbone import Backbone
 from plait.models.head import Head
@@ -33,7 +34,7 @@ DRAWN = 37
 
 OPS_OF_A_LAYER = 70
 """As Transformers' llama has them: norms, rotary places, projections, the MLP."""
-OPS_OF_A_STEP = 110
+OPS_OF_A_STEP = 30
 """Beside the layers: rows, places, embedding, head, draw."""
 
 
@@ -43,11 +44,26 @@ def attention(call: PagedCall) -> Tensor:
     return call.query.new_empty(*call.query.shape[:2], call.value_pool.shape[3])
 
 
+class Kernels:
+    """In the place of a module of Triton's programs: each launch counts."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+
+    def __getattr__(self, name: str) -> dict[Any, Any]:
+        def launch(*arguments: Any, **constants: Any) -> None:
+            self._counts[name] += 1
+
+        return defaultdict(lambda: launch)
+
+
 class Device:
     """An engine on tensors of a GPU that hold nothing."""
 
     def __init__(self, family: str, **settings: Any) -> None:
         self.downloads = 0
+        self.counts: Counter[str] = Counter()
+        """Launches of Triton's programs."""
         model = tiny_model(family, dtype=torch.bfloat16)
         module = copy.deepcopy(model.module)
         for owner in module.modules():
@@ -67,15 +83,17 @@ class Device:
             eos_token_ids=(),
             backbone=Backbone(module.base_model),
         )
-        self.engine = Engine(self.model, SamplingSettings(**settings), joint=Alone(sample_plain))
+        self.engine = Engine(self.model, SamplingSettings(**settings))
 
     def add(self, request: Request) -> None:
         self.engine.add(request)
 
     def step(self, drafts: Any = ()) -> Launches:
         launches = Launches()
+        self.counts.clear()
         with launches:
             self.engine.step(dict(drafts))
+        launches.counts.update(self.counts)
         return launches
 
     def downloaded(self, token_ids_D: Tensor, logprobs_D: Tensor) -> tuple[list[int], list[float]]:
@@ -88,10 +106,12 @@ class Device:
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(module_forward, "attention_for", lambda *of: attention)
     monkeypatch.setattr(module_forward.device_attention, "paged_attention", attention)
+    monkeypatch.setattr(device_draw, "takes", lambda logits: logits.device == GPU)
 
     def make(family: str = "llama", **settings: Any) -> Device:
         device = Device(family, **{"max_running": 8, "kv_tokens": 4096} | settings)
         monkeypatch.setattr(drawing, "downloaded", device.downloaded)
+        monkeypatch.setattr(kernels, "device_draw_kernels", Kernels(device.counts), raising=False)
         return device
 
     return make
@@ -135,6 +155,7 @@ def test_a_step_waits_for_the_device_once(made: Any, family: str, sampling: Samp
         assert launches.waited == []
         starts = 1 if device.downloads - before > 1 else 0  # samples whose prompt was there draw a token of their own
         assert device.downloads - before <= 1 + starts
+        assert launches.counts["decide"] == device.downloads - before
 
 
 def test_drafts_ask_for_nothing_either(made: Any) -> None:
@@ -230,63 +251,12 @@ def test_filters_and_tails_of_a_device_are_those_of_a_cpu(monkeypatch: pytest.Mo
     assert expected[0].shape == (64,)
 
 
-@pytest.mark.parametrize("vocabulary", [1, 255, 256, 257, 3_000, 4_096])
-@pytest.mark.parametrize("kind", ["all", "few", "one", "none behind"])
-def test_a_tail_picked_by_blocks_is_picked_alike(vocabulary: int, kind: str) -> None:
-    from plait.generation import sampler
-
-    generator = torch.Generator().manual_seed(vocabulary)
-    tail = torch.rand(2_000, vocabulary, generator=generator) ** 4
-    if kind == "few":
-        tail[torch.rand(tail.shape, generator=generator) > 0.01] = 0.0
-        tail[:, vocabulary // 2] = 1e-30
-    if kind == "one":
-        only = torch.randint(vocabulary, (len(tail), 1), generator=generator)
-        tail = torch.zeros_like(tail).scatter_(1, only, 0.3)
-    if kind == "none behind":
-        tail[:, vocabulary // 2 + 1 :] = 0.0
-    uniform = torch.rand(len(tail), generator=generator, dtype=torch.float64)
-    uniform[:2] = torch.tensor([0.0, 1.0 - 2.0**-53])
-    found = sampler.pick_by_blocks(tail, sampler.block_sums(tail), uniform)
-    expected = sampler.tail_pick(tail, uniform)
-    same = float((found == expected).double().mean())
-    assert same == 1.0 or (kind == "all" and same > 0.999), "up to the rounding of float64"
-    assert bool((tail.gather(1, found[:, None]) > 0).all())
-
-
-def test_a_tail_without_numbers_gives_a_token() -> None:
-    from plait.generation import sampler
-
-    tail = torch.full((3, 700), float("nan"))
-    tail[1] = 0.0
-    found = sampler.pick_by_blocks(tail, sampler.block_sums(tail), torch.full((3,), 0.5, dtype=torch.float64))
-    assert bool(((found >= 0) & (found < 700)).all())
-
-
-def test_a_large_batch_is_drawn_by_blocks_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.generation import sampler
-
-    logits = torch.empty(8, 3_000, device=GPU)
-    keys = torch.empty(8, dtype=torch.int64, device=GPU)
-    rows = SamplingRows.of([Sampling()] * 8, 3_000, GPU)
-    moved = []
-    for least in (8 * 3_000 + 1, 8 * 3_000):
-        monkeypatch.setattr(sampler, "BY_BLOCKS", least)
+def test_a_draw_by_operators_waits_for_nothing() -> None:
+    """That of float64."""
+    logits = torch.empty(4, 3_000, dtype=torch.float64, device=GPU)
+    keys = torch.empty(4, dtype=torch.int64, device=GPU)
+    for sampling in (Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_k=5, top_p=0.8)):
+        rows = SamplingRows.of([sampling] * 4, 3_000, GPU)
         with Launches() as launches:
             sample_plain(logits, keys, rows)
         assert launches.waited == []
-        moved.append(launches.counts["aten.cumsum.default"])
-    assert moved == [1, 2], "of all weights; of blocks, and within one"
-
-
-def test_a_draw_by_blocks_is_that_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flat logits, so that tails win often."""
-    from plait.generation import sampler
-
-    logits = torch.randn(500, 3_000, generator=torch.Generator().manual_seed(1))
-    keys = noise.draw_keys(torch.arange(500), torch.zeros(500, dtype=torch.int64))
-    rows = SamplingRows.of([Sampling()] * 500, 3_000, torch.device("cpu"))
-    expected, _ = sampler.sample_plain(logits, keys, rows)
-    by_blocks = lambda tail, uniform: sampler.pick_by_blocks(tail, sampler.block_sums(tail), uniform)
-    monkeypatch.setattr(sampler, "tail_pick", by_blocks)
-    assert sampler.sample_plain(logits, keys, rows)[0].equal(expected)

@@ -1,5 +1,5 @@
-"""Compile the attention and the log-probs of GPUs as they would be launched, by Triton's own compiler, for GPUs that
-need not be here.
+"""Compile the attention, the log-probs and the draw of GPUs as they would be launched, by Triton's own compiler, for
+GPUs that need not be here.
 
     python -m tests.kernels.compiled_for_gpus CAPABILITY SHARED_BYTES
 
@@ -18,11 +18,25 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from plait.kernels import device_attention, device_head_kernels, device_kernels, device_logprobs
+from plait.kernels import (
+    device_attention,
+    device_draw,
+    device_draw_kernels,
+    device_head_kernels,
+    device_kernels,
+    device_logprobs,
+)
 from plait.kernels.paged_call import PagedCall
 from tests.kernels.test_paged_attention import random_tree, work
 
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
+TYPES = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
 
 SIZES = [(9, 3, 64, 64), (12, 2, 128, 128), (8, 4, 256, 256), (16, 1, 192, 128), (4, 2, 80, 80)]
 """Query heads, key heads, numbers of keys and values of a head."""
@@ -42,8 +56,9 @@ class Compiled:
         names = self._kernel.arg_names
         signature = {name: _type(value) for name, value in zip(names, arguments, strict=False)}
         signature |= dict.fromkeys(constants, "constexpr")
-        # As Triton finds it at a launch: of numbers, those that are never specialised say nothing.
-        aligned = [name.startswith("*") for name in signature.values()]
+        # As Triton finds it at a launch: numbers that are never specialised say nothing.
+        numbers = zip(self._kernel.params, arguments, strict=False)
+        aligned = [isinstance(x, Tensor) or (not p.do_not_specialize and x % 16 == 0) for p, x in numbers]
         attributes = {(place,): [["tt.divisibility", 16]] for place, is_so in enumerate(aligned) if is_so}
         source = ASTSource(self._kernel, signature, constants, attributes)
         made = triton.compile(source, target=self._target, options={"num_stages": num_stages, "num_warps": num_warps})
@@ -61,6 +76,8 @@ def main(capability: int, shared_bytes: int) -> None:
         setattr(device_kernels, name, Compiled(getattr(device_kernels, name), capability))
     for name in ("logprobs", "logprobs_backward"):
         setattr(device_head_kernels, name, Compiled(getattr(device_head_kernels, name), capability))
+    for name in ("tops", "choose", "weigh", "decide"):
+        setattr(device_draw_kernels, name, Compiled(getattr(device_draw_kernels, name), capability))
     device_attention.shared_bytes_of = lambda device: shared_bytes  # type: ignore[assignment]
     device_attention.programs_for = lambda device: 264  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(0)
@@ -78,6 +95,7 @@ def main(capability: int, shared_bytes: int) -> None:
         trees = (random_tree(7, generator), None)
         device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
         compile_head(dtype)
+        compile_draw(dtype)
 
 
 def compile_head(dtype: torch.dtype) -> None:
@@ -86,6 +104,14 @@ def compile_head(dtype: torch.dtype) -> None:
     device_logprobs.logprobs(logits, 0.7, targets, first, second, third, torch.zeros(2, dtype=torch.bool))
     for given in ((first, None), (None, second), (first, second)):
         device_logprobs.logprobs_backward_(logits, 0.7, targets, third, second, *given)
+
+
+def compile_draw(dtype: torch.dtype) -> None:
+    logits, keys = torch.zeros(2, 151_936, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    temperature, greedy = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.bool)
+    device_draw.draw(logits, keys, 64)
+    device_draw.draw(logits, keys, 64, greedy_B=greedy, all_greedy=True)
+    device_draw.draw(logits, keys, 64, temperature_B=temperature, greedy_B=greedy, threshold_B=torch.zeros(2))
 
 
 if __name__ == "__main__":

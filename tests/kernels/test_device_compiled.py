@@ -1,4 +1,4 @@
-"""The attention of GPUs is compiled by Triton for GPUs that are not here, as it would be launched, and fits them."""
+"""The kernels of GPUs are compiled by Triton for GPUs that are not here, as they would be launched, and fit them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.cases import slow_but
 from tests.kernels.test_device_sizes import A100, H100, RTX_4090
 
-pytest.importorskip("triton", reason="triton is not installed: the attention of GPUs is not compiled")
+pytest.importorskip("triton", reason="triton is not installed: kernels of GPUs are not compiled")
 
 
 @pytest.mark.process
@@ -26,7 +26,9 @@ def test_each_kernel_is_compiled_and_fits_a_multiprocessor(capability: int, shar
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, env=environment, cwd=root)
     assert done.returncode == 0, done.stderr[-3000:]
     taken = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _ in taken} == {"attend", "merge", "store", "logprobs", "logprobs_backward"}
+    of_draw = {"tops", "choose", "weigh", "decide"}
+    assert {name for name, _ in taken} == of_draw | {"attend", "merge", "store", "logprobs", "logprobs_backward"}
     assert sum(name == "attend" for name, _ in taken) == 30
     assert sum(name.startswith("logprobs") for name, _ in taken) == 8, "both dtypes, and each gradient there may be"
+    assert sum(name in of_draw for name, _ in taken) == 24, "both dtypes, three kinds of batches"
     assert max(int(num_bytes) for _, num_bytes in taken) <= shared_bytes

@@ -23,17 +23,10 @@ import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
-from plait.kernels import draw, noise, paged_attention
+from plait.kernels import device_draw, draw, noise, paged_attention
 from plait.speculation.drafter import SampledBy
 
 NUM_CANDIDATES = 64
-
-PICK_TOKENS = 256
-"""Tokens of a block of the tail: about the square root of a vocabulary, so that its blocks are as few."""
-
-BY_BLOCKS = 1 << 24
-"""Weights of all rows, from which on a device picks by blocks: 12 of 47 bytes less are moved for each, by 25 operations
-more of 2 µs at least: even on an H100 here, on devices of less bandwidth at fewer."""
 
 _COMPILED = (torch.float32, torch.bfloat16)
 
@@ -105,16 +98,30 @@ def sample(
             top_k_B=rows.top_k_B,
             top_p_B=rows.top_p_B,
         )
+    if device_draw.takes(logits_BV):
+        threshold_B = None
+        if not rows.all_greedy and (rows.top_k_B is not None or rows.top_p_B is not None):
+            scaled_BV = _scaled(logits_BV, rows)
+            weights_BV = (scaled_BV - scaled_BV.amax(-1, keepdim=True)).exp_()
+            threshold_B = filter_threshold(scaled_BV, weights_BV, rows)
+        return device_draw.draw(
+            logits_BV,
+            draw_keys_B,
+            num_candidates,
+            temperature_B=None if rows.temperature_B1 is None else rows.temperature_B1[:, 0],
+            greedy_B=rows.greedy_B,
+            all_greedy=rows.all_greedy,
+            threshold_B=threshold_B,
+        )
     return sample_plain(logits_BV, draw_keys_B, rows, num_candidates=num_candidates)
 
 
 def sample_plain(
     logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, *, num_candidates: int = NUM_CANDIDATES
 ) -> tuple[Tensor, Tensor]:
-    """`sample` by torch's operators, for other dtypes and other devices; the oracle of `kernels.draw`."""
-    logits_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-    if rows.temperature_B1 is not None:
-        logits_BV = logits_BV / rows.temperature_B1.to(logits_BV.dtype)
+    """`sample` by torch's operators, for other dtypes and other devices; the oracle of `kernels.draw` and
+    `kernels.device_draw`."""
+    logits_BV = _scaled(logits_BV, rows)
     if rows.all_greedy:
         return _with_logprobs(logits_BV, logits_BV.argmax(-1), logits_BV.logsumexp(-1))
 
@@ -135,6 +142,12 @@ def sample_plain(
     if rows.greedy_B is not None:
         token_ids_B = torch.where(rows.greedy_B, logits_BV.argmax(-1), token_ids_B)
     return _with_logprobs(logits_BV, token_ids_B, log_total_B)
+
+
+def _scaled(logits_BV: Tensor, rows: SamplingRows) -> Tensor:
+    """The logits over the temperature, in the dtype of computation."""
+    logits_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+    return logits_BV if rows.temperature_B1 is None else logits_BV / rows.temperature_B1.to(logits_BV.dtype)
 
 
 def filter_threshold(logits_BV: Tensor, weights_BV: Tensor, rows: SamplingRows) -> Tensor:
@@ -223,17 +236,12 @@ def _draw(
     scores_BW = (top_logits_BW + gumbel_BY[:, :-1]).masked_fill_(~kept_BW, -torch.inf)
     # Zeroing the candidates' weights and summing the rest keeps the digits that 1 - mass(candidates) would lose.
     tail_BV = weights_BV.scatter_(1, top_ids_BW, weights_BV.gather(1, top_ids_BW).masked_fill_(kept_BW, 0.0))
-    on_device = tail_BV.device.type != "cpu"
-    sums_BS = block_sums(tail_BV) if on_device and tail_BV.numel() >= BY_BLOCKS else None
-    tail_B1 = (tail_BV if sums_BS is None else sums_BS).sum(-1, dtype=torch.float64, keepdim=True)
-    tail_score_B1 = tail_B1.log_().add_(gumbel_BY[:, -1:])
+    tail_score_B1 = tail_BV.sum(-1, dtype=torch.float64, keepdim=True).log_().add_(gumbel_BY[:, -1:])
     winner_B = torch.cat([scores_BW, tail_score_B1], dim=1).argmax(-1)
     in_tail_B = winner_B == top_ids_BW.shape[1]
     token_ids_B = top_ids_BW.gather(1, winner_B.clamp(max=top_ids_BW.shape[1] - 1)[:, None])[:, 0]
-    if on_device:  # the host does not ask which rows
-        uniform_B = uniform_BX[:, -1]
-        all_B = tail_pick(tail_BV, uniform_B) if sums_BS is None else pick_by_blocks(tail_BV, sums_BS, uniform_B)
-        return torch.where(in_tail_B, all_B, token_ids_B)
+    if tail_BV.device.type != "cpu":  # the host does not ask which rows
+        return torch.where(in_tail_B, tail_pick(tail_BV, uniform_BX[:, -1]), token_ids_B)
     rows_R = in_tail_B.nonzero()[:, 0]
     if rows_R.numel():
         token_ids_B[rows_R] = tail_pick(tail_BV[rows_R], uniform_BX[rows_R, -1])
@@ -244,39 +252,11 @@ def tail_pick(tail_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """[R] tokens by the inverse of the distribution function of their weights."""
     cumulative_RV = tail_RV.cumsum(-1, dtype=torch.float64)
     total_R = cumulative_RV[:, -1]
-    point_R = _below(uniform_R * total_R, total_R)
+    # A product that rounds up to the total would fall behind the last token that has weight.
+    point_R = torch.minimum(uniform_R * total_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
     return torch.searchsorted(cumulative_RV, point_R[:, None], right=True)[:, 0].clamp_(
         max=tail_RV.shape[1] - 1  # of use for NaN only
     )
-
-
-def block_sums(tail_BV: Tensor) -> Tensor:
-    """[B, S + 1] float64: the weights of each PICK_TOKENS neighbouring tokens, and of the rest behind."""
-    whole = tail_BV.shape[1] // PICK_TOKENS * PICK_TOKENS
-    blocks_BSD = tail_BV[:, :whole].unflatten(1, (whole // PICK_TOKENS, PICK_TOKENS))
-    rest_B1 = tail_BV[:, whole:].sum(-1, dtype=torch.float64, keepdim=True)
-    return torch.cat([blocks_BSD.sum(-1, dtype=torch.float64), rest_B1], dim=1)
-
-
-def pick_by_blocks(tail_BV: Tensor, sums_BS: Tensor, uniform_B: Tensor) -> Tensor:
-    """`tail_pick` [B] up to the rounding of float64, for devices: first the block, then the token in it. The vocabulary
-    is read once for the sums, where a running sum of it all is read again and written in float64."""
-    edges_BS = sums_BS.cumsum(-1)
-    point_B1 = _below(uniform_B[:, None] * edges_BS[:, -1:], edges_BS[:, -1:])
-    block_B1 = torch.searchsorted(edges_BS, point_B1, right=True).clamp_(max=edges_BS.shape[1] - 1)
-    before_B1 = torch.where(block_B1 > 0, edges_BS.gather(1, (block_B1 - 1).clamp_(min=0)), 0.0)
-    ids_BD = block_B1 * PICK_TOKENS + torch.arange(PICK_TOKENS, device=tail_BV.device)
-    last = tail_BV.shape[1] - 1
-    inside_BD = tail_BV.gather(1, ids_BD.clamp(max=last)).masked_fill_(ids_BD > last, 0.0)
-    inside_BD = inside_BD.cumsum(-1, dtype=torch.float64)
-    point_B1 = _below(point_B1 - before_B1, inside_BD[:, -1:])
-    place_B1 = torch.searchsorted(inside_BD, point_B1, right=True)
-    return (block_B1 * PICK_TOKENS + place_B1)[:, 0].clamp_(max=last)  # of use for NaN only
-
-
-def _below(point: Tensor, total: Tensor) -> Tensor:
-    """A product that rounds up to the total would fall behind the last token that has weight."""
-    return torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def _tail_ids(like_BW: Tensor) -> Tensor:
