@@ -56,7 +56,8 @@ def speculator_of(settings: SamplingSettings, forward: Forward) -> Speculates:
 
 def _speculator(how: How, settings: SamplingSettings, model: LanguageModel) -> Speculator:
     _load()
-    _load_draws(model.dtype, model.device)
+    if model.device.type == "cpu":  # kernels of GPUs are the same for one row and for several
+        _load_draws(model.dtype)
     drafts = None
     if settings.draft_model is not None:
         dtype = str(model.dtype).removeprefix("torch.")
@@ -86,12 +87,12 @@ def _load() -> None:
 
 
 @functools.cache
-def _load_draws(dtype: torch.dtype, device: torch.device) -> None:
+def _load_draws(dtype: torch.dtype) -> None:
     """Load the draws of several rows. A sample that runs alone needs them only with its first guess: loaded in that
     step, they would make it twice as long."""
-    logits_BV = torch.zeros((2, 8), dtype=dtype, device=device)[:, :4]  # logits are padded: rows lie apart
-    draw_keys_B = torch.zeros(2, dtype=torch.int64, device=device)
-    sample(logits_BV, draw_keys_B, SamplingRows.of([Sampling()] * 2, 4, device))
+    logits_BV = torch.zeros((2, 8), dtype=dtype)[:, :4]  # logits are padded: rows lie apart
+    draw_keys_B = torch.zeros(2, dtype=torch.int64)
+    sample(logits_BV, draw_keys_B, SamplingRows.of([Sampling()] * 2, 4, draw_keys_B.device))
 
 
 def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:

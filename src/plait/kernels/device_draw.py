@@ -1,8 +1,8 @@
 """The draw of `generation.sampler` on a GPU, by Triton: four programs in place of some 85 operators of torch.
 
 It draws what the plain function draws: the same candidates, the same noise, the same tail. Sums are taken in another
-order and exponentials rounded otherwise, which moves a score by 1e-7 and so a token about as seldom. No launch asks
-the device for a number, and none depends on a value of it.
+order and exponentials rounded otherwise, which moves a score, and the bounds between tokens of the tail, by about 1e-7
+of the whole, so that a token is seldom another. No launch asks the device for a number.
 
 Shapes: B rows, V vocabulary.
 """
@@ -19,7 +19,7 @@ GROUP = 64
 BLOCK = 2048
 """Tokens of a program that reads logits. Of 152 thousand tokens that is 75 programs for one row."""
 ROW_WARPS = 8
-"""Of a program that looks at a whole row's groups."""
+"""Warps of a program that looks at all groups of a row."""
 
 
 def takes(logits_BV: Tensor) -> bool:

@@ -136,9 +136,10 @@ def choose(
     max_G = tl.load(maxima + row * G + group_G, mask=group_G < G, other=-float("inf")).to(tl.float32)
     highest = tl.max(max_G, 0)
     top = over(highest, temperature, SCALED)
-    left_out = top * 0.0 - float("inf")
+    left_out = tl.full((), -float("inf"), tl.float32)
     best = tl.full((), float("inf"), tl.float64)
     token = tl.full((), V - 1, tl.int32)
+    likeliest = token
     if SOME_GREEDY:
         group = tl.min(tl.where((max_G == highest) & (group_G < G), group_G, G - 1), 0)
         at_D = group * GROUP + tl.arange(0, GROUP)
