@@ -68,22 +68,20 @@ def draw(
     some_greedy = all_greedy or greedy_B is not None
     of_row = logits_BV, logits_BV.stride(0)
     flags = {"SCALED": scaled, "FILTERED": filtered}
-    device_draw_kernels.tops[(num_rows, num_blocks)](
-        *of_row, maxima, V=vocabulary, G=num_groups, GROUP=GROUP, N=BLOCK
-    )  # fmt: skip
+    device_draw_kernels.tops[(num_rows, num_blocks)](*of_row, maxima, vocabulary, num_groups, GROUP=GROUP, N=BLOCK)
     device_draw_kernels.choose[(num_rows,)](
         *of_row, maxima, draw_keys_B, temperature_B, greedy_B if greedy_B is not None else lists, threshold_B,
-        lists, found,
-        V=vocabulary, G=num_groups, WIDE_G=_power(num_groups), GROUP=GROUP, COUNT=most_kept + 1, W=num_places,
+        lists, found, vocabulary, num_groups, most_kept + 1,
+        WIDE_G=_power(num_groups), GROUP=GROUP, W=num_places,
         BITS=16 if logits_BV.dtype == torch.bfloat16 else 32, SOME_GREEDY=some_greedy, ALL_GREEDY=all_greedy, **flags,
         num_warps=ROW_WARPS,
     )  # fmt: skip
     device_draw_kernels.weigh[(num_rows, num_blocks)](
-        *of_row, temperature_B, threshold_B, found, sums, V=vocabulary, S=num_blocks, N=BLOCK, **flags
-    )  # fmt: skip
+        *of_row, temperature_B, threshold_B, found, sums, vocabulary, num_blocks, N=BLOCK, **flags
+    )
     device_draw_kernels.decide[(num_rows,)](
-        *of_row, draw_keys_B, temperature_B, threshold_B, found, sums, token_ids_B, logprobs_B,
-        V=vocabulary, S=num_blocks, WIDE_S=_power(num_blocks), N=BLOCK, **flags,
+        *of_row, draw_keys_B, temperature_B, threshold_B, found, sums, token_ids_B, logprobs_B, vocabulary, num_blocks,
+        WIDE_S=_power(num_blocks), N=BLOCK, **flags,
     )  # fmt: skip
     return token_ids_B, logprobs_B
 

@@ -92,8 +92,8 @@ def over(logits, temperature, SCALED: tl.constexpr):
     return logits
 
 
-@triton.jit
-def tops(logits, row_stride, maxima, V: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr):
+@triton.jit(do_not_specialize=["G"])
+def tops(logits, row_stride, maxima, V, G, GROUP: tl.constexpr, N: tl.constexpr):
     """Grid (B, ⌈V / N⌉): the largest of each GROUP neighbouring logits, `maxima` [B, G]."""
     row = tl.program_id(0).to(tl.int64)
     group_K = tl.program_id(1) * (N // GROUP) + tl.arange(0, N // GROUP)
@@ -102,7 +102,9 @@ def tops(logits, row_stride, maxima, V: tl.constexpr, G: tl.constexpr, GROUP: tl
     tl.store(maxima + row * G + group_K, tl.max(logit_KD, 1).to(maxima.dtype.element_ty), mask=group_K < G)
 
 
-@triton.jit(do_not_specialize_on_alignment=["keys", "temperatures", "greedy", "thresholds"])
+@triton.jit(
+    do_not_specialize=["G", "count"], do_not_specialize_on_alignment=["keys", "temperatures", "greedy", "thresholds"]
+)
 def choose(
     logits,
     row_stride,
@@ -113,11 +115,11 @@ def choose(
     thresholds,
     lists,
     found,
-    V: tl.constexpr,
-    G: tl.constexpr,
+    V,
+    G,
+    count,
     WIDE_G: tl.constexpr,
     GROUP: tl.constexpr,
-    COUNT: tl.constexpr,
     W: tl.constexpr,
     BITS: tl.constexpr,
     SCALED: tl.constexpr,
@@ -125,7 +127,7 @@ def choose(
     ALL_GREEDY: tl.constexpr,
     FILTERED: tl.constexpr,
 ):
-    """Grid (B,): `found`, the first one left out is the COUNT-th likeliest; a greedy row's has a score of ∞. `lists`:
+    """Grid (B,): `found`, the first one left out is the count-th likeliest; a greedy row's has a score of ∞. `lists`:
     int32 [B, 2, W] to write in."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * row_stride
@@ -138,7 +140,7 @@ def choose(
     top = over(highest, temperature, SCALED)
     left_out = tl.full((), -float("inf"), tl.float32)
     best = tl.full((), float("inf"), tl.float64)
-    token = tl.full((), V - 1, tl.int32)
+    token = V - 1
     likeliest = token
     if SOME_GREEDY:
         group = tl.min(tl.where((max_G == highest) & (group_G < G), group_G, G - 1), 0)
@@ -147,7 +149,7 @@ def choose(
         likeliest = tl.min(tl.where((raw_D == highest) & (at_D < V), at_D, V - 1), 0)
     if not ALL_GREEDY:
         order_G = tl.where(group_G < G, ordered(max_G, BITS), 0)
-        least = nth_largest(order_G, COUNT, BITS)
+        least = nth_largest(order_G, count, BITS)
         is_listed_G = order_G > least
         groups = lists + row * 2 * W
         tl.store(groups + tl.cumsum(is_listed_G.to(tl.int32), 0) - 1, group_G, mask=is_listed_G)
@@ -158,7 +160,7 @@ def choose(
         id_T = group_T * GROUP + place_T % GROUP
         raw_T = tl.load(base + id_T, mask=id_T < V, other=-float("inf")).to(tl.float32)
         order_T = tl.where(id_T < V, ordered(raw_T, BITS), 0)
-        first_out = tl.maximum(least, nth_largest(order_T, COUNT, BITS))
+        first_out = tl.maximum(least, nth_largest(order_T, count, BITS))
         left_out = over(of_ordered(first_out, BITS), temperature, SCALED)
         logit_T = over(raw_T, temperature, SCALED)
         is_kept_T = logit_T > left_out
@@ -189,9 +191,7 @@ def choose(
 
 
 @triton.jit
-def weights(
-    base, at, top, left_out, temperature, threshold, V: tl.constexpr, SCALED: tl.constexpr, FILTERED: tl.constexpr
-):
+def weights(base, at, top, left_out, temperature, threshold, V, SCALED: tl.constexpr, FILTERED: tl.constexpr):
     """The weights of these tokens, and those that the tail has of them; float32."""
     logit = over(tl.load(base + at, mask=at < V, other=-float("inf")), temperature, SCALED)
     weight = tl.exp(logit - top)
@@ -201,7 +201,7 @@ def weights(
     return weight, tl.where(in_tail, weight, 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "thresholds"])
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["temperatures", "thresholds"])
 def weigh(
     logits,
     row_stride,
@@ -209,8 +209,8 @@ def weigh(
     thresholds,
     found,
     sums,
-    V: tl.constexpr,
-    S: tl.constexpr,
+    V,
+    S,
     N: tl.constexpr,
     SCALED: tl.constexpr,
     FILTERED: tl.constexpr,
@@ -240,7 +240,7 @@ def first_above(edge, weight, point, WIDE: tl.constexpr):
     return tl.minimum(tl.min(tl.where((edge > point) & (weight > 0), place, WIDE), 0), last)
 
 
-@triton.jit(do_not_specialize_on_alignment=["keys", "temperatures", "thresholds"])
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["keys", "temperatures", "thresholds"])
 def decide(
     logits,
     row_stride,
@@ -251,8 +251,8 @@ def decide(
     sums,
     tokens,
     logprobs,
-    V: tl.constexpr,
-    S: tl.constexpr,
+    V,
+    S,
     WIDE_S: tl.constexpr,
     N: tl.constexpr,
     SCALED: tl.constexpr,
