@@ -51,6 +51,7 @@ def draw(
     from plait.kernels import device_draw_kernels  # imports triton
 
     logits_BV = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
+    draw_keys_B = draw_keys_B.contiguous()
     num_rows, vocabulary = logits_BV.shape
     device, wide = logits_BV.device, torch.float64
     num_groups, num_blocks = -(-vocabulary // GROUP), -(-vocabulary // BLOCK)
