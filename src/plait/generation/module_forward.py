@@ -38,7 +38,9 @@ class ModuleForward:
         self._computes = model if computes is None else computes
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
-        self._weights = tuple(model.module.parameters())
+        storages = {param.untyped_storage()._cdata: param for param in model.module.parameters()}
+        self._weights = tuple(storages.values())
+        """One parameter of each storage: weights are views of a few, in which they keep their places."""
         self._by_kernel = self._attention is device_attention.paged_attention
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
@@ -95,8 +97,8 @@ class ModuleForward:
             return self._computes.logits(hidden_RH) if len(hidden_RH) else None
 
     def addresses(self) -> tuple[int, ...]:
-        """Where the weights lie that a step reads. It is asked in each step, and a walk over the modules would take as
-        long as a small model's layers do."""
+        """Where the weights lie that a step reads. It is asked in each step, and a walk over all parameters would take
+        as long as a small model's layers do."""
         return tuple(param.data_ptr() for param in self._weights)
 
     def drop(self, *, keep_memory: bool = False) -> None:
