@@ -194,7 +194,7 @@ def rows_of(*samples: tuple[Key, int, int, Sequence[int]]) -> DecodeBatch:
     """Blocks of four tokens. Of each sample its key, newest token, tokens computed and table."""
     rows = DecodeBatch(8, 4, torch.device("cpu"))
     keys, tables = [one[0] for one in samples], [one[3] for one in samples]
-    rows.append(keys, [FREE] * len(samples), tables, [(newest, count, 50, 2) for _, newest, count, _ in samples])
+    rows.append(keys, [FREE] * len(samples), tables, [(50, newest, count, 2) for _, newest, count, _ in samples])
     return rows
 
 

@@ -5,8 +5,8 @@ Shapes: B running samples, D tokens that they draw in a step, M columns of the b
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -25,15 +25,6 @@ Drafts = Mapping[Key, Sequence[int]]
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
-@dataclass(eq=False)
-class _HostRow:
-    """What the host knows of a row, so that it need not ask the device."""
-
-    newest: int
-    num_computed: int
-    table: list[int]
-
-
 class DecodeBatch:
     """Row i of the batch belongs to sample `keys[i]`; each is about to compute its newest token, and drafts behind it.
 
@@ -46,25 +37,19 @@ class DecodeBatch:
         self.keys: list[Key] = []
         self.samplings: list[Sampling] = []
         self._parameters: SamplingRows | None = None
-        self._host: list[_HostRow] = []
+        self._newest: list[int] = []
+        self._held: list[int] = []
+        """The newest token of each row, and the tokens computed, on the host: it need not ask the device."""
+        self._host_tables: list[list[int]] = []
         capacity = max_rows if device.type != "cpu" else min(max_rows, 16)
-        self._token_ids = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self._computed = torch.zeros(capacity, dtype=torch.int64, device=device)
-        """Tokens whose keys and values are there, which is also the position of the newest one."""
-        self._noise_keys = torch.zeros(capacity, dtype=torch.int64, device=device)
-        self._drawn = torch.zeros(capacity, dtype=torch.int64, device=device)
-        """Response tokens so far."""
+        self.numbers = torch.zeros((4, capacity), dtype=torch.int64, device=device)
+        """int64 [4, room for rows]: noise key, newest token, tokens whose keys and values are there (which is also the
+        position of the newest one), response tokens drawn. They stay where they lie while the rows fit."""
         self._tables = torch.full((capacity, 8), -1, dtype=torch.int32, device=device)
         self._starts = torch.arange(capacity + 1, dtype=torch.int32, device=device)
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    @property
-    def numbers(self) -> tuple[Tensor, ...]:
-        """int64 [room for rows] each: newest token, tokens computed, noise key, response tokens drawn. Where they lie a
-        captured step reads them: they stay there while the rows fit."""
-        return self._token_ids, self._computed, self._noise_keys, self._drawn
 
     def append(
         self,
@@ -76,7 +61,7 @@ class DecodeBatch:
         """Samples enter the batch.
 
         Args:
-            numbers: of each the newest token's id, tokens computed, noise key of the sample, response tokens drawn.
+            numbers: of each the noise key of the sample, the newest token's id, tokens computed, response tokens drawn.
         """
         if not keys:
             return
@@ -86,10 +71,10 @@ class DecodeBatch:
         self._parameters = None
         self._reserve(len(self.keys), max(map(len, tables)))
         rows = slice(first, len(self.keys))
-        self._host += [_HostRow(row[0], row[1], list(table)) for row, table in zip(numbers, tables, strict=True)]
-        columns = uploaded(numbers, torch.int64, self._computed.device).unbind(1)
-        for tensor, column in zip(self.numbers, columns, strict=True):
-            tensor[rows] = column
+        self._newest += [newest for _, newest, _, _ in numbers]
+        self._held += [held for _, _, held, _ in numbers]
+        self._host_tables += [list(table) for table in tables]
+        self.numbers[:, rows] = uploaded(numbers, torch.int64, self.numbers.device).T
         width = self._tables.shape[1]
         padded = [[*table, *[-1] * (width - len(table))] for table in tables]
         self._tables[rows] = uploaded(padded, torch.int32, self._tables.device)
@@ -99,13 +84,11 @@ class DecodeBatch:
         if not keys:
             return
         kept = [row for row, key in enumerate(self.keys) if key not in keys]
-        self.keys = [self.keys[row] for row in kept]
-        self.samplings = [self.samplings[row] for row in kept]
-        self._host = [self._host[row] for row in kept]
+        self._take_host(self, kept)
         self._parameters = None
-        index = uploaded(kept, torch.int64, self._computed.device)
-        for tensor in (*self.numbers, self._tables):
-            tensor[: len(kept)] = tensor[index]
+        index = uploaded(kept, torch.int64, self.numbers.device)
+        self.numbers[:, : len(kept)] = self.numbers[:, index]
+        self._tables[: len(kept)] = self._tables[index]
 
     def clear(self) -> None:
         self.remove(tuple(self.keys))
@@ -115,14 +98,19 @@ class DecodeBatch:
         if list(keys) == self.keys:
             return self
         rows = self._places(keys)
-        index = uploaded(rows, torch.int64, self._computed.device)
-        part = DecodeBatch(len(keys), self._block_tokens, self._computed.device)
-        part.keys, part.samplings = list(keys), [self.samplings[row] for row in rows]
-        part._host = [self._host[row] for row in rows]
-        part._token_ids, part._computed = self._token_ids[index], self._computed[index]
-        part._noise_keys, part._drawn = self._noise_keys[index], self._drawn[index]
-        part._tables, part._starts = self._tables[index], self._starts
+        index = uploaded(rows, torch.int64, self.numbers.device)
+        part = DecodeBatch(len(keys), self._block_tokens, self.numbers.device)
+        part._take_host(self, rows)
+        part.numbers, part._tables, part._starts = self.numbers[:, index], self._tables[index], self._starts
         return part
+
+    def _take_host(self, batch: DecodeBatch, rows: Sequence[int]) -> None:
+        """Have these rows of a batch, on the host."""
+        self.keys = [batch.keys[row] for row in rows]
+        self.samplings = [batch.samplings[row] for row in rows]
+        self._newest = [batch._newest[row] for row in rows]
+        self._held = [batch._held[row] for row in rows]
+        self._host_tables = [batch._host_tables[row] for row in rows]
 
     def _places(self, keys: Sequence[Key]) -> list[int]:
         """The rows of these samples."""
@@ -140,7 +128,7 @@ class DecodeBatch:
         for row, key in enumerate(self.keys):
             table = tables.get(key)
             if table is not None:
-                self._host[row].table = list(table)
+                self._host_tables[row] = list(table)
                 last = table[-changed:]
                 places += range(row * width + len(table) - len(last), row * width + len(table))
                 blocks += last
@@ -150,29 +138,29 @@ class DecodeBatch:
     def new_tokens(self, drafts: Drafts) -> list[NewTokens]:
         """The newest token of each row, and what is drafted behind it, as the host knows them."""
         new = []
-        for key, row in zip(self.keys, self._host, strict=True):
-            token_ids = (row.newest, *drafts.get(key, ()))
+        for key, newest, held, table in zip(self.keys, self._newest, self._held, self._host_tables, strict=True):
+            token_ids = (newest, *drafts.get(key, ()))
             assert len(token_ids) <= SHORT_ROWS, f"a draft of {len(token_ids) - 1} tokens"
-            new.append(NewTokens(token_ids, row.num_computed, row.table))
+            new.append(NewTokens(token_ids, held, table))
         return new
 
     def batch(self, drafts: Drafts) -> RaggedBatch:
         """`ragged` of `new_tokens`; without drafts views in its place, which are valid until the batch changes."""
         if drafts:
-            return ragged(self.new_tokens(drafts), self._block_tokens, device=self._computed.device)
+            return ragged(self.new_tokens(drafts), self._block_tokens, device=self.numbers.device)
         count = len(self.keys)
-        computed_B, tables_BM = self._computed[:count], self._tables[:count]
-        columns_B = computed_B // self._block_tokens
-        blocks_B = tables_BM.gather(1, columns_B[:, None])[:, 0]
+        _, newest_B, computed_B, _ = self.numbers[:, :count].unbind(0)
+        tables_BM = self._tables[:count]
+        blocks_B = tables_BM.gather(1, (computed_B // self._block_tokens)[:, None])[:, 0]
         return RaggedBatch(
-            token_ids_T=self._token_ids[:count],
+            token_ids_T=newest_B,
             position_ids_T=computed_B,
             starts_S1=self._starts[: count + 1],
             held_S=computed_B.int(),
             tables_SM=tables_BM,
-            places_T=blocks_B * self._block_tokens + (computed_B - columns_B * self._block_tokens),
+            places_T=torch.add(computed_B % self._block_tokens, blocks_B, alpha=self._block_tokens),
             num_new=(1,) * count,
-            num_held=tuple(row.num_computed for row in self._host),
+            num_held=tuple(self._held),
         )
 
     def draws(self, num_new: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -182,7 +170,7 @@ class DecodeBatch:
             num_new: of each row, how many.
         """
         count = len(self.keys)
-        noise_keys_B, places_B = self._noise_keys[:count], self._drawn[:count]
+        noise_keys_B, _, _, places_B = self.numbers[:, :count].unbind(0)
         if sum(num_new) == count:
             return noise_keys_B, places_B
         numbers = [(row, further) for row, count in enumerate(num_new) for further in range(count)]
@@ -192,7 +180,7 @@ class DecodeBatch:
     def parameters(self, vocab_size: int) -> SamplingRows:
         """Sampling parameters of the rows; they change only with the members."""
         if self._parameters is None:
-            self._parameters = SamplingRows.of(self.samplings, vocab_size, self._computed.device)
+            self._parameters = SamplingRows.of(self.samplings, vocab_size, self.numbers.device)
         return self._parameters
 
     def advance(
@@ -203,21 +191,22 @@ class DecodeBatch:
         Args:
             newest_B: the ids where they were drawn, if every row drew one.
         """
-        is_whole = list(keys) == self.keys
-        places = range(len(self.keys)) if is_whole else self._places(keys)
-        rows = slice(len(self.keys)) if is_whole else uploaded(places, torch.int64, self._computed.device)
-        for row, token_id, number in zip((self._host[place] for place in places), newest, num_drawn, strict=True):
-            row.newest, row.num_computed = token_id, row.num_computed + number
-        if newest_B is not None:
+        rows: slice | Tensor = slice(len(self.keys))
+        if list(keys) == self.keys:
+            self._newest, self._held = list(newest), list(map(operator.add, self._held, num_drawn))
+        else:
+            places = self._places(keys)
+            for place, token_id, number in zip(places, newest, num_drawn, strict=True):
+                self._newest[place] = token_id
+                self._held[place] += number
+            rows = uploaded(places, torch.int64, self.numbers.device)
+        drawn_B: Tensor | int = 1
+        if newest_B is None:
+            newest_B, drawn_B = uploaded([newest, num_drawn], torch.int64, self.numbers.device).unbind(0)
+        else:
             assert max(num_drawn, default=1) == 1, "rows that drew one token each"
-            self._token_ids[rows] = newest_B
-            self._computed[rows] += 1
-            self._drawn[rows] += 1
-            return
-        newest_B, drawn_B = uploaded([newest, num_drawn], torch.int64, self._computed.device).unbind(0)
-        self._token_ids[rows] = newest_B
-        self._computed[rows] += drawn_B
-        self._drawn[rows] += drawn_B
+        self.numbers[1, rows] = newest_B
+        self.numbers[2:, rows] += drawn_B
 
     def _reserve(self, num_rows: int, num_columns: int) -> None:
         rows, columns = self._tables.shape
@@ -228,10 +217,7 @@ class DecodeBatch:
         tables = self._tables.new_full((new_rows, new_columns), -1)
         tables[:rows, :columns] = self._tables
         self._tables = tables
-        self._token_ids, self._computed, self._noise_keys, self._drawn = (
-            torch.cat([tensor, tensor.new_zeros(new_rows - rows)])
-            for tensor in (self._token_ids, self._computed, self._noise_keys, self._drawn)
-        )
+        self.numbers = torch.cat([self.numbers, self.numbers.new_zeros(4, new_rows - rows)], dim=1)
         self._starts = torch.arange(new_rows + 1, dtype=torch.int32, device=self._starts.device)
 
 

@@ -89,7 +89,7 @@ class EngineState:
             return
         samples = [self.flight.started[key] for key in keys]
         tables = [self.scheduler.running[key].table for key in keys]
-        numbers = [(s.token_ids[-1], len(s.tokens) - 1, s.noise_key, len(s.token_ids)) for s in samples]
+        numbers = [(s.noise_key, s.token_ids[-1], len(s.tokens) - 1, len(s.token_ids)) for s in samples]
         self.rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
 
     def settle(self, drawn: Drawn) -> list[Sample]:
