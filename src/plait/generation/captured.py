@@ -17,6 +17,7 @@ Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M colu
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -244,7 +245,7 @@ class Size:
         """The least that this batch goes into."""
         rows, width = _power(batch.num_tokens), _power(max(batch.num_new))
         idle = -(-(rows - batch.num_tokens) // width)  # samples that take the rows behind
-        keys = max(new + held for new, held in zip(batch.num_new, batch.num_held, strict=True))
+        keys = max(map(operator.add, batch.num_new, batch.num_held))
         columns = max(LEAST_COLUMNS, _power(batch.tables_SM.shape[1]))
         return cls(_power(len(batch.num_new) + idle), rows, width, _power(keys), columns)
 
@@ -257,6 +258,8 @@ class Step:
     inputs: RaggedBatch
     graph: Graph = None  # type: ignore[assignment]  # until it is captured
     out_BV: Tensor = None  # type: ignore[assignment]
+    _rest: tuple[int, ...] = ()
+    """What the rows behind were filled for: they stay as they are while batches stay as large."""
 
     @classmethod
     def of(cls, size: Size, device: torch.device) -> Step:
@@ -280,19 +283,21 @@ class Step:
 
     def fill(self, batch: RaggedBatch, spare: int, block_tokens: int) -> None:
         """The rows of a batch, and behind them such as see the spare block alone."""
-        own, size, count = self.inputs, self.size, len(batch.num_new)
-        for tensor, given, rest in (
-            (own.token_ids_T, batch.token_ids_T, 0),
-            (own.position_ids_T, batch.position_ids_T, 0),
-            (own.held_S, batch.held_S, 0),
-            (own.places_T, batch.places_T, spare * block_tokens),
-        ):
-            tensor[: len(given)].copy_(given)
-            tensor[len(given) :].fill_(rest)
-        columns = batch.tables_SM.shape[1]
+        own, size, rows, (count, columns) = self.inputs, self.size, batch.num_tokens, batch.tables_SM.shape
+        inputs_T = own.token_ids_T, own.position_ids_T, own.places_T
+        torch._foreach_copy_(
+            [tensor[:rows] for tensor in inputs_T], [batch.token_ids_T, batch.position_ids_T, batch.places_T]
+        )
+        own.held_S[:count].copy_(batch.held_S)
         own.tables_SM[:count, :columns].copy_(batch.tables_SM)
-        own.tables_SM[:count, columns:].fill_(spare)
-        own.tables_SM[count:].fill_(spare)
+        rest = rows, count, columns, spare * block_tokens
+        if rest != self._rest:
+            self._rest = rest
+            for tensor, behind in zip(inputs_T, (0, 0, spare * block_tokens), strict=True):
+                tensor[rows:].fill_(behind)
+            own.held_S[count:].fill_(0)
+            own.tables_SM[:count, columns:].fill_(spare)
+            own.tables_SM[count:].fill_(spare)
         if size.width == 1:
             return  # each sample begins where it did
         own.starts_S1[: count + 1].copy_(batch.starts_S1)
