@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -104,7 +105,7 @@ class Response:
         if self.version_starts[-1][1] != version:
             self.new_version(version)
 
-    @property
+    @cached_property
     def key(self) -> Key:
         return self.request.prompt.uid, self.index
 

@@ -78,7 +78,8 @@ class Room:
         return [
             sample
             for sample in samples
-            if sample.num_computed_tokens + num_drafted.get(sample.key, 0) >= len(sample.table) * block_tokens
+            if sample.num_computed_tokens + (num_drafted.get(sample.key, 0) if num_drafted else 0)
+            >= len(sample.table) * block_tokens
             or blocks.is_shared(sample.table[-1])
         ]
 
