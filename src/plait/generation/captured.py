@@ -285,9 +285,8 @@ class Step:
         """The rows of a batch, and behind them such as see the spare block alone."""
         own, size, rows, (count, columns) = self.inputs, self.size, batch.num_tokens, batch.tables_SM.shape
         inputs_T = own.token_ids_T, own.position_ids_T, own.places_T
-        torch._foreach_copy_(
-            [tensor[:rows] for tensor in inputs_T], [batch.token_ids_T, batch.position_ids_T, batch.places_T]
-        )
+        for tensor, given in zip(inputs_T, (batch.token_ids_T, batch.position_ids_T, batch.places_T), strict=True):
+            tensor[:rows].copy_(given)
         own.held_S[:count].copy_(batch.held_S)
         own.tables_SM[:count, :columns].copy_(batch.tables_SM)
         rest = rows, count, columns, spare * block_tokens
