@@ -7,6 +7,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,12 +239,12 @@ class Played:
         self.pools: list[Any] = []
         self.mode: int | str = 0
         self.is_capturing = False
+        self.emptied = 0
         for name, fake in {
             "current_stream": lambda: self.now,
             "stream": self.on,
-            "CUDAGraph": object,
-            "graph": self.capturing,
-            "set_stream": lambda stream: setattr(self, "now", stream),
+            "CUDAGraph": lambda: SimpleNamespace(capture_begin=self.begin, capture_end=self.end),
+            "empty_cache": lambda: setattr(self, "emptied", self.emptied + 1),
             "get_sync_debug_mode": lambda: self.mode,
             "set_sync_debug_mode": lambda mode: setattr(self, "mode", mode),
         }.items():
@@ -258,14 +259,16 @@ class Played:
         finally:
             self.now = before
 
-    @contextlib.contextmanager
-    def capturing(self, graph: Any, pool: Any, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+    def begin(self, *, pool: Any, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
-        assert stream is self.aside, "libraries have a workspace for each stream, and graphs of one memory share theirs"
+        assert self.now is self.aside, (
+            "libraries have a workspace for each stream, and graphs of one memory share theirs"
+        )
         self.pools.append(pool)
-        self.now, self.is_capturing = stream, True  # as torch's does, and leaves it there where the capture fails
-        yield
-        self.now, self.is_capturing = self.own, False
+        self.is_capturing = True
+
+    def end(self) -> None:
+        self.is_capturing = False
 
 
 def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +286,8 @@ def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch:
     assert cuda.pools == [None, shared]
     assert streams == [cuda.aside] * 6
     by_cuda(compute, beside, again=True)
-    assert streams == [cuda.aside] * 8, "what it waits for is known"
+    assert streams == [cuda.aside] * 7, "what it waits for is known, and it is compiled"
+    assert cuda.emptied == 1, "before the first of the graphs"
     assert cuda.now is cuda.own
 
 
@@ -297,7 +301,7 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.Mo
 
     with pytest.raises(RuntimeError, match="not permitted"):
         by_cuda(fails_when_captured, None, again=False)
-    assert cuda.now is cuda.own
+    assert (cuda.now, cuda.is_capturing) == (cuda.own, False)
 
 
 def test_what_waits_for_the_device_is_found_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

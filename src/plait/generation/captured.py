@@ -74,29 +74,33 @@ class Capture(Protocol):
 
 
 def by_cuda(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Graph, Tensor]:
-    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. It is computed before, so
-    that kernels are compiled and memory is there; and the first time once more, so that what waits for the device is
-    found before a capture begins, which it would break: what torch allocates for a broken capture is not always given
-    back.
+    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. The first time it is
+    computed before: once, so that kernels are compiled and memory is there, and once more, so that what waits for the
+    device is found before a capture begins, which it would break: what torch allocates for a broken capture is not
+    always given back.
+
+    `torch.cuda.graph` would give back all memory that the process keeps for later before each capture, the pinned
+    memory of uploads, too. Here that of the device is given back before the first one.
 
     Raises:
         RuntimeError: the computation asks the device for a number, or does something else that no graph can.
     """
-    stream, aside = torch.cuda.current_stream(), capture_stream()
+    stream, aside, graph = torch.cuda.current_stream(), capture_stream(), torch.cuda.CUDAGraph()
+    if beside is None:
+        torch.cuda.empty_cache()
     aside.wait_stream(stream)
     with torch.cuda.stream(aside):
-        compute()
         if not again:
+            compute()
             with _no_waits():
                 compute()
-    stream.wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    try:
         # Other threads may go on meanwhile: one that looks after NCCL asks the device whenever it likes.
-        with torch.cuda.graph(graph, beside and beside.pool(), stream=aside, capture_error_mode="thread_local"):
+        graph.capture_begin(pool=beside and beside.pool(), capture_error_mode="thread_local")
+        try:
             out = compute()
-    finally:
-        torch.cuda.set_stream(stream)  # a capture that fails leaves its own
+        finally:
+            graph.capture_end()
+    stream.wait_stream(aside)
     return graph, out
 
 
