@@ -36,6 +36,8 @@ from plait.cost.workload import Workload
 from plait.errors import DataError
 from plait.generation.captured import MOST_ROWS
 from plait.generation.engine import Engine
+from plait.generation.pool import KVPool
+from plait.generation.ragged import RaggedBatch
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.files.known_shapes import KNOWN
@@ -336,13 +338,17 @@ def test_steps_by_layers_are_those_of_parts_of_models_which_are_not_replayed(
     measured_s: str, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    captured = SimpleNamespace(
-        logits=lambda batch, pool: asked.append(batch.num_tokens), drop=lambda: None, seconds=0.0
-    )
     engine_for = work_of_profile.engine_for
 
     def as_on_a_gpu(*of: Any) -> Engine:
         engine = engine_for(*of)
+        plainly = engine.state.forward.module.plainly
+
+        def compute(batch: RaggedBatch, pool: KVPool) -> torch.Tensor | None:
+            asked.append(batch.num_tokens)
+            return plainly(batch, pool)
+
+        captured = SimpleNamespace(compute=compute, drop=lambda: None, seconds=0.0)
         monkeypatch.setattr(engine.state.forward.module, "captured", captured)
         monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
         return engine

@@ -117,9 +117,11 @@ class EngineState:
         return [response.sample(self.model.tokenizer, reason) for response in out]
 
     def take_out(self, keys: Sequence[Key]) -> None:
-        """Free rows and blocks of samples that are not in flight any more. `Engine.rest` follows, or other samples."""
+        """Free rows and blocks of samples that are not in flight any more."""
         self.rows.remove(keys)
         self.scheduler.remove(keys)
+        if not self.has_work:
+            self.rest()
 
     def update_weights(self, version: int, kv: HeldKV) -> None:
         """See `Engine.update_weights`."""
