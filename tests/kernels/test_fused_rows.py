@@ -18,7 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from plait.data.packed import pack
 from plait.kernels import fused_rows
-from plait.models.compute import gated_mlp, packed_attention, rms_norm, rope
+from plait.models.compute import gated_mlp, layer_forms, packed_attention, rms_norm, rope
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head
@@ -286,7 +286,7 @@ def test_a_decorator_that_does_not_call_what_it_wraps_is_left_alone(monkeypatch:
 def test_what_is_proven_does_not_depend_on_where_tensors_are_made() -> None:
     with torch.device("meta"):
         assert rope.is_common.__wrapped__(apply_rotary_pos_emb)
-        assert gated_mlp.is_proven.__wrapped__(LlamaMLP)
+        assert layer_forms.is_gated.__wrapped__(LlamaMLP)
 
 
 def test_an_mlp_of_another_form_is_left_alone() -> None:
@@ -294,8 +294,8 @@ def test_an_mlp_of_another_form_is_left_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    assert gated_mlp.is_proven(LlamaMLP)
-    assert not gated_mlp.is_proven(Scaled)
+    assert layer_forms.is_gated(LlamaMLP)
+    assert not layer_forms.is_gated(Scaled)
     gemma = tiny_model("gemma", dtype=torch.bfloat16).module.model.layers[0].mlp
     assert isinstance(gemma, GemmaMLP)
     assert "forward" not in vars(gemma)

@@ -22,12 +22,17 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from plait.data.across import uploaded
 from plait.errors import ModelError
+from plait.models.compute.attention import PackedContext
 from plait.models.compute.float64 import kept_float64
+from plait.models.compute.layer_kernels import LayerKernels
 from plait.models.parallel.stage import stage_view
 from plait.models.parallel.token_split import token_split
 
 if TYPE_CHECKING:
     from plait.models.compute.attention import AttentionContext
+
+Computing = Callable[[], contextlib.AbstractContextManager[None]]
+"""Within what it makes, layers compute."""
 
 READ_SHARE = 0.9
 """The most of the rows; where more are read, to leave the others out gains nothing."""
@@ -56,6 +61,7 @@ class Backbone:
     def __init__(self, module: Any) -> None:
         self.module = module
         self._split = token_split(module)
+        self._kernels = LayerKernels(module)
         self._adapted: tuple[tuple[dict[str, Any], frozenset[str]], ...] = ()
         """Each layer that carries adapters: its attributes, the names of its adapters."""
         self._active: str | None = None
@@ -77,7 +83,8 @@ class Backbone:
         Args:
             token_ids_T: int64, one packed row.
             position_ids_T: int64, the place of each token in its own sample.
-            context: says who attends to whom.
+            context: says who attends to whom. Of a packed row norms and gates are computed by kernels, where the device
+                has any, as attention is.
             how: None: without an adapter, all of it, nothing computed twice.
             inputs_TH: hidden states, compute dtype, from the stage before; None on the first.
         """
@@ -87,8 +94,12 @@ class Backbone:
         if view is not None:
             view.input_TH = inputs_TH
         self.activate(how.adapter)
-        recomputed = self._checkpointed(how.adapter) if how.checkpoint else self._reading(how.read, token_ids_T)
-        with recomputed, kept_float64(self.dtype):
+        by_kernels = isinstance(context, PackedContext) and context.by_kernels
+        computing = partial(self._computing, token_ids_T.device, by_kernels)
+        with (
+            computing(),
+            self._checkpointed(how.adapter, computing) if how.checkpoint else self._reading(how.read, token_ids_T),
+        ):
             out = self.module(
                 input_ids=token_ids_T[None], position_ids=position_ids_T[None], use_cache=False, context=context
             )
@@ -137,6 +148,12 @@ class Backbone:
             else:
                 mlp.forward = own
 
+    @contextlib.contextmanager
+    def _computing(self, device: torch.device, by_kernels: bool) -> Iterator[None]:
+        """Within it layers compute, now or again in their backward."""
+        with kept_float64(self.dtype), self._kernels.applied(device) if by_kernels else contextlib.nullcontext():
+            yield
+
     def recomputed_layers(self) -> list[nn.Module]:
         """The decoder layers that activation checkpointing computes again.
 
@@ -151,10 +168,10 @@ class Backbone:
             ) from None
 
     @contextlib.contextmanager
-    def _checkpointed(self, adapter: str | None) -> Iterator[None]:
+    def _checkpointed(self, adapter: str | None, computing: Computing) -> Iterator[None]:
         layers = self.recomputed_layers()
         for layer in layers:
-            forward = partial(self._with_adapter, adapter, layer.forward)
+            forward = partial(self._with_adapter, adapter, computing, layer.forward)
             layer.forward = partial(recompute, forward, use_reentrant=False, preserve_rng_state=False)
         try:
             yield
@@ -162,10 +179,12 @@ class Backbone:
             for layer in layers:
                 del layer.forward
 
-    def _with_adapter(self, adapter: str | None, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _with_adapter(
+        self, adapter: str | None, computing: Computing, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """The backward computes a layer again perhaps long after another model's forward switched adapters."""
         self.activate(adapter)
-        with kept_float64(self.dtype):
+        with computing():
             return forward(*args, **kwargs)
 
 

@@ -106,6 +106,8 @@ class PackedContext:
     ) -> None:
         self.batch = batch
         self.kv_sink = kv_sink
+        self.by_kernels = planned is row_plan
+        """Whether kernels of training may compute the row; else nothing is compiled for it."""
         self._planned = planned
         self._plans: dict[int | None, RowPlan] = {}
 

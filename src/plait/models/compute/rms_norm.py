@@ -2,9 +2,9 @@
 
 As Transformers writes a norm it is seven operations over the whole row and a dozen in its backward, each of which moves
 the activations through memory. Here a piece of rows passes all of them while it lies in the cache. Outputs are equal
-bit for bit to the class's own `forward`, which is proven for each class before any of its instances is changed; a class
-that computes something else (gemma's 1 + weight) is left alone. The gradient differs in rounding alone: it is float32
-throughout, where the family's own rounds in between.
+bit for bit to the class's own `forward`; a class that computes something else (gemma's 1 + weight) is left alone
+(`layer_forms`). The gradient differs in rounding alone: it is float32 throughout, where the family's own rounds in
+between.
 
 In bfloat16 the compiled norm of `fused_rows` computes where it can: equal to the class's up to the order of one sum
 (one number of a million differs), and with the same bits in every pass over a row. Elsewhere pieces take the family's
@@ -15,7 +15,6 @@ Shapes: T tokens, H hidden size, N rows of a piece.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from plait.kernels import fused_rows
 from plait.models.compute.cpu_linear import unviewed
+from plait.models.compute.layer_forms import LLAMA, norm_of
 
 PIECE_ELEMENTS = 1 << 17
 """Elements of one tensor of a piece: with its float32 temporaries it stays in a second-level cache."""
@@ -37,11 +37,11 @@ itself, and whole training steps of that width did not get faster."""
 
 
 def install(module: nn.Module) -> None:
-    """Let the norms of a module that are proven to be of the common form compute here where it pays."""
+    """Let the norms of a module that are of the common form compute here where it pays."""
     for norm in module.modules():
-        eps = _eps_name(norm) if type(norm).__name__.endswith("RMSNorm") and "forward" not in vars(norm) else None
-        if eps is not None and _is_proven(type(norm), eps):
-            norm.forward = _Forward(norm, getattr(norm, eps))
+        known = None if "forward" in vars(norm) else norm_of(norm)
+        if known is not None and known.form == LLAMA:
+            norm.forward = _Forward(norm, known.eps)
 
 
 class _Forward:
@@ -112,29 +112,6 @@ class _RMSNorm(torch.autograd.Function):
             grad_NH.mul_(wide_weight_H).sub_(normal_NH.mul_(mean_N1)).mul_(inverse_N1)
             grad_x_TH[at] = grad_NH
         return grad_x_TH.view(x.shape), grad_weight_H.to(weight_H.dtype), None
-
-
-def _eps_name(norm: nn.Module) -> str | None:
-    weight = getattr(norm, "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.ndim != 1:
-        return None
-    return next((name for name in ("variance_epsilon", "eps") if isinstance(getattr(norm, name, None), float)), None)
-
-
-@functools.cache
-def _is_proven(kind: type[nn.Module], eps_name: str) -> bool:
-    """Whether the class computes `_normalised` in bfloat16, to the bit, of small and large inputs, and nothing else."""
-    generator = torch.Generator().manual_seed(0)
-    norm = kind.__new__(kind)
-    nn.Module.__init__(norm)
-    norm.weight = nn.Parameter(torch.randn(24, generator=generator, device="cpu").bfloat16(), requires_grad=False)
-    setattr(norm, eps_name, 1e-3)
-    scale = torch.logspace(-3, 3, 40, device="cpu")[:, None]
-    x = (torch.randn(1, 40, 24, generator=generator, device="cpu") * scale).bfloat16()
-    try:
-        return torch.equal(kind.forward(norm, x.clone())[0], _normalised(x, norm.weight, 1e-3)[0])
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
-        return False  # it reads more than a weight and an epsilon
 
 
 def _piece_rows(tensor_TX: Tensor) -> int:
