@@ -1,4 +1,4 @@
-"""Compile the attention, the log-probs and the draw of GPUs as they would be launched, by Triton's own compiler, for
+"""Compile what computes on GPUs as it would be launched, by Triton's own compiler, for
 GPUs that need not be here.
 
     python -m tests.kernels.compiled_for_gpus CAPABILITY SHARED_BYTES
@@ -25,8 +25,10 @@ from plait.kernels import (
     device_head_kernels,
     device_kernels,
     device_logprobs,
+    device_rows,
 )
 from plait.kernels.paged_call import PagedCall
+from plait.models.compute.layer_forms import GEMMA, LLAMA
 from tests.kernels.test_paged_attention import random_tree, work
 
 TYPES = {
@@ -53,8 +55,10 @@ class Compiled:
         return self
 
     def __call__(self, *arguments: Any, num_stages: int = 3, num_warps: int = 4, **constants: Any) -> None:
-        names = self._kernel.arg_names
-        signature = {name: _type(value) for name, value in zip(names, arguments, strict=False)}
+        given = dict(zip(self._kernel.arg_names, arguments, strict=False))
+        fixed = {param.name for param in self._kernel.params if param.is_constexpr}
+        constants |= {name: value for name, value in given.items() if value is None or name in fixed}
+        signature = {name: "constexpr" if name in constants else _type(value) for name, value in given.items()}
         signature |= dict.fromkeys(constants, "constexpr")
         # As Triton finds it at a launch: numbers that are never specialised say nothing.
         numbers = zip(self._kernel.params, arguments, strict=False)
@@ -78,6 +82,13 @@ def main(capability: int, shared_bytes: int) -> None:
         setattr(device_head_kernels, name, Compiled(getattr(device_head_kernels, name), capability))
     for name in ("tops", "choose", "weigh", "decide"):
         setattr(device_draw_kernels, name, Compiled(getattr(device_draw_kernels, name), capability))
+    if device_rows.AVAILABLE:
+        from liger_kernel.ops import geglu, rms_norm, swiglu
+
+        for module in (rms_norm, swiglu, geglu):
+            for name, kernel in list(vars(module).items()):
+                if isinstance(kernel, triton.JITFunction) and name.endswith("_kernel"):
+                    setattr(module, name, Compiled(kernel, capability))
     device_attention.shared_bytes_of = lambda device: shared_bytes  # type: ignore[assignment]
     device_attention.programs_for = lambda device: 264  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(0)
@@ -96,6 +107,8 @@ def main(capability: int, shared_bytes: int) -> None:
         device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
         compile_head(dtype)
         compile_draw(dtype)
+        if device_rows.AVAILABLE:
+            compile_rows(dtype)
 
 
 def compile_head(dtype: torch.dtype) -> None:
@@ -112,6 +125,22 @@ def compile_draw(dtype: torch.dtype) -> None:
     device_draw.draw(logits, keys, 64)
     device_draw.draw(logits, keys, 64, greedy_B=greedy, all_greedy=True)
     device_draw.draw(logits, keys, 64, temperature_B=temperature, greedy_B=greedy, threshold_B=torch.zeros(2))
+
+
+def compile_rows(dtype: torch.dtype) -> None:
+    """A hidden state's norm, and one of heads, of so many rows that several are a program's in the backward."""
+    for rows, size in ((3, 1536), (1 << 15, 128)):
+        x, weight = torch.zeros(rows, size, dtype=dtype), torch.zeros(size, dtype=dtype)
+        for form in (LLAMA, GEMMA):
+            _, inverse, launch = device_rows.normalised(x, weight, 1e-6, *form)
+            for needs in (True, False) if form is LLAMA else (True,):
+                device_rows.normalised_backward(x, x, weight, inverse, launch, needs_weight=needs)
+    gate, up = torch.zeros(2, 3, 8960, dtype=dtype).unbind()
+    for forward, backward in (
+        (device_rows.gated_silu, device_rows.gated_silu_backward_),
+        (device_rows.gated_gelu, device_rows.gated_gelu_backward_),
+    ):
+        backward(forward(gate, up), gate, up)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from plait.models.compute import row_kernel_proof
 from plait.models.compute.layer_forms import GEMMA, GPT_OSS, LLAMA, Gate, Norm, NormForm, activated, normalised
 from plait.models.compute.row_kernel_proof import RowKernel, error_of, is_proven
 from tests import warm
+from tests.kernels.interpreted_liger import interpret_liger
 
 pytest.importorskip("triton", reason="triton is not installed: norms and gates of GPUs are not tested")
 pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: norms and gates of GPUs are not tested")
@@ -26,41 +26,9 @@ FORMS = [LLAMA, GEMMA, GPT_OSS, Gate.SILU, Gate.GELU_TANH]
 
 @pytest.fixture(autouse=True)
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors are of a GPU, where there is one. Without, kernels are interpreted, which takes what the interpreter lacks:
-    functions of CUDA's library, numbers that a kernel may convert, and arithmetic of bfloat16."""
-    if warm.HAS_GPU:
-        return
-    from liger_kernel.ops import geglu, rms_norm
-    from triton import language as tl
-    from triton.runtime import interpreter
-
-    builder_of, converted = interpreter.InterpreterBuilder, interpreter._implicit_cvt
-    computed, cast = builder_of.binary_op, builder_of.cast_impl
-
-    def with_numbers(argument: Any) -> Any:
-        if not isinstance(argument, float):
-            return converted(argument)
-        handle = interpreter.TensorHandle(np.array([argument], dtype=np.float32), tl.float32)
-        return tl.tensor(handle, tl.float32)
-
-    def with_bfloat16(builder: Any, left: Any, right: Any, operation: Any) -> Any:
-        if left.dtype.scalar != tl.bfloat16:
-            return computed(builder, left, right, operation)
-        wide = [builder.cast_impl(one, tl.float32) for one in (left, right)]
-        return builder.cast_impl(computed(builder, *wide, operation), tl.bfloat16)
-
-    def rounded(builder: Any, given: Any, dtype: Any) -> Any:
-        """To the nearest, as a GPU does; the interpreter cuts off."""
-        if (given.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
-            return cast(builder, given, dtype)
-        bits = torch.from_numpy(np.ascontiguousarray(given.data)).bfloat16().view(torch.int16).numpy()
-        return interpreter.TensorHandle(bits.view(np.uint16).reshape(given.data.shape), tl.bfloat16)
-
-    monkeypatch.setattr(interpreter, "_implicit_cvt", with_numbers)
-    monkeypatch.setattr(builder_of, "binary_op", with_bfloat16)
-    monkeypatch.setattr(builder_of, "cast_impl", rounded)
-    monkeypatch.setattr(rms_norm, "rsqrt", lambda x: tl.rsqrt(x))  # which is another while a kernel runs
-    monkeypatch.setattr(geglu, "tanh", lambda x: 2 * tl.sigmoid(2 * x) - 1)
+    """Tensors are of a GPU, where there is one. Without, kernels are interpreted."""
+    if not warm.HAS_GPU:
+        interpret_liger(monkeypatch)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -4,7 +4,7 @@ for the places where a mini-batch and a scoring call end."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score
 from plait.models.backbone import Backbone
-from plait.models.compute import flex_plan, row_attention
+from plait.models.compute import flex_plan, layer_kernels, row_attention
 from plait.models.head import Head
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
@@ -31,6 +31,7 @@ from plait.models.scalar_loading import scalar_view
 from plait.training import optimizer, scored_rows, tally
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
+from tests.kernels.row_stand_in import Calls, StandIn, stand_in
 from tests.launches import GPU, Launches
 from tests.models.tiny import tiny_model
 from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, scorer, train
@@ -60,6 +61,7 @@ def on_device(model: LanguageModel) -> LanguageModel:
         view = weights[start:stop].view(block.shape)
         new[id(module.get_parameter(block.param.name))] = nn.Parameter(view, requires_grad=False)
     for owner in module.modules():
+        vars(owner).pop("forward", None)  # ways of a CPU
         for name, param in list(owner.named_parameters(recurse=False)):
             setattr(owner, name, new[id(param)])
         for name, buffer in list(owner.named_buffers(recurse=False)):
@@ -78,7 +80,7 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> tuple[Tenso
 
 
 @pytest.fixture(params=["pieces", "kernel"])
-def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reads:
+def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
     """The waits of what is computed; each gives ones."""
     found: Reads = []
 
@@ -89,11 +91,15 @@ def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Re
 
     for module in (optimizer, scored_rows, tally):
         monkeypatch.setattr(module, "read", read)
+    calls: Calls = []
     if request.param == "kernel":
         monkeypatch.setattr(row_attention, "has_kernel", lambda kind: True)
         monkeypatch.setattr(row_attention, "is_proven", lambda kind: True)
         monkeypatch.setattr(flex_plan, "compiled", lambda: kernel)
-    return found
+        monkeypatch.setattr(layer_kernels, "is_proven", lambda kind: True)
+        stand_in(monkeypatch, StandIn(), calls, GPU.type)
+    yield found
+    assert ("normalised" in calls) == (request.param == "kernel"), "norms are computed by kernels, too"
 
 
 def language() -> LanguageModel:

@@ -1,8 +1,8 @@
 """Norms and gated MLPs of packed rows on a GPU, by one kernel forward and one backward, in scoring and training alike.
 
-As Transformers writes a norm it is seven launches, most of them over float32, and a dozen in its backward. Which modules
-compute what is known is `layer_forms`'s to say. They get a forward of ours for as long as a forward of packed rows
-lasts, and their own behind it: torch's compiler, which fuses the layers of generation, finds a family's own modules.
+As Transformers writes a norm it is seven launches, most of them over float32, and a dozen in its backward. Which of a
+family's modules compute something known, `layer_forms` says. They have a forward of ours for as long as a forward of
+packed rows lasts. Then they have their own again: torch's compiler, which fuses the layers of generation, takes those.
 
 The kernels are compiled by Triton when they are first used. They are held then against torch's operators, forward and
 backward (`row_kernel_proof`); where Triton fails or they say something else, that is said once and the modules' own
