@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 LAYERS = ("gate_proj", "up_proj", "down_proj")
-"""Of a gated MLP, whose activation is `act_fn`."""
+"""Layers of a gated MLP; its activation is `act_fn`."""
 
 
 class NormForm(NamedTuple):
