@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from plait.data.across import uploaded
 from plait.errors import ModelError
-from plait.models.compute.attention import PackedContext
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.layer_kernels import LayerKernels
 from plait.models.parallel.stage import stage_view
@@ -49,6 +48,8 @@ class ForwardOptions:
     read: Tensor | None = None
     """int64 places whose hidden states are asked for, in any order; the others may hold anything. None: all. On the
     host, or, where no gradient is asked for, on the device."""
+    by_kernels: bool = False
+    """Norms and gates are computed by kernels of training, where the device has any."""
 
 
 class Backbone:
@@ -83,8 +84,7 @@ class Backbone:
         Args:
             token_ids_T: int64, one packed row.
             position_ids_T: int64, the place of each token in its own sample.
-            context: says who attends to whom. Of a packed row norms and gates are computed by kernels, where the device
-                has any, as attention is.
+            context: says who attends to whom.
             how: None: without an adapter, all of it, nothing computed twice.
             inputs_TH: hidden states, compute dtype, from the stage before; None on the first.
         """
@@ -94,8 +94,7 @@ class Backbone:
         if view is not None:
             view.input_TH = inputs_TH
         self.activate(how.adapter)
-        by_kernels = isinstance(context, PackedContext) and context.by_kernels
-        computing = partial(self._computing, token_ids_T.device, by_kernels)
+        computing = partial(self._computing, token_ids_T.device, how.by_kernels)
         with (
             computing(),
             self._checkpointed(how.adapter, computing) if how.checkpoint else self._reading(how.read, token_ids_T),

@@ -138,7 +138,8 @@ class BackboneModel:
         """
         adapter = adapter_name(self.own)
         reaches = self.own is None or adapter is not None
-        how = ForwardOptions(adapter, checkpoint, read if self.team.is_last_stage else None)
+        by_kernels = isinstance(context, PackedContext) and context.by_kernels
+        how = ForwardOptions(adapter, checkpoint, read if self.team.is_last_stage else None, by_kernels)
         with torch.set_grad_enabled(torch.is_grad_enabled() and reaches):
             return self.backbone.hidden(token_ids_T, position_ids_T, context, how, inputs_TH=inputs_TH)
 
