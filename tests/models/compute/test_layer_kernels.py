@@ -53,8 +53,9 @@ Found = tuple[Tensor, dict[str, Tensor]]
 
 def trained(model: LanguageModel, *, checkpoint: bool = False) -> Found:
     """Log-probs of a packed row, and gradients by name."""
-    logprobs, entropies = model.logprobs(pack(RAGGED, device=model.device), 0.7, checkpoint=checkpoint)
-    return logprobs.detach().cpu(), {n: g.cpu() for n, g in gradients(model.module, logprobs, entropies).items()}
+    found = model.logprobs(pack(RAGGED, device=model.device), 0.7, checkpoint=checkpoint)
+    logprobs, entropies = (numbers.cpu() for numbers in found)
+    return logprobs.detach(), {n: g.cpu() for n, g in gradients(model.module, logprobs, entropies).items()}
 
 
 def plainly(model: LanguageModel, **how: Any) -> Found:
