@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from plait.cost.measured import stopwatch, work
 from plait.cost.measured.models import Pair, deep_layers, of_steps
@@ -13,6 +14,7 @@ from plait.cost.measured.work import capture_s
 from plait.cost.model_work import ModelWork
 from plait.generation.request import Request
 from tests.cost.test_model_costs import SHAPE
+from tests.models.tiny import tiny_model
 
 LAYER_US = {(1, 64): 40, (1, 1024): 44, (256, 64): 90, (256, 1024): 190}
 """Of the device, by samples and context."""
@@ -95,6 +97,20 @@ def test_samples_of_a_gpu_have_prompts_of_their_own(device: str, prompts: list[t
     assert [(request.prompt.uid, request.num_samples) for request in added] == prompts
     assert len({request.prompt.token_ids[0] for request in added}) == len(prompts)
     assert len(said) == 3
+
+
+def test_the_first_sample_is_there_when_the_last_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six prompts of 8 tokens, 9 of which fit a step, begin one behind the other: 5 steps wait for the last."""
+    monkeypatch.setattr(work, "num_prompts", lambda device, samples: samples)
+    monkeypatch.setattr(work, "PREFILL_TOKENS", 9)
+    assert work.waits("cuda", 6, 8) == 5
+    engine = work.engine_for(tiny_model("llama", dtype=torch.float32), 6, 8, 3)
+    work.begin(engine, 6, 8, 3)
+    assert len(engine.said) == 6
+    for _ in range(2):
+        engine.step()
+        assert engine.last_step is not None
+        assert engine.last_step.num_tokens == 6, "all are drawn together"
 
 
 def test_what_is_captured_again_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

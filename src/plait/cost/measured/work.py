@@ -164,14 +164,30 @@ def response_tokens(positions: int) -> int:
 
 def engine_for(model: LanguageModel, samples: int, context: int, tokens: int) -> Engine:
     """With room for these samples alone: a GPU's pool is taken as a whole, and models may have many positions."""
+    longest = tokens + waits(model.device.type, samples, context)
     settings = {
         "max_running": samples,
-        "kv_tokens": (samples + 1) * num_blocks_for(context + tokens + 1) * BLOCK_TOKENS,
-        "max_response_tokens": tokens,
-        "max_prefill_tokens": max(context + 1, PREFILL_TOKENS),
+        "kv_tokens": (samples + 1) * num_blocks_for(context + longest + 1) * BLOCK_TOKENS,
+        "max_response_tokens": longest,
+        "max_prefill_tokens": prefill_tokens(context),
         "speculation": "off",
     }
     return Engine(model, SamplingSettings.model_validate(settings))
+
+
+def prefill_tokens(context: int) -> int:
+    """Of prompts, that a step computes at most."""
+    return max(context + 1, PREFILL_TOKENS)
+
+
+def num_prompts(device: str, samples: int) -> int:
+    """That samples are drawn of, see `begin`."""
+    return 1 if device == "cpu" else samples
+
+
+def waits(device: str, samples: int, context: int) -> int:
+    """Steps that the first sample draws tokens in until the last one begins: it is to be there still."""
+    return -(-num_prompts(device, samples) * context // prefill_tokens(context)) - 1
 
 
 def begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int = 1) -> None:
@@ -183,14 +199,15 @@ def begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int
     Args:
         engine: with nothing in flight.
         samples: that are drawn at a time.
-        context: tokens of each prompt; tokens: of each response.
+        context: tokens of each prompt; tokens: that each sample draws together with all others.
         token_id: that the first prompt is made of.
     """
-    prompts = 1 if engine.model.device.type == "cpu" else samples
-    sampling, each = Sampling(max_tokens=tokens, stop_token_ids=()), samples // prompts
+    device = engine.model.device.type
+    prompts, longest = num_prompts(device, samples), tokens + waits(device, samples, context)
+    sampling, each = Sampling(max_tokens=longest, stop_token_ids=()), samples // prompts
     for uid in range(prompts):
         prompt = Prompt(uid, "", (token_id + uid,) * context)
-        engine.add(Request(prompt, each, sampling, NoiseKey(0), (tokens,) * each))
+        engine.add(Request(prompt, each, sampling, NoiseKey(0), (longest,) * each))
     engine.step()
     while len(engine.said) < samples:
         engine.step()
