@@ -61,8 +61,11 @@ class Compiled:
         signature = {name: "constexpr" if name in constants else _type(value) for name, value in given.items()}
         signature |= dict.fromkeys(constants, "constexpr")
         # As Triton finds it at a launch: numbers that are never specialised say nothing.
-        numbers = zip(self._kernel.params, arguments, strict=False)
-        aligned = [isinstance(x, Tensor) or (not p.do_not_specialize and x % 16 == 0) for p, x in numbers]
+        aligned = [
+            isinstance(x, Tensor)
+            or (isinstance(x, int) and not param.do_not_specialize and param.name not in constants and x % 16 == 0)
+            for param, x in zip(self._kernel.params, arguments, strict=False)
+        ]
         attributes = {(place,): [["tt.divisibility", 16]] for place, is_so in enumerate(aligned) if is_so}
         source = ASTSource(self._kernel, signature, constants, attributes)
         made = triton.compile(source, target=self._target, options={"num_stages": num_stages, "num_warps": num_warps})

@@ -100,6 +100,7 @@ def micro_batch_bytes(
             checkpointed=mode == "train" and recipe.checkpoint_activations,
             tp=sizes.tp,
             splits_tokens=mode == "train" and recipe.sequence_parallel,
+            by_kernel=recipe.device == "cuda",
         ),
         recipe.lora if mode == "train" else NO_LORA,
     )

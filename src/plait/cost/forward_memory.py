@@ -79,6 +79,7 @@ def forward_memory(
                 checkpointed=train and workload.checkpoint_activations,
                 tp=sizes.tp,
                 splits_tokens=train and workload.sequence_parallel,
+                by_kernel=workload.device == "cuda",
             ),
             workload.lora if train else NO_LORA,
         )

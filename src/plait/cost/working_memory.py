@@ -88,6 +88,8 @@ class Blocks:
     checkpointed:  a block keeps its input alone, and one at a time is computed again
     tp:            ranks that divide them
     splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`)
+    by_kernel:     attention is one kernel, as on GPUs (`flex_plan`), which keeps no weights, and takes keys and values
+                   once for each query head
     """
 
     width: int
@@ -95,6 +97,7 @@ class Blocks:
     checkpointed: bool = False
     tp: int = 1
     splits_tokens: bool = False
+    by_kernel: bool = False
 
 
 def activations_by_kind(
@@ -137,23 +140,24 @@ def activation_bytes(shape: ModelShape, batch: LargestBatch, blocks: Blocks, low
     Args:
         low: numbers of a token that adapters make of all blocks' inputs (`shape_parameters.adapter_inputs`).
     """
-    between, within = layer_bytes(shape, blocks.width, fused=blocks.fused)
+    between, within = layer_bytes(shape, blocks.width, fused=blocks.fused, by_kernel=blocks.by_kernel)
     ways = blocks.tp if blocks.splits_tokens else 1
     kept = between // ways + within // blocks.tp + blocks.width * low // shape.layers
     count = 1 if blocks.checkpointed else shape.layers
     inputs = _inputs(shape, blocks) if blocks.checkpointed else 0
-    scores = count * blocks.width * min(KEPT_SCORES, shape.heads * batch.scores) // blocks.tp
+    kept_scores = 0 if blocks.by_kernel else min(KEPT_SCORES, shape.heads * batch.scores)
+    scores = count * blocks.width * kept_scores // blocks.tp
     return batch.tokens * (kept * count + inputs) + scores
 
 
-def layer_bytes(shape: ModelShape, width: int, *, fused: bool) -> tuple[int, int]:
+def layer_bytes(shape: ModelShape, width: int, *, fused: bool, by_kernel: bool = False) -> tuple[int, int]:
     """Bytes of one token in one block, kept for the backward: between the products that ranks of tp divide (inputs,
     norms, residuals, and what is added to these), and within them.
 
     Fused: the block's input, the norm of it, queries, keys, values and attention, the projection of that, the residual
     and its norm; gate, up and their product. Else the activated gate, too, and the norms' inputs in float32.
     """
-    attention = 2 * shape.heads * shape.head_dim + 2 * shape.kv_heads * shape.head_dim
+    attention = 2 * shape.heads * shape.head_dim + 2 * (shape.heads if by_kernel else shape.kv_heads) * shape.head_dim
     if fused:
         return width * 5 * shape.hidden, width * (attention + 3 * shape.active_intermediate)
     return (4 * width + 4 * 2) * shape.hidden, width * (attention + 4 * shape.active_intermediate)
@@ -171,8 +175,9 @@ def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
 
 
 def is_fused(recipe: Recipe) -> bool:
-    """Whether `kernels.fused_rows` computes norms, rotations and gates, where the family's are of the common form."""
-    return recipe.device == "cpu" and recipe.dtype == "bfloat16"
+    """Whether kernels compute norms and gates, where the family's are of the common form: `kernels.fused_rows` on a
+    CPU, on a GPU those of liger-kernel, which is taken to be installed there."""
+    return recipe.device == "cuda" or recipe.dtype == "bfloat16"
 
 
 def is_packed(recipe: Recipe) -> bool:
