@@ -102,8 +102,9 @@ def best_of_all(of: PlanProblem) -> tuple[float, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2700)
 def test_the_best_of_all_is_found_from_nearly_every_seed() -> None:
-    """At least 28 of 30 seeds find it, in 3,000 plans of some ten thousand."""
+    """At least 28 of 30 seeds find it, in 3,000 plans of some ten thousand; some nine minutes on an idle core."""
     of = problem(3, memory=200, flow=SMALL)
     best, count = best_of_all(of)
     assert 5_000 <= count <= 60_000

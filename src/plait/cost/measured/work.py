@@ -214,9 +214,11 @@ def begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int
 
 
 def end(engine: Engine) -> None:
-    """Take all samples out, and give the memory of graphs back."""
+    """Take all samples out, and give the memory of graphs and of keys and values back: the next engine may need it
+    before this one is collected."""
     engine.halt(parks=False)
     engine.state.forward.drop()
+    engine.state.pool.clear()
 
 
 def prompt_s(model: LanguageModel, context: int) -> float:
