@@ -21,6 +21,7 @@ from plait.cost.working_memory import (
     is_fused,
     is_packed,
     logits_bytes,
+    may_be_plain,
     stage_activations,
 )
 from plait.dataflow import CallKind
@@ -130,14 +131,15 @@ def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
 
 
 def plain_activations(rank: int, facts: Facts) -> int:
-    """Activations of the largest call, of a family whose layers are not fused."""
-    bytes_by_call = [0]
+    """Activations of the largest call, of a family whose layers are not fused where there is to be room for one."""
+    bytes_by_call, recipe = [0], facts.recipe
+    fused = is_fused(recipe) and not may_be_plain(recipe.device, fused=is_fused(recipe))
     for model in facts.models:
         place = facts.places[model.role]
         asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))
         for mode, layout in asked:
             if layout is not None and rank in layout.mesh.ranks:
-                bytes_by_call.append(_activations(rank, facts, model, mode, layout, fused=False))
+                bytes_by_call.append(_activations(rank, facts, model, mode, layout, fused=fused))
     return max(bytes_by_call)
 
 

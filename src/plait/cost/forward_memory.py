@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from plait.cost.costs import CallCost
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.micro_batch import LargestBatch
-from plait.cost.working_memory import Blocks, activations_by_kind, head_gradient_bytes, logits_bytes, stage_activations
+from plait.cost.working_memory import (
+    Blocks,
+    activations_by_kind,
+    head_gradient_bytes,
+    logits_bytes,
+    may_be_plain,
+    stage_activations,
+)
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
 from plait.models.lora_settings import NO_LORA
@@ -89,7 +96,7 @@ def forward_memory(
         return tuple(bytes_of[stage] for stage in stages)
 
     activations = by_stage(workload.fused)
-    plain = by_stage(False) if workload.fused else activations
+    plain = by_stage(False) if may_be_plain(workload.device, fused=workload.fused) else activations
     head = 0
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp)

@@ -180,6 +180,12 @@ def is_fused(recipe: Recipe) -> bool:
     return recipe.device == "cuda" or recipe.dtype == "bfloat16"
 
 
+def may_be_plain(device: str, *, fused: bool) -> bool:
+    """Whether there is to be room for a family of another form, too. Not on a GPU: its activations are not of the
+    fullest moment (a rollout's), on top of which they would be."""
+    return fused and device == "cpu"
+
+
 def is_packed(recipe: Recipe) -> bool:
     """Whether an instance of one device lays the weights out once more, for decoding."""
     return recipe.device == "cpu" and recipe.dtype != "float64" and not recipe.sampling.exact

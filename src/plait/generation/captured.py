@@ -89,18 +89,20 @@ def by_cuda(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool)
     if beside is None:
         torch.cuda.empty_cache()
     aside.wait_stream(stream)
-    with torch.cuda.stream(aside):
-        if not again:
-            compute()
-            with _no_waits():
+    try:
+        with torch.cuda.stream(aside):
+            if not again:
                 compute()
-        # Other threads may go on meanwhile: one that looks after NCCL asks the device whenever it likes.
-        graph.capture_begin(pool=beside and beside.pool(), capture_error_mode="thread_local")
-        try:
-            out = compute()
-        finally:
-            graph.capture_end()
-    stream.wait_stream(aside)
+                with _no_waits():
+                    compute()
+            # Other threads may go on meanwhile: one that looks after NCCL asks the device whenever it likes.
+            graph.capture_begin(pool=beside and beside.pool(), capture_error_mode="thread_local")
+            try:
+                out = compute()
+            finally:
+                graph.capture_end()
+    finally:
+        stream.wait_stream(aside)  # also of what has failed: it reads memory that the next step takes
     return graph, out
 
 
@@ -156,9 +158,14 @@ class CapturedSteps:
             return self._plainly(batch, pool)
         try:
             return next(iter(self._ways.values()))(batch, pool)
+        except torch.OutOfMemoryError:
+            why = None
         except Exception as error:  # torch's compiler, and Triton's, may raise anything
-            self._refuse(f"cannot compute a step of {batch.num_tokens} tokens: {first_line(error)}")
-            return self._plainly(batch, pool)
+            why = f"cannot compute a step of {batch.num_tokens} tokens: {first_line(error)}"
+        # Behind the exception, which would keep what has failed in memory.
+        if why is not None:
+            self._refuse(why)
+        return self._plainly(batch, pool)
 
     def _replayed(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """Logits [T, V]; None where this step is none for a graph."""
@@ -209,7 +216,8 @@ class CapturedSteps:
         say(f"plait: steps of generation {way}: {why}; {others}, slower", file=sys.stderr)
 
     def _refusal(self, step: Step, compute: Compute, batch: RaggedBatch, pool: KVPool) -> str | None:
-        """Capture a way to compute a step; why it is not taken, or None."""
+        """Capture a way to compute a step; why it is not taken, or None. What was shown to be right and cannot be
+        captured again is shown once more: it may have to be compiled anew."""
         assert pool.spare is not None
         again = step.size in self._shown
         expected_TV = None if again else _logits(self._plainly(batch, pool))
@@ -220,7 +228,14 @@ class CapturedSteps:
                 lambda: _logits(compute(step.inputs, pool)), beside and beside.graph, again=again
             )
         except Exception as error:  # torch's compiler, and Triton's, may raise anything
-            return f"cannot be captured: {first_line(error)}"
+            why = f"cannot be captured: {first_line(error)}"
+        else:
+            why = None
+        if why is not None:
+            if not again:
+                return why
+            self._shown.discard(step.size)
+            return self._refusal(step, compute, batch, pool)
         if expected_TV is None:
             return None
         step.graph.replay()

@@ -34,9 +34,9 @@ class JoinedProducts:
     def applied(self) -> Iterator[None]:
         """Within it the layers compute them joined, where their weights lie one behind another now."""
         joined = [site for site in self._sites if site.joins()]
-        for site in joined:
-            site.swap(site.parts)
         try:
+            for site in joined:
+                site.swap(site.parts)
             yield
         finally:
             for site in joined:
@@ -89,7 +89,10 @@ class _Site:
             start += linear.out_features
 
     def joins(self) -> bool:
-        """Whether the weights lie one behind another; then the product reads them where they lie now."""
+        """Whether the modules are still there, and their weights lie one behind another; then the product reads them
+        where they lie now."""
+        if any(getattr(self._parent, name) is not own for name, own in zip(self._names, self.own, strict=True)):
+            return False
         weights = [linear.weight.detach() for linear in self.own]
         first, place = weights[0], weights[0].data_ptr()
         for weight in weights:

@@ -123,6 +123,8 @@ class KVPool:
                 page goes.
         """
         if keep_memory and not self._by_page:
+            if self.num_blocks == 0:
+                return
             for kv in self.layers.values():
                 kv.key.zero_()
                 kv.value.zero_()

@@ -69,7 +69,7 @@ def normalised_backward(
 
     offset, *how = launch
     return rms_norm_backward(  # type: ignore[no-any-return]
-        grad_TH, x_TH, weight_H, inverse_T, offset, *how, in_place=False, row_mode=None, needs_dw=needs_weight
+        grad_TH, x_TH, weight_H, inverse_T, offset, *how, in_place=False, row_mode=True, needs_dw=needs_weight
     )
 
 

@@ -235,13 +235,14 @@ class TextPool:
         order_O = np.argsort(texts.roots_O[:count])
         roots_O = texts.roots_O[order_O]
         live = np.unique(self.owners[self.ends != NONE])
-        kept_O, left, left_texts = np.ones(count, bool), self.used, count
+        kept_O, left, left_texts, is_vain = np.ones(count, bool), self.used, count, True
         for root, prompt in list(self._prompts.items()):
             if (
                 left <= half
                 and left_texts <= half // ENTRIES_PER_TEXT
                 and len(self._prompts) <= half // ENTRIES_PER_PROMPT
             ):
+                is_vain = False
                 break
             first, stop = np.searchsorted(roots_O, np.uint64(root)), np.searchsorted(roots_O, np.uint64(root), "right")
             numbers = order_O[first:stop]
@@ -254,7 +255,7 @@ class TextPool:
             left, left_texts = left - int(lengths_O[numbers].sum()), left_texts - len(numbers)
         del lengths_O, order_O, roots_O
         if kept_O.all():
-            self._may_drop = False
+            self._may_drop = not is_vain
         else:
             self._keep(kept_O)
 

@@ -176,7 +176,7 @@ def engine_for(model: LanguageModel, samples: int, context: int, tokens: int) ->
 
 
 def prefill_tokens(context: int) -> int:
-    """Of prompts, that a step computes at most."""
+    """Tokens of prompts that a step computes at most."""
     return max(context + 1, PREFILL_TOKENS)
 
 
