@@ -100,9 +100,9 @@ def test_steps_of_more_samples_than_a_gpu_replays_are_computed_by_layers() -> No
 
 def test_what_the_host_takes_for_a_draw_does_not_go_with_the_head() -> None:
     """A step takes 0.6 s beside layers for two samples. At 1e6 bytes per second, reading the head of H numbers in
-    bfloat16, and 47 bytes for each of two rows of logits, takes a part of that, and twice that for a model of twice as
+    bfloat16, and two rows of logits twice, takes a part of that, and twice that for a model of twice as
     many words; the rest is the host's. On a CPU all of it is of the head."""
-    of_head = (2 * HEAD + 2 * 47 * SHAPE.vocabulary) / 1e6
+    of_head = (2 * HEAD + 2 * 2 * 2 * SHAPE.vocabulary) / 1e6
     wide = replace(SHAPE, vocabulary=2 * SHAPE.vocabulary)
     step = {"drawing": ((2, 0.6),), "copy_bytes_per_s": 1e6}
     found = {}

@@ -131,7 +131,7 @@ def compile_draw(dtype: torch.dtype) -> None:
 
 
 def compile_rows(dtype: torch.dtype) -> None:
-    """A hidden state's norm, and one of heads, of so many rows that several are a program's in the backward."""
+    """A hidden state's norm, and one of heads, of many rows."""
     for rows, size in ((3, 1536), (1 << 15, 128)):
         x, weight = torch.zeros(rows, size, dtype=dtype), torch.zeros(size, dtype=dtype)
         for form in (LLAMA, GEMMA):

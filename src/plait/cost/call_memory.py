@@ -17,11 +17,11 @@ from plait.cost.working_memory import (
     Activations,
     Blocks,
     activations_by_kind,
+    fused_at_worst,
     head_gradient_bytes,
     is_fused,
     is_packed,
     logits_bytes,
-    may_be_plain,
     stage_activations,
 )
 from plait.dataflow import CallKind
@@ -132,8 +132,7 @@ def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:
 
 def plain_activations(rank: int, facts: Facts) -> int:
     """Activations of the largest call, of a family whose layers are not fused where there is to be room for one."""
-    bytes_by_call, recipe = [0], facts.recipe
-    fused = is_fused(recipe) and not may_be_plain(recipe.device, fused=is_fused(recipe))
+    bytes_by_call, fused = [0], fused_at_worst(facts.recipe.device, fused=is_fused(facts.recipe))
     for model in facts.models:
         place = facts.places[model.role]
         asked: tuple[tuple[Mode, Layout | None], ...] = (("train", place.train), ("score", place.score))

@@ -12,9 +12,9 @@ from plait.cost.micro_batch import LargestBatch
 from plait.cost.working_memory import (
     Blocks,
     activations_by_kind,
+    fused_at_worst,
     head_gradient_bytes,
     logits_bytes,
-    may_be_plain,
     stage_activations,
 )
 from plait.cost.workload import Workload
@@ -96,7 +96,7 @@ def forward_memory(
         return tuple(bytes_of[stage] for stage in stages)
 
     activations = by_stage(workload.fused)
-    plain = by_stage(False) if may_be_plain(workload.device, fused=workload.fused) else activations
+    plain = by_stage(fused_at_worst(workload.device, fused=workload.fused))
     head = 0
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp)

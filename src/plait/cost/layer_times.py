@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Terms = dict[str, float]
 
-LOGIT_BYTES = 47
-"""That a GPU reads and writes for each logit to draw a token (docs/gpu.md)."""
+LOGIT_PASSES = 2
+"""That a GPU makes over the logits to draw tokens (docs/gpu.md)."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class LayerTimes:
         share, seconds = self.work.head / (measured.vocabulary * measured.hidden), self.profile.drawing_s(rows)
         fixed = 0.0
         if self.profile.device == "cuda":
-            num_bytes = measured.vocabulary * (measured.hidden * self.work.width + rows * LOGIT_BYTES)
+            num_bytes = measured.vocabulary * self.work.width * (measured.hidden + rows * LOGIT_PASSES)
             fixed = max(0.0, seconds - num_bytes / self.profile.copy_bytes_per_s)
         return (fixed + (seconds - fixed) * share / tp) * self.contention
 

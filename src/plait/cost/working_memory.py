@@ -180,10 +180,10 @@ def is_fused(recipe: Recipe) -> bool:
     return recipe.device == "cuda" or recipe.dtype == "bfloat16"
 
 
-def may_be_plain(device: str, *, fused: bool) -> bool:
-    """Whether there is to be room for a family of another form, too. Not on a GPU: its activations are not of the
-    fullest moment (a rollout's), on top of which they would be."""
-    return fused and device == "cpu"
+def fused_at_worst(device: str, *, fused: bool) -> bool:
+    """Whether layers are fused in what there is to be room for: on a CPU also in a family of another form they are not.
+    On a GPU no room is kept for one: it would be on top of the fullest moment, a rollout, which has no activations."""
+    return fused and device != "cpu"
 
 
 def is_packed(recipe: Recipe) -> bool:

@@ -32,6 +32,7 @@ from torch import Tensor
 from plait.errors import first_line
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, RaggedBatch
+from plait.kernels.on_devices import power_of_two
 from plait.observe.screen import say
 
 MOST_ROWS = 256
@@ -262,11 +263,11 @@ class Size:
     @classmethod
     def of(cls, batch: RaggedBatch) -> Size:
         """The least that this batch goes into."""
-        rows, width = _power(batch.num_tokens), _power(max(batch.num_new))
+        rows, width = power_of_two(batch.num_tokens), power_of_two(max(batch.num_new))
         idle = -(-(rows - batch.num_tokens) // width)  # samples that take the rows behind
         keys = max(map(operator.add, batch.num_new, batch.num_held))
-        columns = max(LEAST_COLUMNS, _power(batch.tables_SM.shape[1]))
-        return cls(_power(len(batch.num_new) + idle), rows, width, _power(keys), columns)
+        columns = max(LEAST_COLUMNS, power_of_two(batch.tables_SM.shape[1]))
+        return cls(power_of_two(len(batch.num_new) + idle), rows, width, power_of_two(keys), columns)
 
 
 @dataclass(eq=False)
@@ -333,8 +334,3 @@ def is_plain(batch: RaggedBatch) -> bool:
 def _logits(logits: Tensor | None) -> Tensor:
     assert logits is not None, "each row is read"
     return logits
-
-
-def _power(number: int) -> int:
-    """The power of two that is as large, or the next larger one."""
-    return 1 << max(0, number - 1).bit_length()

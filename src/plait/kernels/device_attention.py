@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from plait.kernels.on_devices import power_of_two
 from plait.kernels.paged_call import PagedCall
 
 MOST_TREE_TOKENS = 63
@@ -54,8 +55,8 @@ def paged_attention(call: PagedCall) -> Tensor:
     num_key_heads, block_tokens, value_size = value_pool.shape[1:]
     group, num_samples = num_heads // num_key_heads, len(call.tables_SM)
     most_rows, most_keys = call.most()
-    tile = min(TILE, max(16, _power(group * most_rows)))
-    tile = max(tile, _power(group))
+    tile = min(TILE, max(16, power_of_two(group * most_rows)))
+    tile = max(tile, power_of_two(group))
     rows = tile // group
     tiles = -(-most_rows // rows)
     splits = splits_of(num_samples * tiles * num_key_heads, most_keys, programs_for(query.device))
@@ -65,7 +66,7 @@ def paged_attention(call: PagedCall) -> Tensor:
     if splits > 1:
         parts = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
         tops, sums = torch.empty(2, splits, num_tokens, num_heads, dtype=torch.float32, device=out.device)
-    wide_key, wide_value = max(16, _power(key_size)), max(16, _power(value_size))
+    wide_key, wide_value = max(16, power_of_two(key_size)), max(16, power_of_two(value_size))
     keys, stages = keys_at_a_time(tile, wide_key, wide_value, query.element_size(), shared_bytes_of(query.device))
     has_sinks = call.sinks is not None
     sinks = call.sinks.detach().contiguous() if call.sinks is not None else out
@@ -102,7 +103,7 @@ def store(key_pool: Tensor, value_pool: Tensor, places_T: Tensor, key: Tensor, v
     device_kernels.store[(num_tokens, num_key_heads)](
         key, key.stride(0), key.stride(1), value, value.stride(0), value.stride(1), key_pool, value_pool, places_T,
         KEY_HEADS=num_key_heads, P=key_pool.shape[2], D=key_size, E=value.shape[2],
-        WIDE_D=_power(key_size), WIDE_E=_power(value.shape[2]), num_warps=1,
+        WIDE_D=power_of_two(key_size), WIDE_E=power_of_two(value.shape[2]), num_warps=1,
     )  # fmt: skip
 
 
@@ -132,8 +133,8 @@ def splits_of(num_programs: int, most_keys: int, wanted: int) -> int:
         wanted: programs that fill the device.
     """
     enough = -(-wanted // max(1, num_programs))
-    worth = _power(most_keys) // KEYS_OF_SPLIT
-    return max(1, min(_power(enough), worth, MOST_SPLITS))
+    worth = power_of_two(most_keys) // KEYS_OF_SPLIT
+    return max(1, min(power_of_two(enough), worth, MOST_SPLITS))
 
 
 @functools.cache
@@ -150,11 +151,6 @@ def shared_bytes_of(device: torch.device) -> int:
     if device.type != "cuda":
         return 1 << 20
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED_BYTES)
-
-
-def _power(number: int) -> int:
-    """The power of two that is as large, or the next larger one."""
-    return 1 << max(0, number - 1).bit_length()
 
 
 def _trees(starts_S1: Tensor, ancestors: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait.kernels.on_devices import AVAILABLE
+from plait.kernels.on_devices import AVAILABLE, power_of_two
 
 GROUP = 64
 """Neighbouring tokens whose largest logit is found first: a line of memory of bfloat16."""
@@ -56,7 +56,7 @@ def draw(
     device, wide = logits_BV.device, torch.float64
     num_groups, num_blocks = -(-vocabulary // GROUP), -(-vocabulary // BLOCK)
     most_kept = num_candidates if vocabulary > num_candidates + 1 else vocabulary  # else none is left out
-    num_places = max(16, _power(most_kept))
+    num_places = max(16, power_of_two(most_kept))
     maxima = torch.empty(num_rows, num_groups, dtype=logits_BV.dtype, device=device)
     lists = torch.empty(num_rows, 2, num_places, dtype=torch.int32, device=device)
     found = torch.empty(num_rows, 4, dtype=wide, device=device)
@@ -73,7 +73,7 @@ def draw(
     device_draw_kernels.choose[(num_rows,)](
         *of_row, maxima, draw_keys_B, temperature_B, greedy_B if greedy_B is not None else lists, threshold_B,
         lists, found, vocabulary, num_groups, most_kept + 1,
-        WIDE_G=_power(num_groups), GROUP=GROUP, W=num_places,
+        WIDE_G=power_of_two(num_groups), GROUP=GROUP, W=num_places,
         BITS=16 if logits_BV.dtype == torch.bfloat16 else 32, SOME_GREEDY=some_greedy, ALL_GREEDY=all_greedy, **flags,
         num_warps=ROW_WARPS,
     )  # fmt: skip
@@ -82,11 +82,6 @@ def draw(
     )
     device_draw_kernels.decide[(num_rows,)](
         *of_row, draw_keys_B, temperature_B, threshold_B, found, sums, token_ids_B, logprobs_B, vocabulary, num_blocks,
-        WIDE_S=_power(num_blocks), N=BLOCK, **flags,
+        WIDE_S=power_of_two(num_blocks), N=BLOCK, **flags,
     )  # fmt: skip
     return token_ids_B, logprobs_B
-
-
-def _power(number: int) -> int:
-    """The power of two that is as large, or the next larger one."""
-    return 1 << (number - 1).bit_length()
