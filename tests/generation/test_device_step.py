@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plait import kernels
 from plait.data import across
-from plait.generation import drawing, module_forward
+from plait.generation import joint, module_forward
 from plait.generation.captured import Size, Step
 from plait.generation.engine import Engine
 from plait.generation.request import Request
@@ -61,7 +61,8 @@ class Device:
     """An engine on tensors of a GPU that hold nothing."""
 
     def __init__(self, family: str, **settings: Any) -> None:
-        self.downloads = 0
+        self.drawn = self.downloads = 0
+        """How often tokens were drawn, and waited for."""
         self.counts: Counter[str] = Counter()
         """Launches of Triton's programs."""
         model = tiny_model(family, dtype=torch.bfloat16)
@@ -96,10 +97,15 @@ class Device:
         launches.counts.update(self.counts)
         return launches
 
-    def downloaded(self, token_ids_D: Tensor, logprobs_D: Tensor) -> tuple[list[int], list[float]]:
+    def downloading(self, token_ids_D: Tensor, logprobs_D: Tensor) -> Callable[[], tuple[list[int], list[float]]]:
         assert token_ids_D.device == logprobs_D.device == GPU
-        self.downloads += 1
-        return [DRAWN] * len(token_ids_D), [-1.0] * len(logprobs_D)
+        self.drawn += 1
+
+        def wait() -> tuple[list[int], list[float]]:
+            self.downloads += 1
+            return [DRAWN] * len(token_ids_D), [-1.0] * len(logprobs_D)
+
+        return wait
 
 
 @pytest.fixture
@@ -110,7 +116,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def make(family: str = "llama", **settings: Any) -> Device:
         device = Device(family, **{"max_running": 8, "kv_tokens": 4096} | settings)
-        monkeypatch.setattr(drawing, "downloaded", device.downloaded)
+        monkeypatch.setattr(joint, "downloading", device.downloading)
         monkeypatch.setattr(kernels, "device_draw_kernels", Kernels(device.counts), raising=False)
         return device
 
@@ -148,14 +154,16 @@ def test_a_step_waits_for_the_device_once(made: Any, family: str, sampling: Samp
     device = made(family, max_prefill_tokens=12)
     several(device, sampling)
     for _ in range(8):
-        before = device.downloads
+        drawn, downloads = device.drawn, device.downloads
         launches = device.step()
         record = device.engine.last_step
         assert record is not None
         assert launches.waited == []
-        starts = 1 if device.downloads - before > 1 else 0  # samples whose prompt was there draw a token of their own
-        assert device.downloads - before <= 1 + starts
-        assert launches.counts["decide"] == device.downloads - before
+        starts = 1 if device.drawn - drawn > 1 else 0  # samples whose prompt was there draw a token of their own
+        assert device.drawn - drawn <= 1 + starts
+        assert device.downloads - downloads <= 1 + starts
+        assert launches.counts["decide"] == device.drawn - drawn
+    assert device.drawn - device.downloads == 1, "the newest step is in flight"
 
 
 def test_drafts_ask_for_nothing_either(made: Any) -> None:
@@ -221,9 +229,19 @@ def test_uploads_and_the_download_carry_the_numbers() -> None:
     numbers = across.uploaded([[1, 2], [3, 2**40]], torch.int64, "cpu")
     assert numbers.tolist() == [[1, 2], [3, 2**40]]
     ids, logprobs = torch.tensor([5, 151_935]), torch.tensor([-0.1, -11.0])
-    assert across.downloaded(ids, logprobs) == (ids.tolist(), logprobs.tolist())
-    both = torch.stack([ids.double(), logprobs.double()]).tolist()
-    assert both == [ids.tolist(), logprobs.tolist()], "as one tensor of float64 they are the same"
+    assert across.downloading(ids, logprobs)() == (ids.tolist(), logprobs.tolist())
+    both = torch.stack([ids.double(), logprobs.double()])
+    assert across.numbers_of(both) == (ids.tolist(), logprobs.tolist()), "as one tensor of float64 they are the same"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_download_waits_for_what_was_asked_before_alone() -> None:
+    ids, logprobs = torch.tensor([5, 151_935], device="cuda"), torch.tensor([-0.1, -11.0], device="cuda")
+    wait = across.downloading(ids, logprobs)
+    ids.add_(1)  # the next step writes where this one drew
+    later = across.downloading(ids, logprobs)
+    assert wait() == ([5, 151_935], logprobs.tolist())
+    assert later() == ([6, 151_936], logprobs.tolist())
 
 
 def test_filters_and_tails_of_a_device_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,15 @@ out. So uploads come from pinned memory, and the host goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+HostTokens = tuple[list[int], list[float]]
+"""Token ids [D] and log-probs [D] on the host."""
 
 
 def uploaded(values: Any, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -28,13 +31,37 @@ def uploaded(values: Any, dtype: torch.dtype, device: torch.device | str) -> Ten
     return (host.pin_memory() if torch.cuda.is_available() else host).to(device, non_blocking=True)
 
 
-def downloaded(token_ids_D: Tensor, logprobs_D: Tensor) -> tuple[list[int], list[float]]:
-    """What a step has drawn, on the host: the one wait of the step."""
-    if token_ids_D.device.type == "cpu":
-        return token_ids_D.tolist(), logprobs_D.tolist()
+def computes_behind(device: torch.device) -> bool:
+    """Whether the device computes while the host goes on, so that results are there later than the calls return."""
+    return device.type != "cpu"
+
+
+def downloading(token_ids_D: Tensor, logprobs_D: Tensor) -> Callable[[], HostTokens]:
+    """Begin to bring to the host what a step draws.
+
+    Returns:
+        Waits for it, the one wait of the step, and returns it. What the device was asked for since is not waited for.
+    """
+    if not computes_behind(token_ids_D.device):
+        drawn = token_ids_D.tolist(), logprobs_D.tolist()
+        return lambda: drawn
     stacked_2D = torch.stack([token_ids_D.double(), logprobs_D.double()])  # float64 holds every id and every float32
-    token_ids, logprobs = stacked_2D.tolist()
-    return [int(token_id) for token_id in token_ids], logprobs
+    host_2D = torch.empty(stacked_2D.shape, dtype=stacked_2D.dtype, pin_memory=True)
+    host_2D.copy_(stacked_2D, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def wait() -> HostTokens:
+        there.synchronize()
+        return numbers_of(host_2D)
+
+    return wait
+
+
+def numbers_of(drawn_2D: Tensor) -> HostTokens:
+    """The numbers of token ids and log-probs, float64 [2, D] on the host."""
+    token_ids, logprobs = drawn_2D.tolist()
+    return list(map(int, token_ids)), logprobs
 
 
 def read(tensors: Sequence[Tensor]) -> list[np.ndarray[Any, np.dtype[np.float64]]]:

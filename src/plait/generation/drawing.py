@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.data.across import downloaded, uploaded
+from plait.data.across import HostTokens, uploaded
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.joint import Joint, Tokens
 from plait.generation.response import Response
@@ -25,7 +25,7 @@ from plait.kernels import noise
 from plait.policy.step import Key, Start, StepPlan
 
 
-@dataclass(frozen=True)
+@dataclass
 class Draws:
     """Tokens that a step draws, perhaps on another rank."""
 
@@ -34,8 +34,20 @@ class Draws:
     num_new: tuple[int, ...]
     """How many tokens each of these rows draws."""
     drafts: Drafts
-    tokens: Callable[[], Tokens]
+    token_ids_D: Tensor | None
+    """int64, where they are drawn; None: that is on another rank."""
+    tokens: Callable[[], HostTokens]
     """Waits for the tokens and returns them."""
+    is_followed: bool = False
+    """Whether the rows of its samples have moved on already, before the host knew the tokens (`generation.ahead`)."""
+
+    def live(self) -> tuple[list[int], int]:
+        """Places of the samples that go on, as far as is known by now, and how many of them are rows: the others had
+        ended before, which was not known when the step was launched."""
+        places = [place for place, response in enumerate(self.samples) if response.finish_reason is None]
+        num_rows = len(self.num_new)
+        ended = len(self.samples) - len(places)
+        return places, num_rows if not ended else sum(place < num_rows for place in places)
 
 
 class Drawing:
@@ -70,21 +82,28 @@ class Drawing:
     ) -> Draws:
         samples = [self._flight.started[key] for key in keys]
         drawn = self._draw(logits_DV, rows, num_new, samples[len(num_new) :]) if self._joint.draws else None
-        return Draws(samples, num_new, drafts, self._joint.tell(drawn, len(logits_DV)))
+        told = self._joint.tell(drawn, len(logits_DV))
+        return Draws(samples, num_new, drafts, None if drawn is None else drawn[0], told)
 
     def end(self, draws: Draws) -> Drawn:
         """Wait for the tokens, and give them to the samples."""
-        samples, drafts, num_rows = draws.samples, draws.drafts, len(draws.num_new)
+        drafts, (places, num_rows) = draws.drafts, draws.live()
+        samples = [draws.samples[place] for place in places]
+        token_ids, logprobs = draws.tokens()
+        if len(samples) < len(draws.samples):
+            token_ids, logprobs = [token_ids[i] for i in places], [logprobs[i] for i in places]
         keys = [response.key for response in samples]
-        token_ids_D, logprobs_D = draws.tokens()
-        token_ids, logprobs = downloaded(token_ids_D, logprobs_D)
         kept = take(samples, drafts, token_ids, logprobs, self._tokenizer)
         ended = {response.key: response for response in samples if response.finish_reason is not None}
-        if num_rows and not drafts:
-            self._rows.advance(keys[:num_rows], token_ids[:num_rows], kept[:num_rows], token_ids_D[:num_rows])
-        elif num_rows:
-            newest = [response.token_ids[-1] for response in samples[:num_rows]]
-            self._rows.advance(keys[:num_rows], newest, kept[:num_rows])
+        if draws.is_followed:
+            self._rows.know(keys, token_ids)
+            return Drawn(ended, sum(kept), [], {})
+        rows = keys[:num_rows]
+        if drafts or draws.token_ids_D is None:
+            self._rows.advance(rows, [response.token_ids[-1] for response in samples[:num_rows]], kept[:num_rows])
+        elif rows:
+            self._rows.go_ahead(rows, draws.token_ids_D[:num_rows])
+            self._rows.know(rows, token_ids[:num_rows])
         lengths = zip(keys, draws.num_new, kept, strict=False) if drafts else ()
         num_wrong = {key: new - count for key, new, count in lengths if new > count}
         return Drawn(ended, sum(kept), [key for key in keys[num_rows:] if key not in ended], num_wrong)

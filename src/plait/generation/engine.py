@@ -22,6 +22,7 @@ from plait.generation.forward import ChunkTokens
 from plait.generation.joint import Alone, Joint
 from plait.generation.moves import Parking
 from plait.generation.occupancy import Occupancy
+from plait.generation.overlap import Overlap
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
@@ -33,8 +34,7 @@ from plait.generation.state import EngineState
 from plait.generation.turns import StepClock, Turn, Turns
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import prefix_keys
-from plait.policy.shares import has_room, next_share, num_wanted
-from plait.policy.step import Key, Share, StepPlan
+from plait.policy.step import Key, StepPlan
 from plait.schedule.update_rule import HeldKV
 from plait.speculation.counts import Counts
 
@@ -77,6 +77,8 @@ class Engine:
         self.speculates = speculates if speculates is not None else speculator_of(settings, state.forward)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
+        guesses = self.speculates.counts is not None
+        self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, guesses=guesses)
         self._parking = Parking(state)
         self.occupancy = Occupancy(state, self._parking)
 
@@ -169,9 +171,8 @@ class Engine:
         """Launch the next step, and land the steps that must land before or after it. None: all samples are in flight,
         so the oldest step landed instead."""
         state, scheduler, clock = self.state, self.state.scheduler, StepClock(self._joint, self.state.forward)
-        groups, share = self._share()
-        if share is None:
-            self._start_ready()
+        groups, share = self._overlap.share(ahead=not drafts)
+        starts = self._start_ready(ahead=not drafts) if share is None else None
         drafts = drafts or self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
         plan = scheduler.plan({key: len(draft) for key, draft in drafts.items()}, share)
@@ -186,26 +187,9 @@ class Engine:
         if self._joint.most_groups > 1 and (plan.rows or plan.chunks):
             self._joint.expect(self._turns.num_next(scheduler, plan, groups))
         draws = self._compute(plan, drafts)
-        self._turns.launch(Turn(plan, draws, clock.seconds))
-        record = replace(StepRecord.of(plan, 0, 0), packing_s=clock.packing_s, num_groups=len(self._turns))
-        self._land_all_but(groups - 1)
-        return record
-
-    def _share(self) -> tuple[int, Share | None]:
-        """How many steps are to be in flight, and the share of the samples that the next one computes; None: all.
-
-        If a sample would have to give way, it may be in flight: then all steps land first.
-        """
-        scheduler = self.state.scheduler
-        groups = self._joint.num_groups(num_wanted(scheduler)) if self._joint.most_groups > 1 else 1
-        if groups == 1:
-            self._land_all_but(0)
-            return 1, None
-        share = next_share(scheduler, self._turns.drawing, groups)
-        if self._turns and not has_room(scheduler, share):
-            self._land_all_but(0)
-            share = next_share(scheduler, (), groups)
-        return groups, share
+        num_groups = 1 if share is None else len(self._turns) + 1
+        self._overlap.launched(Turn(plan, starts, draws, clock.seconds), groups)
+        return replace(StepRecord.of(plan, 0, 0), packing_s=clock.packing_s, num_groups=num_groups)
 
     def _compute(self, plan: StepPlan, drafts: Drafts) -> Draws | None:
         """The forward of a step, and its draws; None: no sample draws a token in it."""
@@ -220,7 +204,7 @@ class Engine:
         """Land the oldest steps until at most `count` are in flight."""
         while len(self._turns) > count:
             turn, clock = self._turns.oldest(), StepClock(self._joint, self.state.forward)
-            num_drawn = 0 if turn.draws is None else self._settle(turn.draws)
+            num_drawn = sum(self._settle(draws) for draws in (turn.starts, turn.draws) if draws is not None)
             self.speculates.done(turn.plan, num_drawn, turn.seconds + clock.seconds)
 
     def _settle(self, draws: Draws) -> int:
@@ -232,10 +216,17 @@ class Engine:
         self._turns.landed.num_drawn += drawn.num_tokens
         return drawn.num_tokens
 
-    def _start_ready(self) -> None:
-        """Draw the first token of samples whose prompt is computed, so that they have a row in the step."""
-        if starts := self.state.scheduler.start_ready():
-            self._settle(self._drawing.of_starts(starts))
+    def _start_ready(self, *, ahead: bool) -> Draws | None:
+        """Draw the first token of samples whose prompt is computed, so that they have a row in the step. Where it is
+        launched ahead, these draws are returned, and land with it; else all that was drawn is known now."""
+        starts = self.state.scheduler.start_ready()
+        draws = self._drawing.of_starts(starts) if starts else None
+        if ahead and self._overlap.goes(draws):
+            return draws
+        self._land_all_but(0)
+        if draws is not None:
+            self._settle(draws)
+        return None
 
     # -- leaving, and new weights
 
@@ -243,6 +234,7 @@ class Engine:
         """Samples have ended or left: if none is in flight any more, let go of what was held for them, a draft model's
         keys and values as well."""
         if not self.state.has_work:
+            self._land_all_but(0)  # steps of samples that had ended
             self._joint.rest()
             self.state.rest()
             self.speculates.rest()

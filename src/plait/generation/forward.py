@@ -63,6 +63,11 @@ class Forward:
         """Whether it is known that preparing pays, or does not."""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it computes in exact mode, from tokens that the host knows."""
+        return self._exact is not None
+
+    @property
     def is_steady(self) -> bool:
         """Whether the next step gives each row the bits that it would have beside any others. As long as weights and
         work stay, a step that is steady is followed by steady ones alone."""

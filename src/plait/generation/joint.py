@@ -13,13 +13,14 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from plait.data.across import HostTokens, downloading
 from plait.generation.backend import Computes
 from plait.generation.records import Choose
 from plait.generation.sampler import sample
 from plait.models.language_model import LanguageModel
 
 Tokens = tuple[Tensor, Tensor]
-"""token_ids [D] (int64), log-probs [D]."""
+"""token_ids [D] (int64), log-probs [D], where they were drawn."""
 
 
 class Joint(Protocol):
@@ -39,6 +40,9 @@ class Joint(Protocol):
     def choose(self) -> Choose:
         """How this rank draws a token from each row of logits."""
         ...
+
+    is_alone: ClassVar[bool]
+    """Whether this rank needs to hear of no other one to compute the next step."""
 
     def computes(self, model: LanguageModel) -> Computes:
         """The forward of a step, for the part of the model that this rank has."""
@@ -62,8 +66,8 @@ class Joint(Protocol):
         """No step is in flight, and none may follow for now: receive nothing ahead."""
         ...
 
-    def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], Tokens]:
-        """Send the drawn tokens to all ranks.
+    def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
+        """Send the drawn tokens to the hosts of all ranks.
 
         Args:
             drawn: on the rank that draws; None on the others.
@@ -80,6 +84,7 @@ class Alone:
 
     waited_s: float = 0.0
     draws: ClassVar[bool] = True
+    is_alone: ClassVar[bool] = True
     most_groups: ClassVar[int] = 1
 
     def __init__(self, choose: Choose = sample) -> None:
@@ -99,7 +104,7 @@ class Alone:
     def rest(self) -> None:
         """See Joint.rest."""
 
-    def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], Tokens]:
+    def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
         """See Joint.tell."""
         assert drawn is not None, "a rank that is alone draws"
-        return lambda: drawn
+        return downloading(*drawn)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.across import downloaded, uploaded
+from plait.data.across import downloading, uploaded
 from plait.generation.drafted_text import DraftedText
 from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, NewTokens
@@ -249,7 +249,7 @@ class ModelDrafter:
         places_R = uploaded((asked.places_B + depth).tolist(), torch.int64, device)
         rows = SamplingRows.of(asked.samplings, self._vocabulary, device)
         drawn = sample(logits_RV[:, : self._vocabulary], noise.draw_keys(keys_R, places_R), rows)
-        token_ids, logprobs = downloaded(*drawn)
+        token_ids, logprobs = downloading(*drawn)()
         self._took(new, time.perf_counter() - began)
         return np.array(token_ids, np.int64), np.exp(np.array(logprobs))
 

@@ -24,6 +24,9 @@ Drafts = Mapping[Key, Sequence[int]]
 
 NO_DRAFTS: Drafts = MappingProxyType({})
 
+UNKNOWN = -1
+"""In place of the id of a newest token that the host does not know yet."""
+
 
 class DecodeBatch:
     """Row i of the batch belongs to sample `keys[i]`; each is about to compute its newest token, and drafts behind it.
@@ -39,7 +42,8 @@ class DecodeBatch:
         self._parameters: SamplingRows | None = None
         self._newest: list[int] = []
         self._held: list[int] = []
-        """The newest token of each row, and the tokens computed, on the host: it need not ask the device."""
+        """The newest token of each row, where the host knows it (`know`), and the tokens computed, on the host: it need
+        not ask the device."""
         self._host_tables: list[list[int]] = []
         capacity = max_rows if device.type != "cpu" else min(max_rows, 16)
         self.numbers = torch.zeros((4, capacity), dtype=torch.int64, device=device)
@@ -57,11 +61,13 @@ class DecodeBatch:
         samplings: Sequence[Sampling],
         tables: Sequence[Sequence[int]],
         numbers: Sequence[tuple[int, int, int, int]],
+        newest_B: Tensor | None = None,
     ) -> None:
         """Samples enter the batch.
 
         Args:
             numbers: of each the noise key of the sample, the newest token's id, tokens computed, response tokens drawn.
+            newest_B: int64 [B]; the newest tokens' ids, if the host does not know them.
         """
         if not keys:
             return
@@ -75,6 +81,8 @@ class DecodeBatch:
         self._held += [held for _, _, held, _ in numbers]
         self._host_tables += [list(table) for table in tables]
         self.numbers[:, rows] = uploaded(numbers, torch.int64, self.numbers.device).T
+        if newest_B is not None:
+            self.numbers[1, rows] = newest_B
         width = self._tables.shape[1]
         padded = [[*table, *[-1] * (width - len(table))] for table in tables]
         self._tables[rows] = uploaded(padded, torch.int32, self._tables.device)
@@ -183,28 +191,33 @@ class DecodeBatch:
             self._parameters = SamplingRows.of(self.samplings, vocab_size, self.numbers.device)
         return self._parameters
 
-    def advance(
-        self, keys: Sequence[Key], newest: Sequence[int], num_drawn: Sequence[int], newest_B: Tensor | None = None
-    ) -> None:
-        """The rows of these samples have drawn tokens: so many each, with these ids the last ones.
+    def advance(self, keys: Sequence[Key], newest: Sequence[int], num_drawn: Sequence[int]) -> None:
+        """The rows of these samples have drawn tokens: so many each, with these ids the last ones."""
+        newest_B, drawn_B = uploaded([newest, num_drawn], torch.int64, self.numbers.device).unbind(0)
+        self._advance(keys, num_drawn, newest_B, drawn_B)
+        self.know(keys, newest)
 
-        Args:
-            newest_B: the ids where they were drawn, if every row drew one.
-        """
+    def go_ahead(self, keys: Sequence[Key], newest_B: Tensor) -> None:
+        """The rows of these samples have drawn a token each, with these ids, int64 [B]; the host need not know them."""
+        self._advance(keys, (1,) * len(keys), newest_B, 1)
+
+    def know(self, keys: Sequence[Key], newest: Sequence[int]) -> None:
+        """These are the ids of the newest tokens of these samples' rows."""
+        if list(keys) == self.keys:
+            self._newest = list(newest)
+            return
+        for place, token_id in zip(self._places(keys), newest, strict=True):
+            self._newest[place] = token_id
+
+    def _advance(self, keys: Sequence[Key], num_drawn: Sequence[int], newest_B: Tensor, drawn_B: Tensor | int) -> None:
         rows: slice | Tensor = slice(len(self.keys))
         if list(keys) == self.keys:
-            self._newest, self._held = list(newest), list(map(operator.add, self._held, num_drawn))
+            self._held = list(map(operator.add, self._held, num_drawn))
         else:
             places = self._places(keys)
-            for place, token_id, number in zip(places, newest, num_drawn, strict=True):
-                self._newest[place] = token_id
+            for place, number in zip(places, num_drawn, strict=True):
                 self._held[place] += number
             rows = uploaded(places, torch.int64, self.numbers.device)
-        drawn_B: Tensor | int = 1
-        if newest_B is None:
-            newest_B, drawn_B = uploaded([newest, num_drawn], torch.int64, self.numbers.device).unbind(0)
-        else:
-            assert max(num_drawn, default=1) == 1, "rows that drew one token each"
         self.numbers[1, rows] = newest_B
         self.numbers[2:, rows] += drawn_B
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from torch import Tensor
+
 from plait.data.records import FinishReason, Sample
 from plait.generation.backend import Computes
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool
-from plait.generation.rows import DecodeBatch
+from plait.generation.rows import UNKNOWN, DecodeBatch
 from plait.generation.settings import SamplingSettings
 from plait.models.language_model import LanguageModel
 from plait.policy.batching import Scheduler
@@ -83,14 +85,21 @@ class EngineState:
         """Have memory for the blocks that have been given out."""
         self.pool.reserve(self.scheduler.blocks.num_touched, self.scheduler.blocks.num_blocks)
 
-    def enter(self, keys: Sequence[Key]) -> None:
-        """Add rows for these running samples, after the others."""
+    def enter(self, keys: Sequence[Key], newest_B: Tensor | None = None) -> None:
+        """Add rows for these running samples, after the others.
+
+        Args:
+            newest_B: int64 [B]; a token that each has drawn and the host does not know yet. None: it knows all.
+        """
         if not keys:
             return
         samples = [self.flight.started[key] for key in keys]
         tables = [self.scheduler.running[key].table for key in keys]
-        numbers = [(s.noise_key, s.token_ids[-1], len(s.tokens) - 1, len(s.token_ids)) for s in samples]
-        self.rows.append(keys, [s.request.sampling for s in samples], tables, numbers)
+        if newest_B is None:
+            numbers = [(s.noise_key, s.token_ids[-1], len(s.tokens) - 1, len(s.token_ids)) for s in samples]
+        else:
+            numbers = [(s.noise_key, UNKNOWN, len(s.tokens), len(s.token_ids) + 1) for s in samples]
+        self.rows.append(keys, [s.request.sampling for s in samples], tables, numbers, newest_B)
 
     def settle(self, drawn: Drawn) -> list[Sample]:
         """Add rows for samples that drew their first token, and remove the samples that have ended; returns these.

@@ -22,6 +22,9 @@ class Turn:
     """A step in flight."""
 
     plan: StepPlan
+    starts: Draws | None
+    """First tokens that samples drew before it, so that they have a row in it; None: there were none, or they are
+    known."""
     draws: Draws | None
     """None: no sample draws in it."""
     seconds: float
@@ -77,6 +80,11 @@ class Turns:
     def launch(self, turn: Turn) -> None:
         """Add a step that was launched."""
         self._open.append(turn)
+
+    @property
+    def newest(self) -> Turn | None:
+        """The step that was launched last, if it is in flight."""
+        return self._open[-1] if self._open else None
 
     def oldest(self) -> Turn:
         """Remove and return the oldest step."""

@@ -34,6 +34,16 @@ def next_share(scheduler: Scheduler, in_flight: Collection[Key], num_groups: int
     return Share(tuple(sample.key for sample in idle), ceil(num_wanted(scheduler) / num_groups))
 
 
+def all_may_go_on(scheduler: Scheduler) -> bool:
+    """Whether the next step computes all samples that run now, and no others but new ones: nobody gives way in it, and
+    nobody comes back who did before."""
+    running, waiting = scheduler.running, scheduler.sequences.preempted
+    if any(sample.num_computed_tokens == sample.num_tokens - 1 for sample in waiting):
+        return False
+    most_each = 2  # a block behind its table, and a copy of a shared one
+    return scheduler.blocks.num_free >= most_each * len(running) or scheduler.room.has_room(running.values(), NO_DRAFTS)
+
+
 def has_room(scheduler: Scheduler, share: Share) -> bool:
     """Whether the rows of a share can be computed, and nobody gives way for it."""
     return scheduler.room.has_room([scheduler.running[key] for key in share.rows], NO_DRAFTS)

@@ -10,10 +10,12 @@ Shapes: B rows, D tokens that are drawn, T tokens of a step, H hidden size, V vo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from plait.data.across import HostTokens, numbers_of
 from plait.generation.backend import Computes
 from plait.generation.engine import Engine
 from plait.generation.forward import Forward
@@ -63,6 +65,7 @@ class JointRanks:
     """The ranks of an instance of several; see `generation.joint.Joint`."""
 
     choose = staticmethod(sample)
+    is_alone: ClassVar[bool] = False
 
     def __init__(self, model: LanguageModel, settings: SamplingSettings, team: Team) -> None:
         self.waited = Waited()
@@ -76,7 +79,6 @@ class JointRanks:
             self.waited,
             is_ahead=on_cpu and not settings.exact and not team.pp.in_order,
         )
-        self._device = model.device
         cost = COSTS.get(model.device.type, COSTS["cpu"])
         self._groups = GroupRule(team.pp.size, cost, settings.stated_groups)
 
@@ -112,20 +114,16 @@ class JointRanks:
         self.stages.rest()
         self._tokens.rest()
 
-    def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], Tokens]:
+    def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
         """See Joint.tell."""
         # A token id is exact in float64, and so is a log-prob.
         drawn_2D = torch.empty(2, num_drawn, dtype=torch.float64)
         if drawn is None:
             transfer = self._tokens.listen(drawn_2D)
-            return lambda: self._tokens_of(self.waited.wait(transfer))
+            return lambda: numbers_of(self.waited.wait(transfer))
         drawn_2D[0], drawn_2D[1] = drawn
         self._tokens.tell(drawn_2D)
-        return lambda: self._tokens_of(drawn_2D)
-
-    def _tokens_of(self, drawn_2D: Tensor) -> Tokens:
-        token_ids_D, logprobs_D = drawn_2D.to(self._device)
-        return token_ids_D.long(), logprobs_D
+        return lambda: numbers_of(drawn_2D)
 
 
 class DraftedByOne:

@@ -1,0 +1,200 @@
+"""Steps that are launched before the host knows what the one before them drew, on a CPU that is taken for a device that
+computes behind: the same samples, whatever comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from plait.data.records import FinishReason, Sample
+from plait.generation import joint, overlap
+from plait.generation.engine import Engine, drain
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.models.language_model import LanguageModel
+from tests.cases import examples
+from tests.generation.requests import request
+from tests.generation.test_engine import TEXTS, assert_same, by_uid, expected, request_of, requests
+from tests.models.tiny import shared_model
+from tests.training.exact import ExactFloat64
+
+
+def ahead_engine(model: LanguageModel, **limits: int) -> Engine:
+    """An engine whose device is taken for one that computes behind."""
+    with mock.patch.object(overlap, "computes_behind", return_value=True):
+        return Engine(model, SamplingSettings(**limits))
+
+
+@settings(max_examples=examples(4, 30), deadline=None, phases=[Phase.generate])
+@given(
+    order=st.permutations(range(len(TEXTS))),
+    taken=st.integers(1, len(TEXTS)),
+    max_running=st.integers(1, 9),
+    max_prefill_tokens=st.sampled_from([1, 20, 64]),
+    kv_tokens=st.sampled_from([96, 128, 4096]),
+    pauses=st.lists(st.integers(0, 6), min_size=len(TEXTS), max_size=len(TEXTS)),
+)
+def test_samples_are_the_oracles_whatever_ends(
+    order: list[int], taken: int, max_running: int, max_prefill_tokens: int, kv_tokens: int, pauses: list[int]
+) -> None:
+    """By stop tokens and strings, which nobody knows ahead, and by limits; in pools in which samples give way, too."""
+    engine = ahead_engine(
+        shared_model("llama"), max_running=max_running, max_prefill_tokens=max_prefill_tokens, kv_tokens=kv_tokens
+    )
+    everything = requests()
+    chosen = order[:taken]
+    delivered: list[Sample] = []
+    with ExactFloat64():
+        for which in chosen:
+            engine.add(everything[which])
+            for _ in range(pauses[which]):
+                if engine.has_work:
+                    delivered += engine.step()
+                    assert engine.occupancy.num_running <= max_running
+        delivered += drain(engine)
+    assert_same(by_uid(delivered), {u: s for u, s in expected("llama").items() if int(u.split(".")[0]) in chosen})
+    assert engine.occupancy.kv_bytes == 0
+
+
+class Watched:
+    """What an engine launches and reads, in its order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        inner = joint.downloading
+
+        def downloading(token_ids_D: object, logprobs_D: object) -> Callable[[], object]:
+            number = sum(what == "drawn" for what, _ in self.events)
+            self.events.append(("drawn", number))
+            wait = inner(token_ids_D, logprobs_D)  # type: ignore[arg-type]
+
+            def read() -> object:
+                self.events.append(("read", number))
+                return wait()
+
+            return read
+
+        with mock.patch.object(joint, "downloading", downloading):
+            yield
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_read() -> None:
+    engine, watched = ahead_engine(shared_model("llama")), Watched()
+    engine.add(request(0, 5, lengths=(7, 7)))
+    with watched.watching():
+        ended = [len(engine.step()) for _ in range(7)]
+    assert not engine.has_work
+    assert ended == [0, 0, 0, 0, 0, 0, 2]
+    # The prompt's step is read at once, so that its seconds are its own; the last one, whose samples end by their
+    # limit, as well: no step can be launched in between.
+    assert watched.events == [
+        ("drawn", 0), ("read", 0), ("drawn", 1), ("drawn", 2), ("read", 1), ("drawn", 3), ("read", 2), ("drawn", 4),
+        ("read", 3), ("drawn", 5), ("read", 4), ("drawn", 6), ("read", 5), ("read", 6),
+    ]  # fmt: skip
+
+
+def test_a_sample_that_ends_unforeseen_has_one_row_more() -> None:
+    """Three samples, one of which stops early: one row that nobody needs, and none for those that reach their limit."""
+    with ExactFloat64():
+        free = by_uid(drain(_engine_with(3, Sampling(max_tokens=9, stop_token_ids=()))))
+        stop = free["0.1"].token_ids[3]
+        assert all(stop not in free[uid].token_ids for uid in ("0.0", "0.2"))
+        engine = _engine_with(3, Sampling(max_tokens=9, stop_token_ids=(stop,)))
+        num_tokens, samples = 0, []
+        while engine.has_work:
+            samples += engine.step()
+            assert engine.last_step is not None
+            num_tokens += engine.last_step.num_tokens - engine.last_step.num_prefill_tokens
+    found = by_uid(samples)
+    assert found["0.1"].token_ids == free["0.1"].token_ids[:4]
+    assert found["0.1"].finish_reason is FinishReason.STOP
+    assert found["0.0"].token_ids == free["0.0"].token_ids
+    drawn = 9 + 4 + 9
+    assert num_tokens == drawn - 3 + 1, "each first token is drawn from the prompt's logits; one row came to nothing"
+
+
+def _engine_with(num_samples: int, sampling: Sampling) -> Engine:
+    engine = ahead_engine(shared_model("llama"))
+    engine.add(request_of(num_samples=num_samples, sampling=sampling))
+    return engine
+
+
+def test_samples_that_start_do_not_break_the_chain() -> None:
+    """Two places for six samples of one prompt: who starts has its first token drawn behind the step in flight."""
+    engine, watched = ahead_engine(shared_model("llama"), max_running=2), Watched()
+    plain = Engine(shared_model("llama"), SamplingSettings(max_running=2))
+    asked = request(0, 5, lengths=(6, 9, 5, 7, 8, 4))
+    with ExactFloat64():
+        plain.add(asked)
+        wanted = by_uid(drain(plain))
+        engine.add(asked)
+        with watched.watching():
+            found = by_uid(drain(engine))
+    assert_same(found, wanted)
+    pairs = zip(watched.events, watched.events[1:], strict=False)
+    assert sum(a[0] == "drawn" and b == ("drawn", a[1] + 1) for a, b in pairs) > 4
+
+
+@pytest.mark.parametrize("leave", ["abort", "halt", "update"])
+def test_all_lands_before_samples_leave_or_weights_change(leave: str) -> None:
+    engine = ahead_engine(shared_model("llama"))
+    engine.add(request(0, 5, lengths=(20, 20)))
+    for _ in range(6):
+        engine.step()
+    assert engine.said == {(0, 0): 5, (0, 1): 5}, "one token is on its way"
+    if leave == "abort":
+        (taken,) = engine.abort(0, 1)
+        assert len(taken.token_ids) == 6
+    elif leave == "halt":
+        assert [len(sample.token_ids) for sample in engine.halt(parks=True)] == [6, 6]
+        assert not engine.has_work
+        return
+    else:
+        engine.update_weights(3)
+        assert engine.said == {(0, 0): 6, (0, 1): 6}
+    samples = by_uid(drain(engine))
+    assert len(samples["0.0"].token_ids) == 20
+    if leave == "update":
+        assert samples["0.0"].versions == (0,) * 6 + (3,) * 14
+
+
+def test_drafts_are_behind_tokens_that_are_known() -> None:
+    """Who guesses by hand has all that was drawn before: nothing is launched ahead of a step with guesses."""
+    with ExactFloat64():
+        wanted = by_uid(drain(_plain()))["0.0"].token_ids
+        engine = ahead_engine(shared_model("llama"))
+        engine.add(request(0, 5, lengths=(20,)))
+        for _ in range(4):
+            engine.step()
+        engine.land()
+        said = engine.said[0, 0]
+        engine.step({(0, 0): wanted[said : said + 3]})
+        assert engine.said[0, 0] == said + 4, "three guesses and what is drawn behind them"
+        assert by_uid(drain(engine))["0.0"].token_ids == wanted
+
+
+def _plain() -> Engine:
+    engine = Engine(shared_model("llama"), SamplingSettings())
+    engine.add(request(0, 5, lengths=(20,)))
+    return engine
+
+
+def test_nothing_goes_ahead_where_tokens_have_to_be_known() -> None:
+    """Exact mode computes from the host's tokens, guesses are looked up behind them, and a CPU is not waited for."""
+    model = shared_model("llama")
+    with mock.patch.object(overlap, "computes_behind", return_value=True):
+        engines = [Engine(model, SamplingSettings(exact=True)), Engine(model, SamplingSettings(speculation=3))]
+    for engine in (*engines, Engine(model, SamplingSettings())):
+        watched = Watched()
+        engine.add(request(0, 5, lengths=(6,)))
+        with watched.watching(), ExactFloat64():
+            list(drain(engine))
+        whats = [what for what, _ in watched.events]
+        assert whats == ["drawn", "read"] * (len(whats) // 2)
