@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from statistics import median
 
-from on_device.job import Job, Rates, random_ids, rates_of, synchronize
+from on_device.job import Job, Rates, random_ids, rates_of
 from plait.cost.estimate import model_shape
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
@@ -58,7 +58,8 @@ def measure(job: Job, shape: str, rates: Rates) -> None:
 def seconds_of_steps(
     engine: Engine, samples: int, prompt_tokens: int, tokens: int, number: int
 ) -> list[tuple[float, int]]:
-    """Seconds of each step that decodes all samples and nothing else, and the tokens that they hold."""
+    """Seconds of each step that decodes all samples and nothing else, and the tokens that they hold: a step waits for
+    the one before it, and is computed until the next one waits for it."""
     sampling = Sampling(max_tokens=tokens, stop_token_ids=())
     vocabulary = engine.model.config.get_text_config().vocab_size
     for uid in range(samples):
@@ -68,7 +69,6 @@ def seconds_of_steps(
     while engine.has_work:
         began = time.perf_counter()
         engine.step()
-        synchronize(engine.model.device.type)
         seconds, record = time.perf_counter() - began, engine.last_step
         if record is not None and record.num_tokens == samples and not record.num_prefill_tokens:
             found.append((seconds, record.num_context_tokens))

@@ -116,8 +116,13 @@ def typical(taken: Sequence[float]) -> float:
 
 
 def now(device: str) -> float:
-    """Seconds, all that was asked for being done. Of one thread of a CPU those that it had it for, so that what else
-    the machine does adds little."""
+    """Seconds (`clock`), all that was asked for being done."""
     if device == "cuda":
         torch.cuda.synchronize()
+    return clock(device)
+
+
+def clock(device: str) -> float:
+    """Seconds, whatever is still being done. Of one thread of a CPU those that it had it for, so that what else the
+    machine does adds little."""
     return time.process_time() if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter()
