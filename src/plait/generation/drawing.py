@@ -9,7 +9,7 @@ Shapes: D tokens that are drawn: of each row, then one of each other sample. V v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,13 +41,26 @@ class Draws:
     is_followed: bool = False
     """Whether the rows of its samples have moved on already, before the host knew the tokens (`generation.ahead`)."""
 
-    def live(self) -> tuple[list[int], int]:
-        """Places of the samples that go on, as far as is known by now, and how many of them are rows: the others had
-        ended before, which was not known when the step was launched."""
+    def of_live(self) -> Draws:
+        """Those of samples that had not ended before, as far as is known by now: of the others, nothing counts."""
         places = [place for place, response in enumerate(self.samples) if response.finish_reason is None]
-        num_rows = len(self.num_new)
-        ended = len(self.samples) - len(places)
-        return places, num_rows if not ended else sum(place < num_rows for place in places)
+        if len(places) == len(self.samples):
+            return self
+        assert self.token_ids_D is not None, "a step that was launched ahead is this rank's alone"
+        assert not self.drafts, "a step that was launched ahead has no drafts"
+        index = uploaded(places, torch.int64, self.token_ids_D.device)
+
+        def tokens() -> HostTokens:
+            token_ids, logprobs = self.tokens()
+            return [token_ids[place] for place in places], [logprobs[place] for place in places]
+
+        return replace(
+            self,
+            samples=[self.samples[place] for place in places],
+            num_new=(1,) * sum(place < len(self.num_new) for place in places),
+            token_ids_D=self.token_ids_D[index],
+            tokens=tokens,
+        )
 
 
 class Drawing:
@@ -87,12 +100,10 @@ class Drawing:
 
     def end(self, draws: Draws) -> Drawn:
         """Wait for the tokens, and give them to the samples."""
-        drafts, (places, num_rows) = draws.drafts, draws.live()
-        samples = [draws.samples[place] for place in places]
-        token_ids, logprobs = draws.tokens()
-        if len(samples) < len(draws.samples):
-            token_ids, logprobs = [token_ids[i] for i in places], [logprobs[i] for i in places]
+        draws = draws.of_live()
+        samples, drafts, num_rows = draws.samples, draws.drafts, len(draws.num_new)
         keys = [response.key for response in samples]
+        token_ids, logprobs = draws.tokens()
         kept = take(samples, drafts, token_ids, logprobs, self._tokenizer)
         ended = {response.key: response for response in samples if response.finish_reason is not None}
         if draws.is_followed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plait.data.across import computes_behind, uploaded
+from plait.data.across import computes_behind
 from plait.generation.drawing import Draws
 from plait.generation.joint import Joint
 from plait.generation.state import EngineState
@@ -93,11 +93,9 @@ class Overlap:
 
     def _follow(self, draws: Draws) -> None:
         """Have a row in the next step for each sample that draws, with a token that the host does not know yet."""
-        (places, num_rows), token_ids_D = draws.live(), draws.token_ids_D
+        live = draws.of_live()
+        keys, num_rows, token_ids_D = [response.key for response in live.samples], len(live.num_new), live.token_ids_D
         assert token_ids_D is not None, "this rank draws"
-        if len(places) < len(draws.samples):
-            token_ids_D = token_ids_D[uploaded(places, token_ids_D.dtype, token_ids_D.device)]
-        keys = [draws.samples[place].key for place in places]
         if num_rows:
             self._state.rows.go_ahead(keys[:num_rows], token_ids_D[:num_rows])
         self._state.enter(keys[num_rows:], token_ids_D[num_rows:])
