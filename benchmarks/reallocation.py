@@ -93,7 +93,8 @@ def line(case: Case, parameters: Parameters, repeats: int) -> str:
         cell(None if case.zero else broadcasts(parameters, case.before, case.after, case.cluster, 2)),
         cell(None if case.zero else gather_all(source, target, case.cluster)),
     ]
-    return f"{case.name:<21} {''.join(cells)} {seconds:>7.3f} {plan.num_messages:>9} {plan.num_rounds:>7}"
+    counts = f"{plan.traffic.num_messages:>9} {plan.traffic.num_rounds:>7}"
+    return f"{case.name:<21} {''.join(cells)} {seconds:>7.3f} {counts}"
 
 
 def held(case: Case, parameters: Parameters) -> Holdings:
@@ -114,9 +115,9 @@ def planned(case: Case, parameters: Parameters, repeats: int) -> tuple[MovePlan,
 
 def volume_of(plan: MovePlan) -> Volume:
     volume = Volume()
-    for (_, receiver), size in plan.link_bytes.items():
+    for (_, receiver), size in plan.traffic.link_bytes.items():
         volume.received[receiver] += size
-    for node, (out, into) in plan.node_bytes.items():
+    for node, (out, into) in plan.traffic.node_bytes.items():
         volume.leaving[node], volume.entering[node] = out, into
     return volume
 

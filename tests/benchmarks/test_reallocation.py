@@ -50,7 +50,7 @@ def test_micro_dp_groups_are_least_where_they_apply(strategies: ModuleType, tp: 
     found = strategies.micro_dp(SMALL, before, after, 2)
     share = Fraction(size - generate_tp, generate_tp * size)
     assert {Fraction(received, WHOLE) for received in found.received.values()} == {share}
-    assert found.total == plan_move(source, weights(SMALL, after, "bfloat16"), cluster).total_bytes
+    assert found.total == plan_move(source, weights(SMALL, after, "bfloat16"), cluster).traffic.total_bytes
     other = Layout.on(range(size), pp=size)
     assert strategies.micro_dp(SMALL, before, other, 2) is None
 
@@ -69,7 +69,7 @@ def test_broadcasts_reach_those_who_have_it(strategies: ModuleType) -> None:
     found = strategies.broadcasts(SMALL, before, after, Cluster(1, 4), 2)
     assert found.total == 2 * 3 * WHOLE // 2
     least = plan_move(weights(SMALL, before, "bfloat16", "a"), weights(SMALL, after, "bfloat16", "b"), Cluster(1, 4))
-    assert least.total_bytes == 2 * WHOLE
+    assert least.traffic.total_bytes == 2 * WHOLE
     assert strategies.broadcasts(SMALL, Layout.on(range(3), tp=3), Layout.on(range(2), tp=2), Cluster(1, 4), 2) is None
 
 

@@ -11,7 +11,7 @@ from plait.layout.atoms import demand
 from plait.layout.boxes import Holding, Slice
 from plait.layout.holdings import Holdings
 from plait.layout.mesh import Cluster
-from plait.layout.move import plan_move
+from plait.layout.move import plan_move, traffic_of
 from plait.layout.move_plan import MoveKind, MovePlan
 from tests.layout.played_moves import Memory, Traffic, allocate, execute, view
 
@@ -68,6 +68,7 @@ def lacking(source: Holdings, target: Holdings, ranks) -> int:
 def judge(source: Holdings, target: Holdings, cluster: Cluster, **options: int) -> tuple[MovePlan, Traffic]:
     """Plan, execute, and check everything that is promised of every plan."""
     plan = plan_move(source, target, cluster, **options)
+    assert traffic_of(source, target, cluster, **options) == plan.traffic
     memory = allocate(source, target)
     fill(memory, source)
     traffic = execute(plan, memory)
@@ -82,15 +83,15 @@ def check_minimal(plan: MovePlan, traffic: Traffic, source: Holdings, target: Ho
     ranks = sorted({*source.ranks, *target.ranks})
     for rank in ranks:
         need = lacking(source, target, [rank]) * plan.item_bytes
-        assert plan.received_bytes(rank) == traffic.received[rank] == need, f"rank {rank}"
-        assert plan.sent_bytes(rank) == traffic.sent[rank]
+        assert plan.traffic.received_bytes(rank) == traffic.received[rank] == need, f"rank {rank}"
+        assert plan.traffic.sent_bytes(rank) == traffic.sent[rank]
     nodes = defaultdict(list)
     for rank in ranks:
         nodes[plan.cluster.node_of(rank)].append(rank)
     for node, members in nodes.items():
         need = lacking(source, target, members) * plan.item_bytes
-        assert plan.node_bytes.get(node, (0, 0))[1] == need, f"node {node}"
-    assert sum(traffic.sent.values()) == sum(traffic.received.values()) == plan.total_bytes
+        assert plan.traffic.node_bytes.get(node, (0, 0))[1] == need, f"node {node}"
+    assert sum(traffic.sent.values()) == sum(traffic.received.values()) == plan.traffic.total_bytes
 
 
 def check_order(plan: MovePlan) -> None:

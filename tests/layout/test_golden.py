@@ -76,9 +76,9 @@ def test_bytes_per_device(train: Parallelism, generate_tp: int, regroup: bool, s
     """What a device receives, as a share of the model: on average; with regrouping on every device."""
     plan, _, _ = resharding(train, generate_tp, regroup)
     whole = SMALL.num_elements * 2
-    assert Fraction(plan.total_bytes, whole * train.size) == share
+    assert Fraction(plan.traffic.total_bytes, whole * train.size) == share
     if regroup:
-        assert {Fraction(plan.received_bytes(rank), whole) for rank in range(train.size)} == {share}
+        assert {Fraction(plan.traffic.received_bytes(rank), whole) for rank in range(train.size)} == {share}
 
 
 @pytest.mark.parametrize(("tp", "generate_tp"), [(8, 2), (8, 4), (8, 1), (4, 2), (4, 4)])
@@ -109,11 +109,11 @@ def test_a_node_takes_in_what_it_lacks(elements: float, pp: int, entering: float
     source = weights(parameters, Layout.on(range(8 * pp), tp=8, pp=pp), "bfloat16", "training")
     target = weights(parameters, Layout.on(range(8 * pp), dp=pp, tp=8), "bfloat16", "generation")
     plan = plan_move(source, target, cluster, bucket_bytes=1 << 30)
-    assert {into for _, into in plan.node_bytes.values()} == {entering}
-    assert [out for out, _ in plan.node_bytes.values()] == pytest.approx([entering] * pp)
+    assert {into for _, into in plan.traffic.node_bytes.values()} == {entering}
+    assert [out for out, _ in plan.traffic.node_bytes.values()] == pytest.approx([entering] * pp)
     free = Bandwidths(near=300e9, far=25e9, copy=1e12, near_latency=0.0, far_latency=0.0)
-    assert cost(plan, free).bound == pytest.approx(seconds)
-    assert cost(plan, free).seconds < 1.35 * seconds
+    assert cost(plan.traffic, free).bound == pytest.approx(seconds)
+    assert cost(plan.traffic, free).seconds < 1.35 * seconds
 
 
 def test_receivers_share_the_sending() -> None:
@@ -123,8 +123,8 @@ def test_receivers_share_the_sending() -> None:
     target = weights(SMALL, Layout.on(range(16, 48), dp=4, tp=8), "bfloat16", "generation")
     plan = plan_move(source, target, Cluster(6, 8), chunk_bytes=16)
     whole = SMALL.num_elements * 2
-    assert plan.total_bytes == 4 * whole
-    assert all(out <= 0.72 * whole for out, _ in plan.node_bytes.values())
+    assert plan.traffic.total_bytes == 4 * whole
+    assert all(out <= 0.72 * whole for out, _ in plan.traffic.node_bytes.values())
 
 
 @pytest.mark.parametrize(("layers", "heads", "per_token"), [(32, 32, 524288), (40, 40, 819200)])

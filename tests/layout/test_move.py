@@ -82,7 +82,7 @@ def test_nodes_send_equal_shares(case) -> None:
     source = weights(parameters, before, "float32", "before")
     target = weights(parameters, after, "float32", "after")
     plan = plan_move(source, target, cluster, chunk_bytes=1)
-    most = max((out for out, _ in plan.node_bytes.values()), default=0)
+    most = max((out for out, _ in plan.traffic.node_bytes.values()), default=0)
     assert most <= node_egress_bound(source, target, cluster, 4) + longest_message(plan)
 
 
@@ -93,7 +93,7 @@ def test_ranks_of_a_node_send_equal_shares(case) -> None:
     source = zero_shards(parameters, before, "float32", "before")
     target = weights(parameters, after, "float32", "after")
     plan = plan_move(source, target, cluster, chunk_bytes=1)
-    most = max(plan.sent_bytes(rank) for rank in range(8))
+    most = max(plan.traffic.sent_bytes(rank) for rank in range(8))
     assert most <= rank_egress_bound(source, target, 4) + longest_message(plan)
 
 
@@ -119,16 +119,16 @@ def test_instances_of_different_sizes() -> None:
     target = merged([weights(SMALL, instance, "float32", "generation") for instance in instances])
     source = weights(SMALL, Layout.on(range(4), dp=2, tp=2), "float32", "training")
     plan, _ = judge(source, target, Cluster(1, 5))
-    assert plan.received_bytes(4) == SMALL.num_elements * 4
-    assert plan.received_bytes(0) == plan.received_bytes(1) == 0
+    assert plan.traffic.received_bytes(4) == SMALL.num_elements * 4
+    assert plan.traffic.received_bytes(0) == plan.traffic.received_bytes(1) == 0
 
 
 def test_a_tied_embedding_reaches_both_of_its_stages() -> None:
     """Masters on the first stage only; the last receives what it needs of the embedding and nothing else."""
     layout = Layout.on(range(2), pp=2)
     plan, _ = judge(zero_shards(SMALL, layout, "float32"), weights(SMALL, layout, "float32"), Cluster(1, 2))
-    assert plan.received_bytes(0) == 0
-    assert plan.received_bytes(1) == SMALL.params[0].num_elements * 4
+    assert plan.traffic.received_bytes(0) == 0
+    assert plan.traffic.received_bytes(1) == SMALL.params[0].num_elements * 4
 
 
 def test_offload_is_a_copy_on_the_spot() -> None:
@@ -137,7 +137,7 @@ def test_offload_is_a_copy_on_the_spot() -> None:
     for source, target in ((device, host), (host, device)):
         plan, _ = judge(source, target, Cluster(1, 4))
         assert {action.kind for _, action in plan} == {MoveKind.COPY}
-        assert plan.total_bytes == 0
+        assert plan.traffic.total_bytes == 0
 
 
 def test_no_copy_is_longer_than_a_bucket() -> None:
@@ -191,8 +191,8 @@ def test_two_hops_receive_what_one_would(training: Layout, generation: Layout) -
     cluster = Cluster(1, 6)
     masters = zero_shards(DEEPER, training, "float32")
     own, other = weights(DEEPER, training, "bfloat16", "own"), weights(DEEPER, generation, "bfloat16", "other")
-    first, second = plan_move(masters, own, cluster), plan_move(own, other, cluster)
-    at_once = plan_move(masters, merged([own, other]), cluster)
+    first, second = plan_move(masters, own, cluster).traffic, plan_move(own, other, cluster).traffic
+    at_once = plan_move(masters, merged([own, other]), cluster).traffic
     for rank in range(6):
         assert first.received_bytes(rank) + second.received_bytes(rank) == at_once.received_bytes(rank)
     assert sum(map(at_once.received_bytes, range(6))) > 0

@@ -35,7 +35,7 @@ def test_never_moves_more_than_the_given_order(case, across_nodes: bool) -> None
     assert sorted(found.mesh.ranks) == sorted(after.mesh.ranks)
     assert found.parallelism == after.parallelism
     moved = [
-        plan_move(source, weights(parameters, layout, "float32", "after"), cluster).total_bytes
+        plan_move(source, weights(parameters, layout, "float32", "after"), cluster).traffic.total_bytes
         for layout in (found, after)
     ]
     assert moved[0] <= moved[1]

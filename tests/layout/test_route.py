@@ -34,7 +34,7 @@ def test_a_broadcast_costs_its_source_one_copy() -> None:
     plan, _ = judge(
         string({0: (0, 240)}, "a"), string(dict.fromkeys((1, 2, 3), (0, 240)), "b"), Cluster(1, 4), chunk_bytes=8
     )
-    assert [plan.sent_bytes(rank) for rank in range(4)] == [960, 640, 640, 640]
+    assert [plan.traffic.sent_bytes(rank) for rank in range(4)] == [960, 640, 640, 640]
 
 
 def test_a_broadcast_over_nodes() -> None:
@@ -42,9 +42,9 @@ def test_a_broadcast_over_nodes() -> None:
     and spread inside."""
     target = string(dict.fromkeys((2, 3, 4, 5), (0, 240)), "b")
     plan, _ = judge(string({0: (0, 240)}, "a"), target, Cluster(3, 2), chunk_bytes=8)
-    assert plan.node_bytes == {0: (960, 0), 1: (480, 960), 2: (480, 960)}
-    assert [plan.received_bytes(rank) for rank in range(6)] == [0, 0, 960, 960, 960, 960]
-    near = sum(size for (a, b), size in plan.link_bytes.items() if a // 2 == b // 2)
+    assert plan.traffic.node_bytes == {0: (960, 0), 1: (480, 960), 2: (480, 960)}
+    assert [plan.traffic.received_bytes(rank) for rank in range(6)] == [0, 0, 960, 960, 960, 960]
+    near = sum(size for (a, b), size in plan.traffic.link_bytes.items() if a // 2 == b // 2)
     assert near == 2 * 960
 
 
@@ -52,14 +52,14 @@ def test_whoever_can_serve_less_is_spared_nothing() -> None:
     """Rank 0 alone holds the first third; rank 1 also holds the rest and takes as much of it as evens the two."""
     source = string({0: (0, 240), 1: (80, 240)}, "a")
     plan, _ = judge(source, string({2: (0, 240)}, "b"), Cluster(1, 3), chunk_bytes=4)
-    assert [plan.sent_bytes(rank) for rank in range(2)] == pytest.approx([480, 480], abs=30)
+    assert [plan.traffic.sent_bytes(rank) for rank in range(2)] == pytest.approx([480, 480], abs=30)
 
 
 def test_a_node_that_has_it_serves_itself() -> None:
     source = string({0: (0, 240), 2: (0, 240)}, "a")
     plan, _ = judge(source, string({1: (0, 240), 3: (0, 240)}, "b"), Cluster(2, 2))
-    assert plan.link_bytes == {(0, 1): 960, (2, 3): 960}
-    assert plan.node_bytes == {}
+    assert plan.traffic.link_bytes == {(0, 1): 960, (2, 3): 960}
+    assert plan.traffic.node_bytes == {}
 
 
 def test_messages_fill_buckets_and_keep_pieces_whole() -> None:
@@ -133,17 +133,17 @@ def test_cost_by_hand() -> None:
     target = string(dict.fromkeys((2, 3), (0, 240)), "b")
     plan = plan_move(string({0: (0, 240)}, "a"), target, Cluster(2, 2))
     speeds = Bandwidths(near=960, far=96, copy=1e9, near_latency=0.5, far_latency=1.0)
-    assert plan.num_messages == 2
-    assert cost(plan, speeds).seconds == pytest.approx(12.5)
-    assert cost(plan, speeds).bound == pytest.approx(11.0)
+    assert plan.traffic.num_messages == 2
+    assert cost(plan.traffic, speeds).seconds == pytest.approx(12.5)
+    assert cost(plan.traffic, speeds).bound == pytest.approx(11.0)
 
 
 def test_ranks_that_share_a_network_interface_wait_for_it() -> None:
     source, target = string({0: (0, 120), 1: (120, 240)}, "a"), string({2: (0, 120), 3: (120, 240)}, "b")
     plan = plan_move(source, target, Cluster(2, 2))
     alone = Bandwidths(near=960, far=48, copy=1e9, far_latency=0.0, shared=False)
-    assert cost(plan, alone).seconds == pytest.approx(10.0)
-    assert cost(plan, replace(alone, shared=True)).seconds == pytest.approx(20.0)
+    assert cost(plan.traffic, alone).seconds == pytest.approx(10.0)
+    assert cost(plan.traffic, replace(alone, shared=True)).seconds == pytest.approx(20.0)
     copied = plan_move(source, string({0: (0, 120)}, "c"), Cluster(2, 2))
     assert {action.kind for _, action in copied} == {MoveKind.COPY}
-    assert cost(copied, replace(alone, copy=48.0)).seconds == pytest.approx(10.0)
+    assert cost(copied.traffic, replace(alone, copy=48.0)).seconds == pytest.approx(10.0)

@@ -50,7 +50,7 @@ def test_actions_of_files() -> None:
     read = sum(action.num_elements for _, action in plan if action.kind is MoveKind.READ)
     assert read == SMALL.num_elements, "a node reads each element once and spreads it"
     assert traffic.entered[0] == 4 * SMALL.num_elements
-    assert max(plan.sent_bytes(rank) for rank in range(4)) < 4 * SMALL.num_elements
+    assert max(plan.traffic.sent_bytes(rank) for rank in range(4)) < 4 * SMALL.num_elements
 
 
 @settings(max_examples=examples(20, 40), deadline=None)

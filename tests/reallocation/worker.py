@@ -117,7 +117,7 @@ class Worker:
         return self.outcome(plan, report, wrong, live.peak_bytes)
 
     def outcome(self, plan: MovePlan, report: MoveReport, wrong: int, live_bytes: int = 0) -> Outcome:
-        planned = {link: size for link, size in plan.link_bytes.items() if self.rank in link}
+        planned = {link: size for link, size in plan.traffic.link_bytes.items() if self.rank in link}
         differ = "" if report.link_bytes == planned else f"planned {planned}, found {report.link_bytes}"
         return Outcome(wrong, differ, max(report.staging_bytes, live_bytes) > 2 * plan.bucket_bytes, report)
 
@@ -202,12 +202,12 @@ class Worker:
             for held in source.ranks[self.rank]:
                 held_part(buffers, held).copy_(cut(values[held.param], held))
             steps = moving(plan, self.rank, buffers, Channel(None, 20.0, first_tag), name=f"move{number}")
-            first_tag += plan.num_messages
+            first_tag += plan.traffic.num_messages
             runs.append((plan, steps, buffers, target, values))
         # The first action of each is a copy, which waits for nobody; messages are posted with it.
         for _, steps, *_ in runs if self.rank % 2 else runs[::-1]:
             assert next(steps).kind == MoveKind.COPY.name
-        for number in range(max(plan.num_rounds for plan, *_ in runs)):
+        for number in range(max(plan.traffic.num_rounds for plan, *_ in runs)):
             for plan, steps, *_ in runs:
                 for action in plan.rows[self.rank][1:]:
                     if action.round == number:

@@ -69,7 +69,7 @@ def planned_bytes(recipe: Recipe) -> int:
     parameters = parameters_of(models)["actor"]
     trained, copied = (Layout.on(ranks, dp=2) for ranks in ((0, 1), (2, 3)))
     home, copies = weights(parameters, trained, "float64", "home"), weights(parameters, copied, "float64", "copies")
-    entering = plan_move(home, copies, Cluster(2, 2)).node_bytes[1][1]
+    entering = plan_move(home, copies, Cluster(2, 2)).traffic.node_bytes[1][1]
     assert entering == 8 * sum(param.num_elements for param in parameters.params), "each weight once, for two ranks"
     spans = load_any(recipe.run_dir / "trace.json").spans
     arrived = [span for span in spans if span.rank in (2, 3) and span.action.startswith("actor.weights")]

@@ -120,7 +120,7 @@ def moved(seen: Seen, mover: SampleMover, keys: Sequence[Key], recompute: Sequen
     seen.moves.append(to_the_end(mover.moving(keys, recompute=recompute)))
     move = seen.moves[-1]
     seen.lacks.append(move.lacks)
-    planned = {link: size for link, size in move.plan.link_bytes.items() if mover.rank in link}
+    planned = {link: size for link, size in move.plan.traffic.link_bytes.items() if mover.rank in link}
     if move.report.link_bytes != planned:
         seen.wrong.append(f"planned {planned}, counted {move.report.link_bytes}")
     if move.report.staging_bytes > 2 * BUCKET_BYTES:

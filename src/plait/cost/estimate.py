@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plait.cost.lengths import SampleLengths
 from plait.dataflow import CallKind, Dataflow
-from plait.models.files.hub import read_config
+from plait.models.files.hub import is_stated, read_config
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 
@@ -17,13 +17,17 @@ Rows = list[tuple[str, int]]
 
 def model_shape(name: str) -> ModelShape:
     """The shape of a model that would be admitted, before its weights are fetched: the checks of its family are made.
+    Those of models whose configuration plait states pass by a test, and are not made again.
 
     Raises:
         ModelError: the model is not found, is refused by a check (which is named), or its configuration is incomplete.
     """
-    from plait.models.admission import check_config  # imports torch
+    config = read_config(name)
+    if is_stated(name):
+        return ModelShape.from_config(config, name)
+    from plait.models.admission import check_config  # imports torch and transformers, which takes seconds
 
-    return ModelShape.from_config(check_config(read_config(name), name), name)
+    return ModelShape.from_config(check_config(config, name), name)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import MoveCost
 from plait.layout.holdings import weights
 from plait.layout.mesh import Layout, Mesh, Parallelism
-from plait.layout.move import BUCKET_BYTES, plan_move
+from plait.layout.move import BUCKET_BYTES, traffic_of
 from plait.layout.move_cost import Bandwidths, cost
 from plait.layout.params import Param, Parameters
 from plait.layout.shards import stage_bounds
@@ -32,16 +32,17 @@ def move_cost(parameters: Parameters, source: Layout, target: Layout, dtype: str
     stacked, origin, goal = _stacked(parameters, source, target)
     held, needed = weights(stacked, origin, dtype, "source"), weights(stacked, goal, dtype, "target")
     bucket = max(BUCKET_BYTES, stacked.num_elements * held.item_bytes // MOST_MESSAGES)
-    plan = plan_move(held, needed, cluster.mesh_cluster, bucket_bytes=bucket)
-    times = cost(plan, bandwidths(cluster))
+    carried = traffic_of(held, needed, cluster.mesh_cluster, bucket_bytes=bucket)
+    times = cost(carried, bandwidths(cluster))
     terms = {"links": times.bound, "copies": times.copies}
     software = cluster.software
     if software.switch_s:
         terms["switching"] = software.switch_s
     if software.pack_bandwidth:
-        packed = max((plan.sent_bytes(rank) + plan.received_bytes(rank) for rank in plan.rows), default=0)
+        ranks = {rank for link in carried.link_bytes for rank in link}
+        packed = max((carried.sent_bytes(rank) + carried.received_bytes(rank) for rank in ranks), default=0)
         terms["packing"] = packed / software.pack_bandwidth
-    return MoveCost(sum(terms.values()), terms, plan.total_bytes)
+    return MoveCost(sum(terms.values()), terms, carried.total_bytes)
 
 
 def offload_cost(cluster: ClusterSpec, layout: Layout, stage_bytes: Sequence[int]) -> MoveCost:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from plait.cost.model_parameters import parameters_of
 from plait.layout.holdings import weights
-from plait.layout.move import plan_move
+from plait.layout.move import traffic_of
 from plait.layout.regroup import regrouped
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
@@ -53,7 +53,7 @@ def _of_role(recipe: Recipe, model: RoleModel, plan: Plan) -> Iterator[BetterOrd
     for p in others:
         layout = regrouped(p.layout, parameters, source, cluster)
         stated_bytes, regrouped_bytes = (
-            plan_move(source, weights(parameters, destination, recipe.dtype, "copy"), cluster).total_bytes
+            traffic_of(source, weights(parameters, destination, recipe.dtype, "copy"), cluster).total_bytes
             for destination in (p.layout, layout)
         )
         if regrouped_bytes < stated_bytes:

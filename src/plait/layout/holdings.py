@@ -63,6 +63,11 @@ class Holdings:
                 index.setdefault((rank, holding.param), []).append(holding)
         return index
 
+    def may_double(self, rank: int) -> bool:
+        """Whether a rank may hold an element in two places: a parameter in several holdings."""
+        found = [holding.param for holding in self.ranks.get(rank, ())]
+        return len(found) > len(set(found))
+
     def find(self, rank: int, param: int, box: Box) -> list[Holding]:
         """Every holding of a rank that has this box; empty where it has none."""
         return [holding for holding in self._of.get((rank, param), ()) if holding.box.holds(box)]

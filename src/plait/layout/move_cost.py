@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from plait.layout.move_plan import MoveKind, MovePlan
+from plait.layout.mesh import Cluster
+from plait.layout.move_plan import Traffic
 
 
 @dataclass(frozen=True)
@@ -43,27 +44,24 @@ class MoveCost:
     copies: float
 
 
-def cost(plan: MovePlan, bandwidths: Bandwidths) -> MoveCost:
+def cost(traffic: Traffic, bandwidths: Bandwidths) -> MoveCost:
     """Play the messages in their order over the links."""
     busy: dict[tuple[str, int], float] = defaultdict(float)
     free: dict[tuple[str, int], float] = defaultdict(float)
-    copies = {rank: plan.copied_bytes(rank) / bandwidths.copy for rank in plan.rows}
+    copies = {rank: size / bandwidths.copy for rank, size in traffic.copied.items()}
     done = dict(copies)
     """Rank → end of its last finished round."""
     current: dict[int, tuple[int, float]] = {}
     """Rank → the round it is in and the end of that round so far."""
-    messages = sorted(
-        (action.seq, action.round, action.kind, rank, action.peer, action.num_elements * plan.item_bytes)
-        for rank, action in plan
-        if action.kind in (MoveKind.SEND, MoveKind.READ, MoveKind.WRITE)
-    )
-    for _, number, kind, rank, peer, size in messages:
-        sender, receiver = (peer, rank) if kind == MoveKind.READ else (rank, peer)
-        ranks = [end for end in (sender, receiver) if not plan.cluster.is_store(end)]
+    ways: dict[tuple[int, int], tuple[list[tuple[str, int]], float, float]] = {}
+    for number, sender, receiver, size in traffic.messages:
+        ranks = [end for end in (sender, receiver) if not traffic.cluster.is_store(end)]
         for end in ranks:
             if current.get(end, (-1, 0.0))[0] < number:
                 done[end] = max(done.get(end, 0.0), current.get(end, (-1, 0.0))[1])
-        links, rate, latency = _links(plan, sender, receiver, bandwidths)
+        if (sender, receiver) not in ways:
+            ways[sender, receiver] = _links(traffic.cluster, sender, receiver, bandwidths)
+        links, rate, latency = ways[sender, receiver]
         start = max([done[end] for end in ranks] + [free[link] for link in links])
         seconds = latency + size / rate
         for link in links:
@@ -79,10 +77,9 @@ def cost(plan: MovePlan, bandwidths: Bandwidths) -> MoveCost:
 
 
 def _links(
-    plan: MovePlan, sender: int, receiver: int, bandwidths: Bandwidths
+    cluster: Cluster, sender: int, receiver: int, bandwidths: Bandwidths
 ) -> tuple[list[tuple[str, int]], float, float]:
     """The links that a message keeps busy, the rate of the slowest, and the latency."""
-    cluster = plan.cluster
     if cluster.is_store(sender) or cluster.is_store(receiver):
         store, rank = (sender, receiver) if cluster.is_store(sender) else (receiver, sender)
         return [("store", store), ("disk of", rank)], bandwidths.store, bandwidths.store_latency

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from plait.layout.boxes import Slice
 from plait.layout.holdings import ITEM_BYTES
@@ -53,6 +54,69 @@ class MoveAction:
         return sum(piece.num_elements for piece in self.source or self.target)
 
 
+class Message(NamedTuple):
+    """What goes from a rank or store to another in one piece; rounds as of `MoveAction`."""
+
+    round: int
+    sender: int
+    receiver: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a move carries over which links, and copies; not where it lies.
+
+    messages: all of them, in their order
+    copied:   rank → bytes that its local copies write, in the target dtype; those that write none may be left out
+    """
+
+    cluster: Cluster
+    messages: Sequence[Message]
+    copied: Mapping[int, int]
+
+    @cached_property
+    def link_bytes(self) -> dict[tuple[int, int], int]:
+        """(sender, receiver) → bytes of all messages between them; a store may be either."""
+        totals: dict[tuple[int, int], int] = defaultdict(int)
+        for message in self.messages:
+            totals[message.sender, message.receiver] += message.num_bytes
+        return dict(totals)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.link_bytes.values())
+
+    def received_bytes(self, rank: int) -> int:
+        return sum(size for (_, receiver), size in self.link_bytes.items() if receiver == rank)
+
+    def sent_bytes(self, rank: int) -> int:
+        return sum(size for (sender, _), size in self.link_bytes.items() if sender == rank)
+
+    def copied_bytes(self, rank: int) -> int:
+        """See `copied`."""
+        return self.copied.get(rank, 0)
+
+    @cached_property
+    def node_bytes(self) -> dict[int, tuple[int, int]]:
+        """Node → bytes that leave it and bytes that enter it."""
+        totals: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for (sender, receiver), size in self.link_bytes.items():
+            origin, goal = self.cluster.node_of(sender), self.cluster.node_of(receiver)
+            if origin != goal:
+                totals[origin][0] += size
+                totals[goal][1] += size
+        return {node: (out, into) for node, (out, into) in totals.items()}
+
+    @property
+    def num_messages(self) -> int:
+        return len(self.messages)
+
+    @property
+    def num_rounds(self) -> int:
+        return 1 + max((message.round for message in self.messages), default=-1)
+
+
 @dataclass(frozen=True)
 class MovePlan:
     """A move of one list of parameters.
@@ -78,47 +142,17 @@ class MovePlan:
         return ((rank, action) for rank in sorted(self.rows) for action in self.rows[rank])
 
     @cached_property
-    def link_bytes(self) -> dict[tuple[int, int], int]:
-        """(sender, receiver) → bytes of all messages between them; a store may be either."""
-        totals: dict[tuple[int, int], int] = defaultdict(int)
+    def traffic(self) -> Traffic:
+        """What it carries, without the places."""
+        found: dict[int, Message] = {}
         for rank, action in self:
+            size = action.num_elements * self.item_bytes
             match action.kind:
                 case MoveKind.SEND | MoveKind.WRITE:
-                    totals[rank, action.peer] += action.num_elements * self.item_bytes
+                    found[action.seq] = Message(action.round, rank, action.peer, size)
                 case MoveKind.READ:
-                    totals[action.peer, rank] += action.num_elements * self.item_bytes
-        return dict(totals)
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(self.link_bytes.values())
-
-    def received_bytes(self, rank: int) -> int:
-        return sum(size for (_, receiver), size in self.link_bytes.items() if receiver == rank)
-
-    def sent_bytes(self, rank: int) -> int:
-        return sum(size for (sender, _), size in self.link_bytes.items() if sender == rank)
-
-    def copied_bytes(self, rank: int) -> int:
-        """Written by local copies, in the target dtype."""
+                    found[action.seq] = Message(action.round, action.peer, rank, size)
         size = ITEM_BYTES[self.target_dtype]
-        return sum(x.num_elements * size for x in self.rows.get(rank, ()) if x.kind == MoveKind.COPY)
-
-    @cached_property
-    def node_bytes(self) -> dict[int, tuple[int, int]]:
-        """Node → bytes that leave it and bytes that enter it."""
-        totals: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for (sender, receiver), size in self.link_bytes.items():
-            origin, goal = self.cluster.node_of(sender), self.cluster.node_of(receiver)
-            if origin != goal:
-                totals[origin][0] += size
-                totals[goal][1] += size
-        return {node: (out, into) for node, (out, into) in totals.items()}
-
-    @property
-    def num_messages(self) -> int:
-        return sum(action.kind in (MoveKind.SEND, MoveKind.READ, MoveKind.WRITE) for _, action in self)
-
-    @property
-    def num_rounds(self) -> int:
-        return 1 + max((action.round for _, action in self if action.peer >= 0), default=-1)
+        copies = {rank: [x for x in row if x.kind == MoveKind.COPY] for rank, row in self.rows.items()}
+        copied = {rank: sum(x.num_elements for x in local) * size for rank, local in copies.items() if local}
+        return Traffic(self.cluster, tuple(found[seq] for seq in sorted(found)), copied)

@@ -61,7 +61,7 @@ class Channel:
     """How long each wait for a peer may take."""
     first_tag: int = 0
     """Message number `seq` has the tag `first_tag + seq`. Moves that run at once over one group need ranges of tags
-    that do not meet; a move has as many tags as messages (`MovePlan.num_messages`)."""
+    that do not meet; a move has as many tags as messages (`Traffic.num_messages`)."""
     waiting_for: WaitingFor = _told_to_nobody
     """Told what each wait is for, as long as it lasts."""
 

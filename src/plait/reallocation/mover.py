@@ -56,7 +56,7 @@ class MoveReport:
 
     @property
     def link_bytes(self) -> dict[tuple[int, int], int]:
-        """(sender, receiver) → bytes; equals `MovePlan.link_bytes` of the links of this rank."""
+        """(sender, receiver) → bytes; equals `Traffic.link_bytes` of the links of this rank."""
         out = {(self.rank, peer): size for peer, size in self.sent.items()}
         return out | {(peer, self.rank): size for peer, size in self.received.items()}
 
@@ -106,7 +106,7 @@ def moving(
     lane = LINK if files is None else DISK
     run = _Run(plan, rank, buffers, link, files or {}, name)
     try:
-        seconds = [0.0] * plan.num_rounds or [0.0]
+        seconds = [0.0] * plan.traffic.num_rounds or [0.0]
         start = time.perf_counter()
         for number, actions in groupby(enumerate(plan.rows.get(rank, ())), key=lambda item: item[1].round):
             row = list(actions)

@@ -101,7 +101,7 @@ class StoreWriter:
         self._left = Counter(action.peer for action in row if action.kind is MoveKind.WRITE)
         for store in self._left:
             assert store in files, f"the plan writes store {store}, found files for {sorted(files)}"
-            writers = [sender for sender, receiver in plan.link_bytes if receiver == store]
+            writers = [sender for sender, receiver in plan.traffic.link_bytes if receiver == store]
             assert writers == [rank], f"store {store} is written by ranks {writers}; give each its own"
 
     def write(self, store: int, values: Tensor, target: Slice) -> None:

@@ -224,9 +224,7 @@ def outline(
     if generates:
         shape, device = shapes[recipe.model], recipe.device
         token_bytes = kv_bytes_per_token(shape, recipe.dtype)
-        room = partial(device_bytes_if_here, recipe, num_devices(recipe))
-        if device_memory is not None:
-            room = lambda: device_memory
+        room = lambda: device_bytes_if_here(recipe, num_devices(recipe)) if device_memory is None else device_memory
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
         check_kept(recipe, shape)
     drafts = recipe.sampling.draft_model

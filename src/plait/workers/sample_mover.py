@@ -180,7 +180,7 @@ class SampleMover:
         self._ahead.move = self._sent_ahead(plan, buffers, number)
 
     def _sent_ahead(self, plan: MovePlan, buffers: Mapping[str, Tensor], number: int) -> BackgroundMove:
-        assert plan.num_messages < _TAGS_AHEAD, f"{plan.num_messages} messages of one move"
+        assert plan.traffic.num_messages < _TAGS_AHEAD, f"{plan.traffic.num_messages} messages of one move"
         first = _AHEAD_TAG + number % _MOVES_AHEAD * _TAGS_AHEAD
         channel = Channel(self._peers.group, self._peers.timeout_s, first)
         return BackgroundMove(moving(plan, self.rank, buffers, channel, name=_NAME), _NAME)

@@ -111,6 +111,11 @@ def resolve(name: str) -> Path:
     raise ModelError(_unknown(name))
 
 
+def is_stated(name: str) -> bool:
+    """Whether plait itself states the configuration of a model of this name."""
+    return name in ALIASES or name in KNOWN
+
+
 def read_config(name: str) -> dict[str, Any]:
     """Return the model's config.json without its weights; of an alias it is known before any download, of an adapter
     it is that of its base.
