@@ -7,7 +7,6 @@ infinite or NaN. Whole numbers stay within MOST unless the key states a bound of
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -20,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from plait.json_text import is_unicode
+from plait.paths import at_home
 
 MOST = 2**31 - 1
 """The bound of a count that states none of its own."""
@@ -31,13 +31,17 @@ Endless = Annotated[float, Field(allow_inf_nan=True)]
 """A number that may be infinite. NaN passes no bound."""
 
 
-def at_home(value: Any) -> Any:
-    """A path as a text or a Path, or several, with the user's home in place of a `~` that it begins with."""
+def path_key(*keys: str) -> Any:
+    """The validator of keys that hold a path, or several: `paths.at_home`."""
+    return field_validator(*keys)(_at_home)
+
+
+def _at_home(value: Any) -> Any:
     match value:
         case str() | Path():
-            return type(value)(os.path.expanduser(value))
+            return at_home(value)
         case tuple():
-            return tuple(map(at_home, value))
+            return tuple(map(_at_home, value))
     return value
 
 

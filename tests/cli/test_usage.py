@@ -42,6 +42,11 @@ def plait(*argv: str) -> subprocess.CompletedProcess[str]:
         (["trian"], "error: unknown command `trian`; did you mean `train`?\n"),
         ([*GENERATE, "--temperature", "abc"], "error: `--temperature`: expected a number, found `abc`\n"),
         (
+            ["export", "run", "--out", "o/${X}"],
+            "error: `--out`: expected a path as it is, in which nothing but a `~` at its beginning is replaced, "
+            "found `o/${X}`\n",
+        ),
+        (
             ["export", "run", "--out", "o", "--dtype", "int8"],
             "error: `--dtype`: expected float32, bfloat16 or float64, found `int8`\n",
         ),

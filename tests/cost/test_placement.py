@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts, Placed
 from plait.cost.placement import resolve_plan
 from plait.cost.working_memory import PROCESS, PROCESS_BYTES
-from plait.errors import ConfigError, DataError, LayoutError
+from plait.errors import ConfigError, DataError, LayoutError, UserError
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import shard, zero_range
@@ -80,8 +81,27 @@ def test_named_plans_for_the_devices_at_hand(make_recipe) -> None:
         resolved(make_recipe(**PPO, plan="standalone"))
     with pytest.raises(ConfigError, match="found `spilt`; did you mean `split`"):
         resolved(make_recipe(plan="spilt"))
-    with pytest.raises(ConfigError, match=r"or a plan file, found `none\.json`$"):
-        resolved(make_recipe(plan="none.json"))
+
+
+def test_a_plan_file_that_cannot_be_read_is_no_unknown_name(
+    make_recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "colocate").mkdir()
+    (tmp_path / "latin.json").write_bytes(b'{"name": "\xff"}')
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "file").touch()
+    expected = "`plan`: expected auto, colocated, split, standalone or a plan file, found "
+    for name, why in {
+        "none.json": f"{expected}`none.json`, which does not exist",
+        "plans/split": f"{expected}`plans/split`, which does not exist",
+        "colocate": f"{expected}`colocate`, which is a folder, not a file",
+        "loop.json": f"{expected}`loop.json`, which cannot be read (Too many levels of symbolic links)",
+        "file/plan.json": f"{expected}`file/plan.json`, which cannot be read (Not a directory)",
+        "latin.json": "latin.json: expected a plan file that can be read: 'utf-8' codec can't decode byte 0xff",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(why)):
+            resolved(make_recipe(plan=name))
 
 
 def test_a_plan_for_a_flow_of_ones_own(make_recipe) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,13 @@ def test_missing_key_and_missing_file() -> None:
 def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     tree: dict[str, Any] = {
-        "model": "m",
+        "model": "~/m",
+        "critic": {"model": "~/critic"},
+        "sampling": {"draft_model": "~/small"},
+        "plan": "~/plan.json",
         "algorithm": "~/flows.py:mine",
         "data": {"source": "~/a.jsonl", "evaluation_source": "~/b.jsonl", "more": [{"source": "~/c.jsonl"}]},
-        "reward": {"functions": ["~/r.py:f", "task"]},
+        "reward": {"model": "~/judge", "functions": ["~/r.py:f", "task"]},
         "evaluation": {"items": 1, "functions": "~/r.py:g"},
         "run_dir": "~/runs/one",
     }
@@ -156,7 +160,35 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe.data.evaluation_source == "/home/me/b.jsonl"
     assert recipe.reward.functions == ("/home/me/r.py:f", "task")
     assert recipe.evaluation.functions == ("/home/me/r.py:g",)
-    assert recipe.run_dir == Path("/home/me/runs/one")
+    assert (recipe.run_dir, recipe.plan) == (Path("/home/me/runs/one"), "/home/me/plan.json")
+    assert recipe.models_named() == {
+        "model": "/home/me/m",
+        "reward.model": "/home/me/judge",
+        "critic.model": "/home/me/critic",
+        "sampling.draft_model": "/home/me/small",
+    }
+
+
+@pytest.mark.parametrize(
+    "key", ["run_dir", "plan", "model", "data.source", "reward.functions", "algorithm", "sampling.draft_model"]
+)
+def test_what_other_programs_replace_in_a_path_is_refused(key: str) -> None:
+    said = f"^key `{key}`: expected a path as it is, in which nothing but .*, found `runs/\\$\\{{oc.env:X\\}}/a`$"
+    with pytest.raises(ConfigError, match=said):
+        override(f"--{key}", "runs/${oc.env:X}/a")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("sampling.temperature", "1e-9", "expected 0 (greedy) or at least 0.01, found 1e-09: so small a one overflows"),
+        ("data.prompt_template", "Q:", "expected {question}, the place of the prompt, in it, found 'Q:'"),
+        ("sampling.stop", "['']", "expected non-empty stop strings, found an empty one, which every text contains"),
+    ],
+)
+def test_a_check_of_ours_is_said_in_its_own_words(key: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'key `{key}`: {said}')}"):
+        override(f"--{key}", value)
 
 
 @pytest.mark.parametrize("text", ["model: [", "- a\n- b\n"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter, Token
 
 from plait import __version__
+from plait.paths import at_home
 
 
 def _whole(_: Any, tokens: Sequence[Token]) -> int:
@@ -29,7 +29,7 @@ def _number(_: Any, tokens: Sequence[Token]) -> float:
 
 
 def _place(_: Any, tokens: Sequence[Token]) -> Path:
-    return Path(os.path.expanduser(tokens[0].value))
+    return Path(at_home(tokens[0].value))
 
 
 Number = Annotated[float, Parameter(converter=_number)]

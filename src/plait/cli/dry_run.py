@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from plait.cli.ranks_text import ranks_text
@@ -22,6 +20,7 @@ from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import said_of_program
+from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.claim import claim
 from plait.runtime.inputs.prepared import Outline, Prepared
@@ -29,7 +28,6 @@ from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.forecast import STEP, predicted_seconds
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.network import Machines
-from plait.runtime.prediction.plan_files import ranks_of
 from plait.runtime.prediction.room import said_of_room
 from plait.runtime.prediction.run_planning import planning_for_run
 from plait.runtime.prepare import is_searched, outline, prepare, settled
@@ -157,7 +155,7 @@ def _named_by(recipe: Recipe) -> frozenset[str] | None:
     """Calls that the recipe's plan file places; None: the plan is none of a file."""
     if recipe.plan in (*NAMES, AUTO):
         return None
-    return frozenset(p.call for p in Plan.load(Path(os.path.expanduser(recipe.plan))).placements)
+    return frozenset(p.call for p in plan_file(recipe.plan).placements)
 
 
 def _placement_table(plan: Plan, named: frozenset[str] | None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from plait.cli.app import Place, Whole
@@ -10,7 +9,7 @@ from plait.observe.screen import say
 
 
 def export(
-    run_dir: Path,
+    run_dir: Place,
     *,
     out: Place,
     step: Whole | None = None,

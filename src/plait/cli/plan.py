@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
@@ -97,7 +96,7 @@ class Given:
 ANYWHERE, BRIEFLY, OWN = OnCluster(), Search(), Given()
 
 
-def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search = BRIEFLY) -> int:
+def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search = BRIEFLY) -> int:
     """Find the plan of a recipe whose step takes least time and fits in memory. Nothing is run or loaded.
 
     Parameters
@@ -133,7 +132,7 @@ def plan(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search 
     return 0
 
 
-def simulate(recipe: Path, /, *keys: Keys, where: OnCluster = ANYWHERE, which: Given = OWN) -> int:
+def simulate(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, which: Given = OWN) -> int:
     """Foretell the steps of a recipe on a plan: seconds, memory, a timeline. Nothing is run or loaded.
 
     Parameters

@@ -74,10 +74,10 @@ class OnCluster:
         from plait.cost.calibration import of_cluster
         from plait.cost.cluster_file import read_cluster
         from plait.cost.kept_profiles import profiles_of_gpu
+        from plait.recipes.plan_files import ranks_of
         from plait.runtime.prediction.guesses import Acceptance
         from plait.runtime.prediction.lengths import lengths_of
         from plait.runtime.prediction.machine import machine_of
-        from plait.runtime.prediction.plan_files import ranks_of
         from plait.runtime.prediction.planning import Planning
         from plait.runtime.prediction.refinement import recorded_drafts
         from plait.runtime.prepare import data_lengths, outline

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from plait.cli.app import Whole
+from plait.cli.app import Place, Whole
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ trace = App(name="trace", help="Look at a timeline: what ran when, on which rank
 
 @trace.command
 def show(
-    file: Path,
+    file: Place,
     *,
     step: Whole | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -67,8 +67,8 @@ def show(
 
 @trace.command
 def diff(
-    a: Path,
-    b: Path,
+    a: Place,
+    b: Place,
     *,
     step: Whole | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -115,7 +115,7 @@ def diff(
 
 
 @trace.command
-def picture(out: Path, *files: Path, step: Whole | None = None, overwrite: bool = False) -> int:
+def picture(out: Place, *files: Place, step: Whole | None = None, overwrite: bool = False) -> int:
     """Draw timelines, one above the other on one scale: a row for each rank and lane, a box for each action.
 
     Parameters
@@ -155,7 +155,7 @@ def _title_of(path: Path, timeline: Timeline, step: int | None) -> str:
 
 
 @trace.command
-def chrome(file: Path, out: Path, *, overwrite: bool = False) -> int:
+def chrome(file: Place, out: Place, *, overwrite: bool = False) -> int:
     """Write a timeline as a Chrome trace, for ui.perfetto.dev.
 
     Parameters

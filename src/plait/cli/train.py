@@ -15,6 +15,7 @@ from plait.cli.help import Option, usage_of
 from plait.cli.opening import opening, recipe_facts, title_of
 from plait.errors import ConfigError
 from plait.observe.screen import say
+from plait.paths import at_home
 
 if TYPE_CHECKING:
     from plait.launch.nodes.place import Attached, NodeOptions
@@ -160,7 +161,7 @@ def read_recipe(
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
-    path = Path(rest.pop(0)) if rest and not rest[0].startswith("--") else None
+    path = at_home(Path(rest.pop(0))) if rest and not rest[0].startswith("--") else None
     if path is None and not rest:
         raise ConfigError(f"give a recipe: `{usage_of(command)}`; `plait {command} --help` lists the keys")
     return path, parse_overrides(rest, (*flags, "--help", "--help-all"), stage_names(path)), given

@@ -18,6 +18,7 @@ from cyclopts.exceptions import (
 )
 
 from plait.cli.help import options_of, usage_of
+from plait.errors import ConfigError
 
 if TYPE_CHECKING:
     from cyclopts import Argument
@@ -39,6 +40,8 @@ def explain(error: CycloptsError) -> str:
             return _missing(error, error.argument, command)
         case CoercionError():
             name = (error.token.keyword if error.token else None) or _name(error.argument)
+            if isinstance(error.__cause__, ConfigError):
+                return f"`{name}`: {error.__cause__}"
             given = f", found `{error.token.value}`" if error.token else ""
             return f"`{name}`: expected {_expected(error)}{given}"
         case UnusedCliTokensError():

@@ -13,6 +13,7 @@ from pathlib import Path
 from plait.cost.cluster import Checked, ClusterSpec, NodeKind
 from plait.cost.cluster_keys import device_of, read_keys
 from plait.errors import ConfigError
+from plait.paths import at_home
 from plait.recipes.keys import nearest
 from plait.recipes.recipe_file import read_tree
 
@@ -29,7 +30,7 @@ def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
         ConfigError: there is no such file or name, a key is unknown or missing, or a value does not fit (the key is
             named).
     """
-    path = Path(os.path.expanduser(name_or_path))
+    path = Path(at_home(name_or_path))
     named = re.fullmatch(r"(\d{1,5})x(.+)", name_or_path)
     if os.path.isfile(path) or path.suffix in (".yaml", ".yml"):
         spec = _of_file(path, name_or_path)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from plait.cost.held_parameters import parameter_rows
 from plait.cost.model_parameters import parameters_of
@@ -17,7 +15,7 @@ from plait.layout.params import Parameters
 from plait.layout.shards import check, check_instances
 from plait.memory_limits import limit
 from plait.models.shape import ModelShape
-from plait.recipes.keys import nearest
+from plait.recipes.plan_files import plan_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel, optimizer_of
 from plait.schedule.completion import complete
@@ -128,11 +126,7 @@ def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) 
 
 
 def _from_file(recipe: Recipe) -> Plan:
-    path = Path(os.path.expanduser(recipe.plan))
-    if not os.path.isfile(path):
-        hint = "" if path.suffix or path.name != recipe.plan else nearest(recipe.plan, (*NAMES, AUTO))
-        raise ConfigError(f"`plan`: expected {', '.join((*NAMES, AUTO))} or a plan file, found `{recipe.plan}`{hint}")
-    plan = Plan.load(path)
+    plan = plan_file(recipe.plan)
     if recipe.devices not in (0, plan.num_ranks):
         raise ConfigError(
             f"`devices` is {recipe.devices}, but `num_ranks` of the plan `{recipe.plan}` is {plan.num_ranks}; leave "

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from plait.errors import UserError
 from plait.observe.screen import say
+from plait.paths import at_home
 
 _DOWNLOAD_DEADLINE_S = 1200.0
 _LOCK_DEADLINE_S = 1800.0
@@ -47,8 +48,8 @@ class PackageFile:
 def cache_folder() -> Path:
     """Return plait's cache: `$PLAIT_CACHE`, else `$XDG_CACHE_HOME/plait`, else `~/.cache/plait`."""
     if folder := os.environ.get("PLAIT_CACHE"):
-        return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "plait"
+        return Path(at_home(folder))
+    return Path(at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "plait"
 
 
 def prepared(

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from plait.settings import Seed, Settings, at_home
+from plait.settings import Seed, Settings, path_key
 
 TASK_PREFIX = "reasoning_gym:"
 DEFAULT_TASK_SIZE = 4096
@@ -71,7 +71,7 @@ class DataSettings(Settings):
         (), description="further sources, each with keys of its own; `data` as a list says the same"
     )
 
-    _at_home = field_validator("source", "evaluation_source")(at_home)
+    _paths = path_key("source", "evaluation_source")
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
@@ -91,7 +91,7 @@ class DataSettings(Settings):
     @classmethod
     def _has_question(cls, template: str | None) -> str | None:
         if template is not None and "{question}" not in template:
-            raise ValueError("must contain {question}, the place of the prompt")
+            raise ValueError(f"expected {{question}}, the place of the prompt, in it, found {template!r:.80}")
         return template
 
     @property

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from plait.errors import ConfigError
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.policy.step import Limits
-from plait.settings import Settings, word_or_number
+from plait.settings import Settings, path_key, word_or_number
 
 MIN_TEMPERATURE = 0.01
 MAX_DRAFT_TOKENS = 15
@@ -162,6 +162,8 @@ class SamplingSettings(Settings):
         description="logits that are the same to the bit whatever else is computed beside them; many times slower, "
         "for tests, CPU only",
     )
+
+    _paths = path_key("draft_model")
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:

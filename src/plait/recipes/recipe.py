@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from plait.data.settings import DataSettings
 from plait.errors import ConfigError
@@ -24,7 +24,7 @@ from plait.rewards.settings import RewardSettings
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
 from plait.schedule.update_rule import UpdateRule
-from plait.settings import Seed, Settings, at_home, word_or_number
+from plait.settings import Seed, Settings, path_key, word_or_number
 from plait.training.settings import OptimizerSettings
 
 
@@ -41,6 +41,8 @@ class ValueSettings(Settings):
         None, description="what it begins as; by default the model that scores the same, or else the run's `model`"
     )
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
+
+    _paths = path_key("model")
 
 
 class EvaluationSettings(Settings):
@@ -60,7 +62,7 @@ class EvaluationSettings(Settings):
     )
     show: int = Field(6, ge=0, description="sample answers printed at the end")
 
-    _at_home = field_validator("functions")(at_home)
+    _paths = path_key("functions")
 
     def check_read(self) -> None:
         keys = ("every", "temperature", "samples_per_prompt", "pass_at", "functions", "show")
@@ -212,7 +214,7 @@ class Recipe(Settings):
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also log to these")
     _let_be: frozenset[str] = frozenset()
 
-    _at_home = field_validator("algorithm", "run_dir")(at_home)
+    _paths = path_key("model", "algorithm", "plan", "run_dir")
 
     @model_validator(mode="before")
     @classmethod

@@ -158,8 +158,8 @@ def _explain(error: ValidationError, *section: str) -> str:
         key = ".".join((*section, *map(str, detail["loc"])))
         if detail["type"] == "missing":
             lines.append(f"key `{key}` is missing; set it in the recipe or with --{_required_in(key)}")
-        elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError) and isinstance(detail["input"], dict):
-            lines.append(f"key `{key}`: {cause}" if key else str(cause))  # of several keys together, which it names
+        elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError):
+            lines.append(f"key `{key}`: {cause}" if key else str(cause))  # which says what was found, and where
         else:
             lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(detail['input'])}")
     return "; ".join(lines)

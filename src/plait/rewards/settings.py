@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from plait.rewards.answers import AnswerFormat
-from plait.settings import Settings, at_home
+from plait.settings import Settings, path_key
 
 
 class OnError(StrEnum):
@@ -46,7 +46,7 @@ class RewardSettings(Settings):
     )
     partial_credit: bool = Field(False, description="task gives its scorer's partial credit; false: 1 if exact, else 0")
 
-    _at_home = field_validator("functions")(at_home)
+    _paths = path_key("functions", "model")
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> Self:

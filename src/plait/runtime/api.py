@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,8 @@ from plait.launch.nodes.place import Attached
 from plait.observe.loading import loading
 from plait.observe.progress import Progress
 from plait.observe.screen import say
+from plait.paths import at_home
+from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.recipes.stages import stage_names
@@ -35,7 +36,6 @@ from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.prepared import Kept, Prepared
 from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.network import NOT_MEASURED, Machines
-from plait.runtime.prediction.plan_files import ranks_of
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prepare import is_searched, prepare
@@ -99,7 +99,7 @@ def train(
         loaded = recipe
         file = None
     else:
-        file = None if recipe is None else Path(os.path.expanduser(recipe))
+        file = None if recipe is None else Path(at_home(recipe))
         if file is not None and stage_names(file):
             from plait.runtime.stage_runs import train_stages
 

@@ -19,6 +19,7 @@ from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
 from plait.output import write_file
+from plait.paths import at_home
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.schedule import Schedule
 from plait.schedule.timeline import Timeline
@@ -229,11 +230,11 @@ class Plan:
             raise DataError(f"{name}: a part of the plan is missing or does not fit: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        write_file(path, self.to_json())
+        write_file(at_home(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        return cls.from_json(FORM.text_of(path), str(path))
+        return cls.from_json(FORM.text_of(at_home(path)), str(path))
 
 
 def _placement_record(p: Placement) -> dict[str, Any]:

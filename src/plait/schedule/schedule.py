@@ -15,6 +15,7 @@ from pathlib import Path
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.output import write_file
+from plait.paths import at_home
 from plait.schedule.action import Action, Kind, action_id, names_waits, parse_action
 
 FORM = FileForm("schedule")
@@ -70,11 +71,11 @@ class Schedule:
             raise DataError(f"{name}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        write_file(path, self.to_json())
+        write_file(at_home(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        return cls.from_json(FORM.text_of(path), str(path))
+        return cls.from_json(FORM.text_of(at_home(path)), str(path))
 
 
 def parse(text: str, name: str = "") -> Schedule:

@@ -16,6 +16,7 @@ from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.observe.trace import TraceCounter, TraceEvent, read_trace, write_trace
 from plait.output import write_file
+from plait.paths import at_home
 
 FORM = FileForm("timeline")
 
@@ -139,15 +140,16 @@ class Timeline:
             raise DataError(f"{name}: a row of the timeline does not fit its fields: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        write_file(path, self.to_json())
+        write_file(at_home(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
-        return cls.from_json(FORM.text_of(path), str(path))
+        return cls.from_json(FORM.text_of(at_home(path)), str(path))
 
 
 def load_any(path: str | Path) -> Timeline:
     """Read a timeline file, or the Chrome trace that a run writes. Raises `DataError`."""
+    path = at_home(path)
     try:
         with open(path, encoding="utf-8-sig") as file:
             is_trace = file.read(64).lstrip().startswith("[")
@@ -223,7 +225,7 @@ def trace_events(spans: Iterable[Span]) -> Iterator[TraceEvent]:
 def write_chrome_trace(path: str | Path, timeline: Timeline) -> None:
     """Write the timeline, with its memory curves, as a Chrome trace that Perfetto opens."""
     counters = (TraceCounter("memory held", point.time_s, point.held, point.rank) for point in timeline.memory)
-    write_trace(path, [*trace_events(timeline.spans), *counters])
+    write_trace(at_home(path), [*trace_events(timeline.spans), *counters])
 
 
 def covered_s(intervals: Iterable[tuple[float, float]]) -> float:

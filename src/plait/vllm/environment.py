@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.errors import ConfigError
+from plait.paths import at_home
 
 VARIABLE = "PLAIT_VLLM_PYTHON"
 TESTED = ("0.32",)
@@ -75,7 +76,7 @@ class VllmEnvironment:
 def vllm_python(device: str) -> Path:
     """The Python that vLLM is expected to be installed for, to compute on this device."""
     if path := os.environ.get(VARIABLE):
-        return Path(os.path.expanduser(path))
+        return Path(at_home(path))
     return default_folder(device) / "bin" / "python"
 
 

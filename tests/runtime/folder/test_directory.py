@@ -36,12 +36,6 @@ def test_paths_and_recipe(tmp_path: Path):
         assert (directory.files.best, directory.files.final) == (run / "best", run / "final")
 
 
-def test_what_other_programs_replace_in_a_path_is_refused_for_a_new_run_alone(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"key `run_dir`: expected a path as it is.*, found .*/\$\{HOME\}/runs"):
-        RunDirectory.claim(tmp_path / "${HOME}" / "runs")
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_existing_run_is_refused_and_the_three_remedies_named(tmp_path: Path):
     begun(tmp_path, RECIPE).close()
     with pytest.raises(ConfigError, match=r"key `run_dir`.*holds a run already.*--resume.*--overwrite.*`run_dir`"):

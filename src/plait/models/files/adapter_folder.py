@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plait.errors import ModelError
 from plait.json_text import parse
+from plait.paths import at_home
 
 CONFIG = "adapter_config.json"
 
@@ -31,7 +32,7 @@ def adapter_of(name: str) -> AdapterFolder | None:
     Raises:
         ModelError: the folder does not say what the adapter was trained on, or says that it was another adapter.
     """
-    folder = Path(os.path.expanduser(name))
+    folder = Path(at_home(name))
     if not _is_adapter(folder):
         return None
     try:
@@ -44,7 +45,7 @@ def adapter_of(name: str) -> AdapterFolder | None:
             f"model: {folder / CONFIG} does not say which model the adapter was trained on; set "
             "`base_model_name_or_path` there to a local folder or a hub id"
         )
-    if _is_adapter(Path(os.path.expanduser(base))):
+    if _is_adapter(Path(at_home(base))):
         raise ModelError(
             f"model: {folder / CONFIG} says that the adapter was trained on {base!r}, which holds an adapter alone "
             "itself; set `base_model_name_or_path` there to the whole model under both"

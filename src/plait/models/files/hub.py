@@ -25,6 +25,7 @@ from plait.models.files.checkpoint_folder import check_folder, looking_at
 from plait.models.files.claims import check_config, read_object
 from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
 from plait.models.files.tensor_file import is_whole
+from plait.paths import at_home
 
 MODEL_FILES = (
     "*.safetensors",
@@ -101,7 +102,7 @@ def resolve(name: str) -> Path:
     if is_shape(name):
         raise no_weights(name)
     _check_said(name)
-    folder = Path(os.path.expanduser(name))
+    folder = Path(at_home(name))
     with looking_at(name):
         if folder.exists():
             check_folder(folder, name)
@@ -132,7 +133,7 @@ def read_config(name: str) -> dict[str, Any]:
             return read_config(adapter.base)
         except ModelError as error:
             raise base_missing(name, adapter, error) from error
-    folder = Path(os.path.expanduser(name))
+    folder = Path(at_home(name))
     with looking_at(name):
         exists = folder.exists()
     if exists:

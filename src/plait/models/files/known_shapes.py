@@ -12,6 +12,7 @@ from typing import Any
 
 from plait.errors import ModelError
 from plait.models.files.claims import check_config, read_object
+from plait.paths import at_home
 
 _ROWS: Mapping[str, tuple[tuple[str, int, int, int, int, int], ...]] = {
     # name, layers, hidden, intermediate, heads, key-value heads
@@ -108,7 +109,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 
 def is_shape(name: str) -> bool:
     """Whether a model's name means its shape alone: one of KNOWN, or the file `config.json` itself, of any name."""
-    return name in KNOWN or (name.endswith(".json") and os.path.isfile(os.path.expanduser(name)))
+    return name in KNOWN or (name.endswith(".json") and os.path.isfile(at_home(name)))
 
 
 def shape_config(name: str) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def shape_config(name: str) -> dict[str, Any]:
     """
     if name in KNOWN:
         return dict(KNOWN[name])
-    config = read_object(Path(os.path.expanduser(name)))
+    config = read_object(Path(at_home(name)))
     check_config(config, name)
     return config
 

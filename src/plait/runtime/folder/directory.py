@@ -59,16 +59,11 @@ class RunDirectory:
         Closed without `begin`, it leaves the place as it was found.
 
         Raises:
-            ConfigError: the path has `${…}`; the folder is not empty, is no run directory, holds a run and `overwrite`
+            ConfigError: the folder is not empty, is no run directory, holds a run and `overwrite`
                 is off, is held by another process, or cannot be written; names the key `run_dir`, --resume and
                 --overwrite.
         """
         path = Path(path)
-        if "${" in str(path):  # which other programs' recipes replace
-            raise ConfigError(
-                "key `run_dir`: expected a path as it is, in which nothing but a `~` at its beginning is replaced, "
-                f"found {path}"
-            )
         try:
             if path.is_file():
                 raise ConfigError(f"key `run_dir`: {path} is a file; give a folder that is new or empty")

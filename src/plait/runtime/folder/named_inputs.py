@@ -23,8 +23,8 @@ def named_inputs(recipe: Recipe) -> dict[str, Path]:
     named = {key: Path(source) for key, source in _sources(recipe)}
     found = {key: path for key, path in named.items() if os.path.isfile(path)}
     for key, name in recipe.models_named().items():
-        if os.path.isdir(folder := os.path.expanduser(name)):
-            found[key] = Path(folder)
+        if os.path.isdir(name):
+            found[key] = Path(name)
     return {key: path.resolve() for key, path in found.items()}
 
 

@@ -14,6 +14,7 @@ from plait.dataflow import CallKind
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.run_log import damaged, read_rows
+from plait.paths import at_home
 from plait.policy.packing import root_of
 from plait.recipes.checks import prompt_limit
 from plait.runtime.folder.run_files import newest_samples
@@ -48,8 +49,8 @@ def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> S
     kinds = {node.kind for node in run.flow.nodes}
     beside = there().beside if {CallKind.GENERATE, CallKind.READ} <= kinds else {}
     most, key = _most_of_a_response(run)
-    if Path(os.path.expanduser(text)).is_dir():
-        return replace(_recorded(Path(os.path.expanduser(text)), most), beside=beside)
+    if os.path.isdir(folder := at_home(text)):
+        return replace(_recorded(Path(folder), most), beside=beside)
     match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
     if match is None or int(match[2]) < 1 or match[1] == "0":
         raise ConfigError(

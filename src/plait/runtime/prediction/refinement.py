@@ -17,6 +17,7 @@ from plait.cost.profile import KindRecord, Profile, RunRecord, kind_on
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
 from plait.observe.run_log import read_steps
+from plait.paths import at_home
 from plait.recipes.role_models import function_names
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
@@ -126,7 +127,7 @@ def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[
 def recorded_drafts(lengths: str | None) -> Drafts | None:
     """What guesses came to in the run whose folder is taken for lengths (`--lengths`); None where it is none, or made
     none."""
-    folder = None if lengths is None else Path(lengths).expanduser()
+    folder = None if lengths is None else Path(at_home(lengths))
     if folder is None or not RunFiles(folder).metrics.is_file():
         return None
     record = drafts_of(read_steps(RunFiles(folder).metrics)[WARM_UP:])

@@ -20,10 +20,10 @@ from plait.launch.nodes.introduction import listening
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
+from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.stored_recipe import said_keys
 from plait.runtime.prediction.network import NOT_MEASURED, Network
-from plait.runtime.prediction.plan_files import ranks_of
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from plait.launch.failures import Failure
 from plait.launch.machine import visible_devices
 from plait.launch.nodes.gathering import Gathered
 from plait.observe.screen import say
+from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin, Restart
 from plait.runtime.inputs.prepared import Prepared
-from plait.runtime.prediction.plan_files import ranks_of
 from plait.schedule.named_plans import AUTO
 
 if TYPE_CHECKING:
