@@ -19,9 +19,13 @@ from plait.data.formats import nearest
 from plait.errors import DataError
 from plait.json_text import Malformed
 from plait.json_text import parse as parse_json
+from plait.paths import at_home
 
 HUB_PREFIX = "hf:"
 FILE_KINDS = "a JSONL or Parquet file, a folder that `datasets` saved, or hf:NAME"
+
+_SPLITS, _TRAIN = "dataset_dict.json", "train"
+"""The file that says which splits a saved data set has; the one that is taken where none is named."""
 
 Record = tuple[dict[str, Any], str]
 
@@ -35,7 +39,7 @@ def read_records(name: str, key: str) -> Iterable[Record]:
     if name.startswith(HUB_PREFIX):
         return _hub_records(name.removeprefix(HUB_PREFIX), key)
     path = Path(name)
-    if _is_saved(path):
+    if is_saved(path):
         return _saved_records(path, None, key)
     if not os.path.isfile(path):
         raise DataError(_no_file(path, key))
@@ -114,8 +118,23 @@ def _parquet_records(path: Path, key: str) -> Iterator[Record]:
         raise DataError(f"`{key}`: `{path}` is not a readable Parquet file: {_first_line(error)}") from None
 
 
-def _is_saved(path: Path) -> bool:
-    return any(os.path.isfile(path / name) for name in ("dataset_dict.json", "dataset_info.json"))
+def is_saved(path: Path) -> bool:
+    """Whether `datasets` saved a data set in a folder, with or without splits."""
+    return any(os.path.isfile(path / name) for name in (_SPLITS, "dataset_info.json"))
+
+
+def saved_folder(name: str) -> Path | None:
+    """The folder with the files of the split that `name` means; None where `name` is no saved data set."""
+    path, split = _local(name.removeprefix(HUB_PREFIX)) if name.startswith(HUB_PREFIX) else (Path(name), "")
+    if not is_saved(path):
+        return None
+    return path / (split or _TRAIN) if os.path.isfile(path / _SPLITS) else path
+
+
+def _local(name: str) -> tuple[Path, str]:
+    """The folder and the split that FOLDER:SPLIT names; where none is, the empty one."""
+    folder, _, split = name.partition(":")
+    return Path(at_home(folder)), split
 
 
 def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
@@ -128,7 +147,7 @@ def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
         if split is not None:
             raise DataError(f"`{key}`: `{path}` holds one data set without splits; leave out `:{split}`")
         return _records(loaded, str(path), 0)
-    chosen = split or "train"
+    chosen = split or _TRAIN
     if chosen not in loaded:
         raise DataError(
             f"`{key}`: `{path}` has no split `{chosen}`{nearest(chosen, list(loaded))}, but {', '.join(loaded)}; give "
@@ -138,11 +157,10 @@ def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
 
 
 def _hub_records(name: str, key: str) -> Iterable[Record]:
-    repository, _, split = name.partition(":")
-    path = Path(repository)
-    if _is_saved(path):
+    path, split = _local(name)
+    if is_saved(path):
         return _saved_records(path, split or None, key)
-    parts = repository.split("/")
+    parts = name.partition(":")[0].split("/")
     if len(parts) > 3 or not all(part and not part.startswith((".", "~")) for part in parts):
         raise DataError(
             f"`{key}`: expected {HUB_PREFIX}ORG/NAME, {HUB_PREFIX}ORG/NAME/CONFIG or the folder of a saved data set, "
@@ -151,7 +169,7 @@ def _hub_records(name: str, key: str) -> Iterable[Record]:
     datasets = _import_datasets(f"`{key}`: `{HUB_PREFIX}{name}` is a data set of the Hugging Face hub")
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     try:
-        loaded = datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split or "train")
+        loaded = datasets.load_dataset("/".join(parts[:2]), *parts[2:], split=split or _TRAIN)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         why = "; HF_HUB_OFFLINE is set, so only what its cache holds can be had" if offline else ""
         raise DataError(

@@ -285,7 +285,8 @@ class Session:
     def _write_history(self) -> None:
         """Begin this stay; say which of the user's files have changed since the one before."""
         with writing(self.directory.path):
-            for line in self.history.begin(self._origin, self.recipe, self.done.step):
+            tell = self.progress.message
+            for line in self.history.begin(self._origin, self.recipe, self.done.step, tell):
                 self.progress.message(f"warning: {line}")
 
     def _cut_back(self, checkpoint: Checkpoint | None) -> None:

@@ -108,7 +108,7 @@ def test_an_input_is_another_where_its_link_was_turned_and_unknown_where_it_cann
     for target in ("one.jsonl", "two.jsonl", "/proc/self/mem", "two.jsonl"):  # the third fails when it is read
         link.unlink(missing_ok=True)
         link.symlink_to(target)
-        said.append(History(folder, resume=True).begin(Origin.here(), recipe, 0))
+        said.append(History(folder, resume=True).begin(Origin.here(), recipe, 0, print))
     assert [len(lines) for lines in said] == [0, 1, 0, 0]
     assert "`data.source`" in said[1][0]
     assert "two.jsonl is another than" in said[1][0]

@@ -17,7 +17,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +29,7 @@ from plait.file_form import FileForm
 from plait.output import write_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
-from plait.runtime.folder.named_inputs import digest_of, named_inputs
+from plait.runtime.folder.named_inputs import digest_of, named_inputs, said_of_reading
 
 HISTORY, CODE = "run.json", "code"
 FORM = FileForm("run")
@@ -77,16 +77,20 @@ class History:
         if resume and self._path.exists():
             self._read()
 
-    def begin(self, origin: Origin, recipe: Recipe, from_step: int) -> list[str]:
+    def begin(self, origin: Origin, recipe: Recipe, from_step: int, tell: Callable[[str], None]) -> list[str]:
         """Write that a stay begins. Returns what a person should know of files that are others than in the stay before.
+
+        Args:
+            tell: is given a line where large files are read.
 
         Raises:
             OSError: the folder cannot be written, or a file of code cannot be read.
         """
         code = [self._kept(key, path) for key, path in code_files(recipe, origin).items()]
-        inputs = [
-            {"key": key, "path": str(path), "sha256": _digest(path)} for key, path in named_inputs(recipe).items()
-        ]
+        named = named_inputs(recipe)
+        if (line := said_of_reading(named)) is not None:
+            tell(line)
+        inputs = [{"key": key, "path": str(path), "sha256": _digest(path)} for key, path in named.items()]
         last = self._stays[-1] if self._stays else {}
         changed = [
             *_changed(last.get("inputs", []), inputs, "key"),

@@ -1,36 +1,56 @@
 """The data and models that a recipe names by local paths, and digests by which they are known again.
 
-Data sets and models of the hub, and folders that `datasets` saved, go by their names alone.
+Data sets and models of the hub go by their names alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from plait.data.files import is_saved, saved_folder
 from plait.data.settings import DataSettings
 from plait.models.files.hub import MODEL_FILES
 from plait.recipes.recipe import Recipe
 
 _SAMPLED_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 20, 64, 1 << 12
 """A model's file that is larger is read in so many blocks, evenly spread: training changes all of them."""
+_SAID_BYTES = 1 << 28
+"""To read more may take seconds, which is said."""
+_ROWS = ("*.arrow", "state.json")
+"""Files of a saved data set: its rows, and which of their columns are given in which order."""
+_CACHED = "cache-"
+"""Names of what `datasets` computed from a saved data set, and left beside it, begin so."""
 
 
 def named_inputs(recipe: Recipe) -> dict[str, Path]:
-    """Key → the data file, or the folder of a model, that is there under its value."""
-    named = {key: Path(source) for key, source in _sources(recipe)}
-    found = {key: path for key, path in named.items() if os.path.isfile(path)}
+    """Key → the data file, or the folder of a saved data set or of a model, that is there under its value."""
+    found: dict[str, Path] = {}
+    for key, source in _sources(recipe):
+        if (folder := saved_folder(source)) is not None:
+            found[key] = folder
+        elif os.path.isfile(source):
+            found[key] = Path(source)
     for key, name in recipe.models_named().items():
         if os.path.isdir(name):
             found[key] = Path(name)
     return {key: path.resolve() for key, path in found.items()}
 
 
+def said_of_reading(inputs: Mapping[str, Path]) -> str | None:
+    """A line for the user where the digests of inputs take long: what is read, and how much. None: they do not."""
+    sizes = {key: _read_bytes(path) for key, path in inputs.items()}
+    if (total := sum(sizes.values())) <= _SAID_BYTES:
+        return None
+    long = [f"`{key}` ({size / 2**30:.1f} GiB)" for key, size in sizes.items() if size * len(sizes) * 2 > total]
+    return f"reading all of {' and '.join(long)}: a resumed run says whether it has changed"
+
+
 def digest_of(path: Path) -> str:
-    """SHA-256 in hexadecimal digits of a file; of a model's folder that of its files' names and sizes, and of what they
-    hold, large ones by an even sample.
+    """SHA-256 in hexadecimal digits of a file; of a folder that of its files' names and sizes, and of what they hold:
+    of a saved data set all of it, of a model's large files an even sample.
 
     Raises:
         OSError: it cannot be read.
@@ -39,18 +59,36 @@ def digest_of(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     digest = hashlib.sha256()
-    for file in sorted({file for pattern in MODEL_FILES for file in path.glob(pattern) if file.is_file()}):
+    for file in _files(path):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-        for block in _blocks(file):
+        for block in _blocks(file, is_whole=is_saved(path)):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _files(folder: Path) -> list[Path]:
+    """Those by which a folder is known, in the order of their names."""
+    patterns = _ROWS if is_saved(folder) else MODEL_FILES
+    found = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    return sorted(file for file in found if not file.name.startswith(_CACHED))
+
+
+def _read_bytes(path: Path) -> int:
+    """What `digest_of` reads; 0 where it cannot."""
+    try:
+        if path.is_dir() and not is_saved(path):
+            return sum(min(_SAMPLED_BYTES, file.stat().st_size) for file in _files(path))
+        return sum(file.stat().st_size for file in ([path] if path.is_file() else _files(path)))
+    except OSError:
+        return 0
+
+
+def _blocks(path: Path, *, is_whole: bool) -> Iterator[bytes]:
     size = path.stat().st_size
     with open(path, "rb") as file:
-        if size <= _SAMPLED_BYTES:
-            yield file.read()
+        if is_whole or size <= _SAMPLED_BYTES:
+            while block := file.read(_SAMPLED_BYTES):
+                yield block
             return
         for block in range(_BLOCKS):
             file.seek(block * (size - _BLOCK_BYTES) // (_BLOCKS - 1))
