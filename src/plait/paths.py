@@ -1,4 +1,5 @@
-"""Paths as users write them, in recipes, in options and in calls: what is replaced in them, one rule for all."""
+"""Paths as users write them, in recipes, in options and in calls: what is replaced in them, one rule for all; and the
+folder from which they go on."""
 
 from __future__ import annotations
 
@@ -22,3 +23,18 @@ def at_home(path: AnyPath) -> AnyPath:
             f"expected a path as it is, in which nothing but a `~` at its beginning is replaced, found `{path}`"
         )
     return type(path)(os.path.expanduser(path))
+
+
+def working_folder() -> str:
+    """The folder in which this process works.
+
+    Raises:
+        ConfigError: it is gone; MKL would end the process over that without a word of it.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the folder in which this command was begun cannot be found any more ({error.strerror}); change to one "
+            "that is there (`cd`), and begin it again"
+        ) from None

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from plait.cli import main
+from plait.errors import ConfigError
+from plait.runtime.folder.history import Origin
 
 GENERATE = ["generate", "--model", "m", "--prompts", "p", "--out", "o"]
 
 SPOILT = """
 import sys
 from plait.cli import main
+from plait.errors import ConfigError
+from plait.runtime.folder.history import Origin
 from plait.cli.app import app
 
 @app.command
@@ -133,6 +137,22 @@ def test_streams_that_are_closed_or_know_few_signs_end_no_command() -> None:
     assert (known.returncode, known.stdout, known.stderr) == (0, "\\xfc\n", "")
     argv = ["sh", "-c", 'exec "$0" -c "$1" spoil sign <&- >&- 2>&-', sys.executable, SPOILT]
     assert subprocess.run(argv, timeout=60, check=False).returncode == 0
+
+
+def test_a_working_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MKL would end the process with `Cannot load libtorch_cpu.so`."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["train", str(tmp_path / "r.yaml")]) == 2
+    said = "error: the folder in which this command was begun cannot be found any more (No such file or directory); "
+    assert capsys.readouterr().err.startswith(said)
+    assert main(["train", "--help"]) == 0
+    with pytest.raises(ConfigError, match="cannot be found any more"):
+        Origin.here()
 
 
 def test_a_folder_in_place_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,12 +85,14 @@ def _dispatch(argv: list[str]) -> int:
     from plait.cli.app import app
     from plait.cli.help import asked_for, print_help
     from plait.errors import ConfigError
+    from plait.paths import working_folder
 
     _check(argv)
     try:
         if (asked := asked_for(argv)) is not None:
             print_help(asked[0], everything=asked[1])
             return 0
+        working_folder()
         result = app(argv, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         from plait.cli.usage import explain

@@ -27,6 +27,7 @@ from typing import Any
 from plait.errors import DataError
 from plait.file_form import FileForm
 from plait.output import write_file
+from plait.paths import working_folder
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.runtime.folder.named_inputs import digest_of, named_inputs, said_of_reading
@@ -59,7 +60,8 @@ class Origin:
 
     @classmethod
     def here(cls, recipe_file: Path | None = None) -> Origin:
-        return cls(tuple(sys.argv), os.getcwd(), recipe_file)
+        """Of this process. Raises ConfigError where the folder is gone."""
+        return cls(tuple(sys.argv), working_folder(), recipe_file)
 
 
 class History:
