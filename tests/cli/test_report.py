@@ -6,8 +6,10 @@ import io
 
 import pytest
 
-from plait.cli.report import print_answers, print_before_after
+from plait.cli.evaluate import opening_facts
+from plait.cli.report import held_out_text, print_answers, print_before_after
 from plait.observe.console import SafeConsole
+from plait.recipes.recipe_file import recipe_of, with_sections
 
 ROWS = [
     ("exact accuracy [95 % interval]", "40.0% [33.5%, 46.9%]", "70.0% [63.3%, 75.9%]"),
@@ -52,3 +54,19 @@ def test_answers_are_whole_at_any_width(columns: int) -> None:
     assert "\x1b" not in text
     for word in ("17", "certainly[/].", "␛[2J41,"):
         assert word in text, word
+
+
+def test_items_of_several_sources_are_told_as_what_they_are() -> None:
+    """`evaluation.items` is the number of each."""
+    tree = {"model": "m", "evaluation": {"items": 8}}
+    one = recipe_of({**tree, "data": {"source": "a.jsonl", "evaluation_source": "held.jsonl"}})
+    two = recipe_of(
+        with_sections(
+            {**tree, "data": [{"source": "a.jsonl", "evaluation_source": "held.jsonl"}, {"source": "b.jsonl"}]}
+        )
+    )
+    assert held_out_text(one, 8) == "8 held-out items"
+    assert held_out_text(two, 16) == "16 held-out items (8 of each source)"
+    assert {name: opening_facts(one)[name] for name in ("data", "items")} == {"data": "held.jsonl", "items": "8"}
+    facts = {"data": "held.jsonl, b.jsonl", "items": "8 of each of 2 sources"}
+    assert {name: opening_facts(two)[name] for name in facts} == facts

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from plait.cli.ranks_text import ranks_text
+from plait.cli.report import held_out_text
 from plait.cli.staleness_report import staleness_text
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.estimate import Arithmetic, human_bytes
@@ -240,5 +241,5 @@ def _data_text(prepared: Prepared) -> str:
     dropped = f", {data.num_dropped} left out" if data.num_dropped else ""
     return (
         f"{len(data):,} training {_rows_of(prepared.flow)}{dropped} ({epochs:.2f} epochs), longest "
-        f"{data.longest_tokens} tokens; {prepared.num_held_out} held out"
+        f"{data.longest_tokens} tokens; {held_out_text(recipe, prepared.num_held_out)}"
     )

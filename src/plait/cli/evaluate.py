@@ -51,7 +51,8 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     recipe = without_draws(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
-    with opening(title_of("eval", path), _facts(recipe)):
+    with opening(title_of("eval", path), opening_facts(recipe)):
+        from plait.cli.report import held_out_text
         from plait.runtime.api import evaluate_model
 
         result = evaluate_model(recipe)
@@ -60,13 +61,13 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         say(json.dumps({"items": result.num_items, **metrics}, allow_nan=False))
         return 0
     if not result.samples:
-        say(f"{result.num_items} held-out items, model {recipe.model}")
+        say(f"{held_out_text(recipe, result.num_items)}, model {recipe.model}")
         for name, value in metrics.items():
             say(f"{name.removeprefix('eval/'):30}  {_figure(value)}")
         return 0
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
     how += f", {result.per_item} answers to each" if result.per_item > 1 else ""
-    say(f"{result.num_items} held-out items, {how}, model {recipe.model}")
+    say(f"{held_out_text(recipe, result.num_items)}, {how}, model {recipe.model}")
     if result.task is not None:
         say(f"exact accuracy                  {result.task.exact or '-'}")
         say(f"well-formed answers             {result.task.well_formed or '-'}")
@@ -83,11 +84,14 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     return 0
 
 
-def _facts(recipe: Recipe) -> dict[str, str]:
+def opening_facts(recipe: Recipe) -> dict[str, str]:
+    """What will be measured, in the words of the recipe."""
+    sources = recipe.data.sources
+    of_each = f" of each of {len(sources)} sources" if len(sources) > 1 else ""
     return {
         "model": recipe.model,
-        "data": recipe.data.evaluation_source or recipe.data.title,
-        "items": str(recipe.evaluation.items),
+        "data": ", ".join(source.evaluation_source or source.source for source in sources),
+        "items": f"{recipe.evaluation.items}{of_each}",
         "device": f"{recipe.device}, {recipe.dtype.value}",
     }
 

@@ -106,7 +106,7 @@ def _place(outcome: Outcome) -> str:
 def _print_comparison(console: SafeConsole, recipe: Recipe, before: Evaluation | None, after: Evaluation) -> None:
     how = "greedy" if recipe.evaluation.temperature == 0 else f"temperature {recipe.evaluation.temperature:g}"
     how += f", {after.per_item} answers to each" if after.per_item > 1 else ""
-    title = f"{after.num_items} held-out items" + (f", {how}" if after.samples else "")
+    title = held_out_text(recipe, after.num_items) + (f", {how}" if after.samples else "")
     print_before_after(console, title, list(_rows(before, after)))
     if before is None or not after.samples:
         return
@@ -117,6 +117,12 @@ def _print_comparison(console: SafeConsole, recipe: Recipe, before: Evaluation |
         )
     if recipe.evaluation.show:
         _print_answers(console, recipe.evaluation.show, before, after)
+
+
+def held_out_text(recipe: Recipe, count: int) -> str:
+    """How many items are held out, `count` together; `evaluation.items` is the number of each source."""
+    each = f" ({recipe.evaluation.items} of each source)" if recipe.data.more else ""
+    return f"{count} held-out items{each}"
 
 
 def print_before_after(console: SafeConsole, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
