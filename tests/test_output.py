@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import ConfigError
-from plait.output import MARKER, RUN_LOCK, check_file, check_folder, write_file, write_folder
+from plait.output import MARKER, RUN_LOCK, check_file, check_folder, why_not_written, write_file, write_folder
 
 Check = Callable[..., None]
 
@@ -224,3 +226,19 @@ def test_a_link_that_leads_round_is_replaced_as_a_file(tmp_path: Path) -> None:
     check_file(loop, "--out", overwrite=True)
     write_file(loop, "whole")
     assert loop.read_text() == "whole"
+
+
+def test_what_is_said_of_a_place_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def why(number: int) -> str:
+        return why_not_written(tmp_path / "new" / "file", OSError(number, os.strerror(number)))
+
+    assert why(errno.EACCES) == "Permission denied"
+    room = os.statvfs_result((512, 512, 100, 5, 4096, 10, 7, 7, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    assert why(errno.ENOSPC) == "No space left on device: 2.0 MiB are free there; free space"
+    room = os.statvfs_result((512, 512, 100, 5, 4096, 10, 7, 0, 0, 255))
+    assert why(errno.ENOSPC) == "No space left on device: 2.0 MiB and no further file are free there; free space"
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (2048, resource.RLIM_INFINITY))
+    assert why(errno.EFBIG) == "File too large: here a file may have 2,048 bytes; raise that limit (`ulimit -f`)"
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert why(errno.EFBIG) == "File too large"

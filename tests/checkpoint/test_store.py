@@ -198,8 +198,8 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays_good(tmp_path: Path):
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         message = (
-            r"checkpoint of step 5 cannot be written to .*: File too large; it needs 1\.1 MiB, .* MiB are free; "
-            r"the last good one is step 4.*keep_last.*--resume"
+            r"checkpoint of step 5 cannot be written to .*: File too large: here a file may have 100,000 bytes; raise "
+            r"that limit \(`ulimit -f`\); it needs 1\.1 MiB; the last good one is step 4.*--resume.*keep_last"
         )
         with pytest.raises(RunError, match=message):
             save(store, 5, numel=100_000)

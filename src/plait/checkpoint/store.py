@@ -35,7 +35,7 @@ from plait.checkpoint.digests import digest_of_size, write_durably
 from plait.errors import RunError
 from plait.json_text import parse
 from plait.models.files.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
-from plait.output import sync
+from plait.output import sync, why_not_written
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FORMAT = 1
@@ -264,12 +264,11 @@ class CheckpointStore:
         return f"the last good one is step {last.step}, {last.folder}" if last else "there is no earlier one"
 
     def _refusal(self, step: int, error: OSError, needed_bytes: int) -> str:
-        stat = os.statvfs(self.folder if self.folder.exists() else self.folder.parent)
-        free_bytes = stat.f_bavail * stat.f_frsize
+        why = why_not_written(self._path(step), error)
         return (
-            f"the checkpoint of step {step} cannot be written to {self.folder}: {error.strerror or error}; it needs "
-            f"{needed_bytes / 2**20:.1f} MiB, {free_bytes / 2**20:.1f} MiB are free; {self._good()}. Free space "
-            "(or lower `checkpoint.keep_last`), then go on with --resume."
+            f"the checkpoint of step {step} cannot be written to {self.folder}: {why}; it needs "
+            f"{needed_bytes / 2**20:.1f} MiB; {self._good()}. Then go on with --resume (a lower "
+            "`checkpoint.keep_last` takes less)"
         )
 
 

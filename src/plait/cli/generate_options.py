@@ -14,7 +14,7 @@ from plait.cli.app import Number, Place, Whole
 from plait.errors import ConfigError, DataError
 from plait.json_text import Malformed
 from plait.json_text import parse as parse_json
-from plait.output import check_file
+from plait.output import check_file, why_not_written
 from plait.policy.blocks import BLOCK_TOKENS
 from plait.settings import MOST
 
@@ -135,7 +135,9 @@ def check_out(options: Options) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out: `{out}` cannot be written: {error.strerror or error}; give another file") from None
+        raise ConfigError(
+            f"--out: `{out}` cannot be written: {why_not_written(out, error)}; give another file"
+        ) from None
 
 
 def read_lengths(path: Path, n: int) -> list[list[int]]:

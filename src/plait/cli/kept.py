@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from plait.errors import ConfigError, RunError
 from plait.file_form import FileForm
 from plait.observe.run_log import cut_torn_line, encode_row, read_rows
+from plait.output import why_not_written
 
 if TYPE_CHECKING:
     from plait.data.records import Sample
@@ -87,7 +88,7 @@ class Kept:
         except OSError as error:
             if not self.rows and self._fd >= 0:
                 self.drop()
-            raise RunError(f"`{self.path}` cannot be written: {error.strerror or error}") from error
+            raise RunError(f"`{self.path}` cannot be written: {why_not_written(self.path, error)}") from error
         self.rows.append(row)
 
     def ordered(self) -> list[dict[str, Any]]:

@@ -13,14 +13,13 @@ import contextlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
 from plait.json_text import parse
-from plait.output import write_file
+from plait.output import why_not_written, write_file
 
 _SCAN_BYTES = 1 << 16
 
@@ -217,10 +216,7 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
 
 
 def _refusal(path: Path, error: OSError) -> str:
-    text = f"{path} cannot be written: {error.strerror or error}"
-    with contextlib.suppress(OSError):
-        text += f"; {shutil.disk_usage(path.parent).free / 2**20:.1f} MiB are free there"
-    return text
+    return f"{path} cannot be written: {why_not_written(path, error)}"
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -18,7 +18,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 
 from plait.errors import DataError, RunError
 from plait.json_text import Malformed, parse
-from plait.output import write_file
+from plait.output import why_not_written, write_file
 
 MOST_TORN = 3
 """Lines at the end of a trace that a crash may have left incomplete."""
@@ -120,10 +119,7 @@ class TraceWriter:
         self._offset += len(data)
 
     def _refusal(self, error: OSError) -> str:
-        text = f"{self.path} cannot be written: {error.strerror or error}"
-        with contextlib.suppress(OSError):
-            text += f"; {shutil.disk_usage(self.path.parent).free / 2**20:.1f} MiB are free there"
-        return text
+        return f"{self.path} cannot be written: {why_not_written(self.path, error)}"
 
     def __enter__(self) -> TraceWriter:
         return self

@@ -23,7 +23,7 @@ from plait.layout.boxes import Slice
 from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
-from plait.output import sync
+from plait.output import sync, why_not_written
 from plait.reallocation.memory import DTYPES
 
 _FILE_DTYPES = {
@@ -138,8 +138,9 @@ class StoreWriter:
 
     def _refusal(self, store: int, error: OSError) -> RunError:
         file = self._files[store]
+        why = why_not_written(file.path, error)
         size = sum(file.lengths.values()) * ITEM_BYTES[self._dtype]
-        return RunError(f"{self._name}: expected to write {size} bytes to {file.path}, found: {error}; free some space")
+        return RunError(f"{self._name}: expected to write {size} bytes to {file.path}, found: {why}")
 
 
 class _Writing:

@@ -14,7 +14,7 @@ from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.observe.run_log import writing
-from plait.output import write_file
+from plait.output import why_not_written, write_file
 from plait.recipes.role_models import main_role, trained_roles
 from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluation import Evaluation
@@ -239,7 +239,8 @@ class Session:
             parts = writing_parts(self.workers, self.recipe, self.progress.message)
             self.store.save(self.done.step, tensors, state, parts)
         except OSError as error:
-            raise RunError(f"the logs in {self.directory.path} cannot be written: {error.strerror or error}") from error
+            why = why_not_written(self.directory.path / "logs", error)
+            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}") from error
         except RunError:
             self._save_failed = True
             raise

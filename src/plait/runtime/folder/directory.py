@@ -12,7 +12,7 @@ from pathlib import Path
 from plait.errors import ConfigError
 from plait.observe.run_log import cut_after, truncate_to
 from plait.observe.trace import last_step_behind
-from plait.output import write_file
+from plait.output import why_not_written, write_file
 from plait.recipes.stages import FINAL, MERGED
 from plait.runtime.folder.history import CODE, HISTORY
 from plait.runtime.folder.run_files import (
@@ -77,7 +77,7 @@ class RunDirectory:
                 )
             directory = cls(path, Lock(path), begun=False, made=made)
         except OSError as error:
-            raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+            raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
         if not overwrite and (entries := [name for name in _CLEARED if name in _names(path)]):
             directory.close()
             raise ConfigError(
@@ -99,7 +99,7 @@ class RunDirectory:
                 raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
             return cls(path, Lock(path), begun=True)
         except OSError as error:
-            raise ConfigError(f"key `run_dir`: {path} cannot be written: {error}") from error
+            raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
 
     @classmethod
     def lent(cls, path: Path) -> RunDirectory:
@@ -129,7 +129,8 @@ class RunDirectory:
             self._cut_output(self._old_output_bytes)
             write_file(self.files.recipe, recipe)
         except OSError as error:
-            raise ConfigError(f"key `run_dir`: {self.path} cannot be written: {error}") from error
+            why = why_not_written(self.files.recipe, error)
+            raise ConfigError(f"key `run_dir`: {self.path} cannot be written: {why}") from error
 
     def unbegin(self) -> None:
         """Take back `begin`, for a run that did not come to its start: the folder is free for another try."""

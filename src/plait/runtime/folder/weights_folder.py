@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from plait.errors import ModelError, RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.model import Model
+from plait.output import why_not_written
 
 
 def write_weights(model: Model, folder: Path, what: str, *, adapter: bool) -> None:
@@ -28,5 +29,7 @@ def write_weights(model: Model, folder: Path, what: str, *, adapter: bool) -> No
             save_adapter(model, folder)
         else:
             save_pretrained(model, folder)
-    except (OSError, SafetensorError, ModelError) as error:
+    except OSError as error:
+        raise RunError(f"{what} cannot be written to {folder}: {why_not_written(folder, error)}") from error
+    except (SafetensorError, ModelError) as error:
         raise RunError(f"{what} cannot be written to {folder}: {error}") from error
