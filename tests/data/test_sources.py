@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_another_prompt_column(tmp_path):
         (['{"prompt": "a"}', '{"prompt": "b", "x": ["\\uD800"]}'], ["a.jsonl:2", "`x`", "lone surrogate (\\ud800)"]),
         (['{"prompt": "a", "completions": "x"}'], ["a.jsonl:1", "`completions`", "rename"]),
         (['{"prompt": "a", "images": ["x"]}'], ["a.jsonl:1", "images"]),
+        (['{"prompt": [{"role": "human", "content": "a"}]}'], ["a.jsonl:1", "`human`, as ShareGPT", "write `user`"]),
         ([""], ["holds no row", "data.source"]),
     ],
 )
@@ -91,6 +93,25 @@ def test_bad_files_are_named_with_line_and_key(tmp_path, lines, said):
         read_jsonl(file)
     for words in said:
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "prompt,answer\nx,y\n", 'of a table make such a file by pandas.read_csv("a.csv").to_json('),
+        (
+            "a.tsv",
+            "prompt\tanswer\n",
+            'pandas.read_csv("a.tsv", sep="\\t").to_json("rows.jsonl", orient="records", lines',
+        ),
+        ("a.json", '[{"prompt": "x"}]', 'of a list make such a file by pandas.read_json("a.json").to_json('),
+        ("a.jsonl", '[\n {"prompt": "x"}\n]\n', 'pandas.read_json("a.jsonl").to_json('),
+    ],
+)
+def test_tables_as_text_and_lists_are_told_how_they_become_rows(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=f"{name}:1: .* takes one object per line: {re.escape(said)}"):
+        read_jsonl(tmp_path / name)
 
 
 def test_missing_file_names_the_nearest_and_a_folder_is_no_file(tmp_path):

@@ -88,12 +88,23 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
         try:
             value = parse_json(line)
         except Malformed as error:
-            raise DataError(f"{place}: malformed JSON ({error}); `{key}` takes one object per line") from None
+            raise DataError(f"{place}: malformed JSON ({error}); {_remedy(path, line, key)}") from None
         if not isinstance(value, dict):
             raise DataError(
-                f"{place}: expected a JSON object, found {type(value).__name__}; `{key}` takes one object per line"
+                f"{place}: expected a JSON object, found {type(value).__name__}; {_remedy(path, line, key)}"
             )
         yield value, place
+
+
+def _remedy(path: Path, line: str, key: str) -> str:
+    """How a file becomes JSONL whose line is no object."""
+    takes, made = f"`{key}` takes one object per line", 'to_json("rows.jsonl", orient="records", lines=True)'
+    if path.suffix in (".csv", ".tsv"):
+        separator = "" if path.suffix == ".csv" else ', sep="\\t"'
+        return f'{takes}: of a table make such a file by pandas.read_csv("{path.name}"{separator}).{made}'
+    if line.lstrip().startswith("["):
+        return f'{takes}: of a list make such a file by pandas.read_json("{path.name}").{made}'
+    return takes
 
 
 # --- tables ------------------------------------------------------------------------------------------------------

@@ -209,6 +209,10 @@ def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -
     return column
 
 
+_OF_SHAREGPT = {"human": "user", "gpt": "assistant"}
+"""Roles of no chat template, though many write down whatever stands there → those that are meant."""
+
+
 def _messages(messages: list[Any], column: str, place: str) -> Messages:
     """The messages without keys that are None: table formats give every message the keys of all."""
     for message in messages:
@@ -216,6 +220,9 @@ def _messages(messages: list[Any], column: str, place: str) -> Messages:
             raise DataError(
                 f'{place}: expected messages {{"role": …, "content": …}} in `{column}`, found {message!r:.80}'
             )
+        if (meant := _OF_SHAREGPT.get(message["role"])) is not None:
+            found = f"a message in `{column}` has the role `{message['role']}`, as ShareGPT names it"
+            raise DataError(f"{place}: {found}; write `{meant}`")
         content = message["content"]
         if content is None and message.get("tool_calls"):
             continue  # as tools are called in TRL's format

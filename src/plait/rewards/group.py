@@ -130,7 +130,9 @@ class Group:
     def _blame(self, function: int, place: int, kind: FailureKind, message: str, traceback: str) -> None:
         sample = self.samples[place]
         name = self._functions[function].name
-        self.failures.append(Failure(sample.uid, name, kind, message, traceback, sample.text))
+        asked = sample.prompt.columns.get("prompt")
+        prompt = asked if isinstance(asked, str) else sample.prompt.text
+        self.failures.append(Failure(sample.uid, name, kind, message, traceback, sample.text, prompt))
         self._failed_places.add(place)
         self._scores[function][place] = None
 

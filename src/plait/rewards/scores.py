@@ -35,12 +35,14 @@ class Failure:
     traceback: str = ""
     """The worker's own, or the stack at which it hung or crashed; empty if there is none."""
     response: str = ""
+    prompt: str = ""
+    """The column `prompt` of its row, or where that holds messages, all of them after the chat template."""
 
     def __str__(self) -> str:
         lines = [f"reward `{self.function}` failed on sample {self.uid}: {self.message}"]
         if self.traceback:
             lines.append(self.traceback.rstrip())
-        lines.append(f"the response was: {self.response!r:.300}")
+        lines += [f"the prompt was: {self.prompt!r:.300}", f"the response was: {self.response!r:.300}"]
         return "\n".join(lines)
 
 
