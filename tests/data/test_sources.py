@@ -100,12 +100,16 @@ def test_bad_files_are_named_with_line_and_key(tmp_path, lines, said):
     [
         ("a.csv", "prompt,answer\nx,y\n", 'of a table make such a file by pandas.read_csv("a.csv").to_json('),
         (
-            "a.tsv",
+            (
+                "a.tsv",
+                "prompt\tanswer\n",
+                'of a table make such a file by pandas.read_csv("a.tsv", sep="\\t").to_json(',
+            ),
             "prompt\tanswer\n",
             'pandas.read_csv("a.tsv", sep="\\t").to_json("rows.jsonl", orient="records", lines',
         ),
         ("a.json", '[{"prompt": "x"}]', 'of a list make such a file by pandas.read_json("a.json").to_json('),
-        ("a.jsonl", '[\n {"prompt": "x"}\n]\n', 'pandas.read_json("a.jsonl").to_json('),
+        ("a.jsonl", '[\n {"prompt": "x"}\n]\n', 'of a list make such a file by pandas.read_json("a.jsonl").to_json('),
     ],
 )
 def test_tables_as_text_and_lists_are_told_how_they_become_rows(tmp_path, name, text, said):
