@@ -136,6 +136,10 @@ def test_timelines_are_shown_compared_and_converted(capsys, tmp_path):
     assert (code, "--overwrite" in err) == (2, True)
     assert run(capsys, "trace", "picture", picture, a, "--overwrite")[0] == 0
     assert picture.read_text().count("<title>") == 48
+    code, _, err = run(capsys, "trace", "picture", tmp_path / "both.png", a)
+    assert (code, "OUT: pictures are SVG; give a name that ends in .svg" in err) == (2, True)
+    code, _, err = run(capsys, "schedule", "--stages", "2", "--microbatches", "2", "--picture", tmp_path / "a.png")
+    assert (code, "--picture: pictures are SVG" in err) == (2, True)
     code, _, err = run(capsys, "trace", "picture", tmp_path / "none.svg")
     assert (code, "expected at least one timeline" in err) == (2, True)
 

@@ -96,25 +96,17 @@ def test_bad_files_are_named_with_line_and_key(tmp_path, lines, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "made"),
     [
-        ("a.csv", "prompt,answer\nx,y\n", 'of a table make such a file by pandas.read_csv("a.csv").to_json('),
-        (
-            (
-                "a.tsv",
-                "prompt\tanswer\n",
-                'of a table make such a file by pandas.read_csv("a.tsv", sep="\\t").to_json(',
-            ),
-            "prompt\tanswer\n",
-            'pandas.read_csv("a.tsv", sep="\\t").to_json("rows.jsonl", orient="records", lines',
-        ),
-        ("a.json", '[{"prompt": "x"}]', 'of a list make such a file by pandas.read_json("a.json").to_json('),
-        ("a.jsonl", '[\n {"prompt": "x"}\n]\n', 'of a list make such a file by pandas.read_json("a.jsonl").to_json('),
+        ("a.csv", "prompt,answer\nx,y\n", 'a table make such a file by pandas.read_csv("a.csv")'),
+        ("a.tsv", "prompt\tanswer\n", 'a table make such a file by pandas.read_csv("a.tsv", sep="\\t")'),
+        ("a.json", '[{"prompt": "x"}]', 'a list make such a file by pandas.read_json("a.json")'),
+        ("a.jsonl", '[\n {"prompt": "x"}\n]\n', 'a list make such a file by pandas.read_json("a.jsonl")'),
     ],
 )
-def test_tables_as_text_and_lists_are_told_how_they_become_rows(tmp_path, name, text, said):
+def test_tables_as_text_and_lists_are_told_how_they_become_rows(tmp_path, name, text, made):
     (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=f"{name}:1: .* takes one object per line: {re.escape(said)}"):
+    with pytest.raises(DataError, match=f"{name}:1: .* takes one object per line: of {re.escape(made)}"):
         read_jsonl(tmp_path / name)
 
 

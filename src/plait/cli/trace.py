@@ -129,12 +129,14 @@ def picture(out: Place, *files: Place, step: Whole | None = None, overwrite: boo
     overwrite
         Replace a picture that exists.
     """
+    from plait.cli.output_files import check_picture
     from plait.errors import ConfigError
     from plait.output import check_file, write_file
     from plait.schedule.gantt import svg_gantts
 
     if not files:
         raise ConfigError("FILES: expected at least one timeline, found none")
+    check_picture(out, "OUT")
     check_file(out, "OUT", overwrite=overwrite, inputs=files)
     timelines = [_load(file, step) for file in files]
     begins = [min((span.start_s for span in timeline.spans), default=0.0) for timeline in timelines]

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from plait.errors import ModelError
 from plait.models.files import checkpoint_folder, hub
+from plait.output import RUN_LOCK
 from tests.models.tiny_gguf import TINY_CONFIG
 from tests.wheels import look_only_in, write_wheel
 
@@ -163,8 +164,23 @@ def test_local_folders(tmp_path: Path):
     (whole / "config.json").unlink()
     with pytest.raises(ModelError, match=r"holds no config\.json"):
         hub.resolve(str(whole))
-    with pytest.raises(ModelError, match=r"should hold a readable config\.json"):
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
         hub.read_config(str(whole))
+
+
+@pytest.mark.parametrize("look", [hub.resolve, hub.read_config])
+def test_a_folder_of_a_run_is_told_where_its_model_is(tmp_path: Path, look: Callable[[str], object]):
+    run, checkpoint = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-1"
+    checkpoint.mkdir(parents=True)
+    (run / RUN_LOCK).touch()
+    for folder in (run, checkpoint):
+        with pytest.raises(
+            ModelError, match=f"belongs to a run; `plait export {run} --out FOLDER` writes a checkpoint"
+        ):
+            look(str(folder))
+    (run / "final").mkdir()
+    with pytest.raises(ModelError, match=f"it is that of a run; its model is `{run}/final`"):
+        look(str(run))
 
 
 @pytest.mark.parametrize("look", [hub.resolve, hub.read_config])

@@ -9,6 +9,7 @@ from pathlib import Path
 from plait.errors import ModelError
 from plait.models.files.claims import check_config, check_files, read_object
 from plait.models.files.tensor_file import is_whole
+from plait.output import run_holding
 
 
 @contextlib.contextmanager
@@ -28,11 +29,7 @@ def check_folder(folder: Path, name: str) -> None:
         OSError: it, or a file in it, may not be read.
     """
     _check_whole(folder, name)
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"model: {name!r} should be a Hugging Face checkpoint folder, but it holds no config.json; "
-            "set `model` to the folder that does."
-        )
+    check_config_there(folder, name)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -64,6 +61,20 @@ def check_folder(folder: Path, name: str) -> None:
     config = read_object(folder / "config.json")
     check_config(config, name)
     check_files(folder, files, config, name)
+
+
+def check_config_there(folder: Path, name: str) -> None:
+    """Raises ModelError where a folder has no `config.json`; says what else it is, if it is a run's."""
+    if (folder / "config.json").is_file():
+        return
+    run = run_holding(folder)
+    if run is None:
+        remedy = "but it holds no config.json; set `model` to the folder that does."
+    elif folder.resolve() == run and (folder / "final").is_dir():
+        remedy = f"but it is that of a run; its model is `{folder / 'final'}`."
+    else:
+        remedy = f"but it belongs to a run; `plait export {run} --out FOLDER` writes a checkpoint of it as a model."
+    raise ModelError(f"model: {name!r} should be a Hugging Face checkpoint folder, {remedy}")
 
 
 def _check_whole(folder: Path, name: str) -> None:

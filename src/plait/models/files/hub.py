@@ -21,7 +21,7 @@ from typing import Any
 from plait.data.package_file import PackageFile, ProgressLine, cache_folder, prepared
 from plait.errors import ModelError
 from plait.models.files.adapter_folder import adapter_of, base_missing
-from plait.models.files.checkpoint_folder import check_folder, looking_at
+from plait.models.files.checkpoint_folder import check_config_there, check_folder, looking_at
 from plait.models.files.claims import check_config, read_object
 from plait.models.files.known_shapes import KNOWN, is_shape, no_weights, shape_config
 from plait.models.files.tensor_file import is_whole
@@ -136,6 +136,8 @@ def read_config(name: str) -> dict[str, Any]:
     folder = Path(at_home(name))
     with looking_at(name):
         exists = folder.exists()
+        if folder.is_dir():
+            check_config_there(folder, name)
     if exists:
         path = folder / "config.json"
     elif is_hub_id(name):
