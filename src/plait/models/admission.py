@@ -29,8 +29,8 @@ from plait.models.compute.attention import ATTENTION, PackedContext
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.row_attention import pieces_plan
 from plait.models.files.pretrained import code_refusal, needs_code
+from plait.models.module_names import wildcard
 from plait.models.shape import config_fields
-from plait.models.working_weights import wildcard
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Param
 from plait.models.lora_settings import LoraSettings
+from plait.models.module_names import wildcard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Compute dtypes by their names in a recipe."""
@@ -91,11 +92,6 @@ def _prefixes(name: str) -> Iterator[str]:
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
-
-
-def wildcard(name: str) -> str:
-    """A name as the keys of a tp_plan have it: `*` for the numbers of layers."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def _cut(name: str, shape: tuple[int, ...], plan: Mapping[str, str]) -> tuple[int | None, int]:

@@ -26,10 +26,10 @@ from plait.layout.shards import stage_bounds
 from plait.models.admission import check_batch
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.row_attention import pieces_plan
+from plait.models.module_names import wildcard
 from plait.models.parallel.stage import boundary_recorder, decoder_list
 from plait.models.parallel.team import Team
 from plait.models.shape import config_fields
-from plait.models.working_weights import wildcard
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.2}
 """Largest accepted error of a token's hidden states or logits, relative to their norm: sums in another order. A wrong

@@ -24,6 +24,7 @@ from torch import nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
+from plait.models.module_names import wildcard
 from plait.models.parallel.collectives import Ranges
 from plait.models.parallel.layer_hooks import (
     Copies,
@@ -39,7 +40,6 @@ from plait.models.parallel.layer_hooks import (
 from plait.models.parallel.partial_sums import Partials, sharers
 from plait.models.parallel.stage import is_idle
 from plait.models.parallel.token_split import TokenSplit, partial_parameters, split_tokens
-from plait.models.working_weights import wildcard
 
 ENTERING = frozenset({"colwise", "packed_colwise"})
 GATHERING = frozenset({"colwise_gather_output", "colwise_rep"})

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Param, Parameters
+from plait.models.module_names import wildcard
 from plait.models.parallel.collectives import entered, left, reduced, rejoined, shared_out
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.stage import PassingLayer, is_idle
-from plait.models.working_weights import wildcard
 
 WITHIN = frozenset({"colwise", "packed_colwise", "rowwise", "replicated_with_grad_allreduce"})
 """Styles of layers that may be between where tokens come together and where they part."""
