@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -10,7 +11,7 @@ from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
 from plait.launch.stall import Stillness, stalled_of
-from tests.launch.workers import Echo, waiter
+from tests.launch.workers import Echo, until_there, waiter
 
 LIMIT_S = 60.0
 STALLED_S = 0.4
@@ -65,3 +66,27 @@ def test_a_rank_may_wait_for_one_that_goes_on(tmp_path, monkeypatch):
         waiting = waiter(group, 0, 1, tmp_path)
         assert group.submit(1, "nap", 3 * STALLED_S).result(LIMIT_S)
         assert not waiting.done
+
+
+def test_what_a_rank_waited_for_before_it_stood_still_is_nothing(tmp_path):
+    """Rank 1 waits for rank 0, and is asked; then it goes on, and waits for rank 2, which goes on all the time."""
+    numbers, going = [1, 1, 1], {0, 2}
+
+    def progress():
+        for rank in going:
+            numbers[rank] += 1
+        return tuple(numbers)
+
+    go, waits = tmp_path / "go", tmp_path / "rank 1 waits"
+    with LocalProcesses(progress=progress, stalled_after_s=STALLED_S).start(Echo, 3) as group:
+        other = group.submit(1, "wait_for_two", 0, str(go), 2, str(waits))
+        time.sleep(3 * STALLED_S)
+        going = {0, 1, 2}
+        go.touch()
+        until_there(waits)
+        waiting = waiter(group, 0, 1, tmp_path)
+        going = {1, 2}
+        time.sleep(STALLED_S / 2)
+        going = {2}  # rank 0 is asked; a little later rank 1 stands still, too
+        assert group.submit(2, "nap", 3 * STALLED_S).result(LIMIT_S)
+        assert (waiting.done, other.done) == (False, False)

@@ -94,6 +94,13 @@ class Echo:
             open(file, "w").close()
             self.hang_in_python()
 
+    def wait_for_two(self, first, go, then, file):
+        """Wait for a rank until the file `go` is there, then as `wait_for_peer` for another."""
+        with self.context.waiting_for(f"rank {first} (recv 2F0)"):
+            while not os.path.exists(go):
+                time.sleep(0.01)
+        self.wait_for_peer(then, file)
+
     def clean_up_for_ever(self, file):
         """After an error, in a `with` that does not end; the file is there from then on."""
         try:
@@ -193,7 +200,7 @@ class Summing:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def waiter(group, rank, peer, folder, limit_s=30.0):
+def waiter(group, rank, peer, folder):
     """The handle of a rank that waits for another by now.
 
     Args:
@@ -201,8 +208,13 @@ def waiter(group, rank, peer, folder, limit_s=30.0):
     """
     file = os.path.join(folder, f"rank {rank} waits")
     handle = group.submit(rank, "wait_for_peer", peer, file)
+    until_there(file)
+    return handle
+
+
+def until_there(file, limit_s=30.0):
+    """Until a rank has made a file."""
     until = time.monotonic() + limit_s
     while not os.path.exists(file):
-        assert time.monotonic() < until, f"rank {rank} does not begin to wait"
+        assert time.monotonic() < until, f"no rank has made {file}"
         time.sleep(0.01)
-    return handle

@@ -64,8 +64,9 @@ class Monitor:
         self._stillness = stillness
         self._heard = heard
         self._keys = Keys()
-        self._asked_s: float | None = None
-        """When ranks were asked for whom they wait, because some stand still."""
+        self._asked: set[int] = set()
+        """Ranks that have been asked for whom they wait since they stand still."""
+        self._asked_s = 0.0
         self._did: Sequence[str] = ()
         self._held: list[Held] = []
         self._failing: tuple[Rank, Failure, float] | None = None
@@ -244,15 +245,14 @@ class Monitor:
             return
         still.look(elapsed)
         suspects = [rank for rank in still.suspects if self._ranks[rank].pending and not self._ranks[rank].dead]
-        if not suspects:
-            self._asked_s = None
-        elif self._asked_s is None or now - self._asked_s > max(4 * LOOK_S, still.limit_s / _ASKED_PER_STALL):
-            self._asked_s = now
-            self.ask([self._ranks[rank] for rank in suspects])
-        elif all(self._ranks[rank].seen is not None for rank in suspects):
-            waits = {rank: seen.waits_for for rank in suspects if (seen := self._ranks[rank].seen) is not None}
-            if (blamed := stalled_of(suspects, waits)) is not None:
-                self._stalled(self._ranks[blamed], still.seconds[blamed])
+        if now - self._asked_s > max(4 * LOOK_S, still.limit_s / _ASKED_PER_STALL):
+            self._asked, self._asked_s = set(), now
+        new = set(suspects) - self._asked  # what they said before they stood still is nothing
+        self._asked = set(suspects)
+        self.ask([self._ranks[rank] for rank in sorted(new)])
+        waits = {rank: seen.waits_for for rank in suspects if (seen := self._ranks[rank].seen) is not None}
+        if len(waits) == len(suspects) and (blamed := stalled_of(suspects, waits)) is not None:
+            self._stalled(self._ranks[blamed], still.seconds[blamed])
 
     def _stalled(self, rank: Rank, seconds: float) -> None:
         seen = rank.seen or Seen(0, "", "")
