@@ -11,7 +11,7 @@ from pathlib import Path
 from plait.errors import RunError
 from plait.launch.nodes.agent import Agent, signals_of, who
 from plait.launch.nodes.gathering import JOIN_S
-from plait.launch.nodes.interfaces import resolved
+from plait.launch.nodes.interfaces import interface_of, resolved
 from plait.launch.nodes.introduction import Stranger, dialled, introduced
 from plait.launch.nodes.messages import Joined
 from plait.launch.nodes.place import Attached
@@ -40,9 +40,12 @@ def join(
         RunError: the leader does not answer in time, or is lost. No rank is left.
     """
     address = (resolved(attached.leader[0]), attached.leader[1])
+    stated = None if attached.address is None else resolved(attached.address)
+    if stated is not None:
+        interface_of(stated)
     say(f"node {attached.node} waits for the leader at {attached.leader[0]}:{attached.leader[1]}")
     channel, key = _met(address, folder, time.monotonic() + deadline_s)
-    own_address = resolved(attached.address) if attached.address is not None else channel.link.getsockname()[0]
+    own_address = stated or channel.link.getsockname()[0]
     me = who(attached.task, attached.node, own_address, own_devices=attached.own_devices, keys=keys)
     return serve(channel, key, me, say)
 
