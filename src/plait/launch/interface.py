@@ -20,6 +20,7 @@ class Place:
     device:  number of its device among those that its process sees
     address: on which it talks to ranks of other machines
     status:  a file of its machine with a line for each rank of the group, which the leader sees too; None: none
+    ahead_s: how far the clock of its machine, `time.perf_counter`, is ahead of that of the process that launched it
     """
 
     node: int = 0
@@ -27,6 +28,7 @@ class Place:
     device: int = 0
     address: str = "127.0.0.1"
     status: Path | None = None
+    ahead_s: float = 0.0
 
 
 class WorkerContext:

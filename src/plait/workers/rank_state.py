@@ -93,6 +93,7 @@ class Setting:
 
     plan:        completed: every call has its place
     waiting_for: context in which a rank waits for another one, for the errors of waits
+    ahead_s:     how far this rank's clock is ahead of the one that all ranks tell times by (`launch.interface.Place`)
     """
 
     recipe: Recipe
@@ -101,6 +102,7 @@ class Setting:
     plan: Plan
     rank: int
     waiting_for: WaitingFor
+    ahead_s: float = 0.0
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -140,7 +142,7 @@ class RankState:
         follow_moves: Mapping[str, MovePlan] | None = None,
         joint_teams: Mapping[Layout, Team] | None = None,
     ) -> None:
-        self.rank, self.recipe, self.flow = setting.rank, setting.recipe, setting.flow
+        self.rank, self.recipe, self.flow, self.ahead_s = setting.rank, setting.recipe, setting.flow, setting.ahead_s
         self.cluster, self.places, self.copies = setting.cluster, setting.places, setting.copies
         self.fuses = setting.plan.fuses(setting.recipe.fusion_rule)
         self.moves_samples = setting.moves_samples

@@ -133,7 +133,7 @@ class Load(Plain):
 class Spans(Plain):
     """What a rank has recorded since the last time. What may leave its device does.
 
-    zero_s: when the clock that the times are to be on was 0, on the one that all processes of a machine share
+    zero_s: when the clock that the times are to be on was 0, on the one that all ranks tell times by
     """
 
     zero_s: float
@@ -147,7 +147,7 @@ class Spans(Plain):
     def run(self, rank_state: RankState) -> Work[Recorded]:
         rank_state.offloads.want()
         recorder = rank_state.recorder
-        later_s = self.zero_s - recorder.zero_s
+        later_s = self.zero_s - (recorder.zero_s - rank_state.ahead_s)
         spans = [
             replace(span, start_s=span.start_s - later_s, end_s=span.end_s - later_s) for span in recorder.take().spans
         ]

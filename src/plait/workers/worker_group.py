@@ -59,7 +59,8 @@ class WorkerGroup:
 
     def spans(self) -> list[Span]:
         """What all ranks recorded since the last time, on the leader's clock. What may leave the devices has."""
-        recorded: list[Recorded] = self.announcer.ask(self._ranks, Spans(self._recorder.zero_s), "its timeline")
+        zero_s = self._recorder.zero_s - self.rank_state.ahead_s
+        recorded: list[Recorded] = self.announcer.ask(self._ranks, Spans(zero_s), "its timeline")
         self._peak_bytes = [of_rank.peak_bytes for of_rank in recorded]
         self._uses += [use for of_rank in recorded for use in of_rank.uses]
         return [span for of_rank in recorded for span in of_rank.spans]

@@ -24,6 +24,9 @@ from plait.launch.wire import Channel
 KEY = bytes(range(32))
 LIMIT_S = 30.0
 STATUS = Path("/there/status")
+AHEAD_S = 5000.0
+CLOCK = object()
+"""In place of an answer: what a clock says that is so far ahead of this process's."""
 
 
 class Agent:
@@ -31,7 +34,10 @@ class Agent:
 
     def __init__(self, end: socket.socket) -> None:
         self.relay = Relay(Channel(end, KEY, controller=False))
-        self.answers: dict[type, Any] = {messages.Launch: messages.Launched((501, 502), str(STATUS))}
+        self.answers: dict[type, Any] = {
+            messages.Launch: messages.Launched((501, 502), str(STATUS)),
+            messages.Echo: CLOCK,
+        }
         self.heard: list[object] = []
         self.leaves = False
         self.thread = threading.Thread(target=self.follow, daemon=True)
@@ -44,6 +50,7 @@ class Agent:
                     self.heard.append(message)
                     if isinstance(message, messages.Instruction):
                         answer = self.answers.get(type(message.what), ())
+                        answer = messages.Clock(time.perf_counter() + AHEAD_S) if answer is CLOCK else answer
                         self.relay.send(messages.Answered(message.number, answer))
         except Cut:
             pass
@@ -94,9 +101,11 @@ def test_ranks_are_placed_behind_those_of_other_commands_on_the_machine(joined, 
     )
     assert [process.pid for process in began.processes] == [501, 502]
     assert began.key == worker_key(KEY, 4)
+    ahead_s = began.places[0].ahead_s
+    assert ahead_s == pytest.approx(AHEAD_S, abs=1.0)
     assert began.places == [
-        Place(1, "host-b", devices[0], "10.0.0.2", STATUS),
-        Place(1, "host-b", devices[1], "10.0.0.2", STATUS),
+        Place(1, "host-b", devices[0], "10.0.0.2", STATUS, ahead_s),
+        Place(1, "host-b", devices[1], "10.0.0.2", STATUS, ahead_s),
     ]
     for process in began.processes:
         process.link.close()

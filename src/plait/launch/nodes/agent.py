@@ -147,7 +147,7 @@ class Agent:
                     return (f"it cannot be written there: {error.strerror}",)
                 return ()
             case messages.Echo():
-                return ()
+                return messages.Clock(time.perf_counter())
             case messages.Kill():
                 self._end_ranks()
                 return ()

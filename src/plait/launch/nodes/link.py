@@ -112,7 +112,7 @@ class NodeLink:
             self._relay.attach(rank, theirs)
         folder = None if order.output_dir is None else str(order.output_dir)
         environment = tuple(order.environment.items())
-        ranks, working_folder = tuple(order.ranks), os.getcwd()
+        ranks, working_folder, ahead_s = tuple(order.ranks), os.getcwd(), self._ahead_s()
         launched = self.ask(
             messages.Launch(order.group, ranks, order.num_ranks, environment, folder, working_folder, order.line_bytes),
             _START_S,
@@ -122,7 +122,8 @@ class NodeLink:
                 end.close()
             if self.gone:
                 raise NodeLost(f"{self.name} is lost: {self.gone}")
-            raise RunError(f"{self.name} {''.join(launched or ()) or 'did not start its ranks'}")
+            why = "".join(launched) if isinstance(launched, tuple) else ""
+            raise RunError(f"{self.name} {why or 'did not start its ranks'}")
         processes = [
             RemoteProcess(self, rank, pid, end, order.output_of(rank))
             for rank, pid, end in zip(order.ranks, launched.pids, ends, strict=True)
@@ -134,6 +135,7 @@ class NodeLink:
                 index if self.joined.own_devices else order.first_local + index,
                 self.joined.address,
                 Path(launched.status),
+                ahead_s,
             )
             for index in range(len(order.ranks))
         ]
@@ -148,11 +150,26 @@ class NodeLink:
         """What messages to the node take, the shortest of a few; None: it does not answer."""
         taken: dict[int, float] = {}
         for size in (0, ECHOED_BYTES) * ECHOES:
-            began = time.perf_counter()
-            if self.ask(messages.Echo(bytes(size))) is None:
+            if (echoed := self._echoed(size)) is None:
                 return None
-            taken[size] = min(taken.get(size, _ANSWER_S), time.perf_counter() - began)
+            taken[size] = min(taken.get(size, _ANSWER_S), echoed[0])
         return Reach(ECHOED_BYTES / max(taken[ECHOED_BYTES] - taken[0], 1e-9), taken[0] / 2)
+
+    def _ahead_s(self) -> float:
+        """How far the node's clock is ahead of this process's, by the shortest of a few messages. 0 of a node that does
+        not answer: it starts no ranks either."""
+        echoes: list[tuple[float, float]] = []
+        while len(echoes) < ECHOES and (echoed := self._echoed(0, _START_S)) is not None:
+            echoes.append(echoed)
+        return min(echoes, default=(0.0, 0.0))[1]
+
+    def _echoed(self, size: int, seconds: float = _ANSWER_S) -> tuple[float, float] | None:
+        """(seconds that a message of so many bytes takes there and back, how far the node's clock is ahead if both ways
+        take equally long); None: no answer."""
+        began = time.perf_counter()
+        answer = self.ask(messages.Echo(bytes(size)), seconds)
+        ended = time.perf_counter()
+        return (ended - began, answer.now_s - (began + ended) / 2) if isinstance(answer, messages.Clock) else None
 
     def send(self, message: object) -> None:
         self._relay.send(message)

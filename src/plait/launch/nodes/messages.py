@@ -173,7 +173,7 @@ class Touch:
 
 @dataclass(frozen=True)
 class Echo:
-    """Answered by nothing: says how long so many bytes take."""
+    """Answered by `Clock`: how long so many bytes take, and how far the node's clock is ahead."""
 
     payload: bytes
 
@@ -205,8 +205,15 @@ class Launched:
     status: str
 
 
-Answer = Launched | tuple[str, ...]
-"""To a `Launch` that went well, or to all else."""
+@dataclass(frozen=True)
+class Clock:
+    """What the node's clock says, `time.perf_counter`."""
+
+    now_s: float
+
+
+Answer = Launched | Clock | tuple[str, ...]
+"""To a `Launch` that went well, to an `Echo`, or to all else."""
 
 
 @dataclass(frozen=True)

@@ -122,4 +122,7 @@ class Worker:
             lets_be=True,
         )
         models = role_models(flow, job.recipe)
-        return make_rank_state(Setting(job.recipe, flow, models, job.plan, self.rank, self._context.waiting_for))
+        context = self._context
+        return make_rank_state(
+            Setting(job.recipe, flow, models, job.plan, self.rank, context.waiting_for, context.place.ahead_s)
+        )
