@@ -223,6 +223,26 @@ def test_logits_that_are_no_numbers_show(value: float) -> None:
     assert outputs[:, 1].isfinite().all()
 
 
+@pytest.mark.parametrize("of_entropies", [False, True])
+def test_a_token_that_cannot_be_drawn_has_no_gradient(of_entropies: bool) -> None:
+    """Its logit is −∞, and it is the target of the second row, which does not count. The others have the gradients that
+    they have without it."""
+    logits, targets = numbers(2, 40), torch.tensor([1, 7])
+    logits[:, 7] = -torch.inf
+    outputs, likeliest = torch.empty(3, 2), torch.empty(2, dtype=torch.bool)
+    fused_rows.logprobs(logits, 1.0, targets, *outputs.unbind(), likeliest)
+    of_logprobs, by_entropies = torch.tensor([1.0, 0.0]), torch.tensor([0.5, -2.0])
+    grads = of_logprobs, by_entropies if of_entropies else None
+    ours = fused_rows.logprobs_backward_(logits.clone(), 1.0, targets, outputs[2], outputs[1], *grads)
+    assert not ours[:, 7].any()
+    others = [place for place in range(40) if place != 7]
+    wide = logits[:, others].float().requires_grad_()
+    logp = wide.log_softmax(-1)
+    total = logp[0, 1] - of_entropies * (logp.exp() * logp).sum(-1) @ by_entropies
+    (theirs,) = torch.autograd.grad(total, wide)
+    torch.testing.assert_close(ours[:, others].float(), theirs, rtol=ROUNDING, atol=1e-4)
+
+
 def test_sums_of_two_dtypes(threads: int) -> None:
     total, gradient = torch.randn(301, generator=torch.Generator().manual_seed(1)), numbers(43, 7)
     expected = total + gradient.flatten().float()

@@ -54,6 +54,8 @@ LEAST_ELEMENTS = 1 << 16
 """Fewer are not worth the hand-over to other threads."""
 
 _ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
+_LEAST = np.float32(-1e4)
+"""Log-probs below it count as this where they are weighed: a logit of −∞ has weight 0, and 0 · −∞ is no number."""
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -285,8 +287,7 @@ def _logprobs(logits_CV, temperature, targets_C, logprobs_C, entropies_C, lse_C,
             shifted = widen(logits_V[v]) / temperature - top
             weight = exp(shifted)
             total += weight
-            # A logit of −∞ has weight 0, and 0 · −∞ is no number.
-            weighted += weight * max(shifted, np.float32(-1e4))
+            weighted += weight * max(shifted, _LEAST)
         log_total = np.log(total)
         target = widen(logits_V[targets_C[c]])
         likeliest_C[c] = target == of_ordered(most)
@@ -305,14 +306,14 @@ def _logprobs_backward(
         lse, entropy = lse_C[c], entropies_C[c]
         of_logprob, of_entropy = grad_logprobs_C[c] * inverse, grad_entropies_C[c] * inverse
         target = targets_C[c]
-        logprob = widen(logits_V[target]) / temperature - lse
+        logprob = max(widen(logits_V[target]) / temperature - lse, _LEAST)
         at_target = of_logprob - exp(logprob) * (of_logprob + (logprob + entropy) * of_entropy)
         if of_entropy == _ZERO:
             for v in range(len(logits_V)):
                 logits_V[v] = narrow(logits_V, -exp(widen(logits_V[v]) / temperature - lse) * of_logprob)
         else:
             for v in range(len(logits_V)):
-                logprob = widen(logits_V[v]) / temperature - lse
+                logprob = max(widen(logits_V[v]) / temperature - lse, _LEAST)
                 factor = of_logprob + (logprob + entropy) * of_entropy
                 logits_V[v] = narrow(logits_V, -exp(logprob) * factor)
         logits_V[target] = narrow(logits_V, at_target)
