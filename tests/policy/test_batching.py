@@ -253,6 +253,17 @@ def test_a_sample_that_shares_its_last_block_copies_it_and_grows_at_once() -> No
     assert [sample.table for sample in batch.running.values()] == [[0, 2, 3, 4], [0, 1, 5, 6]]
 
 
+def test_who_is_left_alone_with_a_shared_block_goes_on_in_it() -> None:
+    """Two samples of a prompt have the one block of the pool. The younger one gives way, and no copy is needed then."""
+    batch = scheduler(num_blocks=1)
+    add(batch, 7, 2, [0, 1])
+    assert batch.plan().starts == (Start(7, (0, 1)),)
+    plan = batch.plan()
+    assert (plan.preempted, plan.copies, plan.rows, plan.chunks) == (((7, 1),), (), ((7, 0),), ())
+    batch.remove([(7, 0)])
+    assert chunks(batch.plan()) == [(7, 1, 0, 3, True)]
+
+
 def test_nobody_gives_way_for_a_draft() -> None:
     batch = scheduler(num_blocks=5)
     add(batch, 7, 8, [0])

@@ -93,15 +93,15 @@ class Room:
             Blocks (source, target) to copy; None: its table stays as it was.
         """
         blocks, running = self.blocks, self._sequences.running
-        if not (lacking := self._num_lacking(sample, num_new)):
-            return None  # the others have taken copies
-        while blocks.num_free < lacking and sample.key in running:
+        while blocks.num_free < (lacking := self._num_lacking(sample, num_new)):
             if not self._evict_younger(sample.order):
                 youngest = max(running.values(), key=order_of)
                 self.preempt(youngest)
                 preempted.append(youngest.key)
-        if sample.key not in running or not (lacking := self._num_lacking(sample, num_new)):
-            return None
+                if youngest is sample:
+                    return None
+        if not lacking:
+            return None  # the others have taken copies, or given way
         if not self._needs_copy(sample):
             sample.table += blocks.take(lacking)
             return []
