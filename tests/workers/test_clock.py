@@ -112,6 +112,13 @@ def test_who_says_nothing_for_too_long_is_named(hand: HandClock) -> None:
         run.wait([task_of("ref.logprobs", mesh=(1,))])
 
 
+def test_a_wait_before_any_action_has_its_time_too_however_long_the_machine_has_been_up(hand: HandClock) -> None:
+    hand.now_s += 10 * WAIT_S
+    run, transport, _ = clock_of(hand)
+    run.wait([task_of("ref.logprobs", mesh=(1,))])
+    assert transport.waits == [(WAIT_S, "rank 1 (ref.logprobs)", [])]
+
+
 def test_with_reward_functions_under_way_no_wait_is_long_and_none_is_the_last(hand: HandClock) -> None:
     pool, idle = Pool(["a link"], seconds=300.0), Pool()
     run, transport, _ = clock_of(hand, pool, idle, lasts=1.0)

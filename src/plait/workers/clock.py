@@ -39,8 +39,8 @@ class RunClock:
         self._pools = tuple(pools)
         self._recorder = recorder
         self._progress = progress
-        self._last_s = 0.0
-        """When a call has gone on."""
+        self._last_s = time.monotonic()
+        """When a call has gone on; before that, when this clock was made."""
         self._looked_s = 0.0
 
     def advance(self, task: Task) -> Done | None:
