@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -248,6 +249,16 @@ def test_sums_of_two_dtypes(threads: int) -> None:
     expected = total + gradient.flatten().float()
     add_widened(total, gradient)
     assert torch.equal(total, expected)
+
+
+def test_rows_of_any_number_are_shared_out_to_the_same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(fused_rows, "LEAST_ELEMENTS", 1)
+    before = set(threading.enumerate())
+    for num_rows in range(1, 12):
+        x, weight = numbers(num_rows, 16), numbers(16, seed=1)
+        fused_rows.normalised(x, weight, 1e-5)
+    assert len(set(threading.enumerate()) - before) <= 7
 
 
 def test_a_row_is_computed_from_that_row_alone() -> None:

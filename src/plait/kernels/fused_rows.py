@@ -72,18 +72,20 @@ def array_of(tensor: Tensor) -> Array:
 
 @functools.cache
 def _threads(count: int) -> ThreadPoolExecutor:
+    """So many at most, begun as they are needed."""
     return ThreadPoolExecutor(count, thread_name_prefix="rows")
 
 
 def _share_out(run: Callable[[int, int], None], num_rows: int, num_elements: int, step: int = 1) -> None:
     """run(start, stop) over all rows, on as many threads as torch uses; borders are multiples of `step`."""
-    parts = min(torch.get_num_threads(), -(-num_rows // step))
+    num_threads = torch.get_num_threads()
+    parts = min(num_threads, -(-num_rows // step))
     if parts == 1 or num_elements < LEAST_ELEMENTS:
         run(0, num_rows)
         return
     steps = -(-num_rows // step)
     borders = [min(steps * part // parts * step, num_rows) for part in range(parts + 1)]
-    others = [_threads(parts - 1).submit(run, *borders[part : part + 2]) for part in range(1, parts)]
+    others = [_threads(num_threads - 1).submit(run, *borders[part : part + 2]) for part in range(1, parts)]
     run(*borders[:2])
     for other in others:
         other.result()
