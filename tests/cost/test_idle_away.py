@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from plait.cost.call_memory import working_rows
 from plait.cost.device_memory import memory_by_device
-from plait.cost.idle_away import leaving_text, with_idle_away
+from plait.cost.idle_away import POOL_MARGIN, leaving_text, with_idle_away, with_pools_kept
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.placed import Facts
 from plait.errors import ModelError
 from plait.runtime import prepare
 from plait.runtime.prepare import outline, settled
-from plait.schedule.plan import Plan
+from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
 from tests.cost.test_device_memory import facts_of, named
 
 STATES = "actor.train (train), critic.train (train)"
@@ -55,6 +56,61 @@ def test_adapters_share_weights_that_are_always_in_use() -> None:
     assert with_idle_away(facts, 0) == facts.plan
 
 
+GPU = {"device": "cuda", "sampling": {"kv_tokens": 1 << 15}}
+ROOMY = 1e15
+
+
+def test_pools_stay_where_there_is_room_beside_all_that_may_be_held() -> None:
+    """With a tenth of the device to spare."""
+    facts = facts_of(named("colocated", 1), **GPU)
+    kept = with_pools_kept(facts, ROOMY)
+    assert kept == replace(facts.plan, policies=(PolicyChoice(POOL),))
+    (device,) = memory_by_device(replace(facts, plan=kept))
+    room = device.most_bytes / (1 - POOL_MARGIN)
+    assert with_pools_kept(facts, room + 1) == kept
+    assert with_pools_kept(facts, room - 2) == facts.plan
+    assert with_pools_kept(replace(facts, plan=kept), 0) == kept, "what a plan says is not taken back"
+
+
+def test_a_pool_that_stays_is_there_at_every_moment_but_when_models_are_read() -> None:
+    facts = facts_of(named("colocated", 1), **GPU)
+    (actor,) = (model for model in facts.models if model.role == "actor")
+    pool = sum(count for _, count in working_rows(0, facts, actor)["actor", "decode"])
+    kept = replace(facts, plan=with_pools_kept(facts, ROOMY))
+    (before,), (after,) = memory_by_device(facts), memory_by_device(kept)
+    assert after.rows == before.rows
+    grown = {what: count - dict(before.during)[what] for what, count in after.during}
+    there = ("reading models", "actor.generate")
+    assert grown == {what: 0 if what in there else pool for what in grown}
+    assert pool >= 2 * 30 * 3 * 64 * 2 * (1 << 15), "keys and values of 30 layers, 3 heads of 64, in bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("how", "make_plan", "keys"),
+    [
+        ("a CPU takes it page by page", named("colocated", 1), {}),
+        ("another engine has its own", named("colocated", 1), {"sampling": {"engine": "vllm"}, "device": "cuda"}),
+        ("parts of a model have no graphs", named("colocated", 2, tp=2), GPU),
+    ],
+)
+def test_pools_go_where_keeping_them_gains_nothing(how, make_plan, keys) -> None:
+    facts = facts_of(make_plan, "grpo", **keys)
+    assert with_pools_kept(facts, ROOMY) == facts.plan, how
+
+
+def test_pools_go_with_weights_that_leave_and_stay_anyway_where_a_gpu_does_nothing_else() -> None:
+    def plan_of(ranks: tuple[int, ...], after: str):
+        train = Placement("actor.train", "train", (0,))
+        generate = Placement("actor.generate", "decode", ranks, dp=len(ranks), after=after)
+        return lambda flow, planned: Plan("mine", 2, (train, Placement("ref.logprobs", "score", (0,)), generate))
+
+    for ranks, after in (((0, 1), "offload"), ((1,), "keep")):
+        facts = facts_of(plan_of(ranks, after), "grpo", **GPU)
+        assert with_pools_kept(facts, ROOMY) == facts.plan
+    facts = facts_of(plan_of((0, 1), "keep"), "grpo", **GPU)
+    assert with_pools_kept(facts, ROOMY) != facts.plan
+
+
 def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """On other devices, and in a plan file, everything is as it is said."""
     told: list[str] = []
@@ -75,6 +131,14 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
     ]
     of_file = replace(on_gpu, recipe=on_gpu.recipe.model_copy(update={"plan": "mine.json"}))
     assert settled(of_file, plan, EIGHT) == plan
+    monkeypatch.setattr(prepare, "device_bytes", lambda recipe, devices: ROOMY)
+    roomy = settled(on_gpu, plan, EIGHT)
+    assert roomy == replace(plan, policies=(PolicyChoice(POOL),))
+    assert settled(on_gpu, roomy, EIGHT) == roomy == Plan.from_json(roomy.to_json()), "a run that is resumed, its ranks"
+    assert settled(of_file, plan, EIGHT) == plan
+    said = settled(run, roomy, EIGHT)
+    assert said == roomy
+    assert told[1:] == ["policy `pool` of the plan keeps nothing: it is for GPUs that generate by plait's own engine"]
 
 
 def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plait.cost.calibration import VENDORS
+from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster_file import read_cluster
 from plait.cost.device_memory import DeviceMemory, memory_by_device
 from plait.cost.generation_memory import packed_bytes
@@ -19,10 +19,11 @@ from plait.layout.mesh import Layout
 from plait.policy.packing import GroupTokens
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import named_plan
-from plait.schedule.plan import Placement, Plan
-from plait.simulator.step_memory import ENGINE, RankMemory
+from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
+from plait.simulator.step_memory import ENGINE, POOLS, RankMemory
 from tests.cost.smollm2 import SHAPE
 from tests.cost.test_device_memory import facts_of, row_of
+from tests.cost.test_profile import PROFILE
 
 SIZES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
 ZERO_UNIT = 32 * 16
@@ -166,6 +167,36 @@ def test_a_gpus_reserve_is_a_term_of_both() -> None:
         assert {what: memory.terms.get(what) for what in reserve} == reserve
         assert {what: dict(device.rows).get(what) for what in reserve} == reserve
         assert PROCESS not in memory.terms
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1)])
+def test_pools_that_stay_are_terms_of_both(sizes) -> None:
+    make = lambda flow, planned: replace(plan_of(sizes)(flow, planned), policies=(PolicyChoice(POOL),))
+    found = both(facts_for(make, **RECIPES["cuda"]))
+    for memory, device in found:
+        assert memory.peak_bytes == pytest.approx(max(other.most_bytes for _, other in found), abs=ZERO_UNIT)
+        assert sum(memory.terms.values()) == pytest.approx(memory.peak_bytes, abs=8)
+        assert max(device.during, key=lambda row: row[1])[0] != "actor.generate"
+        assert memory.terms[POOLS] >= row_of("actor: KV cache", dict(device.rows))
+
+
+def test_steps_of_pools_that_stay_capture_nothing() -> None:
+    """By a profile in which a layer takes a second to be captured. What a rank holds is in its timeline, too."""
+    facts = facts_for(lambda flow, planned: named_plan("colocated", flow, planned, 1), "grpo", **RECIPES["cuda"])
+    measured = PROFILE.model_copy(update={"device": "cuda", "capture_s": 1.0, "packing_bytes_per_s": None})
+    calibration = Calibration("mine", profile=measured)
+    there = (facts.recipe, facts.flow, facts.models, facts.shapes)
+    planning = Planning(*there, measured.cluster(1), facts.lengths, calibration)
+    kept = replace(facts.plan, policies=(PolicyChoice(POOL),))
+    seconds, found, points = [], [], []
+    for plan in (facts.plan, kept):
+        prediction = planning.predict(plan)
+        seconds.append(prediction.seconds_per_step)
+        found.append(next(call.terms for call in prediction.calls if call.call == "actor.generate"))
+        points.append(min(point.held for point in prediction.timeline.memory))
+    assert "capturing" not in found[1]
+    assert seconds[0] - seconds[1] == pytest.approx(found[0]["capturing"])
+    assert points[1] - points[0] >= row_of("actor: KV cache", dict(memory_by_device(facts)[0].rows))
 
 
 def test_what_leaves_is_counted_while_it_is_there() -> None:

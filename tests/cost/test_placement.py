@@ -158,7 +158,7 @@ def test_what_cannot_be_is_refused_before_anything_loads(make_recipe, write_plan
 
 
 def test_policies_that_no_run_follows(make_recipe, write_plan) -> None:
-    with pytest.raises(ConfigError, match=r"`policies`: expected `fusion`, `shares`, or none, found `migration`"):
+    with pytest.raises(ConfigError, match=r"`policies`: expected `fusion`, `pool`, `shares`, or none, found `migr"):
         resolved(make_recipe(plan=write_plan(policies=[{"name": "migration", "settings": {}}])))
     with pytest.raises(ConfigError, match=r"settings of `fusion`: expected none, or all of step_s, .*, found share"):
         resolved(make_recipe(plan=write_plan(policies=[{"name": "fusion", "settings": {"share": 1}}])))

@@ -127,13 +127,17 @@ def test_a_gpu_captures_a_graph_for_each_power_of_two_of_samples_and_of_tokens()
     terms = costs(gpu).call("actor.generate", "decode", Layout.on(range(1))).terms
     assert terms["capturing"] == pytest.approx(4 * 0.5)
     assert "capturing" not in costs(gpu).call("actor.generate", "decode", Layout.on(range(2), tp=2)).terms
+    stay = costs(gpu, pools_stay=True).call("actor.generate", "decode", Layout.on(range(1))).terms
+    assert stay == {name: seconds for name, seconds in terms.items() if name != "capturing"}
     assert "capturing" not in costs().call("actor.generate", "decode", Layout.on(range(1))).terms
 
 
-def costs(profile: Profile = PROFILE, shape: ModelShape = SHAPE, prompts: int = 1) -> ModelCosts:
+def costs(
+    profile: Profile = PROFILE, shape: ModelShape = SHAPE, prompts: int = 1, *, pools_stay: bool = False
+) -> ModelCosts:
     """Of a sample of 10 and 2 tokens for each prompt, on two devices."""
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
-    workload = Workload(prompts, 1, lengths, micro_batch_tokens=100)
+    workload = Workload(prompts, 1, lengths, micro_batch_tokens=100, pools_stay=pools_stay)
     return ModelCosts(workload, dict.fromkeys(flow.roles, shape), flow, profile.cluster(2), profile=profile)
 
 

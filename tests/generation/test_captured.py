@@ -333,11 +333,9 @@ def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_graphs_of_a_process_that_generates_alone_serve_the_next_rollout(
-    keeps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """New weights where the old ones were: neither they nor the pool move. Where something else needs the memory in
-    between, each size is captured again."""
+def test_graphs_that_stay_serve_the_next_rollout(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New weights where the old ones were: neither they nor the pool move, and what lay in the pool is not read. Where
+    something else needs the memory in between, each size is captured again."""
     monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)
     engine, steps = captured_engine(monkeypatch, max_running=4)
     engine.state.keep_memory = keeps

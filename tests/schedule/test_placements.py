@@ -11,7 +11,7 @@ from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.schedule.completion import complete
 from plait.schedule.named_plans import NAMES, Cut, PlannedModel, named_plan, shares
-from plait.schedule.placements import RolePlacement, layouts_of, only_generates, placements_of
+from plait.schedule.placements import RolePlacement, layouts_of, placements_of
 from plait.schedule.plan import Placement, Plan, PolicyChoice
 from plait.schedule.training_order import RuleOrder
 from tests.schedule.workloads import never
@@ -155,19 +155,6 @@ def test_what_a_role_needs_of_a_plan() -> None:
     assert layouts_of(done) == (*actors, everywhere)  # that of the reference is there already
 
 
-def test_a_rank_may_generate_alone() -> None:
-    """Two roles generate on ranks 1 to 3, of which rank 2 scores as well; rank 3 is both's."""
-    one, two, three, zero = (Layout.on((rank,)) for rank in (1, 2, 3, 0))
-    roles = {
-        "actor": RolePlacement("actor", train=zero, generate=(zero, one, two, three)),
-        "other": RolePlacement("other", train=one, generate=(three,)),
-        "ref": RolePlacement("ref", score=two),
-    }
-    assert [only_generates(rank, roles, ("actor",)) for rank in range(4)] == [False, True, False, False]
-    assert not only_generates(1, roles, ("actor", "other"))
-    assert not only_generates(4, roles, ()), "it does nothing"
-
-
 def test_a_call_that_is_not_named_runs_as_the_others_of_its_role() -> None:
     plan = Plan("file", 2, (Placement("actor.train", "train", (1, 0), tp=2, micro_batch_tokens=9, after="offload"),))
     done = complete(plan, ALONE, ONE, "file")
@@ -262,7 +249,8 @@ def test_shares_have_a_number_of_every_model() -> None:
             for value in (-0.5, float("inf"), float("nan"), "0.1", True)
         ),
         (("fusion", (("actor", 1),)), "settings of `fusion`: expected none, or all of step_s, .*, found actor$"),
-        (("migration", ()), "expected `fusion`, `shares`, or none, found `migration`$"),
+        (("pool", (("actor", 1),)), "settings of `pool`: expected none, found `actor`$"),
+        (("migration", ()), "expected `fusion`, `pool`, `shares`, or none, found `migration`$"),
     ],
 )
 def test_policies_that_cannot_be(policy: tuple[str, tuple[tuple[str, float], ...]], message: str) -> None:

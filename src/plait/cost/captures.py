@@ -11,8 +11,7 @@ from plait.cost.profile import MOST_REPLAYED
 
 
 def capturing(times: LayerTimes, pieces: Sequence[SteadySteps], prompt_tokens: float) -> Terms:
-    """Seconds in each rollout of a process that does more than generate. In one that only generates graphs stay from
-    the first rollout on; which of both it is is not known here.
+    """Seconds in each rollout of a process that gives its graphs back in between.
 
     Args:
         pieces: of one instance.

@@ -20,6 +20,7 @@ from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
+from plait.schedule.kept_pools import keeps_memory
 from plait.schedule.plan import Plan
 
 
@@ -133,13 +134,16 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
 
 
 def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[Use, Rows], left: int) -> Rows:
-    """All that is held while models are read, first; during each call; while weights are moved.
+    """All that is held while models are read, first; during each call; while weights are moved. A pool that stays is
+    there from the first rollout on.
 
     Args:
         left: bytes that training leaves with the process (`working_memory.keeps_freed`).
     """
     process = sum(_process(facts).values())
     kept = process + sum(part.num_bytes for part in held if part.after == "keep")
+    pools = [use for use in working if use[1] == "decode" and _keeps_pool(rank, facts)]
+    kept += sum(count for use in pools for _, count in working[use])
     leaving = [part for part in held if part.after != "keep"]
     rows: Rows = [("reading models", process + _reading_bytes(held))]
     for p in facts.plan.placements:
@@ -148,13 +152,20 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
             uses = {use} if p.mode != "train" else {(role, "train") for role in facts.together(use[0])}
             there = sum(part.num_bytes for part in leaving if not part.uses.isdisjoint(uses))
             beside = left if p.mode == "decode" else 0
-            rows.append((p.call, kept + there + sum(count for _, count in working[use]) + beside))
+            own = 0 if use in pools else sum(count for _, count in working[use])
+            rows.append((p.call, kept + there + own + beside))
     for model in facts.models:
         if (needed := facts.moved[model.role].get(rank)) is not None:
             owner = facts.offload_policy.owner(model.role)
             mine = [o for o in leaving if not o.is_state and o.owner == owner and o.key in needed]
             rows.append((f"{model.role}.weights (move)", kept + sum(part.num_bytes for part in mine)))
     return rows
+
+
+def _keeps_pool(rank: int, facts: Facts) -> bool:
+    """Whether what generation takes beside weights stays: what a CPU takes page by page does not."""
+    trained, device = [model.role for model in facts.models if model.trained], facts.recipe.device
+    return device == "cuda" and keeps_memory(rank, facts.plan, facts.places, trained, device)
 
 
 def _process(facts: Facts) -> Mapping[str, int]:

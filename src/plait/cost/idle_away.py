@@ -1,4 +1,5 @@
-"""What leaves a GPU for host memory while it idles, where a plan by name says nothing of it and all of it does not fit.
+"""What leaves a GPU for host memory while it idles, where a plan by name says nothing of it and all of it does not fit;
+and what stays though it idles, where there is room for it.
 
 Torch-free.
 """
@@ -10,9 +11,34 @@ from dataclasses import replace
 
 from plait.cost.device_memory import memory_by_device
 from plait.cost.placed import Facts
-from plait.schedule.plan import Placement, Plan
+from plait.recipes.engine_checks import abilities
+from plait.schedule.kept_pools import pools_stay
+from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
+
+POOL_MARGIN = 0.1
+"""Share of a device's memory that is to be free beside pools that stay, at the fullest moment and with all that may
+come on top: what a forecast does not know must not end a run that would fit without them."""
 
 Leaves = Callable[[Placement], bool]
+
+
+def with_pools_kept(facts: Facts, room_bytes: float) -> Plan:
+    """The plan of `facts` with the policy `pool` where that saves captures of CUDA graphs, and every device has room
+    for pools and graphs beside all that it may hold, but for `POOL_MARGIN`; else as it is.
+
+    Args:
+        facts: its plan is completed.
+        room_bytes: of one device.
+    """
+    plan = facts.plan
+    decoding = [p for p in plan.placements if p.mode == "decode"]
+    has_graphs = bool(decoding) and all(p.tp == p.pp == 1 and p.after == "keep" for p in decoding)
+    is_ours = facts.recipe.device == "cuda" and not abilities(facts.recipe).computes_elsewhere
+    if not (has_graphs and is_ours) or pools_stay(plan):
+        return plan
+    kept = replace(plan, policies=(*plan.policies, PolicyChoice(POOL)))
+    most = max(device.most_bytes for device in memory_by_device(replace(facts, plan=kept)))
+    return kept if most <= (1 - POOL_MARGIN) * room_bytes else plan
 
 
 def with_idle_away(facts: Facts, room_bytes: float) -> Plan:

@@ -50,6 +50,7 @@ class Workload:
     engine_bytes: of an engine on each rank that generates: known texts, a draft model, and what may come to it where
                  its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
+    pools_stay:  whether pools and graphs of GPUs are those of the rollout before
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
     """
 
@@ -79,6 +80,7 @@ class Workload:
     guesses_whole: bool = False
     engine_bytes: EngineBytes = NO_ENGINE
     elsewhere: bool = False
+    pools_stay: bool = False
     function_s: float = 0.0
     workers: int = 1
 

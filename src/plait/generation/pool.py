@@ -126,8 +126,9 @@ class KVPool:
             if self.num_blocks == 0:
                 return
             for kv in self.layers.values():
-                kv.key.zero_()
-                kv.value.zero_()
+                for tensor in (kv.key, kv.value):
+                    tensor[: self.num_blocks].zero_()
+                    tensor[self._limit :].zero_()  # the spare block
             self.num_blocks = 0
             return
         self.layers.clear()

@@ -10,7 +10,8 @@ from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
-from plait.schedule.plan import Plan
+from plait.schedule.kept_pools import keeps_pools
+from plait.schedule.plan import POOL, Plan
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def check_engine_plan(recipe: Recipe, plan: Plan) -> None:
 
 
 def said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
-    """What of a recipe has nothing to do in a plan, in words."""
+    """What of a recipe has nothing to do in a plan, or of a plan in a recipe, in words."""
     decoding = [p for p in plan.placements if p.mode == "decode"]
     instances = Counter[str]()
     for p in decoding:
@@ -206,3 +207,5 @@ def said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
         yield "`rebalance` moves nothing: no call of the plan generates in several instances"
     if (recipe.sampling.stated_groups or 1) > 1 and all(p.pp == 1 for p in decoding):
         yield "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1"
+    if keeps_pools(plan) and (recipe.device != "cuda" or abilities(recipe).computes_elsewhere):
+        yield f"policy `{POOL}` of the plan keeps nothing: it is for GPUs that generate by plait's own engine"

@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
-from plait.cost.idle_away import leaving_text, with_idle_away
+from plait.cost.idle_away import leaving_text, with_idle_away, with_pools_kept
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
@@ -163,8 +163,8 @@ def is_searched(recipe: Recipe) -> bool:
 
 def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     """The completed plan of a run as it is followed: on GPUs a plan by name in which what does not fit idles in host
-    memory. (A file says itself what leaves, and a plan that was found fits.) Says what it changes, and what of the
-    recipe has nothing to do in it."""
+    memory, and pools stay where they fit. (A file says itself what leaves and what stays; a plan that was found does,
+    too.) Says what it changes, and what of the recipe has nothing to do in it."""
     recipe = run.recipe
     for text in said_of_idle_keys(recipe, plan):
         say(text, file=sys.stderr)
@@ -172,7 +172,8 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
         return plan
     parameters = parameters_of(run.models)
     facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, lengths)
-    plan = with_idle_away(facts, device_bytes(recipe, plan.cluster.devices))
+    room_bytes = device_bytes(recipe, plan.cluster.devices)
+    plan = with_pools_kept(replace(facts, plan=with_idle_away(facts, room_bytes)), room_bytes)
     if leaving := leaving_text(plan):
         text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"
         say(text, file=sys.stderr)

@@ -6,7 +6,7 @@
   (GPipe, 1F1B). Searches for better ones are in `planner`.
 * `plan`: what a run is told to do: placements, schedules, policies and the predicted timeline under one name;
   `named_plans` makes those that have names, `completion` completes one and checks it against the flow, `placements` is
-  what one role needs of it.
+  what one role needs of it, `kept_pools` where memory of generation stays.
 * `training_order`: the order in which a role trains through its stages, by a rule or as a plan states it (`stated`);
   `fused`, `joint_training`: several roles that train together by one order; `stage_fusion`: scoring on ranks that
   still generate, `fusion_times` what its rules ask of a machine.

@@ -19,7 +19,7 @@ from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.joint_training import check_calls
 from plait.schedule.named_plans import MODE_OF, PlannedModel, model_calls
 from plait.schedule.placements import is_fused, orders_of, parts_of, to_be_found
-from plait.schedule.plan import FUSION, SHARES, Mode, Placement, Plan, PolicyChoice
+from plait.schedule.plan import FUSION, POOL, SHARES, Mode, Placement, Plan, PolicyChoice
 from plait.schedule.schedule import Schedule
 from plait.schedule.training_order import SCHEDULES, is_by_rule
 
@@ -81,8 +81,12 @@ def _completed_policy(policy: PolicyChoice, models: Mapping[str, PlannedModel], 
         if policy.settings:
             FusionTimes.of(policy.settings, f"{label}: settings of `{FUSION}`")
         return policy
+    if policy.name == POOL:
+        if policy.settings:
+            raise ConfigError(f"{label}: settings of `{POOL}`: expected none, found `{policy.settings[0][0]}`")
+        return policy
     if policy.name != SHARES:
-        raise ConfigError(f"{label}: expected `{FUSION}`, `{SHARES}`, or none, found `{policy.name}`")
+        raise ConfigError(f"{label}: expected `{FUSION}`, `{POOL}`, `{SHARES}`, or none, found `{policy.name}`")
     stated = dict(policy.settings)
     for role, value in stated.items():
         if role not in models:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -132,20 +132,6 @@ def part_key(layout: Layout, rank: int) -> PartKey:
 def parts_of(layout: Layout) -> frozenset[tuple[int, PartKey]]:
     """(rank, its part) of every rank of a layout."""
     return frozenset((rank, part_key(layout, rank)) for rank in layout.mesh.ranks)
-
-
-def only_generates(rank: int, places: Mapping[str, RolePlacement], trained: Collection[str]) -> bool:
-    """Whether a rank has nothing else to do than to generate for one role.
-
-    Args:
-        places: of every role.
-        trained: the roles that are.
-    """
-    others = [place.score for place in places.values()]
-    others += [place.train for role, place in places.items() if role in trained]
-    if any(layout is not None and rank in layout.mesh.ranks for layout in others):
-        return False
-    return sum(any(rank in layout.mesh.ranks for layout in place.generate) for place in places.values()) == 1
 
 
 def placements_of(plan: Plan, role: str) -> RolePlacement:

@@ -38,6 +38,8 @@ Its settings are what things take (`fusion_times.FusionTimes`), by which each st
 SHARES = "shares"
 """Policy of a plan: samples are divided over dp by predicted time. Its settings are roles, and what a pair of a query
 and a key takes in their models, in tokens; without it samples are divided by their tokens."""
+POOL = "pool"
+"""Policy of a plan: pools of keys and values, and CUDA graphs, stay on GPUs while nothing is generated."""
 
 SEVERAL: tuple[Mode, ...] = ("prefill", "decode")
 """Modes that instances of different size may serve: a call then has several placements, on devices of their own."""

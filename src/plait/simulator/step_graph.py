@@ -82,6 +82,7 @@ class StepGraph:
     ahead:   whether a step draws the samples of a batch behind its own (`max_staleness`), beside training where what
              generates has weights of its own
     early:   calls that score these samples then, and not in the step that trains on them
+    pools_stay: whether what generations take beside weights stays with their ranks
     """
 
     calls: tuple[StepCall, ...]
@@ -93,6 +94,7 @@ class StepGraph:
     fuses: bool = False
     ahead: bool = False
     early: frozenset[int] = frozenset()
+    pools_stay: bool = False
 
     @classmethod
     def of(
@@ -108,6 +110,7 @@ class StepGraph:
         fuses: bool = False,
         ahead: bool = False,
         frozen: Collection[str] = (),
+        pools_stay: bool = False,
     ) -> StepGraph:
         """
         Args:
@@ -135,7 +138,7 @@ class StepGraph:
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
         early = frozenset(number[node] for node in early_scores(flow, needs, frozen) if node in number)
-        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested, fuses, ahead, early)
+        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested, fuses, ahead, early, pools_stay)
 
     @cached_property
     def calls_of(self) -> tuple[tuple[int, ...], ...]:

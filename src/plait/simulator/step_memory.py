@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 ENGINE = "engine: draft model, or another engine"
+POOLS = "pools that stay, with CUDA graphs"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     some call, or during calls that train together, or while weights are moved, whatever their order; or when all models
     have been read."""
     standing = standing_bytes(graph, places, costs)
-    kept = kept_bytes(weights) + standing
+    pools = pool_bytes(graph, places)
+    kept = kept_bytes(weights) + standing + pools
     read = sum((of_family.read for of_family in weights), np.maximum.reduce([of_family.state for of_family in weights]))
     read = most = read + standing
     present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
@@ -62,7 +64,7 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     widened = most
     for slot, place in enumerate(places):
         beside = activations if costs.keeps_freed and graph.slots[slot].mode == "decode" else 0
-        taken = kept + present[slot] + place.working + beside * (place.parts >= 0)
+        taken = kept + present[slot] + working_bytes(graph, place) + beside * (place.parts >= 0)
         most, widened = np.maximum(most, taken), np.maximum(widened, taken + place.widened)
     for group in trained_together(graph, places):
         beside = np.maximum.reduce([places[slot].working - places[slot].activations for slot in group])
@@ -87,6 +89,19 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
     """Those of the call with most of them, or of calls that train together."""
     together = [np.sum([of_slots[slot] for slot in group], axis=0) for group in trained_together(graph, places)]
     return np.maximum.reduce([*of_slots, *together])
+
+
+def pool_bytes(graph: StepGraph, places: Sequence[Place]) -> Floats:
+    """[ranks] of what generations take beside weights, as far as that stays; it is there from the first rollout on."""
+    none = np.zeros(len(places[0].working))
+    staying = [place.working for place in places if graph.pools_stay and graph.slots[place.slot].mode == "decode"]
+    return sum(staying, none)
+
+
+def working_bytes(graph: StepGraph, place: Place) -> Floats:
+    """[ranks] that a call takes beside what is always there."""
+    is_there = graph.pools_stay and graph.slots[place.slot].mode == "decode"
+    return np.zeros(len(place.working)) if is_there else place.working
 
 
 def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Amount:
@@ -167,6 +182,7 @@ def _terms(
                 terms_of_rank[f"{role}: optimizer state"] = place.state[rank]
     away = sum(of_family.read[rank] - of_family.kept[rank] for of_family in weights)
     state = max(of_family.state[rank] for of_family in weights)
+    pools = {POOLS: pool_bytes(graph, places)[rank]}
     extra: list[dict[str, float]] = [{"reading models: what leaves later": away + state}]
     for family, of_family in zip(graph.families, weights, strict=True):
         for slot in family:
@@ -175,12 +191,13 @@ def _terms(
             extra.append(
                 {
                     f"{call_slot}: brought back": of_family.present[slot][rank],
-                    f"{call_slot}": places[slot].working[rank],
+                    f"{call_slot}": working_bytes(graph, places[slot])[rank],
                 }
                 | {KEPT: stays}
+                | pools
             )
         if of_family.moving is not None:
-            extra.append({f"{graph.slots[family[0]].role}: copies that move": of_family.moving[rank]})
+            extra.append({f"{graph.slots[family[0]].role}: copies that move": of_family.moving[rank]} | pools)
     present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     for group in trained_together(graph, places):
         names = {slot: str(graph.slots[slot]) for slot in group}
@@ -188,5 +205,6 @@ def _terms(
             {f"{name}: brought back": present[slot][rank] for slot, name in names.items()}
             | {name: places[slot].activations[rank] for slot, name in names.items()}
             | {"one head at work": max(places[slot].working[rank] - places[slot].activations[rank] for slot in group)}
+            | pools
         )
     return terms_of_rank | max(extra, key=lambda terms: sum(terms.values()))

@@ -12,7 +12,7 @@ from plait.schedule.timeline import MemoryPoint, Span, Timeline
 from plait.schedule.work import COMPUTE, LINK
 from plait.simulator.places import Place, Places
 from plait.simulator.step_graph import StepGraph
-from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of, standing_bytes
+from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of, pool_bytes, standing_bytes, working_bytes
 from plait.simulator.step_program import Action
 from plait.simulator.step_simulator import Played, StepSimulator
 from plait.simulator.step_weights import Weights
@@ -155,7 +155,7 @@ def _points(
     costs: Costs,
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
-    kept = kept_bytes(weights) + standing_bytes(graph, places, costs)
+    kept = kept_bytes(weights) + standing_bytes(graph, places, costs) + pool_bytes(graph, places)
     present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     for rank in range(len(kept)):
         yield MemoryPoint(rank, 0.0, float(kept[rank]))
@@ -163,7 +163,7 @@ def _points(
         if action.kind not in ("DECODE", "SCORE", "TRAIN"):
             continue
         slot = graph.calls[action.call].slot
-        with_weights = kept + present[slot]
+        with_weights, working = kept + present[slot], working_bytes(graph, places[slot])
         for rank in ranks[action.mask]:
-            yield MemoryPoint(rank, action.start_s, float(with_weights[rank] + places[slot].working[rank]))
+            yield MemoryPoint(rank, action.start_s, float(with_weights[rank] + working[rank]))
             yield MemoryPoint(rank, action.end_s, float(with_weights[rank]))

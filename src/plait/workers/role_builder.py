@@ -23,7 +23,8 @@ from plait.models.working_weights import dtype_of
 from plait.reallocation.offload import HostMemory
 from plait.recipes.engine_checks import abilities, of_engines
 from plait.recipes.role_models import RoleModel
-from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, only_generates, part_key, parts_of
+from plait.schedule.kept_pools import keeps_memory
+from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, part_key, parts_of
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
@@ -146,8 +147,8 @@ class RoleBuilder:
                 model = parts[part_key(instance, rank)]
                 assert isinstance(model, LanguageModel), f"role {role_model.role} generates with a scalar model"
                 trained = [role_model.role for role_model in self.setting.models if role_model.trained]
-                only = only_generates(rank, self.places, trained)
-                role_state.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=only)
+                keeps = keeps_memory(rank, self.setting.plan, self.places, trained, self.recipe.device)
+                role_state.engine = engine_of(model, of_engines(self.recipe), team, keep_memory=keeps)
                 role_state.instance = team
                 role_state.mover = self._mover(role_model.role, role_state.engine)
         if self.setting.copies[role_model.role] or role_model.follows:

@@ -14,7 +14,7 @@ from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.generation_memory import NO_ENGINE
-from plait.cost.idle_away import with_idle_away
+from plait.cost.idle_away import with_idle_away, with_pools_kept
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_costs import ModelCosts
@@ -43,6 +43,7 @@ from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, i
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
+from plait.schedule.kept_pools import pools_stay
 from plait.schedule.named_plans import AUTO, NAMES, Cut, named_plan
 from plait.schedule.plan import FUSION, SHARES, Plan, PolicyChoice
 from plait.schedule.stage_fusion import nothing_to_hide
@@ -54,7 +55,8 @@ from plait.simulator.steps import Prediction, places_of, predict
 @dataclass(frozen=True)
 class Planning:
     """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
-    the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it"""
+    the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it; pools_stay:
+    whether pools and graphs of GPUs are those of the rollout before"""
 
     recipe: Recipe
     flow: Dataflow
@@ -66,6 +68,7 @@ class Planning:
     corrected: bool = True
     drafts: Drafts | None = None
     acceptance: Acceptance = NOTHING_STATED
+    pools_stay: bool = False
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
@@ -98,6 +101,7 @@ class Planning:
             draft_model=None if name is None else self.shapes[name],
             engine_bytes=engine_bytes(self.recipe, self.shapes) if generates else NO_ENGINE,
             elsewhere=abilities(self.recipe).computes_elsewhere,
+            pools_stay=self.pools_stay,
         )
 
     @cached_property
@@ -130,6 +134,7 @@ class Planning:
             fuses=recipe.fusion_rule.may_fuse,
             ahead=recipe.max_staleness > 0,
             frozen=unchanging(self.flow, self.models) if recipe.update_rule.waits else (),
+            pools_stay=self.pools_stay,
         )
 
     @cached_property
@@ -197,9 +202,17 @@ class Planning:
             placed = Placed(recipe, self.models, self.shapes, self.parameters, plan)
             plan = self._completed(with_room(self.flow, models, placed, memory), label)
         if recipe.device == "cuda":
-            facts = Facts(recipe, self.models, self.shapes, self.parameters, plan, self.flow, self.lengths)
-            plan = with_idle_away(facts, memory)
+            plan = self._with_pools_kept(with_idle_away(self._memory_facts(plan), memory))
         return plan
+
+    def _memory_facts(self, plan: Plan) -> Facts:
+        return Facts(self.recipe, self.models, self.shapes, self.parameters, plan, self.flow, self.lengths)
+
+    def _with_pools_kept(self, plan: Plan) -> Plan:
+        """As a run would have it; where a cluster's pools take what nothing else does, none stays."""
+        if self.cluster.software.pool_share:
+            return plan
+        return with_pools_kept(self._memory_facts(plan), self.cluster.device.memory_bytes)
 
     def given(self, name: str, cut: Cut | None = None) -> Plan:
         """A named plan of the cluster's devices, as a run would follow it (of `auto` that of a run on one device); one
@@ -231,10 +244,17 @@ class Planning:
 
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
-        foretold says so."""
+        foretold says so. On GPUs whose pools stay nothing is captured: a step is none of the first."""
+        if self.recipe.device == "cuda" and not self.pools_stay and pools_stay(plan):
+            return self._keeping.predict(plan)
         rule = self.recipe.fusion_rule
         fused = plan.fuses(rule) and (rule.is_stated or self._gains_by_fusion(plan))
         return predict(plan, replace(self.graph, fuses=fused), self.costs)
+
+    @cached_property
+    def _keeping(self) -> Planning:
+        """Of the same steps, with pools that stay."""
+        return replace(self, pools_stay=True)
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
         """Baselines are the named plans, and those that others would make."""
@@ -245,13 +265,14 @@ class Planning:
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
         scoring could begin on ranks that generate, the plan lets it, and the run decides in each step; samples are
-        divided by predicted time."""
+        divided by predicted time. Pools of GPUs stay where there is room for them."""
         plan = Plan(name, self.cluster.num_devices, tuple(p for place in places for p in place.placements))
         completed = self._completed(replace(plan, nodes=self.cluster.nodes), f"plan {name}")
         names = [FUSION] if self._may_fuse(completed) else []
         if any(p.dp > 1 and p.mode in ("train", "score") for p in completed.placements):
             names.append(SHARES)
         completed = self._completed(replace(completed, policies=tuple(map(PolicyChoice, names))), f"plan {name}")
+        completed = self._with_pools_kept(completed)
         return with_fusion_times(completed, self.costs, self._scores_with_copies(completed))
 
     def _may_fuse(self, plan: Plan) -> bool:
