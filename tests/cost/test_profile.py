@@ -88,14 +88,18 @@ def test_parts_of_a_model_decode_by_their_layers() -> None:
     assert fast.decode_s(1, 10, is_part=True) == 1.0
 
 
-def test_steps_of_more_samples_than_a_gpu_replays_are_computed_by_layers() -> None:
-    """Of up to 256; on a CPU nothing is replayed."""
+def test_steps_of_more_samples_than_a_gpu_replays_are_launched_layer_by_layer() -> None:
+    """From 256 samples to 512 as much more as from 1 to 256; and no less than a prompt of as many tokens, of 0.01 s a
+    token or 0.001. On a CPU nothing is replayed."""
     assert MOST_REPLAYED == MOST_ROWS
-    by_layers = {"decode_by_layers": ((1, 10, 5.0), (256, 10, 6.0)), "decode": ((1, 10, 1.0), (256, 10, 1.0))}
-    fast = {"forward": ((10, 1e-3), (20, 2e-3))}
-    gpu = PROFILE.model_copy(update=by_layers | fast | {"device": "cuda"})
-    assert (gpu.decode_s(256, 2560), gpu.decode_s(257, 2570)) == (1.0, pytest.approx(6.0 + 1 / 255))
-    assert gpu.model_copy(update={"device": "cpu"}).decode_s(257, 2570) == 1.0
+    steps = {"decode": ((1, 10, 1.0), (256, 10, 2.0)), "decode_by_layers": ((1, 10, 50.0), (256, 10, 60.0))}
+    slow, fast = ({"prompts": ((100, 100 * each), (200, 200 * each))} for each in (0.01, 0.001))
+    gpu, of_fast = (PROFILE.model_copy(update=steps | of | {"device": "cuda"}) for of in (slow, fast))
+    assert gpu.decode_s(256, 2560) == of_fast.decode_s(256, 2560) == 2.0
+    assert gpu.decode_s(512, 5120) == pytest.approx(5.12)
+    assert of_fast.decode_s(511, 5110) == pytest.approx(3.0)
+    assert gpu.model_copy(update={"device": "cpu"}).decode_s(511, 5110) == pytest.approx(3.0)
+    assert gpu.decode_s(256, 2560, is_part=True) == 60.0
 
 
 def test_what_the_host_takes_for_a_draw_does_not_go_with_the_head() -> None:

@@ -587,6 +587,59 @@ def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None
     assert Again.made == []
 
 
+LOGITS = torch.arange(1.0, 301.0).repeat(4, 1).T
+"""[300, 4]"""
+CANNOT = "cannot compute a step of 300 tokens: no such kernel"
+
+
+@pytest.mark.parametrize(
+    ("first", "refusal", "computed"),
+    [
+        ("right", None, ["plain", "plain", "fused", "fused", "fused"]),
+        ("last row wrong", "compute logits that are 0.65 of their size off", ["plain", "plain", "fused", "plain"]),
+        ("no such kernel", CANNOT, ["plain", "plain", "fused", "plain"]),
+        ("no memory", None, ["plain", "plain", "fused", "plain", "fused"]),
+    ],
+)
+def test_a_rollout_that_begins_with_many_samples_shows_that_fused_layers_are_right(
+    first: str, refusal: str | None, computed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of 300 rows have no graph. Computed are a chunk of prompts, and two steps; then prompts again."""
+    calls: list[str] = []
+
+    def plain(batch: RaggedBatch, pool: Any) -> Tensor:
+        calls.append("plain")
+        return LOGITS
+
+    def fused(batch: RaggedBatch, pool: Any) -> Tensor:
+        calls.append("fused")
+        match first:
+            case "no such kernel":
+                raise RuntimeError(first)
+            case "no memory":
+                raise torch.OutOfMemoryError(first)
+            case "last row wrong":
+                wrong = LOGITS.clone()
+                wrong[-1] *= -3.0
+                return wrong
+        return LOGITS.clone()
+
+    def never(*of: Any, **options: Any) -> Any:
+        raise AssertionError("nothing is captured")
+
+    steps = CapturedSteps({"fused": fused, "plain": plain}, lambda: (), never)
+    pool: Any = SimpleNamespace(spare=9)
+    prompts, decoding = one_batch([(17, 3)] * 20, 2), one_batch([(1, 3)] * 300, 2)
+    for batch in (prompts, decoding, decoding, prompts)[: 4 if first == "right" else 3]:
+        out = steps.compute(batch, pool)
+        assert out is not None
+        assert out.equal(LOGITS)
+    assert calls == computed
+    assert steps.refusals == ({} if refusal is None else {"fused": refusal})
+    assert ("they are computed plain, slower" in capsys.readouterr().err) == (refusal is not None)
+    assert steps.seconds > 0
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])

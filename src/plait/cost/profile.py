@@ -89,7 +89,7 @@ class Ratio:
 
 
 MOST_REPLAYED = 256
-"""Samples of a step that a GPU replays as a graph; of more each layer's kernels are launched."""
+"""Samples of a step that a GPU replays as a graph; of more the kernels of each compiled layer are launched."""
 KEPT_RUNS = 20
 """That a profile keeps, the newest: machines, and what runs on them, change."""
 
@@ -169,10 +169,13 @@ class Profile(Settings):
         Args:
             context: tokens of all samples together.
             is_part: by ranks that have a part of the model each, whose layers are not compiled: they take at least what
-                they take in other forwards. So do steps of more samples than a GPU replays.
+                they take in other forwards. Steps of more samples than a GPU replays take at least what prompts do,
+                whose layers are compiled as theirs and launched one by one.
         """
-        if not is_part and not (self.device == "cuda" and samples > MOST_REPLAYED):
-            return _interpolated_steps(self.decode, samples, context / samples)
+        if not is_part:
+            step_s = _interpolated_steps(self.decode, samples, context / samples)
+            is_launched = self.device == "cuda" and samples > MOST_REPLAYED
+            return max(step_s, self.layer_s(samples, "prompts")) if is_launched else step_s
         measured = _interpolated_steps(self.decode_by_layers or self.decode, samples, context / samples)
         return max(measured, self.layer_s(samples))
 

@@ -8,9 +8,10 @@ A sample has its newest token and perhaps a draft behind it. Rows stand without 
 so many samples, rows and rows of a sample at most, and where the rows of each sample begin is read anew by each replay.
 What fills a graph up are samples of nobody, which hold nothing.
 
-What is captured is shown to be right before it is used: its first replay is held against the step computed plainly. Of
-several ways to compute a step the first is taken that can be captured and says the same. Captured again, because
-addresses have changed, it is the same computation, and is not held against anything.
+What is captured is shown to be right before it is used: its first replay is held against the step computed plainly; and
+where a rollout begins with steps that are too large for a graph, the first of these is. Of several ways to compute a
+step the first is taken that can be computed and says the same. Captured again, because addresses have changed, it is
+the same computation, and is not held against anything.
 
 Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M columns of the block tables, V vocabulary.
 """
@@ -155,10 +156,32 @@ class CapturedSteps:
         logits_TV = self._replayed(batch, pool)
         if logits_TV is not None:
             return logits_TV
-        if not self._shown:
-            return self._plainly(batch, pool)
+        if self._shown:
+            is_done, logits_RV = self._by_first_way(batch, pool)
+            return logits_RV if is_done else self._plainly(batch, pool)
+        shows = len(self._ways) > 1 and batch.num_tokens > MOST_ROWS and is_decoding(batch)
+        return (self._show if shows else self._plainly)(batch, pool)
+
+    def _show(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
+        """Logits [T, V] of a step that is too large for a graph, computed plainly, and by the first of the ways to show
+        that it says the same: a rollout may begin with such steps, and have no others for long."""
+        began = time.perf_counter()
+        expected_TV = _logits(self._plainly(batch, pool))
+        is_done, logits_TV = self._by_first_way(batch, pool)
+        if is_done:
+            why = _difference(_logits(logits_TV), expected_TV)
+            if why is None:
+                self._shown.add(Size.of(batch))
+            else:
+                self._refuse(why)
+        self.seconds += time.perf_counter() - began
+        return expected_TV
+
+    def _by_first_way(self, batch: RaggedBatch, pool: KVPool) -> tuple[bool, Tensor | None]:
+        """Whether it could compute a step, and logits [R, V]; refused where it could not for another reason than a lack
+        of memory."""
         try:
-            return next(iter(self._ways.values()))(batch, pool)
+            return True, next(iter(self._ways.values()))(batch, pool)
         except torch.OutOfMemoryError:
             why = None
         except Exception as error:  # torch's compiler, and Triton's, may raise anything
@@ -166,7 +189,7 @@ class CapturedSteps:
         # Behind the exception, which would keep what has failed in memory.
         if why is not None:
             self._refuse(why)
-        return self._plainly(batch, pool)
+        return False, None
 
     def _replayed(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """Logits [T, V]; None where this step is none for a graph."""
@@ -240,10 +263,7 @@ class CapturedSteps:
         if expected_TV is None:
             return None
         step.graph.replay()
-        off = (step.out_BV[: len(expected_TV)].float() - expected_TV.float()).norm() / expected_TV.float().norm()
-        if not float(off) <= CLOSE[expected_TV.dtype]:
-            return f"compute logits that are {float(off):.2g} of their size off"
-        return None
+        return _difference(step.out_BV[: len(expected_TV)], expected_TV)
 
 
 @dataclass(frozen=True)
@@ -326,9 +346,22 @@ class Step:
 
 
 def is_plain(batch: RaggedBatch) -> bool:
-    """Whether each sample has a chain of few new tokens, and each is read: what graphs are made for."""
-    chains = batch.ancestors is None and max(batch.num_new) <= SHORT_ROWS
-    return chains and batch.num_tokens <= MOST_ROWS and batch.read_R is None
+    """Whether a batch is what graphs are made for."""
+    return batch.num_tokens <= MOST_ROWS and is_decoding(batch)
+
+
+def is_decoding(batch: RaggedBatch) -> bool:
+    """Whether each sample has a chain of few new tokens, and each is read."""
+    return batch.ancestors is None and max(batch.num_new) <= SHORT_ROWS and batch.read_R is None
+
+
+def _difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
+    """How logits differ by more than rounding; None: they do not."""
+    for found, expected in zip(found_TV.split(MOST_ROWS), expected_TV.split(MOST_ROWS), strict=True):
+        off = float((found.float() - expected.float()).norm() / expected.float().norm())
+        if not off <= CLOSE[expected.dtype]:
+            return f"compute logits that are {off:.2g} of their size off"
+    return None
 
 
 def _logits(logits: Tensor | None) -> Tensor:
