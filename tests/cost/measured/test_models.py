@@ -87,8 +87,10 @@ def test_samples_of_a_gpu_have_prompts_of_their_own(device: str, prompts: list[t
     """Steps go on until all have begun, one in each here."""
     added: list[Request] = []
     said: dict[int, int] = {}
+    words = SimpleNamespace(num_embeddings=9)
+    module = SimpleNamespace(get_input_embeddings=lambda: words)
     engine: Any = SimpleNamespace(
-        model=SimpleNamespace(device=SimpleNamespace(type=device)),
+        model=SimpleNamespace(device=SimpleNamespace(type=device), module=module),
         said=said,
         add=added.append,
         step=lambda: said.update({len(said): 1}),
@@ -97,6 +99,18 @@ def test_samples_of_a_gpu_have_prompts_of_their_own(device: str, prompts: list[t
     assert [(request.prompt.uid, request.num_samples) for request in added] == prompts
     assert len({request.prompt.token_ids[0] for request in added}) == len(prompts)
     assert len(said) == 3
+
+
+@pytest.mark.parametrize("vocabulary", [3, 17, 96, 258, 50_000])
+def test_prompts_begin_otherwise_in_a_vocabulary_of_any_size(vocabulary: int) -> None:
+    """All 256 of the largest step, within a block of 16 tokens, which prompts may share."""
+    prompts = [work.prompt_tokens(number, 64, vocabulary) for number in range(1, 257)]
+    assert len({prompt[:16] for prompt in prompts}) == 256
+    assert all(0 <= token_id < vocabulary for prompt in prompts for token_id in prompt)
+    assert {len(prompt) for prompt in prompts} == {64}
+    if vocabulary > 256:
+        assert prompts[99] == (100,) * 64
+    assert work.prompt_tokens(100, 4, 17) == (15, 3, 15, 15), "100 = 5 x 17 + 15, and 15 + 5 = 17 + 3"
 
 
 def test_the_first_sample_is_there_when_the_last_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:

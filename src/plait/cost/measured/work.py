@@ -186,6 +186,18 @@ def num_prompts(device: str, samples: int) -> int:
     return 1 if device == "cpu" else samples
 
 
+def prompt_tokens(number: int, context: int, vocabulary: int) -> tuple[int, ...]:
+    """Token ids of a prompt that begins otherwise than those of other numbers: of one token, where the vocabulary has
+    so many; else the first ones differ."""
+    (rest, first), place = divmod(number, vocabulary), 1
+    token_ids = [first] * context
+    while rest:
+        rest, digit = divmod(rest, vocabulary)
+        token_ids[place] = (first + digit) % vocabulary
+        place += 1
+    return tuple(token_ids)
+
+
 def waits(device: str, samples: int, context: int) -> int:
     """Steps that the first sample draws tokens in until the last one begins: it is to be there still."""
     return -(-num_prompts(device, samples) * context // prefill_tokens(context)) - 1
@@ -201,13 +213,14 @@ def begin(engine: Engine, samples: int, context: int, tokens: int, token_id: int
         engine: with nothing in flight.
         samples: that are drawn at a time.
         context: tokens of each prompt; tokens: that each sample draws together with all others.
-        token_id: that the first prompt is made of.
+        token_id: number of the first prompt, see `prompt_tokens`.
     """
     device = engine.model.device.type
     prompts, longest = num_prompts(device, samples), tokens + waits(device, samples, context)
     sampling, each = Sampling(max_tokens=longest, stop_token_ids=()), samples // prompts
+    vocabulary = engine.model.module.get_input_embeddings().num_embeddings
     for uid in range(prompts):
-        prompt = Prompt(uid, "", (token_id + uid,) * context)
+        prompt = Prompt(uid, "", prompt_tokens(token_id + uid, context, vocabulary))
         engine.add(Request(prompt, each, sampling, NoiseKey(0), (longest,) * each))
     engine.step()
     while len(engine.said) < samples:
