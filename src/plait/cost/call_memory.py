@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plait.cost.captures import GRAPHS, held_by_graphs
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_bytes, pool_tokens
@@ -24,6 +25,7 @@ from plait.cost.working_memory import (
     logits_bytes,
     stage_activations,
 )
+from plait.cost.workload import Workload
 from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
@@ -49,6 +51,10 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     if instance is not None and (pool := _pool(facts, model)) is not None:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
+        sizes, shape = instance.parallelism, facts.shapes[model.name]
+        workload = Workload.of(recipe, facts.flow, facts.lengths)
+        if graphs := held_by_graphs(workload, shape, sizes, pool.running):
+            rows_by_use[model.role, "decode"].append((GRAPHS, graphs))
         if drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:

@@ -1,4 +1,4 @@
-"""What a GPU takes to capture steps of decoding before it replays them. Torch-free."""
+"""What a GPU takes to capture steps of decoding before it replays them, and what graphs hold. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from plait.cost.decoding import SteadySteps
 from plait.cost.layer_times import LayerTimes, Terms
 from plait.cost.profile import MOST_REPLAYED
+from plait.cost.workload import Workload
+from plait.layout.mesh import Parallelism
+from plait.models.shape import ModelShape
+from plait.training.memory import BYTES
+
+GRAPHS = "logits of CUDA graphs, at most"
 
 
 def capturing(times: LayerTimes, pieces: Sequence[SteadySteps], prompt_tokens: float) -> Terms:
@@ -32,6 +38,26 @@ def num_captured(pieces: Sequence[SteadySteps], prompt_tokens: float) -> int:
         if piece.running <= MOST_REPLAYED
     }
     return len(sizes)
+
+
+def held_by_graphs(workload: Workload, shape: ModelShape, sizes: Parallelism, share: int) -> int:
+    """Bytes that the graphs of an instance keep on its device: logits of as many rows as each has, in the compute
+    dtype. All else that they compute in is one memory, and small. There is one graph for each power of two of tokens
+    of context, of new tokens of a sample, and of rows, which are at least as many as these.
+
+    Args:
+        sizes: of the instance; its parts have no graphs.
+        share: samples that it generates.
+    """
+    if workload.device != "cuda" or workload.elsewhere or sizes.tp * sizes.pp > 1:
+        return 0
+    prompts, responses = workload.lengths.prompts, workload.lengths.responses
+    contexts = 1 + _power(prompts.longest + responses.longest) - _power(math.ceil(prompts.mean) + 1)
+    running, rows = min(share, workload.max_running), 0
+    for width in (1 << power for power in range(_power(workload.most_new_tokens) + 1)):
+        most = min(MOST_REPLAYED, 1 << _power(running * width))
+        rows += 2 * most - width
+    return contexts * rows * shape.vocabulary * BYTES[workload.dtype]
 
 
 def _power(number: int) -> int:

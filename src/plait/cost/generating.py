@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from math import ceil
 
-from plait.cost.captures import capturing
+from plait.cost.captures import capturing, held_by_graphs
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
@@ -101,7 +101,8 @@ class Generating:
             seconds, terms = levelled(seconds, terms, decoding, workload.lengths.responses.longest, speeds)
         spare = () if prompts_alone else self._tails(seconds, shares, decoding, running)
         idle = (0.0,) * (layout.parallelism.dp - count)
-        working = self.cache_bytes(role, layout, running)
+        graphs = held_by_graphs(workload, self._shapes[role], layout.parallelism, max(map(len, shares)))
+        working = tuple(held + graphs for held in self.cache_bytes(role, layout, running))
         first_s = self._first_s(terms, samples, shares, running)
         widened = widened_bytes(self._packed_bytes(role, layout), workload.dtype)
         return CallCost(total(terms), terms, 0, working, seconds + idle, spare, first_s, widened_bytes=widened)
@@ -197,8 +198,7 @@ class Generating:
         return low, (high - low) / max(1, most - 1)
 
     def groups(self, role: str, layout: Layout, share: int) -> int:
-        """Groups of samples that go round the stages of an instance which has so many samples, while as many of them
-        run as can."""
+        """Groups that go round the stages of an instance with so many samples, while as many of them run as can."""
         running = self._running(role, layout, share)
         return self._groups(role, layout, running)(running)
 
@@ -263,8 +263,7 @@ class Generating:
         return max(1, running)
 
     def cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
-        """What a device of each stage holds: keys and values, those of a draft model too, and weights that are
-        packed."""
+        """What a device of each stage holds: keys and values, a draft model's, and weights that are packed."""
         workload, sizes = self._workload, layout.parallelism
         if workload.elsewhere:
             return (0,) * sizes.pp

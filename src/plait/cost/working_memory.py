@@ -29,9 +29,14 @@ PROCESS = "process: libraries, tokenizer, kept kernels"
 PROCESS_BYTES = IMPORTS_BYTES + NUM_KERNELS * KERNEL_BYTES + NUM_PREPARED * PREPARED_BYTES
 
 CONTEXT_BYTES = 640 << 20
-"""On a GPU what CUDA keeps of it for a process: its context, code of kernels, workspaces of products. Not measured
-here: 0.5 to 1 GB are usual."""
-CONTEXT = "CUDA context, code, workspaces of libraries"
+"""On a GPU what CUDA keeps of it for a process: its context, code of kernels. Not measured here: 0.5 to 1 GB are
+usual."""
+CONTEXT = "CUDA context, code of libraries"
+WORKSPACES, WORKSPACE_BYTES = 3, 8 * 4096 << 10
+"""Of cuBLAS, which torch takes among its tensors, one for each thread that asks for products and each stream: those of
+forwards, of backwards (torch's own thread), and of captures. By torch's default (`CUBLAS_WORKSPACE_CONFIG`) one is
+:4096:8, 32 MiB, on GPUs of the kinds of H100 and B200; on others :4096:2:16:8, 8.1 MiB, which is not told apart."""
+CUBLAS = "cuBLAS: workspaces of products"
 NCCL_CHANNELS, NCCL_GROUPS = 24, 4
 """Channels of a communicator over NVLink, taken to be as many as on machines of eight A100 or H100; communicators of a
 rank: of all ranks, and along dp, tp and pp."""
@@ -62,10 +67,16 @@ def keeps_freed(device: str) -> bool:
 
 
 def process_terms(device: str, num_devices: int) -> dict[str, int]:
-    """What a process holds of its device's memory before any weight, in bytes: on a CPU itself; on a GPU what CUDA
-    keeps, and of several GPUs what NCCL does, as much as if models were cut in every way."""
+    """What a process holds of its device's memory before any weight, in bytes: on a CPU itself; on a GPU
+    `outside_terms`, and what products need."""
     if device == "cpu":
         return {PROCESS: PROCESS_BYTES}
+    return outside_terms(num_devices) | {CUBLAS: WORKSPACES * WORKSPACE_BYTES}
+
+
+def outside_terms(num_devices: int) -> dict[str, int]:
+    """What is held of a GPU and is no tensor of torch's: what CUDA keeps, and of several GPUs what NCCL does, as much
+    as if models were cut in every way; in bytes."""
     between = NCCL_GROUPS * NCCL_CHANNELS * NCCL_CHANNEL_BYTES if num_devices > 1 else 0
     return {what: count for what, count in ((CONTEXT, CONTEXT_BYTES), (NCCL, between)) if count}
 

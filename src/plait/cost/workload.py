@@ -14,7 +14,7 @@ from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError
 from plait.models.lora_settings import NO_LORA, LoraSettings
 from plait.models.shape import ModelShape
-from plait.recipes.engine_checks import guesses_whole
+from plait.recipes.engine_checks import guesses_whole, most_guessed
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 
@@ -46,7 +46,8 @@ class Workload:
     stated_groups: of samples that go round the stages of an instance; None: as many as plait's own rule says
     rebalances:  whether instances give each other samples; gathers: whether the last samples may be gathered on few
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
-                 guesses_whole: whether only instances of one device guess
+                 guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
+                 what is guessed
     engine_bytes: of an engine on each rank that generates: known texts, a draft model, and what may come to it where
                  its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
@@ -78,6 +79,7 @@ class Workload:
     drafts: Drafts = NO_DRAFTS
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
+    most_new_tokens: int = 1
     engine_bytes: EngineBytes = NO_ENGINE
     elsewhere: bool = False
     pools_stay: bool = False
@@ -122,6 +124,7 @@ class Workload:
             stated_groups=recipe.sampling.stated_groups,
             rebalances=recipe.rebalance == "auto",
             guesses_whole=guesses_whole(recipe),
+            most_new_tokens=1 + most_guessed(recipe),
             gathers=recipe.fusion_rule.may_fuse,
             workers=recipe.reward.workers,
         )

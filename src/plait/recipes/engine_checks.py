@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plait.errors import ConfigError
-from plait.generation.settings import SamplingSettings
+from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
 from plait.schedule.kept_pools import keeps_pools
@@ -138,6 +138,12 @@ def guesses_whole(recipe: Recipe) -> bool:
     """Whether of these only instances of one device do: where a model lies in parts, the sums of a row depend on its
     company."""
     return recipe.sampling.speculation == "auto" and not recipe.sampling.exact
+
+
+def most_guessed(recipe: Recipe) -> int:
+    """Tokens of a draft at most; 0: nothing is guessed."""
+    stated = recipe.sampling.speculation
+    return 0 if not guesses(recipe) else stated if isinstance(stated, int) else MAX_DRAFT_TOKENS
 
 
 def of_engines(recipe: Recipe) -> SamplingSettings:

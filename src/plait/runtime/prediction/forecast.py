@@ -10,7 +10,7 @@ from statistics import median
 
 from plait.cost.corrections import Correction, Corrections, carried_record
 from plait.cost.device_memory import memory_of_plan
-from plait.cost.working_memory import process_terms
+from plait.cost.working_memory import outside_terms
 from plait.observe.run_log import read_steps
 from plait.output import write_file
 from plait.runtime.folder.run_files import RunFiles
@@ -173,8 +173,8 @@ def _held_bytes(prepared: Prepared) -> dict[int, int]:
     devices = memory_of_plan(
         prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.lengths
     )
-    process = process_terms("cuda", prepared.plan.num_ranks) if prepared.recipe.device == "cuda" else {}
-    elsewhere = sum(process.values())
+    outside = outside_terms(prepared.plan.num_ranks) if prepared.recipe.device == "cuda" else {}
+    elsewhere = sum(outside.values())
     held_bytes = {rank: device.expected_bytes - elsewhere for device in devices for rank in device.ranks}
     return dict(sorted(held_bytes.items()))
 

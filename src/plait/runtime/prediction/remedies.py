@@ -19,6 +19,8 @@ def remedies(what: str, devices: int, *, more: str = "more devices") -> str:
         return f"take {more}, a smaller model, or `sampling.exact`, which needs no such copy and is many times slower"
     if "decode" in what or "KV cache" in what:
         return f"lower `sampling.max_running` or `sampling.max_response_tokens`, or take {more}"
+    if "graphs" in what:
+        return f"lower `sampling.max_running`, set `sampling.speculation` to off, or take {more}"
     if "head" in what:
         return f"take {more}, a smaller model or `lora.rank`"
     if "state" in what or "masters" in what:

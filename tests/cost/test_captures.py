@@ -1,0 +1,67 @@
+"""What CUDA graphs hold. How many there are is counted as a run makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.cost.captures import GRAPHS, held_by_graphs
+from plait.cost.device_memory import memory_by_device
+from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.workload import Workload
+from plait.layout.mesh import Parallelism
+from plait.recipes.engine_checks import most_guessed
+from tests.cost.smollm2 import SHAPE
+from tests.cost.test_device_memory import facts_of, named, row_of
+
+ONE = Parallelism()
+STEP = Workload(
+    prompts_per_step=4,
+    samples_per_prompt=16,
+    lengths=SampleLengths(Lengths.fixed(100), Lengths.fixed(256)),
+    max_running=48,
+    device="cuda",
+)
+"""Contexts of 101 to 356 tokens: graphs for up to 128, 256 and 512."""
+
+
+@pytest.mark.parametrize(
+    ("how", "changed", "share", "rows"),
+    [
+        ("48 samples: graphs of 1, 2, ... 64 rows", {}, 64, 127),
+        ("7 samples", {}, 7, 15),
+        ("no graph has more than 256 rows", {"max_running": 1000}, 1000, 511),
+        ("drafts of 3: two new tokens in 2 to 128 rows, four in 4 to 256", {"most_new_tokens": 4}, 64, 127 + 254 + 508),
+    ],
+)
+def test_each_graph_keeps_the_logits_of_its_rows(how: str, changed: dict[str, int], share: int, rows: int) -> None:
+    held = held_by_graphs(replace(STEP, **changed), SHAPE, ONE, share)
+    assert held == 3 * rows * 49_152 * 2, how
+
+
+def test_in_float32_they_are_twice_as_large() -> None:
+    assert held_by_graphs(replace(STEP, dtype="float32"), SHAPE, ONE, 64) == 3 * 127 * 49_152 * 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "sizes"),
+    [({"device": "cpu"}, ONE), ({"elsewhere": True}, ONE), ({}, Parallelism(1, 2)), ({}, Parallelism(1, 1, 2))],
+)
+def test_there_are_none_on_a_cpu_in_another_engine_and_of_parts(changed: dict[str, object], sizes: Parallelism) -> None:
+    assert held_by_graphs(replace(STEP, **changed), SHAPE, sizes, 64) == 0
+
+
+def test_a_dry_run_has_them_where_samples_are_generated() -> None:
+    facts = facts_of(named("colocated", 1), "grpo", device="cuda", sampling={"kv_tokens": 1 << 15, "speculation": 3})
+    assert most_guessed(facts.recipe) == 3
+    rows = dict(memory_by_device(facts)[0].rows)
+    workload = Workload.of(facts.recipe, facts.flow, facts.lengths)
+    samples = workload.prompts_per_step * workload.samples_per_prompt
+    assert row_of(f"actor: {GRAPHS}", rows) == held_by_graphs(workload, SHAPE, ONE, samples) > 0
+
+
+@pytest.mark.parametrize(("stated", "most"), [(5, 5), ("off", 0), ("adaptive", 15)])
+def test_drafts_are_as_long_as_stated_or_as_they_may_be(stated: int | str, most: int) -> None:
+    facts = facts_of(named("colocated", 1), "grpo", sampling={"speculation": stated})
+    assert most_guessed(facts.recipe) == most
