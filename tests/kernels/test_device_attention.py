@@ -147,13 +147,3 @@ def test_new_keys_are_stored_at_their_places(
         pool[places_T // 16, :, places_T % 16] = new.transpose(0, 1)
     for got, want in zip(stored, pools, strict=True):
         assert got.cpu().equal(want)
-
-
-def test_how_keys_are_dealt_out() -> None:
-    from plait.kernels.device_attention import splits_of
-
-    assert splits_of(1_000, 100_000, 264) == 1, "the device is full"
-    assert splits_of(3, 200, 264) == 1, "few keys are not worth it"
-    assert splits_of(3, 4_096, 264) == 16
-    assert splits_of(66, 4_096, 264) == 4
-    assert splits_of(3, 5_000, 264) == splits_of(3, 8_000, 264) == 32

@@ -1,10 +1,10 @@
-"""How much a program of the attention of GPUs takes at a time, by hand; no triton is needed."""
+"""How much a program of the attention of GPUs takes at a time, and how many there are, by hand; no triton is needed."""
 
 from __future__ import annotations
 
 import pytest
 
-from plait.kernels.device_attention import keys_at_a_time
+from plait.kernels.device_attention import MOST_SPLITS, WAVES, keys_at_a_time, splits_of
 
 H100, A100, RTX_4090 = 227 << 10, 163 << 10, 99 << 10
 
@@ -37,3 +37,39 @@ def test_keys_at_a_time_fit_the_memory_of_a_multiprocessor(
     keys, stages = expected
     held = number_bytes * (tile * wide_key + stages * keys * (wide_key + wide_value)) + 4 * tile * keys
     assert held <= shared
+
+
+def test_keys_are_dealt_out_where_that_is_worth_it() -> None:
+    assert splits_of(1_000, 100_000, 264) == 1, "the device is full"
+    assert splits_of(3, 200, 264) == 1, "few keys are not worth it"
+    assert splits_of(3, 4_096, 264) == 16
+    assert splits_of(66, 4_096, 264) == 4
+    assert splits_of(3, 5_000, 264) == splits_of(3, 8_000, 264) == 32
+
+
+@pytest.mark.parametrize(
+    ("samples", "short", "long"),
+    [
+        (1, 4, 32),  # 8 programs of 1,000 tokens, 64 of 8,000: no more parts than are compiled for
+        (8, 4, 16),  # 64, and 256
+        (16, 4, 8),
+        (32, 4, 4),
+        (64, 2, 2),  # 256; four would be 512
+        (100, 1, 1),  # 200; two would be 400
+        (256, 1, 1),
+    ],
+)
+def test_keys_on_an_h100_by_the_number_of_samples(samples: int, short: int, long: int) -> None:
+    """132 multiprocessors, two key heads."""
+    wanted = 132 * WAVES
+    assert splits_of(2 * samples, 1_000, wanted) == short
+    assert splits_of(2 * samples, 8_000, wanted) == long
+
+
+@pytest.mark.parametrize("multiprocessors", [108, 128, 132, 148])
+def test_each_multiprocessor_has_a_program_where_keys_are_many(multiprocessors: int) -> None:
+    """And no more than `WAVES`, but where there are as many without parts."""
+    for programs in range(1, 2_000):
+        splits = splits_of(programs, 1 << 20, WAVES * multiprocessors)
+        assert programs * splits >= multiprocessors or splits == MOST_SPLITS
+        assert programs * splits <= WAVES * multiprocessors or splits == 1
