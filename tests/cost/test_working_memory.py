@@ -53,10 +53,10 @@ def test_a_gpu_has_a_context_and_several_have_buffers_between_them() -> None:
     The process itself is in its host's memory."""
     buffers = int(4 * 24 * (4 + 4.6875 + 0.5) * MIB)
     assert buffers == 882 * MIB
-    assert outside_terms(1) == {CONTEXT: 640 * MIB}
-    assert outside_terms(8) == {CONTEXT: 640 * MIB, NCCL: buffers}
-    assert process_terms("cuda", 1) == {CONTEXT: 640 * MIB, CUBLAS: 3 * 8 * 4 * MIB}, "8 times 4096 KiB, three times"
-    assert process_terms("cuda", 8) == {CONTEXT: 640 * MIB, CUBLAS: 96 * MIB, NCCL: buffers}
+    assert outside_terms(1) == {CONTEXT: 544 * MIB}
+    assert outside_terms(8) == {CONTEXT: 544 * MIB, NCCL: buffers}
+    assert process_terms("cuda", 1) == {CONTEXT: 544 * MIB, CUBLAS: 3 * 8 * 4 * MIB}, "8 times 4096 KiB, three times"
+    assert process_terms("cuda", 8) == {CONTEXT: 544 * MIB, CUBLAS: 96 * MIB, NCCL: buffers}
     assert process_terms("cpu", 8) == {PROCESS: PROCESS_BYTES}, "gloo's are small"
 
 

@@ -28,9 +28,9 @@ KERNEL_BYTES, PREPARED_BYTES = 256 << 10, 1 << 20
 PROCESS = "process: libraries, tokenizer, kept kernels"
 PROCESS_BYTES = IMPORTS_BYTES + NUM_KERNELS * KERNEL_BYTES + NUM_PREPARED * PREPARED_BYTES
 
-CONTEXT_BYTES = 640 << 20
-"""On a GPU what CUDA keeps of it for a process: its context, code of kernels. Not measured here: 0.5 to 1 GB are
-usual."""
+CONTEXT_BYTES = 544 << 20
+"""On a GPU what CUDA keeps of it for a process: its context, code of kernels. Not measured here: 0.5 to 1 GB are usual
+with workspaces of products, which are named by themselves."""
 CONTEXT = "CUDA context, code of libraries"
 WORKSPACES, WORKSPACE_BYTES = 3, 8 * 4096 << 10
 """Of cuBLAS, which torch takes among its tensors, one for each thread that asks for products and each stream: those of
