@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,13 @@ from plait.compiled import njit
 @njit()
 def times(x):
     return x * factor()
+"""
+ALONE = """
+from plait.compiled import njit
+
+@njit()
+def times(x):
+    return x * {factor}
 """
 MAIN = "from package.caller import times; print(times(7), sum(times.stats.cache_hits.values()))"
 
@@ -79,6 +88,32 @@ def test_what_was_edited_after_its_import_is_not_kept_as_the_new_text(tmp_path: 
     (package / "caller.py").write_text(CALLER)
     assert run(tmp_path, EDITED)[:2] == (14, 0), "the code that was imported"
     assert run(tmp_path)[:2] == (21, 0)
+
+
+def loaded(folder: Path, factor: int) -> Any:
+    """`times` of a package of its own there, a file that is imported in this process."""
+    (folder / "package").mkdir(parents=True)
+    (folder / "package" / "__init__.py").touch()
+    file = folder / "package" / "times.py"
+    file.write_text(ALONE.format(factor=factor))
+    spec = util.spec_from_file_location(f"times_in_{folder.name}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.times
+
+
+def test_in_a_folder_that_is_given_installations_of_one_text_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from numba.core import config
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "given"))
+    one, same, other = (loaded(tmp_path / name, factor) for name, factor in (("one", 2), ("same", 2), ("other", 3)))
+    assert [times(7) for times in (one, other, same)] == [14, 21, 14]
+    assert [sum(times.stats.cache_hits.values()) for times in (one, other, same)] == [0, 0, 1]
+    assert len({*(tmp_path / "given").iterdir()}) == 2, "a folder of each text, and none takes the other's place"
 
 
 def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

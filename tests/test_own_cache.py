@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from plait.cost.kept_profiles import keep_profile, kept_profiles
 from plait.data.package_file import cache_folder
 from tests.cost.test_profile import PROFILE
-from tests.own_cache import OwnCache
+from tests.own_cache import KEPT_S, KERNELS, OwnCache, forget_old
 
 
 @pytest.fixture
@@ -32,3 +34,19 @@ def test_models_are_the_users_and_profiles_are_gone_behind_a_test(own: OwnCache)
     assert kept_profiles(PROFILE.machine, PROFILE.device) == []
     own.remove()
     assert (own.users / "models" / "tiny").is_dir()
+
+
+def test_kernels_are_kept_for_other_checkouts_for_a_while(own: OwnCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user has given no folder for them."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    OwnCache().remove()
+    kernels = own.users / KERNELS
+    assert str(kernels) == os.environ["NUMBA_CACHE_DIR"]
+    new, old = kernels / "decoder-1", kernels / "decoder-0"
+    for folder, age_s in ((new, 0.0), (old, KEPT_S + 60)):
+        folder.mkdir(parents=True)
+        (folder / "decoder.nbc").touch()
+        os.utime(folder, (time.time() - age_s,) * 2)
+    forget_old(kernels)
+    assert [*kernels.iterdir()] == [new]
+    own.remove()

@@ -5,8 +5,9 @@ Here it is taken from disk only if neither its file has changed nor any file of 
 directly or not: their contents make up the *stamp* that lies beside it. What was compiled under another stamp is
 overwritten, so old code does not pile up.
 
-Compiled code lies where numba puts it: in `NUMBA_CACHE_DIR`, in `__pycache__` beside the file, or in the user's cache
-folder, whichever can be written. Where none can, every process compiles anew.
+Compiled code lies in `NUMBA_CACHE_DIR`, in `__pycache__` beside the file, or in the user's cache folder, whichever can
+be written. Where none can, every process compiles anew. In a folder that is given, each stamp has a folder of its own:
+installations of the same text share what is compiled, and what is no longer used stays until somebody removes it.
 
 A function with `fastmath` that another one calls needs `forceinline=True`. Else it is compiled as a function of its own
 in the process that compiles its caller, as a part of the caller in those that find this compiled, and the two round
@@ -147,7 +148,9 @@ if AVAILABLE:
             return "kept"
 
     class _Given(_Stamped, caching.UserProvidedCacheLocator):
-        pass
+        def get_cache_path(self) -> str:
+            """numba names the folder after the place of the file, so that each installation would compile anew."""
+            return str(Path(config.CACHE_DIR) / f"{Path(self._py_file).stem}-{self.get_source_stamp().hex()[:32]}")
 
     class _Beside(_Stamped, caching.InTreeCacheLocator):
         pass
