@@ -21,7 +21,7 @@ if not warm.HAS_GPU:
 import pytest
 from hypothesis import settings
 
-from tests import quick
+from tests import disk, quick
 from tests.own_cache import OwnCache
 
 
@@ -94,6 +94,7 @@ _SESSIONS: list[pytest.Config] = []
 CACHE = OwnCache()
 quick.install()
 warm.install()
+disk.install()
 
 # `make test` tries the same examples each time; `make test-all` tries new ones, twice as many.
 settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=50)

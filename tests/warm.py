@@ -5,10 +5,10 @@ Of what a test of several processes computes, importing is most: seven seconds i
 process of ours begin in a fork of a *template*, which has imported, has computed once what these processes compute
 (`rehearsal`), and does nothing but wait. It is a process as any other: with memory, arguments, environment, folder,
 files and session of its own, and a child of the one that starts it (`CLONE_PARENT`), which waits for it and reads its
-end as always. Two things differ: `/proc/PID/environ` and `cmdline` are the template's, and what a module does when it
-is imported was done before, so that variables which are read then must be the template's. Where they are not, and for
-all other commands, a process begins as ever. `COLD=1` in the environment of a process or of the tests turns it off;
-`make test-all` does.
+end as always. Three things differ: `/proc/PID/environ` and `cmdline` are the template's, no file is forced to disk
+(`disk`), and what a module does when it is imported was done before, so that variables which are read then must be the
+template's. Where they are not, and for all other commands, a process begins as ever. `COLD=1` in the environment of a
+process or of the tests turns it off; `make test-all` does.
 """
 
 from __future__ import annotations
@@ -229,6 +229,7 @@ def serve(fd: int) -> None:
     path = [entry for entry in sys.path if entry not in ("", str(ROOT))]
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    importlib.import_module("tests.disk").install()
     if "torch" in sys.modules and not HAS_GPU:  # torch computes gradients on threads where it sees a GPU
         importlib.import_module("tests.rehearsal").rehearse()
     gc.collect()

@@ -261,23 +261,23 @@ def test_wrong_tasks_name_the_key(in_process, settings, said):
 
 def test_questions_do_not_depend_on_the_hash_seed_of_the_process():
     # ransom_note walks through sets of letters: drawn in place, its questions would differ in every process.
+    splits = open_splits(DataSettings(source="reasoning_gym:ransom_note", size=3), 3)
+    here = [row.question for part in (splits.train, splits.evaluation) for row in part.rows]
     code = (
         "from plait.data.settings import DataSettings; from plait.data.sources import open_splits; "
         "splits = open_splits(DataSettings(source='reasoning_gym:ransom_note', size=3), 3); "
         "print([row.question for part in (splits.train, splits.evaluation) for row in part.rows])"
     )
-    drawn = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert len(drawn) == 1
-    assert b"ransom" in drawn.pop()
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"},
+        capture_output=True,
+        check=True,
+        timeout=60,
+        text=True,
+    ).stdout
+    assert elsewhere == f"{here}\n"
+    assert "ransom" in elsewhere
 
 
 def test_what_a_child_finds_wrong_is_said_here():

@@ -29,17 +29,15 @@ def attend_alone(query: Tensor, key: Tensor, value: Tensor, positions: list[int]
     """One row [Hq, D] at position `at` over the keys [Hkv, K, D] that it sees, which stand at `positions`."""
     out = []
     shared = len(query) // len(key)
+    hidden = [options["window"] is not None and at - position >= options["window"] for position in positions]
     for head in range(len(query)):
-        scores = []
-        for k, position in enumerate(positions):
-            score = float(query[head].double() @ key[head // shared, k].double()) * options["scale"]
-            if options["softcap"] is not None:
-                score = options["softcap"] * math.tanh(score / options["softcap"])
-            hidden = options["window"] is not None and at - position >= options["window"]
-            scores.append(-math.inf if hidden else score)
+        scores = key[head // shared].double() @ query[head].double() * options["scale"]
+        if options["softcap"] is not None:
+            scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+        scores[torch.tensor(hidden)] = -math.inf
         if options["sinks"] is not None:
-            scores.append(float(options["sinks"][head]))
-        probs = torch.tensor(scores, dtype=torch.float64).softmax(0)[: len(positions)]
+            scores = torch.cat([scores, options["sinks"][head : head + 1].double()])
+        probs = scores.softmax(0)[: len(positions)]
         out.append(probs @ value[head // shared].double())
     return torch.stack(out)
 

@@ -211,9 +211,9 @@ def together_in(space: PlanSpace) -> tuple[Place, ...]:
     st.booleans(),
     st.integers(150, 400),
     st.integers(0, 99),
-    st.integers(1, 150),
-    st.integers(0, 150),
-    st.integers(1, 99),
+    st.integers(1, examples(70, 150)),
+    st.integers(0, examples(70, 150)),
+    st.integers(1, examples(50, 99)),
 )
 def test_nothing_that_is_tried_beside_makes_a_result_worse(drawn, memory, seed, few, more, elsewhere) -> None:
     """More evaluations, or a plan to start from. Equal searches find equal plans, and only such as can be used."""
@@ -289,12 +289,19 @@ def test_that_no_plan_fits_is_said_where_none_of_all_does(devices: int, flow) ->
 @settings(deadline=None, max_examples=examples(4, 25))
 @given(st.integers(60, 300), st.floats(0.0, 0.1), st.floats(0.0, 0.4), st.sampled_from([SFT, SMALL]))
 def test_more_devices_or_faster_links_never_worsen_the_best_of_all(memory, tax, move_s, flow) -> None:
-    """On one device and on two, all plans are tried."""
+    """On one device and on two, all plans are tried that are worth as much as the best by their bounds."""
 
     def best(devices: int, share: float) -> float:
         of = problem(devices, memory, flow, tax=tax * share, move_s=move_s * share)
         space, objective = PlanSpace(of), Objective(of)
-        return min((j.value for places in whole_space(space) if (j := objective(places)).usable), default=inf)
+        bounds = {places: objective.bound(places) for places in whole_space(space)}
+        found = inf
+        for places in sorted(bounds, key=bounds.__getitem__):
+            if bounds[places] * (1 - 1e-9) > found:
+                break
+            if (judged := objective(places)).usable:
+                found = min(found, judged.value)
+        return found
 
     slow = best(2, 1.0)
     assert slow <= best(1, 1.0) * (1 + 1e-9)

@@ -45,7 +45,7 @@ Reads = list[int]
 
 
 def rows() -> Rows:
-    drawn = random_rows(6, 4)
+    drawn = random_rows(4, 4)
     rng = np.random.default_rng(0)
     for column in (OLD, REF):
         drawn = drawn.with_column(column, rng.normal(size=drawn.num_tokens) - 5)
