@@ -60,7 +60,7 @@ class Origin:
 
     @classmethod
     def here(cls, recipe_file: Path | None = None) -> Origin:
-        """Of this process. Raises ConfigError where the folder is gone."""
+        """The origin of this process. Raises ConfigError where the folder is gone."""
         return cls(tuple(sys.argv), working_folder(), recipe_file)
 
 

@@ -253,7 +253,7 @@ class Planning:
 
     @cached_property
     def _keeping(self) -> Planning:
-        """Of the same steps, with pools that stay."""
+        """The planning of the same steps, with pools that stay."""
         return replace(self, pools_stay=True)
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
