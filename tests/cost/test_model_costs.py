@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from plait.cost.captures import held_by_graphs
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Costs
 from plait.cost.decoding import Decoding, Guessing, Pieces, profile
@@ -268,16 +269,15 @@ def test_stages_decode_as_a_ring_of_as_many_groups_as_a_run_has() -> None:
 
 
 def test_a_pool_of_keys_and_values_bounds_what_runs() -> None:
-    """Room for the keys and values of two samples of 16 tokens: four at a time take twice as many steps as eight."""
+    """Room for the keys and values of two samples of 16 tokens: two at a time take four times as many steps as eight.
+    Graphs are counted as if the pool had room for all."""
     fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
-    most, few = (
-        costs_of(Workload(4, 2, LENGTHS, kv_tokens=tokens, device="cuda"), fixed).call(
-            "actor.generate", "decode", Layout.on(range(1))
-        )
-        for tokens in (8 * 16, 2 * 16)
-    )
+    works = [Workload(4, 2, LENGTHS, kv_tokens=tokens, device="cuda") for tokens in (8 * 16, 2 * 16)]
+    most, few = (costs_of(work, fixed).call("actor.generate", "decode", Layout.on(range(1))) for work in works)
     assert few.terms["launching"] == pytest.approx(4 * most.terms["launching"], rel=1e-3)
-    assert few.working_bytes[0] == most.working_bytes[0] // 4
+    graphs = held_by_graphs(works[0], SHAPE, Parallelism(), 8)
+    assert graphs == held_by_graphs(works[1], SHAPE, Parallelism(), 8) > 0
+    assert few.working_bytes[0] - graphs == (most.working_bytes[0] - graphs) // 4
 
 
 def test_a_pool_takes_what_others_leave_of_its_share() -> None:
