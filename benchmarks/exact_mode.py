@@ -69,9 +69,9 @@ def differences(model: LanguageModel, response: Sample) -> tuple[int, torch.Tens
     logits = forward.logits([NewTokens(rest, first, table)], [len(rest)])
     assert logits is not None, "every row is read"
     keys = torch.full((len(rest),), noise.signed(KEY.sample_key(response.prompt.uid, response.index)))
-    draw_keys = noise.draw_keys(keys, torch.arange(len(rest)))
+    of_draws = noise.DrawNoise(keys, torch.arange(len(rest)))
     rows = SamplingRows.of([Sampling()] * len(rest), logits.shape[1], logits.device)
-    drawn, _ = sample(logits, draw_keys, rows)
+    drawn, _ = sample(logits, of_draws, rows)
     token_ids = torch.tensor(response.token_ids)
     logprobs = logits.float().log_softmax(-1).gather(1, token_ids[:, None])[:, 0]
     return int((drawn != token_ids).sum()), (logprobs - torch.tensor(response.logprobs)).abs()

@@ -161,9 +161,9 @@ def test_weights_that_change_in_flight(kv: str) -> None:
 def test_who_chooses_tokens_may_be_another() -> None:
     seen = []
 
-    def choose(logits_BV, draw_keys_B, rows):
+    def choose(logits_BV, noise_B, rows):
         seen.append(len(logits_BV))
-        token_ids_B, logprobs_B = draw(logits_BV, draw_keys_B, rows)
+        token_ids_B, logprobs_B = draw(logits_BV, noise_B, rows)
         return torch.full_like(token_ids_B, 7), logprobs_B
 
     engine = Engine(shared_model(), SamplingSettings(), joint=Alone(choose))

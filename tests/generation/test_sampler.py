@@ -28,9 +28,14 @@ def rows_of(*samplings: Sampling, vocab_size: int) -> SamplingRows:
     return SamplingRows.of(samplings, vocab_size, CPU)
 
 
+def noise_of(sample_keys: torch.Tensor, position: int = 0) -> noise.DrawNoise:
+    """Of draws at one place in the responses of these samples."""
+    return noise.DrawNoise(sample_keys, torch.full_like(sample_keys, position))
+
+
 def draws(logits: torch.Tensor, sampling: Sampling, count: int, num_candidates: int) -> torch.Tensor:
     """Tokens of `count` draws from one row of logits, under keys 0, 1, 2 …"""
-    keys = noise.draw_keys(torch.arange(count), torch.tensor(0))
+    keys = noise_of(torch.arange(count))
     rows = rows_of(*[sampling] * count, vocab_size=len(logits))
     return sample(logits.expand(count, -1), keys, rows, num_candidates=num_candidates)[0]
 
@@ -113,12 +118,12 @@ samplings = st.builds(
 def test_each_draw_is_the_oracles(asked: list[Sampling], seed: int, spread: float, num_candidates: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(asked), 40, generator=generator, dtype=torch.float64) * spread
-    keys = torch.randint(-(2**62), 2**62, (len(asked),), generator=generator)
+    keys = noise_of(torch.randint(-(2**62), 2**62, (len(asked),), generator=generator))
     before = logits.clone()
     tokens, logprobs = sample(logits, keys, rows_of(*asked, vocab_size=40), num_candidates=num_candidates)
     assert torch.equal(logits, before)
     for row, sampling in enumerate(asked):
-        token_id, logprob = oracle.draw(logits[row].tolist(), int(keys[row]), sampling, num_candidates)
+        token_id, logprob = oracle.draw(logits[row].tolist(), int(keys.keys[row]), sampling, num_candidates)
         assert tokens[row] == token_id
         assert logprobs[row].item() == pytest.approx(logprob, abs=1e-12)
 
@@ -128,7 +133,7 @@ def test_each_draw_is_the_oracles(asked: list[Sampling], seed: int, spread: floa
 def test_a_row_does_not_notice_the_others(asked: list[Sampling], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(len(asked), 300, generator=generator) * 3).bfloat16()  # full of ties
-    keys = torch.randint(-(2**62), 2**62, (len(asked),), generator=generator)
+    keys = noise_of(torch.randint(-(2**62), 2**62, (len(asked),), generator=generator))
     tokens, _ = sample(logits, keys, rows_of(*asked, vocab_size=300))
     for row, sampling in enumerate(asked):
         alone, _ = sample(logits[row : row + 1], keys[row : row + 1], rows_of(sampling, vocab_size=300))
@@ -166,7 +171,7 @@ def test_top_p_over_a_wide_vocabulary_looks_far_enough() -> None:
 def test_greedy_takes_the_lowest_id_among_equals_also_beside_sampled_rows() -> None:
     logits = torch.zeros(2, 50)
     logits[:, [7, 30]] = 3.0
-    keys = torch.tensor([5, 6])
+    keys = noise_of(torch.tensor([5, 6]))
     for other in (Sampling(temperature=0.0), Sampling(temperature=0.5, top_p=0.5)):
         tokens, logprobs = sample(logits, keys, rows_of(Sampling(temperature=0.0), other, vocab_size=50))
         assert tokens[0] == 7
@@ -180,19 +185,19 @@ def test_broken_logits_show_in_the_logprob_and_break_nothing_else() -> None:
     logits[3, 3] = -torch.inf  # a token that the model rules out
     for sampling in (Sampling(), Sampling(top_p=0.9), Sampling(top_k=70), Sampling(temperature=0.0)):
         rows = rows_of(*[sampling] * 4, vocab_size=100)
-        tokens, logprobs = sample(logits, torch.arange(4), rows, num_candidates=4)
+        tokens, logprobs = sample(logits, noise_of(torch.arange(4)), rows, num_candidates=4)
         assert logprobs.isfinite().tolist() == [True, False, False, True]
         assert ((tokens >= 0) & (tokens < 100)).all()
 
 
 def test_a_rounding_of_the_logits_flips_fewer_tokens_than_an_inverse_cdf() -> None:
     logits = torch.randn(2_000, 500, generator=torch.Generator().manual_seed(0)) * 2
-    keys = noise.draw_keys(torch.arange(2_000), torch.tensor(0))
+    keys = noise_of(torch.arange(2_000))
     rows = rows_of(*[Sampling()] * 2_000, vocab_size=500)
 
     def inverse_cdf(logits: torch.Tensor) -> torch.Tensor:
         cumulative = logits.double().softmax(-1).cumsum(-1)
-        return torch.searchsorted(cumulative, noise.uniform(keys, 0)[:, None])[:, 0]
+        return torch.searchsorted(cumulative, noise.uniform(keys.keys, 0)[:, None])[:, 0]
 
     def flips(num_candidates: int) -> float:
         exact, rounded = (sample(x, keys, rows, num_candidates=num_candidates)[0] for x in (logits, logits.bfloat16()))
@@ -264,10 +269,10 @@ def test_the_compiled_draw_is_the_plain_one(
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(len(asked), vocab_size, generator=generator) * spread).to(dtype)
     logits[0, : vocab_size // 2] = -torch.inf  # tokens that the model rules out
-    keys = torch.randint(-(2**62), 2**62, (len(asked),), generator=generator)
+    keys = noise_of(torch.randint(-(2**62), 2**62, (len(asked),), generator=generator))
     rows = rows_of(*asked, vocab_size=vocab_size)
     found, logprobs = sample(logits, keys, rows, num_candidates=num_candidates)
-    expected, plain_logprobs = sample_plain(logits, keys, rows, num_candidates=num_candidates)
+    expected, plain_logprobs = sample_plain(logits, keys.keys, rows, num_candidates=num_candidates)
     assert torch.equal(found, expected)
     torch.testing.assert_close(logprobs, plain_logprobs, rtol=1e-6, atol=4e-6)
 
@@ -286,11 +291,12 @@ def test_the_compiled_draw_is_the_plain_one(
 )
 def test_of_ten_thousand_compiled_draws_none_is_another(sampling: Sampling, spread: float) -> None:
     logits = (torch.randn(10_000, 3_000, generator=torch.Generator().manual_seed(0)) * spread).bfloat16()
-    keys = noise.draw_keys(torch.arange(10_000), torch.tensor(3))
+    keys = noise_of(torch.arange(10_000), 3)
     rows = rows_of(*[sampling] * 1_000, vocab_size=3_000)
     for start in range(0, 10_000, 1_000):
         part = slice(start, start + 1_000)
-        assert torch.equal(sample(logits[part], keys[part], rows)[0], sample_plain(logits[part], keys[part], rows)[0])
+        found, _ = sample(logits[part], keys[part], rows)
+        assert torch.equal(found, sample_plain(logits[part], keys[part].keys, rows)[0])
 
 
 @pytest.mark.skipif(not paged_attention.AVAILABLE, reason="numba is not installed")
@@ -298,7 +304,7 @@ def test_of_ten_thousand_compiled_draws_none_is_another(sampling: Sampling, spre
 def test_filters_cost_little(filters: dict[str, float], most: float) -> None:
     """CPU time of draws with filters, over that without: about 1.1, and 3 to 8 where top-p needs the whole row."""
     logits = torch.randn(32, 49_152, generator=torch.Generator().manual_seed(0)) * 2
-    keys = noise.draw_keys(torch.arange(32), torch.tensor(0))
+    keys = noise_of(torch.arange(32))
     plain, filtered = (rows_of(*[sampling] * 32, vocab_size=49_152) for sampling in (Sampling(), Sampling(**filters)))
     ratios = []
     for _ in range(9):

@@ -22,7 +22,7 @@ from plait.generation.joint import Alone
 from plait.generation.request import Request
 from plait.generation.sampler import sample as draw
 from plait.generation.settings import Sampling, SamplingSettings
-from plait.kernels.noise import NoiseKey
+from plait.kernels.noise import DrawNoise, NoiseKey
 from plait.models.files import hub
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
@@ -190,11 +190,11 @@ def kept_logits(
     """By draw key the logits that every token was drawn from; the samples; how often one was preempted."""
     kept: dict[int, Tensor] = {}
 
-    def choose(logits_BV: Tensor, draw_keys_B: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
-        for key, logits_V in zip(draw_keys_B.tolist(), logits_BV, strict=True):
+    def choose(logits_BV: Tensor, noise_B: DrawNoise, rows: Any) -> tuple[Tensor, Tensor]:
+        for key, logits_V in zip(noise_B.keys.tolist(), logits_BV, strict=True):
             assert key not in kept, "a token is drawn twice"
             kept[key] = logits_V.clone()
-        return draw(logits_BV, draw_keys_B, rows)
+        return draw(logits_BV, noise_B, rows)
 
     settings = SamplingSettings(exact=True, speculation="off", **changes)  # type: ignore[arg-type]
     engine = Engine(model, settings, joint=Alone(choose))

@@ -27,6 +27,7 @@ from plait.kernels import (
     device_logprobs,
     device_rows,
 )
+from plait.kernels.noise import DrawNoise
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute.layer_forms import GEMMA, LLAMA
 from tests.kernels.test_paged_attention import random_tree, work
@@ -123,7 +124,8 @@ def compile_head(dtype: torch.dtype) -> None:
 
 
 def compile_draw(dtype: torch.dtype) -> None:
-    logits, keys = torch.zeros(2, 151_936, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    logits, zeros = torch.zeros(2, 151_936, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    keys = DrawNoise(zeros, zeros)
     temperature, greedy = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.bool)
     device_draw.draw(logits, keys, 64)
     device_draw.draw(logits, keys, 64, greedy_B=greedy, all_greedy=True)

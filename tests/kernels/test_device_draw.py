@@ -14,9 +14,11 @@ from plait.generation.settings import Sampling
 from plait.kernels import noise
 from tests import warm
 from tests.cases import slow_but
-from tests.generation.test_sampler import chi_square_z, law
+from tests.generation.test_sampler import chi_square_z, law, noise_of
 
-pytest.importorskip("triton", reason="triton is not installed: the draw of GPUs is not tested")
+triton = pytest.importorskip("triton", reason="triton is not installed: the draw of GPUs is not tested")
+tl = pytest.importorskip("triton.language")
+device_draw_kernels = pytest.importorskip("plait.kernels.device_draw_kernels")
 
 pytestmark = [pytest.mark.cuda] if warm.HAS_GPU else []
 WHERE = torch.device("cuda" if warm.HAS_GPU else "cpu")
@@ -29,6 +31,13 @@ ASKED = [
     Sampling(temperature=0.3, top_k=200, top_p=0.9),
     Sampling(top_k=1),
 ]
+
+
+@triton.jit
+def made_keys(keys, places, out):
+    """Grid (B,): the keys of draws, `out` int64 [B]."""
+    row = tl.program_id(0)
+    tl.store(out + row, device_draw_kernels.draw_key(keys, places, row).to(tl.int64, bitcast=True))
 
 
 @pytest.fixture
@@ -44,25 +53,37 @@ def device(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return device_draw
 
 
-def drawn(rows: int, vocabulary: int, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits, each row of which lies in a longer one; and keys."""
+def drawn(rows: int, vocabulary: int, scale: float, dtype: torch.dtype) -> tuple[Tensor, noise.DrawNoise]:
+    """Logits, each row of which lies in a longer one; and the noise of any samples at any places."""
     generator = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn(rows, vocabulary + 16, generator=generator) * scale
     keys = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
-    return logits.to(WHERE, dtype)[:, :vocabulary], keys.to(WHERE)
+    places = torch.randint(0, 1 << 20, (rows,), generator=generator)
+    return logits.to(WHERE, dtype)[:, :vocabulary], noise.DrawNoise(keys.to(WHERE), places.to(WHERE))
 
 
 def rows_of(asked: list[Sampling], rows: int, vocabulary: int) -> SamplingRows:
     return SamplingRows.of([asked[row % len(asked)] for row in range(rows)], vocabulary, WHERE)
 
 
-def both(logits: Tensor, keys: Tensor, rows: SamplingRows, num_candidates: int = 64) -> Tensor:
+def both(logits: Tensor, of_draws: noise.DrawNoise, rows: SamplingRows, num_candidates: int = 64) -> Tensor:
     """The tokens, which are those of the plain draw."""
-    tokens, logprobs = sample(logits, keys, rows, num_candidates=num_candidates)
-    expected, plain_logprobs = sample_plain(logits, keys, rows, num_candidates=num_candidates)
+    tokens, logprobs = sample(logits, of_draws, rows, num_candidates=num_candidates)
+    expected, plain_logprobs = sample_plain(logits, of_draws.keys, rows, num_candidates=num_candidates)
     assert tokens.equal(expected)
     torch.testing.assert_close(logprobs, plain_logprobs, rtol=1e-6, atol=1e-5)
     return tokens
+
+
+def test_keys_that_are_made_while_drawing_are_those_of_the_noise() -> None:
+    """To the bit, of any sample and place."""
+    edges = [0, 1, -1, 2**63 - 1, -(2**63), 0x1E3779B97F4A7C15]
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.cat([torch.tensor(edges), torch.randint(-(2**62), 2**62, (58,), generator=generator)])
+    places = torch.cat([torch.tensor([0, 1, 2, 2**31, 2**40, 151_935]), torch.arange(58)])
+    out = torch.empty(64, dtype=torch.int64, device=WHERE)
+    made_keys[(64,)](keys.to(WHERE), places.to(WHERE), out)
+    assert out.cpu().equal(noise.draw_keys(keys, places))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,7 +138,7 @@ def test_most_tokens_in_few_groups(device: ModuleType) -> None:
 @pytest.mark.parametrize("sampling", [ASKED[0], ASKED[1], ASKED[4], ASKED[5]], ids=str)
 def test_frequencies_follow_the_filtered_softmax(device: ModuleType, sampling: Sampling) -> None:
     logits, _ = drawn(1, 300, 1.0, torch.float32)
-    keys = noise.draw_keys(torch.arange(40_000, device=WHERE), torch.tensor(0, device=WHERE))
+    keys = noise_of(torch.arange(40_000, device=WHERE))
     rows = SamplingRows.of([sampling] * 40_000, 300, WHERE)
     tokens, _ = sample(logits.expand(40_000, -1), keys, rows, num_candidates=8)
     assert abs(chi_square_z(tokens.cpu(), law(logits[0].double().cpu(), sampling))) < 4
@@ -139,5 +160,5 @@ def test_greedy_takes_the_lowest_id_among_equals_also_beside_sampled_rows(device
     logits = torch.zeros(2, 50, device=WHERE)
     logits[:, [7, 30]] = 3.0
     for asked in ([Sampling(temperature=0.0)], [Sampling(temperature=0.0), Sampling(temperature=0.5, top_p=0.5)]):
-        tokens = both(logits, torch.tensor([5, 6], device=WHERE), rows_of(asked, 2, 50))
+        tokens = both(logits, noise_of(torch.tensor([5, 6], device=WHERE)), rows_of(asked, 2, 50))
         assert tokens[0] == 7

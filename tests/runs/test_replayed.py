@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from plait.generation import sampler
 from plait.generation.engine import Engine
 from plait.generation.sampler import SamplingRows
+from plait.kernels.noise import DrawNoise
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
@@ -41,9 +43,9 @@ from plait.workers import instances
 told = {int(key): token for key, token in json.loads(Path("TOLD").read_text()).items()}
 
 
-def replayed(logits_BV, draw_keys_B, rows):
+def replayed(logits_BV, noise_B, rows):
     assert rows.temperature_B1 is None
-    token_ids_B = torch.tensor([told[key] for key in draw_keys_B.tolist()])
+    token_ids_B = torch.tensor([told[key] for key in noise_B.keys.tolist()])
     return token_ids_B, logits_BV.log_softmax(-1).gather(1, token_ids_B[:, None])[:, 0]
 
 
@@ -82,10 +84,11 @@ def recorded(place: Path, placed: Callable[..., Recipe]) -> Callable[[str, dict[
         if not (place / name).exists():
             told: dict[int, int] = {}
 
-            def choose(logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+            def choose(logits_BV: Tensor, noise_B: DrawNoise, rows: SamplingRows) -> tuple[Tensor, Tensor]:
                 # Not what an engine draws by itself under these keys: only a replay says it again.
-                token_ids_B, logprobs_B = sampler.sample(logits_BV, draw_keys_B + 1, rows)
-                told.update(zip(draw_keys_B.tolist(), token_ids_B.tolist(), strict=True))
+                other_B = replace(noise_B, sample_keys=noise_B.sample_keys + 1)
+                token_ids_B, logprobs_B = sampler.sample(logits_BV, other_B, rows)
+                told.update(zip(noise_B.keys.tolist(), token_ids_B.tolist(), strict=True))
                 return token_ids_B, logprobs_B
 
             engines(choose)

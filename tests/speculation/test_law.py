@@ -64,8 +64,8 @@ def drawn(
 ) -> IntArray:
     """What samples draw at these places behind these tokens."""
     rows = SamplingRows.of([sampling] * len(states_N), VOCABULARY, torch.device("cpu"))
-    keys_N = noise.draw_keys(torch.from_numpy(KEYS_N[numbers_N]), torch.from_numpy(places_N))
-    return sample(logits_VV[torch.from_numpy(states_N)], keys_N, rows)[0].numpy()
+    noise_N = noise.DrawNoise(torch.from_numpy(KEYS_N[numbers_N]), torch.from_numpy(places_N))
+    return sample(logits_VV[torch.from_numpy(states_N)], noise_N, rows)[0].numpy()
 
 
 class Chain:

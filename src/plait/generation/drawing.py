@@ -136,15 +136,15 @@ class Drawing:
             numbers = [[s.noise_key for s in others], [len(s.token_ids) for s in others]]
             columns.append(uploaded(numbers, torch.int64, device).unbind(0))
         noise_keys_D, places_D = columns[0] if len(columns) == 1 else map(torch.cat, zip(*columns, strict=True))
-        draw_keys_D = noise.draw_keys(noise_keys_D, places_D)
+        noise_D = noise.DrawNoise(noise_keys_D, places_D)
         if not self._exact and not others and num_drawn == len(num_new):
-            return choose(logits_DV, draw_keys_D, rows.parameters(vocab_size))
+            return choose(logits_DV, noise_D, rows.parameters(vocab_size))
         samplings = [s for s, count in zip(rows.samplings, num_new, strict=False) for _ in range(count)]
         samplings += [s.request.sampling for s in others]
         if not self._exact:
-            return choose(logits_DV, draw_keys_D, SamplingRows.of(samplings, vocab_size, device))
+            return choose(logits_DV, noise_D, SamplingRows.of(samplings, vocab_size, device))
         rows_of_each = [SamplingRows.of([sampling], vocab_size, device) for sampling in samplings]
-        pairs = [choose(logits_DV[i : i + 1], draw_keys_D[i : i + 1], row) for i, row in enumerate(rows_of_each)]
+        pairs = [choose(logits_DV[i : i + 1], noise_D[i : i + 1], row) for i, row in enumerate(rows_of_each)]
         token_ids_D, logprobs_D = (torch.cat(column) for column in zip(*pairs, strict=True))
         return token_ids_D, logprobs_D
 

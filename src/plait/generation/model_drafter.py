@@ -248,7 +248,7 @@ class ModelDrafter:
         keys_R = uploaded(asked.keys_B.view(np.int64).tolist(), torch.int64, device)
         places_R = uploaded((asked.places_B + depth).tolist(), torch.int64, device)
         rows = SamplingRows.of(asked.samplings, self._vocabulary, device)
-        drawn = sample(logits_RV[:, : self._vocabulary], noise.draw_keys(keys_R, places_R), rows)
+        drawn = sample(logits_RV[:, : self._vocabulary], noise.DrawNoise(keys_R, places_R), rows)
         token_ids, logprobs = downloading(*drawn)()
         self._took(new, time.perf_counter() - began)
         return np.array(token_ids, np.int64), np.exp(np.array(logprobs))

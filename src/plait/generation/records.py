@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from plait.generation.sampler import SamplingRows
+from plait.kernels.noise import DrawNoise
 from plait.policy.step import StepKind, StepPlan
 from plait.schedule.work import Done
 
@@ -18,7 +19,7 @@ from plait.schedule.work import Done
 class Choose(Protocol):
     """Draws one token per row; `sampler.sample`, or one rank of a group for all."""
 
-    def __call__(self, logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, /) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, logits_BV: Tensor, noise_B: DrawNoise, rows: SamplingRows, /) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)

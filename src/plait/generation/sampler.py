@@ -72,13 +72,13 @@ class SamplingRows:
 
 
 def sample(
-    logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, *, num_candidates: int = NUM_CANDIDATES
+    logits_BV: Tensor, noise_B: noise.DrawNoise, rows: SamplingRows, *, num_candidates: int = NUM_CANDIDATES
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row.
 
     Args:
         logits_BV: any float dtype; computed in float32, float64 if given so. Not changed.
-        draw_keys_B: int64 keys of the draws (`noise.draw_keys`).
+        noise_B: of the draws.
         rows: the parameters of each row.
         num_candidates: how many of the most probable tokens get Gumbel noise of their own. Part of the definition of
             the draw (the law is the same for every value, the tokens are not).
@@ -91,7 +91,7 @@ def sample(
     if paged_attention.AVAILABLE and logits_BV.device.type == "cpu" and logits_BV.dtype in _COMPILED:
         return draw.draw(
             logits_BV,
-            draw_keys_B,
+            noise_B.keys,
             num_candidates,
             temperature_B=None if rows.temperature_B1 is None else rows.temperature_B1[:, 0],
             greedy_B=rows.greedy_B,
@@ -106,21 +106,25 @@ def sample(
             threshold_B = filter_threshold(scaled_BV, weights_BV, rows)
         return device_draw.draw(
             logits_BV,
-            draw_keys_B,
+            noise_B,
             num_candidates,
             temperature_B=None if rows.temperature_B1 is None else rows.temperature_B1[:, 0],
             greedy_B=rows.greedy_B,
             all_greedy=rows.all_greedy,
             threshold_B=threshold_B,
         )
-    return sample_plain(logits_BV, draw_keys_B, rows, num_candidates=num_candidates)
+    return sample_plain(logits_BV, noise_B.keys, rows, num_candidates=num_candidates)
 
 
 def sample_plain(
     logits_BV: Tensor, draw_keys_B: Tensor, rows: SamplingRows, *, num_candidates: int = NUM_CANDIDATES
 ) -> tuple[Tensor, Tensor]:
     """`sample` by torch's operators, for other dtypes and other devices; the oracle of `kernels.draw` and
-    `kernels.device_draw`."""
+    `kernels.device_draw`.
+
+    Args:
+        draw_keys_B: int64 keys of the draws (`noise.draw_keys`); the others are those of `sample`.
+    """
     logits_BV = _scaled(logits_BV, rows)
     if rows.all_greedy:
         return _with_logprobs(logits_BV, logits_BV.argmax(-1), logits_BV.logsumexp(-1))

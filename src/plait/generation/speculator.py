@@ -20,6 +20,7 @@ from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import MAX_DRAFT_TOKENS, Sampling, SamplingSettings
 from plait.generation.speculates import NoSpeculation, Speculates
 from plait.generation.steady_drafts import WhereSteady
+from plait.kernels.noise import DrawNoise
 from plait.models.language_model import LanguageModel
 from plait.models.loading import load_model
 from plait.policy.step import Key, StepPlan
@@ -91,8 +92,8 @@ def _load_draws(dtype: torch.dtype) -> None:
     """Load the draws of several rows. A sample that runs alone needs them only with its first guess: loaded in that
     step, they would make it twice as long."""
     logits_BV = torch.zeros((2, 8), dtype=dtype)[:, :4]  # logits are padded: rows lie apart
-    draw_keys_B = torch.zeros(2, dtype=torch.int64)
-    sample(logits_BV, draw_keys_B, SamplingRows.of([Sampling()] * 2, 4, draw_keys_B.device))
+    zeros_B = torch.zeros(2, dtype=torch.int64)
+    sample(logits_BV, DrawNoise(zeros_B, zeros_B), SamplingRows.of([Sampling()] * 2, 4, zeros_B.device))
 
 
 def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from plait.kernels.noise import DrawNoise
 from plait.kernels.on_devices import AVAILABLE, power_of_two
 
 GROUP = 64
@@ -29,7 +30,7 @@ def takes(logits_BV: Tensor) -> bool:
 
 def draw(
     logits_BV: Tensor,
-    draw_keys_B: Tensor,
+    noise_B: DrawNoise,
     num_candidates: int,
     *,
     temperature_B: Tensor | None = None,
@@ -41,7 +42,7 @@ def draw(
 
     Args:
         logits_BV: bfloat16 or float32; not changed.
-        draw_keys_B: int64.
+        noise_B: of the draws.
         num_candidates, temperature_B (float64), greedy_B, all_greedy: as in `sampler.SamplingRows`.
         threshold_B: float32; the smallest logit over the temperature that each row keeps; None: all keep all.
 
@@ -51,7 +52,7 @@ def draw(
     from plait.kernels import device_draw_kernels  # imports triton
 
     logits_BV = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
-    draw_keys_B = draw_keys_B.contiguous()
+    noises = noise_B.sample_keys.contiguous(), noise_B.positions.contiguous()
     num_rows, vocabulary = logits_BV.shape
     device, wide = logits_BV.device, torch.float64
     num_groups, num_blocks = -(-vocabulary // GROUP), -(-vocabulary // BLOCK)
@@ -71,7 +72,7 @@ def draw(
     flags = {"SCALED": scaled, "FILTERED": filtered}
     device_draw_kernels.tops[(num_rows, num_blocks)](*of_row, maxima, vocabulary, num_groups, GROUP=GROUP, N=BLOCK)
     device_draw_kernels.choose[(num_rows,)](
-        *of_row, maxima, draw_keys_B, temperature_B, greedy_B if greedy_B is not None else lists, threshold_B,
+        *of_row, maxima, *noises, temperature_B, greedy_B if greedy_B is not None else lists, threshold_B,
         lists, found, vocabulary, num_groups, most_kept + 1,
         WIDE_G=power_of_two(num_groups), GROUP=GROUP, W=num_places,
         BITS=16 if logits_BV.dtype == torch.bfloat16 else 32, SOME_GREEDY=some_greedy, ALL_GREEDY=all_greedy, **flags,
@@ -81,7 +82,7 @@ def draw(
         *of_row, temperature_B, threshold_B, found, sums, vocabulary, num_blocks, N=BLOCK, **flags
     )
     device_draw_kernels.decide[(num_rows,)](
-        *of_row, draw_keys_B, temperature_B, threshold_B, found, sums, token_ids_B, logprobs_B, vocabulary, num_blocks,
+        *of_row, *noises, temperature_B, threshold_B, found, sums, token_ids_B, logprobs_B, vocabulary, num_blocks,
         WIDE_S=power_of_two(num_blocks), N=BLOCK, **flags,
     )  # fmt: skip
     return token_ids_B, logprobs_B

@@ -41,6 +41,13 @@ def mix(bits):
 
 
 @triton.jit
+def draw_key(keys, places, row):
+    """As `noise.draw_keys`, of a row."""
+    key, place = tl.load(keys + row), tl.load(places + row)
+    return mix(key.to(tl.uint64, bitcast=True) + (place.to(tl.uint64, bitcast=True) + 1) * GOLDEN)
+
+
+@triton.jit
 def uniform(key, ids):
     """As `noise.uniform`, of uint64."""
     bits = mix(key + mix(ids + GOLDEN)) >> SPARE_BITS
@@ -103,13 +110,15 @@ def tops(logits, row_stride, maxima, V, G, GROUP: tl.constexpr, N: tl.constexpr)
 
 
 @triton.jit(
-    do_not_specialize=["G", "count"], do_not_specialize_on_alignment=["keys", "temperatures", "greedy", "thresholds"]
+    do_not_specialize=["G", "count"],
+    do_not_specialize_on_alignment=["keys", "places", "temperatures", "greedy", "thresholds"],
 )
 def choose(
     logits,
     row_stride,
     maxima,
     keys,
+    places,
     temperatures,
     greedy,
     thresholds,
@@ -173,7 +182,7 @@ def choose(
         place_W = tl.arange(0, W)
         id_W = tl.load(candidates + place_W, mask=place_W < num_kept, other=0)
         logit_W = over(tl.load(base + id_W), temperature, SCALED)
-        key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+        key = draw_key(keys, places, row)
         score_W = (logit_W - top).to(tl.float64) + gumbel(key, id_W.to(tl.uint64))
         score_W = tl.where(place_W < num_kept, score_W, -float("inf"))
         best = tl.max(score_W, 0)
@@ -240,11 +249,12 @@ def first_above(edge, weight, point, WIDE: tl.constexpr):
     return tl.minimum(tl.min(tl.where((edge > point) & (weight > 0), place, WIDE), 0), last)
 
 
-@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["keys", "temperatures", "thresholds"])
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["keys", "places", "temperatures", "thresholds"])
 def decide(
     logits,
     row_stride,
     keys,
+    places,
     temperatures,
     thresholds,
     found,
@@ -274,7 +284,7 @@ def decide(
     total = tl.sum(tl.load(sums + row * 2 * S + block_S, mask=block_S < S, other=0.0), 0)
     tail_S = tl.load(sums + (row * 2 + 1) * S + block_S, mask=block_S < S, other=0.0)
     tail = tl.sum(tail_S, 0)
-    key = tl.load(keys + row).to(tl.uint64, bitcast=True)
+    key = draw_key(keys, places, row)
     if tail > 0 and tl.log(tail) + gumbel(key, tl.full((), TAIL_GUMBEL, tl.uint64)) > best:
         edge_S = tl.cumsum(tail_S, 0)
         point = uniform(key, tl.full((), TAIL_UNIFORM, tl.uint64)) * tail

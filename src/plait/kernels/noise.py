@@ -68,6 +68,27 @@ def draw_keys(sample_keys: Tensor, positions: Tensor) -> Tensor:
     return _mix(sample_keys + (positions + 1) * signed(GOLDEN))
 
 
+@dataclass(frozen=True)
+class DrawNoise:
+    """Which noise draws have; int64 [B], of B draws. A GPU makes the keys of the draws from these while it draws.
+
+    sample_keys: of the samples (`NoiseKey.sample_key`)
+    positions:   in their responses, 0 = first token
+    """
+
+    sample_keys: Tensor
+    positions: Tensor
+
+    def __getitem__(self, rows: slice) -> DrawNoise:
+        """That of some of the draws."""
+        return DrawNoise(self.sample_keys[rows], self.positions[rows])
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys of the draws, int64 [B]."""
+        return draw_keys(self.sample_keys, self.positions)
+
+
 def uniform(keys: Tensor, token_ids: Tensor | int) -> Tensor:
     """Uniform variables in (0, 1) of tokens (or tail streams) in draws: int64 of shapes that broadcast, to float64 of
     their common shape."""

@@ -79,6 +79,6 @@ class KeyedNoise(LogitsProcessor):
             self._parameters = SamplingRows.of(rows, logits.shape[1], self._device)
         numbers = [[row.noise_key for row in rows], [len(row.said) for row in rows]]
         noise_keys_B, places_B = uploaded(numbers, torch.int64, self._device).unbind(0)
-        token_ids_B, logprobs_B = sample(logits, noise.draw_keys(noise_keys_B, places_B), self._parameters)
+        token_ids_B, logprobs_B = sample(logits, noise.DrawNoise(noise_keys_B, places_B), self._parameters)
         logits.fill_(-torch.inf)
         return logits.scatter_(1, token_ids_B[:, None], logprobs_B[:, None].to(logits.dtype))
