@@ -10,3 +10,9 @@ from pathlib import Path
 @cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a tree. To walk through one takes longer than to parse it, and many tests look at all of every tree."""
+    return tuple(ast.walk(tree(path)))

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import plait
-from tests.parsed import tree
+from tests.parsed import nodes, tree
 
 SOURCES = Path(plait.__file__).parent
 TENSOR = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
@@ -99,7 +99,7 @@ def bases() -> dict[str, set[str]]:
     """Each class of ours, by name → the names of its bases, and of theirs."""
     direct: dict[str, set[str]] = {}
     for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 direct.setdefault(node.name, set()).update(ast.unparse(base).split(".")[-1] for base in node.bases)
 
@@ -128,10 +128,18 @@ def suppressed(node: ast.With) -> set[str]:
     return {ast.unparse(error).split(".")[-1] for call in calls if isinstance(call, ast.Call) for error in call.args}
 
 
-def raised_by(nodes: list[ast.AST], private: dict[str, Function]) -> set[str]:
+def called_here(node: ast.Call) -> str:
+    """`name` of `name(...)` and of `self.name(...)`; empty: something else is called."""
+    match node.func:
+        case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return name
+    return ""
+
+
+def raised_by(inside: list[ast.AST], private: dict[str, Function]) -> set[str]:
     """Names of what is raised and not caught there, by private functions that are called there too."""
     names: set[str] = set()
-    for node in nodes:
+    for node in inside:
         if isinstance(node, Function | ast.Lambda | ast.ClassDef):
             continue
         if isinstance(node, ast.With) and (ignored := suppressed(node)):
@@ -139,17 +147,15 @@ def raised_by(nodes: list[ast.AST], private: dict[str, Function]) -> set[str]:
             continue
         if isinstance(node, ast.Try):
             catches = caught(node.handlers)
-            inside = raised_by([*node.body], private)
-            names |= {name for name in inside if not catches & (bases().get(name, {name}) | EVERYTHING)}
+            tried = raised_by([*node.body], private)
+            names |= {name for name in tried if not catches & (bases().get(name, {name}) | EVERYTHING)}
             names |= raised_by([*node.handlers, *node.orelse, *node.finalbody], private)
             continue
         if isinstance(node, ast.Raise) and (name := raised_name(node)) is not None:
             names.add(name)
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func).removeprefix("self.")
-            if called in private:
-                rest = {name: other for name, other in private.items() if name != called}
-                names |= raised_by([*private[called].body], rest)
+        if isinstance(node, ast.Call) and (called := called_here(node)) in private:
+            rest = {name: other for name, other in private.items() if name != called}
+            names |= raised_by([*private[called].body], rest)
         names |= raised_by([*ast.iter_child_nodes(node)], private)
     return names
 
@@ -195,7 +201,7 @@ def test_docstrings_begin_with_what_a_thing_is() -> None:
     vague = [
         f"{path.relative_to(SOURCES)}: {text[:60]}"
         for path in sorted(SOURCES.rglob("*.py"))
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(text := node.value.value, str) and text.startswith("Of ")
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import plait
 from plait.recipes.keys import describe_keys
-from tests.parsed import tree
+from tests.parsed import nodes, tree
 
 SOURCES = Path(plait.__file__).parents[1]
 TESTS = Path(__file__).parent
@@ -134,14 +134,17 @@ def test_few_modules_are_long() -> None:
     assert len(long) <= MOST_LONG, f"{len(long)}: {', '.join(long)}"
 
 
-def plain_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+@cache
+def plain_functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """All but kernels and other compiled ones, where not everything can be called, or passed as a whole."""
-    for name, path in modules().items():
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                is_compiled = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-                if not (is_compiled or name.startswith("plait.kernels.")):
-                    yield f"{name}.{node.name}", node
+    return [
+        (f"{name}.{node.name}", node)
+        for name, path in modules().items()
+        if not name.startswith("plait.kernels.")
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
 
 
 def test_no_function_is_too_long() -> None:
@@ -162,7 +165,7 @@ def test_no_class_does_too_much() -> None:
     """By its public methods: behind more of them stand two ideas, each of which has a name."""
     wide: dict[str, int] = {}
     for path in modules().values():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 methods = [
                     child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -175,7 +178,7 @@ def test_no_class_does_too_much() -> None:
 
 
 def documented(path: Path) -> Iterator[tuple[Documented, str]]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, Documented) and (text := ast.get_docstring(node)) is not None:
             yield node, text
 
@@ -242,7 +245,7 @@ def members() -> dict[str, set[str]]:
         name = ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
         members.setdefault(name, set()).update(bound(tree(path).body))
         members.setdefault(name.rpartition(".")[0], set()).add(name.rpartition(".")[2])
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 own = members.setdefault(node.name, set())
                 own |= bound(node.body)
@@ -286,7 +289,7 @@ def leads(start: str, rest: list[str]) -> bool:
 
 def texts_of(path: Path) -> Iterator[str]:
     """Docstrings, and texts that stand below values and fields."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield text
@@ -314,7 +317,7 @@ def private_names() -> frozenset[str]:
     """Names with an underscore that our sources define or set: functions, classes, constants, attributes."""
     names: set[str] = set()
     for path in modules().values():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     names.add(name)
