@@ -105,11 +105,11 @@ def alone_with_head(family: str, dtype: torch.dtype, uid: int, size: int, head: 
 @pytest.mark.parametrize(("family", "dtype"), slow_but(QUICK, EVERY), ids=str)
 @settings(max_examples=3, deadline=None, phases=[Phase.generate])
 @given(
-    asked=st.lists(st.tuples(st.sampled_from([31, 33, 48, 50]), st.integers(0, 1)), min_size=2, max_size=4),
+    asked=st.lists(st.tuples(st.sampled_from([17, 31, 33]), st.integers(0, 1)), min_size=2, max_size=4),
     steps=st.integers(0, 3),
     max_running=st.sampled_from([3, 50]),
     max_prefill_tokens=st.sampled_from([20, 1000]),
-    kv_tokens=st.sampled_from([None, 80]),
+    kv_tokens=st.sampled_from([None, 64]),
 )
 def test_the_same_bits_where_prompts_begin_alike(
     family, dtype, asked, steps, max_running, max_prefill_tokens, kv_tokens
