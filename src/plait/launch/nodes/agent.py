@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from plait import memory_limits
-from plait.errors import RunError
+from plait.errors import ConfigError, RunError
 from plait.launch.machine import hardware, versions, visible_devices
 from plait.launch.nodes import messages
 from plait.launch.nodes.interfaces import interface_variables
@@ -157,10 +157,10 @@ class Agent:
     def _launched(self, order: messages.Launch) -> messages.Answer:
         self._end_ranks()
         key = worker_key(self._key, order.group)
-        environment = {**interface_variables(self._joined.address, os.environ), **dict(order.environment)}
         status = self._folder / f"status-{order.group}"
         processes: dict[int, WorkerProcess] = {}
         try:
+            environment = {**interface_variables(self._joined.address, os.environ), **dict(order.environment)}
             status.write_bytes(b"\0" * (order.num_ranks * order.line_bytes))
             folder = None if order.output_dir is None else Path(order.output_dir)
             if folder is not None:
@@ -168,7 +168,7 @@ class Agent:
             for rank in order.ranks:
                 output = None if folder is None else folder / f"rank{rank}.log"
                 processes[rank] = WorkerProcess(key, environment, output, Path(order.folder))
-        except OSError as error:
+        except (ConfigError, OSError) as error:
             for process in processes.values():
                 process.kill()
             return (f"cannot start its ranks: {error}",)
