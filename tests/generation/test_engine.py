@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.errors import CallError, DataError, RunError
-from plait.generation import turns
+from plait.generation import step_clock
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import Forward
 from plait.generation.request import Request
@@ -375,7 +375,7 @@ def test_a_cuda_device_says_the_same(family: str) -> None:
 
 def test_packing_is_told_apart_from_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(step_clock, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     prepare = Forward.prepare
 
     def takes_long(forward: Forward, longest) -> None:

@@ -12,7 +12,8 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from plait.data.records import FinishReason, Sample
-from plait.generation import joint, overlap
+from plait.generation import engine as engine_module
+from plait.generation import joint
 from plait.generation.engine import Engine, drain
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import LanguageModel
@@ -25,7 +26,7 @@ from tests.training.exact import ExactFloat64
 
 def ahead_engine(model: LanguageModel, **limits: int) -> Engine:
     """An engine whose device is taken for one that computes behind."""
-    with mock.patch.object(overlap, "computes_behind", return_value=True):
+    with mock.patch.object(engine_module, "computes_behind", return_value=True):
         return Engine(model, SamplingSettings(**limits))
 
 
@@ -193,7 +194,7 @@ def _plain() -> Engine:
 def test_nothing_goes_ahead_where_tokens_have_to_be_known() -> None:
     """Exact mode computes from the host's tokens, guesses are looked up behind them, and a CPU is not waited for."""
     model = shared_model("llama")
-    with mock.patch.object(overlap, "computes_behind", return_value=True):
+    with mock.patch.object(engine_module, "computes_behind", return_value=True):
         engines = [Engine(model, SamplingSettings(exact=True)), Engine(model, SamplingSettings(speculation=3))]
     for engine in (*engines, Engine(model, SamplingSettings())):
         watched = Watched()

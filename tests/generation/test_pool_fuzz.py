@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from plait.data.records import FinishReason, Sample
-from plait.generation import forward, overlap
+from plait.generation import engine as engine_module
+from plait.generation import forward
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
@@ -92,7 +93,7 @@ class Loop(RuleBasedStateMachine):
         self.weights = self.model.weights.clone()
         small = SamplingSettings(max_running=4, max_prefill_tokens=9, kv_tokens=MOST_TOKENS + 36)
         cached = SamplingSettings(max_running=6, kv_tokens=MOST_TOKENS + 84, prefix_cache_tokens=48)
-        with mock.patch.object(overlap, "computes_behind", return_value=self.ahead):
+        with mock.patch.object(engine_module, "computes_behind", return_value=self.ahead):
             self.engines = [Engine(self.model, small), Engine(self.model, cached)]
         self.asked: dict[int, tuple[int, tuple[int, ...], int]] = {}
         self.due: set[str] = set()

@@ -33,7 +33,6 @@ from plait.runtime.prediction.room import said_of_room
 from plait.runtime.prediction.run_planning import planning_for_run
 from plait.runtime.prepare import is_searched, outline, prepare, settled
 from plait.runtime.steps.reward_pools import open_pools
-from plait.schedule.kept_pools import keeps_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import POOL, Plan
 from plait.schedule.stage_fusion import nothing_to_hide
@@ -116,7 +115,7 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
     if plan.predicted is not None:
         console.print(_predicted_text(prepared, plan))
-    if keeps_pools(plan):
+    if plan.keeps_pools:
         console.print(f"pools of keys and values, and CUDA graphs, stay on GPUs between rollouts (policy `{POOL}`)")
     if prepared.recipe.max_staleness:
         foretold = _foretold(prepared, plan, nodes)

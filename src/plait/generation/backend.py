@@ -15,23 +15,8 @@ from torch import Tensor
 
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
-from plait.models.compute.attention import AttentionContext
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS
-
-
-class Computes(Protocol):
-    """What a step asks of a model: a `LanguageModel` does it alone, or the ranks that have one in stages together."""
-
-    def hidden(
-        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, read: Tensor | None = None
-    ) -> Tensor:
-        """See BackboneModel.hidden. [T, H] of this rank's stage."""
-        ...
-
-    def logits(self, hidden_NH: Tensor) -> Tensor:
-        """See LanguageModel.logits. [N, V]; where the stage is not the last, zeros that nobody reads."""
-        ...
 
 
 class Backend(Protocol):

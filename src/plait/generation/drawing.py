@@ -39,7 +39,7 @@ class Draws:
     tokens: Callable[[], HostTokens]
     """Waits for the tokens and returns them."""
     is_followed: bool = False
-    """Whether the rows of its samples have moved on already, before the host knew the tokens (`generation.ahead`)."""
+    """Whether the rows of its samples have moved on already, before the host knew the tokens (`generation.overlap`)."""
 
     def of_live(self) -> Draws:
         """Those of samples that had not ended before, as far as is known by now: of the others, nothing counts."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import torch
 
+from plait.data.across import computes_behind
 from plait.data.records import FinishReason, Sample
 from plait.generation.checks import allow, check_exact, check_kv, check_new, check_room
 from plait.generation.drawing import Drawing, Draws
@@ -22,7 +23,7 @@ from plait.generation.forward import ChunkTokens
 from plait.generation.joint import Alone, Joint
 from plait.generation.moves import Parking
 from plait.generation.occupancy import Occupancy
-from plait.generation.overlap import Overlap
+from plait.generation.overlap import Overlap, Turn, Turns
 from plait.generation.records import StepRecord as StepRecord
 from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
@@ -31,7 +32,7 @@ from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import Speculates
 from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
-from plait.generation.turns import StepClock, Turn, Turns
+from plait.generation.step_clock import StepClock
 from plait.models.language_model import LanguageModel
 from plait.policy.blocks import prefix_keys
 from plait.policy.step import Key, StepPlan
@@ -77,8 +78,9 @@ class Engine:
         self.speculates = speculates if speculates is not None else speculator_of(settings, state.forward)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
-        guesses = self.speculates.counts is not None
-        self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, guesses=guesses)
+        # A step that is launched ahead knows not what was drawn: exact mode computes from it, guesses stand behind it.
+        ahead = computes_behind(model.device) and not settings.exact and self.speculates.counts is None
+        self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, ahead=ahead)
         self._parking = Parking(state)
         self.occupancy = Occupancy(state, self._parking)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.generation.backend import Computes
+from plait.generation.computes import Computes
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.models.compute.attention_form import AttentionForm

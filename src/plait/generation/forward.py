@@ -14,8 +14,9 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from plait.generation.backend import Backend, Computes, unserved
+from plait.generation.backend import Backend, unserved
 from plait.generation.compiled_forward import CompiledForward
+from plait.generation.computes import Computes
 from plait.generation.exact import ExactForward
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
@@ -61,11 +62,6 @@ class Forward:
         """Why there is no faster one; None: there is, or none was asked for yet."""
         self.is_decided = False
         """Whether it is known that preparing pays, or does not."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it computes in exact mode, from tokens that the host knows."""
-        return self._exact is not None
 
     @property
     def is_steady(self) -> bool:

@@ -14,13 +14,19 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from plait.data.across import HostTokens, downloading
-from plait.generation.backend import Computes
-from plait.generation.records import Choose
-from plait.generation.sampler import sample
+from plait.generation.computes import Computes
+from plait.generation.sampler import SamplingRows, sample
+from plait.kernels.noise import DrawNoise
 from plait.models.language_model import LanguageModel
 
 Tokens = tuple[Tensor, Tensor]
 """token_ids [D] (int64), log-probs [D], where they were drawn."""
+
+
+class Choose(Protocol):
+    """Draws one token per row; `sampler.sample`, or one rank of a group for all."""
+
+    def __call__(self, logits_BV: Tensor, noise_B: DrawNoise, rows: SamplingRows, /) -> tuple[Tensor, Tensor]: ...
 
 
 class Joint(Protocol):

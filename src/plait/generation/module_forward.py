@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from plait.generation.backend import Computes
 from plait.generation.captured import CapturedSteps
+from plait.generation.computes import Computes
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool

@@ -9,15 +9,102 @@ or might have to give way, is waited for; so each step ahead is one that could h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
 
-from plait.data.across import computes_behind
+from torch import Tensor
+
+from plait.data.records import Sample
 from plait.generation.drawing import Draws
 from plait.generation.joint import Joint
-from plait.generation.state import EngineState
-from plait.generation.turns import Turn, Turns
+from plait.generation.rows import DecodeBatch
+from plait.policy.batching import Scheduler
 from plait.policy.shares import all_may_go_on, has_room, next_share, num_wanted
-from plait.policy.step import Share
+from plait.policy.step import Key, Share, StepPlan
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step in flight."""
+
+    plan: StepPlan
+    starts: Draws | None
+    """First tokens that samples drew before it, so that they have a row in it; None: there were none, or they are
+    known."""
+    draws: Draws | None
+    """None: no sample draws in it."""
+    seconds: float
+    """How long this rank was busy with it so far."""
+
+
+@dataclass
+class Landed:
+    """The results of landed steps, until `Engine.step` returns them."""
+
+    finished: list[Sample]
+    num_drawn: int = 0
+
+
+class Turns:
+    """The steps in flight of an engine, oldest first. They land in this order, at the same place in the order of
+    decisions on all ranks of an instance."""
+
+    def __init__(self) -> None:
+        self._open: deque[Turn] = deque()
+        self.landed = Landed([])
+        """Results since `take_landed`."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def launch(self, turn: Turn) -> None:
+        """Add a step that was launched."""
+        self._open.append(turn)
+
+    @property
+    def newest(self) -> Turn | None:
+        """The step that was launched last, if it is in flight."""
+        return self._open[-1] if self._open else None
+
+    def oldest(self) -> Turn:
+        """Remove and return the oldest step."""
+        return self._open.popleft()
+
+    def take_landed(self) -> Landed:
+        """The results of the steps that landed since the last call."""
+        landed, self.landed = self.landed, Landed([])
+        return landed
+
+    @property
+    def drawing(self) -> set[Key]:
+        """Samples whose last token is not known yet."""
+        return {response.key for turn in self._open if turn.draws is not None for response in turn.draws.samples}
+
+    def num_next(self, scheduler: Scheduler, plan: StepPlan, num_groups: int) -> int:
+        """Rows of the step after a planned one, if no sample ends or comes: samples that wait for their turn, and those
+        whose tokens will be known by then.
+
+        Args:
+            plan: decided, not launched.
+            num_groups: how many steps are in flight, the planned one included, when the next one is launched.
+        """
+        running = len(scheduler.running)
+        landing = [*(turn.plan for turn in self._open), plan]
+        landing = landing[: max(0, len(landing) + 1 - num_groups)]
+        idle = running - len(self.drawing) - len(plan.drawn) + sum(len(other.drawn) for other in landing)
+        return min(idle, ceil(running / num_groups))
+
+
+class HasRows(Protocol):
+    """The state of an engine, as far as steps that overlap change it; see `state.EngineState`."""
+
+    scheduler: Scheduler
+    rows: DecodeBatch
+
+    def enter(self, keys: Sequence[Key], newest_B: Tensor | None = None) -> None: ...
 
 
 class Overlap:
@@ -25,16 +112,15 @@ class Overlap:
 
     Args:
         state, joint, turns: of the engine.
-        guesses: whether guesses are made, behind tokens that have to be known for it.
+        ahead: whether steps may be launched ahead: the device computes behind, and nothing needs to know the tokens.
         land_all_but: lands the oldest steps until at most so many are in flight.
     """
 
     def __init__(
-        self, state: EngineState, joint: Joint, turns: Turns, land_all_but: Callable[[int], None], *, guesses: bool
+        self, state: HasRows, joint: Joint, turns: Turns, land_all_but: Callable[[int], None], *, ahead: bool
     ) -> None:
         self._state, self._joint, self._turns, self._land_all_but = state, joint, turns, land_all_but
-        behind = computes_behind(state.model.device)
-        self._ahead = behind and joint.is_alone and not state.forward.is_exact and not guesses
+        self._ahead = ahead and joint.is_alone
 
     def share(self, *, ahead: bool) -> tuple[int, Share | None]:
         """How many steps are to be in flight, and the share of the samples that the next one computes; None: all.

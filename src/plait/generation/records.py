@@ -1,25 +1,11 @@
-"""What the engine says of its steps, and what it lets others decide.
-
-Shapes: B rows, V vocabulary.
-"""
+"""What the engine says of its steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from torch import Tensor
-
-from plait.generation.sampler import SamplingRows
-from plait.kernels.noise import DrawNoise
 from plait.policy.step import StepKind, StepPlan
 from plait.schedule.work import Done
-
-
-class Choose(Protocol):
-    """Draws one token per row; `sampler.sample`, or one rank of a group for all."""
-
-    def __call__(self, logits_BV: Tensor, noise_B: DrawNoise, rows: SamplingRows, /) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
-from plait.generation.backend import Computes
+from plait.generation.computes import Computes
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
 from plait.generation.pool import KVPool

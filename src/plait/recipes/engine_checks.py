@@ -10,7 +10,6 @@ from plait.errors import ConfigError
 from plait.generation.settings import MAX_DRAFT_TOKENS, SamplingSettings
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import optimizer_of
-from plait.schedule.kept_pools import keeps_pools
 from plait.schedule.plan import POOL, Plan
 
 
@@ -213,5 +212,5 @@ def said_of_idle_keys(recipe: Recipe, plan: Plan) -> Iterator[str]:
         yield "`rebalance` moves nothing: no call of the plan generates in several instances"
     if (recipe.sampling.stated_groups or 1) > 1 and all(p.pp == 1 for p in decoding):
         yield "`sampling.decode_groups` divides nothing: no call of the plan generates with pp above 1"
-    if keeps_pools(plan) and (recipe.device != "cuda" or abilities(recipe).computes_elsewhere):
+    if plan.keeps_pools and (recipe.device != "cuda" or abilities(recipe).computes_elsewhere):
         yield f"policy `{POOL}` of the plan keeps nothing: it is for GPUs that generate by plait's own engine"

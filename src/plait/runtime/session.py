@@ -286,8 +286,7 @@ class Session:
     def _write_history(self) -> None:
         """Begin this stay; say which of the user's files have changed since the one before."""
         with writing(self.directory.path):
-            tell = self.progress.message
-            for line in self.history.begin(self._origin, self.recipe, self.done.step, tell):
+            for line in self.history.begin(self._origin, self.recipe, self.done.step, self.progress.message):
                 self.progress.message(f"warning: {line}")
 
     def _cut_back(self, checkpoint: Checkpoint | None) -> None:

@@ -6,12 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from plait.schedule.placements import RolePlacement
-from plait.schedule.plan import POOL, Plan
-
-
-def keeps_pools(plan: Plan) -> bool:
-    """Whether a plan says that pools of GPUs stay beside what else its ranks do."""
-    return any(policy.name == POOL for policy in plan.policies)
+from plait.schedule.plan import Plan
 
 
 def only_generates(rank: int, places: Mapping[str, RolePlacement], trained: Collection[str]) -> bool:
@@ -38,7 +33,7 @@ def keeps_memory(
         places, trained: as of `only_generates`.
         device: cpu or cuda.
     """
-    return only_generates(rank, places, trained) or (device == "cuda" and keeps_pools(plan))
+    return only_generates(rank, places, trained) or (device == "cuda" and plan.keeps_pools)
 
 
 def pools_stay(plan: Plan) -> bool:
@@ -48,7 +43,7 @@ def pools_stay(plan: Plan) -> bool:
     Args:
         plan: completed.
     """
-    if keeps_pools(plan):
+    if plan.keeps_pools:
         return True
     generating: dict[str, set[int]] = {}
     others = {rank for p in plan.placements if p.mode in ("train", "score") for rank in p.ranks}

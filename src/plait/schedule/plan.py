@@ -110,12 +110,15 @@ class Plan:
         return Cluster(self.nodes, self.num_ranks // self.nodes)
 
     def fuses(self, rule: FusionRule) -> bool:
-        """Whether models score in parts where samples are generated, and samples may be gathered.
-
-        That follows from recipe and plan alone, as it decides what is scored together; when samples move, which changes
-        no number, an open rule leaves to the clock.
-        """
+        """Whether models score in parts where samples are generated, and samples may be gathered: by recipe and plan
+        alone, as it decides what is scored together; when samples move, which changes no number, an open rule leaves to
+        the clock."""
         return rule.is_stated or (rule.is_open and any(policy.name == FUSION for policy in self.policies))
+
+    @property
+    def keeps_pools(self) -> bool:
+        """Whether pools of GPUs stay beside what else its ranks do."""
+        return any(policy.name == POOL for policy in self.policies)
 
     def pair_tokens(self, role: str) -> float:
         """What a pair of a query and a key counts in a role's model where samples are divided, in tokens."""

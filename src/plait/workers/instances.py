@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plait.data.across import HostTokens, numbers_of
-from plait.generation.backend import Computes
+from plait.generation.computes import Computes
 from plait.generation.engine import Engine
 from plait.generation.forward import Forward
 from plait.generation.joint import Tokens

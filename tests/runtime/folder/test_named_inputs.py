@@ -94,7 +94,7 @@ def test_a_saved_data_set_is_known_by_the_split_that_is_read(tmp_path: Path, mon
 
 
 def test_what_takes_long_to_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SAID_BYTES", 3 << 20)
+    monkeypatch.setattr(module, "SAID_BYTES", 3 << 20)
     model, small, large = tmp_path / "model", tmp_path / "small.jsonl", tmp_path / "large.jsonl"
     model.mkdir()
     for file, size in ((model / "model.safetensors", 1 << 34), (small, 1 << 10), (large, 5 << 29)):

@@ -17,7 +17,7 @@ from plait.recipes.recipe import Recipe
 
 _SAMPLED_BYTES, _BLOCKS, _BLOCK_BYTES = 1 << 20, 64, 1 << 12
 """A model's file that is larger is read in so many blocks, evenly spread: training changes all of them."""
-_SAID_BYTES = 1 << 28
+SAID_BYTES = 1 << 28
 """To read more may take seconds, which is said."""
 _ROWS = ("*.arrow", "state.json")
 """Files of a saved data set: its rows, and which of their columns are given in which order."""
@@ -42,7 +42,7 @@ def named_inputs(recipe: Recipe) -> dict[str, Path]:
 def said_of_reading(inputs: Mapping[str, Path]) -> str | None:
     """A line for the user where the digests of inputs take long: what is read, and how much. None: they do not."""
     sizes = {key: _read_bytes(path) for key, path in inputs.items()}
-    if (total := sum(sizes.values())) <= _SAID_BYTES:
+    if (total := sum(sizes.values())) <= SAID_BYTES:
         return None
     long = [f"`{key}` ({size / 2**30:.1f} GiB)" for key, size in sizes.items() if size * len(sizes) * 2 > total]
     return f"reading all of {' and '.join(long)}: a resumed run says whether it has changed"

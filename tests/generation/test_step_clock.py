@@ -1,4 +1,4 @@
-"""Steps in flight: how long each keeps a rank busy."""
+"""How long a step keeps a rank busy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from plait.generation import turns
-from plait.generation.turns import StepClock
+from plait.generation import step_clock
+from plait.generation.step_clock import StepClock
 
 
 def test_seconds_in_which_nothing_of_a_step_is_done_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 7 s one waits for other ranks, a quarter captures the step, two make weights ready."""
     now = [10.0]
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(step_clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     joint: Any = SimpleNamespace(waited_s=1.0)
     forward: Any = SimpleNamespace(capturing_s=0.5)
     clock = StepClock(joint, forward)
