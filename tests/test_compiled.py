@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -114,6 +115,27 @@ def test_in_a_folder_that_is_given_installations_of_one_text_share_it(
     assert [times(7) for times in (one, other, same)] == [14, 21, 14]
     assert [sum(times.stats.cache_hits.values()) for times in (one, other, same)] == [0, 0, 1]
     assert len({*(tmp_path / "given").iterdir()}) == 2, "a folder of each text, and none takes the other's place"
+
+
+def test_one_process_at_a_time_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core import caching, config
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "given"))
+    save, saved = caching.IndexDataCacheFile.save, []
+
+    def watched(self: Any, key: Any, data: Any) -> None:
+        (lock,) = (tmp_path / "given").glob("*/*.lock")
+        with lock.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        saved.append(key)
+        save(self, key, data)
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", watched)
+    times = loaded(tmp_path / "one", 2)
+    assert (times(7), times(1.5), len(saved)) == (14, 3.0, 2)
+    (lock,) = (tmp_path / "given").glob("*/*.lock")
+    with lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

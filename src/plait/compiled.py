@@ -20,6 +20,7 @@ differently.
 from __future__ import annotations
 
 import ast
+import fcntl
 import functools
 import hashlib
 import sys
@@ -169,6 +170,12 @@ if AVAILABLE:
             if overload is None:
                 _announce(kept=True)
             return overload
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            """numba reads the index, adds to it and writes it: two processes at once would give one number to two."""
+            with open(Path(self.cache_path) / "kept.lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                super().save_overload(sig, data)
 
     class _NoCache(caching.NullCache):
         def load_overload(self, sig: Any, target_context: Any) -> None:
