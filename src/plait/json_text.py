@@ -21,6 +21,19 @@ class Malformed(ValueError):
     """A text is no value of its form; the message says what is wrong and where, in one line."""
 
 
+def kind_of(value: Any) -> str:
+    """What a value is, in a message's words: `a list`, `null`."""
+    words = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else words.get(type(value), type(value).__name__)
+
+
 def parse(text: str | bytes, *, finite: bool = True) -> Any:
     """The value that a JSON text holds.
 

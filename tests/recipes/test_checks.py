@@ -55,7 +55,10 @@ def test_a_prompt_has_what_positions_and_pool_leave(keys: dict[str, Any], most: 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"sampling.max_response_tokens": 100}, r"\(1\) .* \(100\) exceed the 100 positions of `m`"),
+        (
+            {"sampling.max_response_tokens": 100},
+            r"`sampling.max_response_tokens` \(100\) and a prompt of one token exceed the 100 positions of `m`; lower `s",
+        ),
         (
             {"sampling.max_response_tokens": 60, "data.max_prompt_tokens": 41},
             r"\(41\) .* \(60\) exceed the 100 positions of `m`",

@@ -191,6 +191,13 @@ def test_a_check_of_ours_is_said_in_its_own_words(key: str, value: str, said: st
         override(f"--{key}", value)
 
 
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("# to come\n")
+    with pytest.raises(ConfigError, match="must be a mapping of keys, found nothing in it"):
+        load_recipe(path)
+
+
 @pytest.mark.parametrize("text", ["model: [", "- a\n- b\n"])
 def test_malformed_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.yaml"
@@ -227,6 +234,7 @@ def test_messages_are_one_line(tmp_path: Path) -> None:
         (["--stepz", "--steps", "1"], "unknown key `stepz`; did you mean `steps`"),
         (["--dry-rum"], "unknown option `--dry-rum`; did you mean `--dry-run`"),
         (["--steps", "[1"], "`--steps`: `\\[1` is not valid YAML"),
+        (["--prompts_per_step", "1000000"], "key `prompts_per_step`: expected at most 131,072 in size"),
         (["--steps.more", "1"], "key `steps`: input should be a valid integer"),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from plait.data.formats import nearest
 from plait.errors import DataError
-from plait.json_text import Malformed
+from plait.json_text import Malformed, kind_of
 from plait.json_text import parse as parse_json
 from plait.paths import at_home
 
@@ -90,9 +90,7 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
         except Malformed as error:
             raise DataError(f"{place}: malformed JSON ({error}); {_remedy(path, line, key)}") from None
         if not isinstance(value, dict):
-            raise DataError(
-                f"{place}: expected a JSON object, found {type(value).__name__}; {_remedy(path, line, key)}"
-            )
+            raise DataError(f"{place}: expected a JSON object, found {kind_of(value)}; {_remedy(path, line, key)}")
         yield value, place
 
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from plait.errors import DataError
+from plait.json_text import kind_of
 
 SAMPLE_ARGUMENTS = ("prompts", "completions", "completion_ids")
 """Names under which a reward function gets the samples."""
@@ -136,7 +137,7 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
         names = ("messages",)
     elif kind is RowKind.EXAMPLES and "text" in present:
         if not isinstance(columns["text"], str):
-            raise DataError(f"{place}: `text` must be a text, found {type(columns['text']).__name__}")
+            raise DataError(f"{place}: `text` must be a text, found {kind_of(columns['text'])}")
         parts = Parts(None, (columns["text"],))
         names = ("text",)
     else:
@@ -205,7 +206,7 @@ def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -
     if isinstance(column, list):
         return _messages(column, name, place)
     if not isinstance(column, str) and not (may_be_none and column is None):
-        raise DataError(f"{place}: `{name}` must be a text or a list of messages, found {type(column).__name__}")
+        raise DataError(f"{place}: `{name}` must be a text or a list of messages, found {kind_of(column)}")
     return column
 
 

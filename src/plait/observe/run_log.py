@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
-from plait.json_text import parse
+from plait.json_text import kind_of, parse
 from plait.output import why_not_written, write_file
 
 _SCAN_BYTES = 1 << 16
@@ -131,7 +131,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise damaged(f"{path}:{number}", str(error)) from None
         if not isinstance(row, dict):
-            raise damaged(f"{path}:{number}", f"expected a JSON object, found a {type(row).__name__}")
+            raise damaged(f"{path}:{number}", f"expected a JSON object, found {kind_of(row)}")
         rows.append(row)
     return rows
 

@@ -34,19 +34,20 @@ def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
         ConfigError: prompt and response together do not fit the model, or the pool of keys and values.
     """
     pool = recipe.sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
-    most_prompt = recipe.data.max_prompt_tokens
-    if pool < shape.max_positions and pool - recipe.sampling.max_response_tokens < (most_prompt or 1):
+    most_prompt, response = recipe.data.max_prompt_tokens, recipe.sampling.max_response_tokens
+    asked = f"`sampling.max_response_tokens` ({response}) and a prompt of one token"
+    if most_prompt is not None:
+        asked = f"`data.max_prompt_tokens` ({most_prompt}) + `sampling.max_response_tokens` ({response})"
+    if pool < shape.max_positions and pool - response < (most_prompt or 1):
         raise ConfigError(
-            f"`data.max_prompt_tokens` ({most_prompt or 1}) + `sampling.max_response_tokens` "
-            f"({recipe.sampling.max_response_tokens}) exceed the {pool} tokens of the KV pool (`sampling.kv_tokens` in "
-            f"blocks of {BLOCK_TOKENS}); raise it, or lower one of them"
+            f"{asked} exceed the {pool} tokens of the KV pool (`sampling.kv_tokens` in blocks of {BLOCK_TOKENS}); "
+            "raise it, or ask for fewer"
         )
-    room = min(pool, shape.max_positions) - recipe.sampling.max_response_tokens
+    room = min(pool, shape.max_positions) - response
     if room < 1 or (most_prompt is not None and most_prompt > room):
         raise ConfigError(
-            f"`data.max_prompt_tokens` ({most_prompt or 1}) + `sampling.max_response_tokens` "
-            f"({recipe.sampling.max_response_tokens}) exceed the {shape.max_positions} positions of `{recipe.model}`; "
-            "lower one of them"
+            f"{asked} exceed the {shape.max_positions} positions of `{recipe.model}`; lower "
+            f"{'one of them' if most_prompt else '`sampling.max_response_tokens`'}"
         )
     return most_prompt or room
 

@@ -107,6 +107,9 @@ class CheckpointSettings(Settings):
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
 
 
+MOST_PROMPTS = 1 << 17
+"""Of a step: more are foretold in minutes, and are likely a number of tokens."""
+
 SECTIONS = ("options", "reward", "cost", "reference", "lora", "evaluation")
 """Those with keys that have no effect without others."""
 
@@ -121,7 +124,9 @@ class Recipe(Settings):
     epochs: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="in place of `steps`: as many as take so many passes over the data"
     )
-    prompts_per_step: int = Field(16, ge=1, description="prompts (examples, or pairs) in the batch of a step")
+    prompts_per_step: int = Field(
+        16, ge=1, le=MOST_PROMPTS, description="prompts (examples, or pairs) in the batch of a step"
+    )
     samples_per_prompt: int = Field(8, ge=1, description="responses drawn per prompt")
     data: DataSettings
     pretraining: DataSettings | None = Field(

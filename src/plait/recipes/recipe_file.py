@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from plait.data.files import why_no_file
 from plait.errors import ConfigError
-from plait.json_text import Malformed
+from plait.json_text import Malformed, kind_of
 from plait.recipes.keys import (
     alternatives,
     choices,
@@ -109,7 +109,8 @@ def read_tree(path: Path, what: str = "recipe") -> dict[str, Any]:
     except Malformed as error:
         raise ConfigError(f"{what} `{path}` is not valid YAML: {error}") from None
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{what} `{path}` must be a mapping of keys, found {type(loaded).__name__}")
+        found = "nothing in it" if loaded is None else kind_of(loaded)
+        raise ConfigError(f"{what} `{path}` must be a mapping of keys, found {found}")
     return loaded
 
 

@@ -159,7 +159,7 @@ def test_local_folders(tmp_path: Path):
     with pytest.raises(ModelError, match=r"holds pytorch_model\.bin, which are pickles.*save_pretrained"):
         hub.resolve(str(whole))
     (whole / "config.json").write_text("[1]")
-    with pytest.raises(ModelError, match="should hold a JSON object, found list"):
+    with pytest.raises(ModelError, match="should hold a JSON object, found a list"):
         hub.read_config(str(whole))
     (whole / "config.json").unlink()
     with pytest.raises(ModelError, match=r"holds no config\.json"):

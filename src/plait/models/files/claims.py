@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ModelError
-from plait.json_text import Malformed, parse
+from plait.json_text import Malformed, kind_of, parse
 from plait.models.files.tensor_file import read_header
 
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -89,7 +89,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except Malformed as error:
         raise ModelError(f"model: {path} should hold a JSON object: {error}; fetch or copy it again.") from error
     if not isinstance(values, dict):
-        raise ModelError(f"model: {path} should hold a JSON object, found {type(values).__name__}.")
+        raise ModelError(f"model: {path} should hold a JSON object, found {kind_of(values)}.")
     return values
 
 
