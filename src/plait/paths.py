@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from plait.errors import ConfigError
 
@@ -23,6 +23,22 @@ def at_home(path: AnyPath) -> AnyPath:
             f"expected a path as it is, in which nothing but a `~` at its beginning is replaced, found `{path}`"
         )
     return type(path)(os.path.expanduser(path))
+
+
+def path_key(*keys: str) -> Any:
+    """The validator of a settings class for keys that hold a path, or several: `at_home`."""
+    from pydantic import field_validator
+
+    return field_validator(*keys)(_every_one_at_home)
+
+
+def _every_one_at_home(value: Any) -> Any:
+    match value:
+        case str() | Path():
+            return at_home(value)
+        case tuple():
+            return tuple(map(_every_one_at_home, value))
+    return value
 
 
 def working_folder() -> str:

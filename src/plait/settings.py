@@ -19,7 +19,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from plait.json_text import is_unicode
-from plait.paths import at_home
 
 MOST = 2**31 - 1
 """The bound of a count that states none of its own."""
@@ -29,20 +28,6 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 Endless = Annotated[float, Field(allow_inf_nan=True)]
 """A number that may be infinite. NaN passes no bound."""
-
-
-def path_key(*keys: str) -> Any:
-    """The validator of keys that hold a path, or several: `paths.at_home`."""
-    return field_validator(*keys)(_at_home)
-
-
-def _at_home(value: Any) -> Any:
-    match value:
-        case str() | Path():
-            return at_home(value)
-        case tuple():
-            return tuple(map(_at_home, value))
-    return value
 
 
 class Settings(BaseModel):

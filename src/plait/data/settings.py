@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from plait.settings import Seed, Settings, path_key
+from plait.paths import path_key
+from plait.settings import Seed, Settings
 
 TASK_PREFIX = "reasoning_gym:"
 DEFAULT_TASK_SIZE = 4096

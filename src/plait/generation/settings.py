@@ -10,9 +10,10 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from plait.errors import ConfigError
+from plait.paths import path_key
 from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
 from plait.policy.step import Limits
-from plait.settings import Settings, path_key, word_or_number
+from plait.settings import Settings, word_or_number
 
 MIN_TEMPERATURE = 0.01
 MAX_DRAFT_TOKENS = 15

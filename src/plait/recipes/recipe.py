@@ -20,11 +20,12 @@ from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
+from plait.paths import path_key
 from plait.rewards.settings import RewardSettings
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
 from plait.schedule.update_rule import UpdateRule
-from plait.settings import Seed, Settings, path_key, word_or_number
+from plait.settings import Seed, Settings, word_or_number
 from plait.training.settings import OptimizerSettings
 
 
@@ -108,7 +109,7 @@ class CheckpointSettings(Settings):
 
 
 MOST_PROMPTS = 1 << 17
-"""Of a step: more are foretold in minutes, and are likely a number of tokens."""
+"""In a step: more are foretold in minutes, and are likely a number of tokens."""
 
 SECTIONS = ("options", "reward", "cost", "reference", "lora", "evaluation")
 """Those with keys that have no effect without others."""

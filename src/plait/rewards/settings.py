@@ -7,8 +7,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from plait.paths import path_key
 from plait.rewards.answers import AnswerFormat
-from plait.settings import Settings, path_key
+from plait.settings import Settings
 
 
 class OnError(StrEnum):

@@ -60,7 +60,7 @@ class Origin:
 
     @classmethod
     def here(cls, recipe_file: Path | None = None) -> Origin:
-        """The origin of this process. Raises ConfigError where the folder is gone."""
+        """What this process knows of itself. Raises ConfigError where its folder is gone."""
         return cls(tuple(sys.argv), working_folder(), recipe_file)
 
 
