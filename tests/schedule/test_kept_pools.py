@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from plait.layout.mesh import Layout
-from plait.schedule.kept_pools import keeps_memory, only_generates, pools_stay
-from plait.schedule.placements import RolePlacement
+from plait.schedule.kept_pools import pools_stay
+from plait.schedule.placements import RolePlacement, keeps_memory, only_generates
 from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
 
 

@@ -33,10 +33,9 @@ CONTEXT_BYTES = 544 << 20
 with workspaces of products, which are named by themselves."""
 CONTEXT = "CUDA context, code of libraries"
 WORKSPACES, WORKSPACE_BYTES = 3, 8 * 4096 << 10
-"""Workspaces of cuBLAS, which torch takes among its tensors: one for each thread that asks for products and each
-stream, those of forwards, of backwards (torch's own thread), and of captures. By torch's default
-(`CUBLAS_WORKSPACE_CONFIG`) one is :4096:8, 32 MiB, on GPUs of the kinds of H100 and B200; on others :4096:2:16:8,
-8.1 MiB, which is not told apart."""
+"""cuBLAS has one for each thread that asks for products and each stream: those of forwards, of backwards (torch's own
+thread), and of captures. torch takes them among its tensors. By torch's default (`CUBLAS_WORKSPACE_CONFIG`) one is
+:4096:8, 32 MiB, on GPUs of the kinds of H100 and B200; on others :4096:2:16:8, 8.1 MiB, which is not told apart."""
 CUBLAS = "cuBLAS: workspaces of products"
 NCCL_CHANNELS, NCCL_GROUPS = 24, 4
 """Channels of a communicator over NVLink, taken to be as many as on machines of eight A100 or H100; communicators of a

@@ -1,39 +1,13 @@
-"""Where an engine keeps its memory while it has nothing to generate: packed weights, on a GPU the pool of keys and
-values, and CUDA graphs."""
+"""Whether GPUs that generate keep pools of keys and values, and CUDA graphs, from one rollout to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
-from plait.schedule.placements import RolePlacement
-from plait.schedule.plan import Plan
+from plait.schedule.plan import POOL, Plan
 
 
-def only_generates(rank: int, places: Mapping[str, RolePlacement], trained: Collection[str]) -> bool:
-    """Whether a rank has nothing else to do than to generate for one role.
-
-    Args:
-        places: of every role.
-        trained: the roles that are.
-    """
-    others = [place.score for place in places.values()]
-    others += [place.train for role, place in places.items() if role in trained]
-    if any(layout is not None and rank in layout.mesh.ranks for layout in others):
-        return False
-    return sum(any(rank in layout.mesh.ranks for layout in place.generate) for place in places.values()) == 1
-
-
-def keeps_memory(
-    rank: int, plan: Plan, places: Mapping[str, RolePlacement], trained: Collection[str], device: str
-) -> bool:
-    """Whether the engine of a rank keeps its memory: the rank does nothing else, or the plan says that pools of GPUs
-    stay.
-
-    Args:
-        places, trained: as of `only_generates`.
-        device: cpu or cuda.
-    """
-    return only_generates(rank, places, trained) or (device == "cuda" and plan.keeps_pools)
+def keeps_pools(plan: Plan) -> bool:
+    """Whether a plan says that pools of GPUs stay beside what else its ranks do."""
+    return any(policy.name == POOL for policy in plan.policies)
 
 
 def pools_stay(plan: Plan) -> bool:
@@ -43,7 +17,7 @@ def pools_stay(plan: Plan) -> bool:
     Args:
         plan: completed.
     """
-    if plan.keeps_pools:
+    if keeps_pools(plan):
         return True
     generating: dict[str, set[int]] = {}
     others = {rank for p in plan.placements if p.mode in ("train", "score") for rank in p.ranks}
