@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.cost.captures import GRAPHS, held_by_graphs
+from plait.cost.captures import GRAPHS, first_context, graph_bytes
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_bytes, pool_tokens
@@ -25,14 +25,13 @@ from plait.cost.working_memory import (
     logits_bytes,
     stage_activations,
 )
-from plait.cost.workload import Workload
 from plait.dataflow import CallKind
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
 from plait.models.lora_settings import NO_LORA
 from plait.policy.blocks import BLOCK_TOKENS
-from plait.recipes.engine_checks import abilities
+from plait.recipes.engine_checks import abilities, most_guessed
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import WHOLE, part_key
 from plait.schedule.plan import Mode
@@ -51,9 +50,9 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     if instance is not None and (pool := _pool(facts, model)) is not None:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
-        sizes, shape = instance.parallelism, facts.shapes[model.name]
-        workload = Workload.of(recipe, facts.flow, facts.lengths)
-        if graphs := held_by_graphs(workload, shape, sizes, pool.running):
+        if recipe.device == "cuda" and part_key(instance, rank) == WHOLE:
+            shape, contexts = facts.shapes[model.name], (first_context(facts.lengths.prompts), pool.context)
+            graphs = graph_bytes(shape, recipe.dtype, pool.running, contexts, 1 + most_guessed(recipe))
             rows_by_use[model.role, "decode"].append((GRAPHS, graphs))
         if drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)

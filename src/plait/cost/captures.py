@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from plait.cost.decoding import SteadySteps
 from plait.cost.layer_times import LayerTimes, Terms
+from plait.cost.lengths import Lengths
 from plait.cost.profile import MOST_REPLAYED
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
@@ -41,9 +42,7 @@ def num_captured(pieces: Sequence[SteadySteps], prompt_tokens: float) -> int:
 
 
 def held_by_graphs(workload: Workload, shape: ModelShape, sizes: Parallelism, share: int) -> int:
-    """Bytes that the graphs of an instance keep on its device: logits of as many rows as each has, in the compute
-    dtype. All else that they compute in is one memory, and small. There is one graph for each power of two of tokens
-    of context, of new tokens of a sample, and of rows, which are at least as many as these.
+    """`graph_bytes` of an instance of a workload.
 
     Args:
         sizes: of the instance; its parts have no graphs.
@@ -52,12 +51,34 @@ def held_by_graphs(workload: Workload, shape: ModelShape, sizes: Parallelism, sh
     if workload.device != "cuda" or workload.elsewhere or sizes.tp * sizes.pp > 1:
         return 0
     prompts, responses = workload.lengths.prompts, workload.lengths.responses
-    contexts = 1 + _power(prompts.longest + responses.longest) - _power(math.ceil(prompts.mean) + 1)
-    running, rows = min(share, workload.max_running), 0
-    for width in (1 << power for power in range(_power(workload.most_new_tokens) + 1)):
+    contexts = first_context(prompts), prompts.longest + responses.longest
+    running = min(share, workload.max_running)
+    return graph_bytes(shape, workload.dtype, running, contexts, workload.most_new_tokens)
+
+
+def first_context(prompts: Lengths) -> int:
+    """Tokens of a mean sample that decodes its first token."""
+    return math.ceil(prompts.mean) + 1
+
+
+def graph_bytes(
+    shape: ModelShape, dtype: str, running: int, contexts: tuple[int, int], most_new_tokens: int = 1
+) -> int:
+    """Bytes that the graphs of an instance keep on its device: logits of as many rows as each has, in the compute
+    dtype. All else that they compute in is one memory, and small. There is one graph for each power of two of tokens
+    of context, of new tokens of a sample, and of rows, which are at least as many as these.
+
+    Args:
+        running: samples at a time.
+        contexts: tokens of the shortest and of the longest context.
+        most_new_tokens: of a sample in a step, with what is guessed.
+    """
+    shortest, longest = map(_power, contexts)
+    rows = 0
+    for width in (1 << power for power in range(_power(most_new_tokens) + 1)):
         most = min(MOST_REPLAYED, 1 << _power(running * width))
         rows += 2 * most - width
-    return contexts * rows * shape.vocabulary * BYTES[workload.dtype]
+    return (longest - shortest + 1) * rows * shape.vocabulary * BYTES[dtype]
 
 
 def _power(number: int) -> int:
