@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from plait.schedule.plan import POOL, Plan
-
-
-def keeps_pools(plan: Plan) -> bool:
-    """Whether a plan says that pools of GPUs stay beside what else its ranks do."""
-    return any(policy.name == POOL for policy in plan.policies)
+from plait.schedule.plan import Plan
 
 
 def pools_stay(plan: Plan) -> bool:
@@ -17,7 +12,7 @@ def pools_stay(plan: Plan) -> bool:
     Args:
         plan: completed.
     """
-    if keeps_pools(plan):
+    if plan.keeps_pools:
         return True
     generating: dict[str, set[int]] = {}
     others = {rank for p in plan.placements if p.mode in ("train", "score") for rank in p.ranks}

@@ -9,7 +9,6 @@ from typing import Any
 
 from plait.layout.mesh import Layout
 from plait.schedule.fused import FUSED, FusedOrder, fused_order, models_of
-from plait.schedule.kept_pools import keeps_pools
 from plait.schedule.plan import After, Mode, Placement, Plan
 from plait.schedule.schedule import Schedule
 from plait.schedule.stated import stated_order
@@ -159,7 +158,7 @@ def keeps_memory(
         places, trained: as of `only_generates`.
         device: cpu or cuda.
     """
-    return only_generates(rank, places, trained) or (device == "cuda" and keeps_pools(plan))
+    return only_generates(rank, places, trained) or (device == "cuda" and plan.keeps_pools)
 
 
 def placements_of(plan: Plan, role: str) -> RolePlacement:
