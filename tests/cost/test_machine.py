@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from plait.cost import machine
 from plait.cost.hardware import GIB
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.cost.machine import MACHINE_BANDWIDTH, cpu_kind, unmeasured
+from plait.cost.machine import MACHINE_BANDWIDTH, cpu_kind, threads_alone, unmeasured
 from plait.cost.model_costs import ModelCosts
 from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
@@ -79,3 +80,15 @@ def test_steps_of_the_measured_machine_are_foretold_within_a_quarter() -> None:
     alone = Layout.on(range(1))
     assert costs.call("ref.logprobs", "score", alone).seconds == pytest.approx(6.7, rel=0.25)
     assert costs.call("actor.train", "train", alone).seconds == pytest.approx(21.7, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("said", "threads"), [("3", 3), ("3,2", 3), (" 3 ", 3), ("", 7), ("0", 7), ("many", 7), (None, 7)]
+)
+def test_threads_are_as_openmp_is_told(monkeypatch: pytest.MonkeyPatch, said: str | None, threads: int) -> None:
+    """Clusters set lists, one number for each level of nesting, or leave the variable empty."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert (threads_alone(0), threads_alone(5)) == (threads, 5)

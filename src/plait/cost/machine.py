@@ -26,9 +26,11 @@ def threads_alone(asked: int) -> int:
     """Compute threads of a process that has this machine to itself.
 
     Args:
-        asked: 0 takes what OMP_NUM_THREADS says, else one per core that this process may use.
+        asked: 0 takes what OMP_NUM_THREADS says (of a list, as OpenMP knows them, its first number), else one per core
+            that this process may use.
     """
-    return asked or int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return asked or (int(said) if said.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
