@@ -85,8 +85,6 @@ def test_steps_of_the_measured_machine_are_foretold_within_a_quarter() -> None:
 @pytest.mark.parametrize(
     ("said", "threads"), [("3", 3), ("3,2", 3), (" 3 ", 3), ("", 7), ("0", 7), ("many", 7), (None, 7)]
 )
-    ("said", "threads"), [("3", 3), ("3,2", 3), (" 3 ", 3), ("", 7), ("0", 7), ("many", 7), (None, 7)]
-)
 def test_threads_are_as_openmp_is_told(monkeypatch: pytest.MonkeyPatch, said: str | None, threads: int) -> None:
     """Clusters set lists, one number for each level of nesting, or leave the variable empty."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
