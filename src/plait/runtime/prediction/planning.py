@@ -37,10 +37,10 @@ from plait.planner.plan_search import Budget, SearchResult, search
 from plait.planner.plan_space import PlanSpace
 from plait.policy.fusion_gate import LEAST_SHARE
 from plait.recipes.engine_checks import abilities, check_engine_plan, of_engines
+from plait.recipes.plan_files import EVERY_NAME, plan_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
-from plait.runtime.prediction.plan_files import plan_file
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
 from plait.schedule.kept_pools import pools_stay
@@ -240,7 +240,7 @@ class Planning:
         name = NAMES[0] if name == AUTO else name
         if name in NAMES:
             return self.named[name] if name in self.named else self._by_name(name)
-        return self._completed(plan_file(name), f"plan `{name}`")
+        return self._completed(plan_file(name, EVERY_NAME), f"plan `{name}`")
 
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
@@ -253,7 +253,7 @@ class Planning:
 
     @cached_property
     def _keeping(self) -> Planning:
-        """The same steps with pools that stay."""
+        """The planning of the same steps, with pools that stay."""
         return replace(self, pools_stay=True)
 
     def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
