@@ -15,10 +15,12 @@ from plait.cost.calibration import (
     Calibration,
     calibrated,
     of_cluster,
+    speaks_for,
     uncorrected,
 )
 from plait.cost.cluster import Checked
 from plait.cost.cluster_file import read_cluster
+from plait.cost.estimate import model_shape
 from plait.cost.hardware import DEVICES, GIB
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profiles_of_gpu
 from plait.cost.lengths import Lengths, SampleLengths
@@ -83,6 +85,16 @@ def test_twice_the_weights_of_a_layer_are_another_shape() -> None:
     found = calibrated([PROFILE], wide, "bfloat16", 1)
     assert not found.exact
     assert found.error == pytest.approx(PROFILE.error + OTHER_LAYERS)
+
+
+def test_a_tiny_layer_says_nothing_of_large_ones() -> None:
+    """A profile of a toy stood for a model of 135 million parameters: a step was foretold as 2,510 s, and took 11."""
+    smollm, large = (model_shape(name) for name in ("smollm2-135m", "llama-2-7b"))
+    assert speaks_for(PROFILE, replace(SHAPE, intermediate=2 * SHAPE.intermediate))
+    assert not speaks_for(PROFILE, smollm)
+    measured = PROFILE.model_copy(update={"shape": smollm})
+    assert speaks_for(measured, large), "3.5 million weights a layer keep a core busy"
+    assert speaks_for(measured, SHAPE)
 
 
 def test_past_runs_say_how_wrong_predictions_were() -> None:

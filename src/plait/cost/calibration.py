@@ -19,6 +19,9 @@ OTHER_THREADS = 0.25
 """What each doubling or halving of the threads adds, over which seconds are divided."""
 OTHER_LAYERS = 0.1
 """What each doubling or halving of a layer's weights adds, by which seconds are scaled."""
+SMALL_LAYER, MOST_LARGER = 1 << 20, 4
+"""Weights of a layer below which it takes what its operators take, however little they compute: nothing follows from it
+for layers that have more than so many times as many."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,12 @@ def _errors(past: Sequence[RunRecord]) -> tuple[float, dict[str, float], int]:
         if (values := [run.errors[kind] for run in past if kind in run.errors])
     }
     return sum(run.error for run in past) / len(past), kinds, len(past)
+
+
+def speaks_for(profile: Profile, shape: ModelShape) -> bool:
+    """Whether seconds of the profile's layers, scaled by their weights, say anything of layers of this shape."""
+    mine, other = (ModelWork(size, profile.dtype, 1).products(1) / 2 for size in (shape, profile.shape))
+    return other >= SMALL_LAYER or mine <= MOST_LARGER * other
 
 
 def distance(profile: Profile, shape: ModelShape, dtype: str, threads: int) -> float:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from plait.cost.calibration import Calibration, calibrated
+from plait.cost.calibration import Calibration, calibrated, speaks_for
 from plait.cost.cluster import ClusterSpec
 from plait.cost.kept_profiles import kept_profiles
 from plait.cost.machine import machine_name, threads_alone, unmeasured
@@ -30,7 +30,8 @@ def machine_of(recipe: Recipe, shape: ModelShape, devices: int) -> tuple[Cluster
     Args:
         shape: of the run's own model.
     """
-    profiles = kept_profiles(machine_name(recipe.device), recipe.device)
+    kept = kept_profiles(machine_name(recipe.device), recipe.device)
+    profiles = [profile for profile in kept if speaks_for(profile, shape)]
     threads = threads_of(recipe, devices)
     if not profiles:
         return unmeasured(recipe.device, devices, threads)
