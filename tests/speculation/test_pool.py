@@ -168,11 +168,16 @@ def test_the_budget_holds_all_that_python_takes_also_while_texts_are_dropped(
     """Long prompts of short samples, prompts and samples of a token, prompts of long samples: several times as many as
     there is room for. The tuples of prompts are not kept: they are dropped as soon as they are told."""
     said, probs = np.arange(tokens) % 97, np.full(tokens, 0.5)
-    PoolDrafter(budget).record((1,) * prompt_tokens, said, probs)
+
+    def filled() -> PoolDrafter:
+        pool = PoolDrafter(budget)
+        for number in range(3 * budget // (50 * (prompt_tokens + tokens))):
+            pool.record((number, *range(prompt_tokens - 1)), said, probs)
+        return pool
+
+    filled()  # what is compiled, or read from disk, is no part of a pool
     tracemalloc.start()
-    pool = PoolDrafter(budget)
-    for number in range(3 * budget // (50 * (prompt_tokens + tokens))):
-        pool.record((number, *range(prompt_tokens - 1)), said, probs)
+    pool = filled()
     now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert now <= pool.num_bytes + FRAMES <= budget + FRAMES
