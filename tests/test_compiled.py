@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -136,6 +137,29 @@ def test_one_process_at_a_time_writes(tmp_path: Path, monkeypatch: pytest.Monkey
     (lock,) = (tmp_path / "given").glob("*/*.lock")
     with lock.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_who_does_not_let_go_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "LOCK_S", 0.1)
+    (tmp_path / "kept.lock").touch()
+    with (tmp_path / "kept.lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with compiled.lock_of(tmp_path) as is_alone:
+            assert not is_alone
+    with compiled.lock_of(tmp_path) as is_alone:
+        assert is_alone
+
+
+def test_where_files_cannot_be_locked_code_is_kept_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(compiled.fcntl, "flock", refuse)
+    for folder in (tmp_path, tmp_path / "gone"):
+        with compiled.lock_of(folder) as is_alone:
+            assert is_alone
 
 
 def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

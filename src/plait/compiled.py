@@ -26,6 +26,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +39,10 @@ try:
     """Whether functions are compiled."""
 except ImportError:
     AVAILABLE = False
+
+
+LOCK_S = 10.0
+"""How long a process waits to write what it has compiled: writing takes milliseconds."""
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -134,6 +139,30 @@ def _announce(kept: bool) -> None:
     )
 
 
+@contextmanager
+def lock_of(folder: Path) -> Iterator[bool]:
+    """Whether nobody else writes compiled code to the folder meanwhile; False: somebody does who has not ended within
+    LOCK_S, and what was compiled is not kept. Where files cannot be locked it is taken that nobody does."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(folder / "kept.lock", "w"))
+            ends_s = time.monotonic() + LOCK_S
+            while not (is_alone := _is_locked(file)) and time.monotonic() < ends_s:
+                time.sleep(0.02)
+        except OSError:
+            is_alone = True
+        yield is_alone
+
+
+def _is_locked(file: Any) -> bool:
+    """Whether this process has the lock now. Raises OSError where there are none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 if AVAILABLE:
 
     class _Stamped:
@@ -173,9 +202,9 @@ if AVAILABLE:
 
         def save_overload(self, sig: Any, data: Any) -> None:
             """numba reads the index, adds to it and writes it: two processes at once would give one number to two."""
-            with open(Path(self.cache_path) / "kept.lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                super().save_overload(sig, data)
+            with lock_of(Path(self.cache_path)) as is_alone:
+                if is_alone:
+                    super().save_overload(sig, data)
 
     class _NoCache(caching.NullCache):
         def load_overload(self, sig: Any, target_context: Any) -> None:
