@@ -32,7 +32,12 @@ STEP = Workload(
         ("48 samples: graphs of 1, 2, ... 64 rows", {}, 64, 127),
         ("7 samples", {}, 7, 15),
         ("no graph has more than 256 rows", {"max_running": 1000}, 1000, 511),
-        ("drafts of 3: two new tokens in 2 to 128 rows, four in 4 to 256", {"most_new_tokens": 4}, 64, 127 + 254 + 508),
+        (
+            "drafts of 3: two new tokens in 2 to 128 rows, of two numbers of samples; four in 4 to 256, of three",
+            {"most_new_tokens": 4},
+            64,
+            127 + 2 * 254 + 3 * 508,
+        ),
     ],
 )
 def test_each_graph_keeps_the_logits_of_its_rows(how: str, changed: dict[str, int], share: int, rows: int) -> None:

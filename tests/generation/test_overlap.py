@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from plait.data.records import FinishReason, Sample
+from plait.errors import RunError
 from plait.generation import engine as engine_module
 from plait.generation import joint
 from plait.generation.engine import Engine, drain
@@ -145,6 +147,44 @@ def test_samples_that_start_do_not_break_the_chain() -> None:
     assert_same(found, wanted)
     pairs = zip(watched.events, watched.events[1:], strict=False)
     assert sum(a[0] == "drawn" and b == ("drawn", a[1] + 1) for a, b in pairs) > 4
+
+
+def test_steps_with_prompts_stand_apart() -> None:
+    """A step with a prompt is launched when all others have landed, and lands at once."""
+    said: list[list[tuple[str, int]]] = []
+    model = shared_model("llama")
+    for engine in (Engine(model, SamplingSettings(max_prefill_tokens=8)), ahead_engine(model, max_prefill_tokens=8)):
+        engine.add(request(0, 5, lengths=(14,)))
+        steps = []
+        for number in range(9):
+            if number == 5:
+                engine.add(request(1, 6, lengths=(8,)))
+            engine.step()
+            assert engine.last_step is not None
+            steps.append((engine.last_step.kind.name, engine.last_step.num_drawn))
+        said.append(steps)
+    plain, launched = said
+    assert plain == [("PREFILL", 1), *[("DECODE", 1)] * 4, ("PREFILL", 2), *[("DECODE", 2)] * 3]
+    # The second step is launched, and read by the third; the one before the prompt's is read first in that.
+    assert launched == [
+        ("PREFILL", 1), ("DECODE", 0), *[("DECODE", 1)] * 3, ("PREFILL", 3), ("DECODE", 0), *[("DECODE", 2)] * 2
+    ]  # fmt: skip
+
+
+def test_after_a_step_that_failed_samples_can_be_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ahead_engine(shared_model("llama"))
+    engine.add(request(0, 5, lengths=(9, 9)))
+    for _ in range(3):
+        engine.step()
+    forward = engine.state.forward
+    computed = forward.logits
+    monkeypatch.setattr(forward, "logits", lambda *of: torch.full_like(computed(*of), torch.nan))
+    engine.step()
+    with pytest.raises(RunError, match="finite logits"):
+        engine.step()
+    first, second = engine.abort(0)
+    assert len(first.token_ids) == len(second.token_ids) == 3
+    assert not engine.has_work
 
 
 @pytest.mark.parametrize("leave", ["abort", "halt", "update"])

@@ -66,7 +66,8 @@ def graph_bytes(
 ) -> int:
     """Bytes that the graphs of an instance keep on its device: logits of as many rows as each has, in the compute
     dtype. All else that they compute in is one memory, and small. There is one graph for each power of two of tokens
-    of context, of new tokens of a sample, and of rows, which are at least as many as these.
+    of context, of new tokens of a sample, of rows, which are at least as many as these, and of samples that may have as
+    many rows.
 
     Args:
         running: samples at a time.
@@ -75,9 +76,10 @@ def graph_bytes(
     """
     shortest, longest = map(_power, contexts)
     rows = 0
-    for width in (1 << power for power in range(_power(most_new_tokens) + 1)):
+    for power in range(_power(most_new_tokens) + 1):
+        width = 1 << power
         most = min(MOST_REPLAYED, 1 << _power(running * width))
-        rows += 2 * most - width
+        rows += (2 * most - width) * (power + 1)
     return (longest - shortest + 1) * rows * shape.vocabulary * BYTES[dtype]
 
 

@@ -35,6 +35,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import SHORT_ROWS, RaggedBatch
 from plait.kernels.on_devices import power_of_two
 from plait.observe.screen import say
+from plait.policy.blocks import num_blocks_for
 
 MOST_ROWS = 256
 """Larger batches keep the device busy without."""
@@ -144,6 +145,8 @@ class CapturedSteps:
         self._steps: dict[Size, Step] = {}
         self._shown: set[Size] = set()
         """That the first of the ways was shown to be right for."""
+        self._lacked: set[Size] = set()
+        """For which there was no memory to show it."""
         self._at: tuple[int, ...] = ()
         self.seconds = 0.0
         """That captures have taken so far, and showing that they are right."""
@@ -152,30 +155,41 @@ class CapturedSteps:
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """Logits [R, V] of the rows that are read, valid until the next call; None: no row is. By a graph, or where
-        this step is none for a graph by the way that graphs are captured of, as soon as it was shown to be right."""
+        this step is none for a graph by the way that graphs are captured of, as soon as it was shown to be right. The
+        pool holds the keys and values of the same computation."""
         logits_TV = self._replayed(batch, pool)
         if logits_TV is not None:
             return logits_TV
+        if not self._shown and self._may_show(batch, pool):
+            began = time.perf_counter()
+            self._show(batch, pool)
+            self.seconds += time.perf_counter() - began
         if self._shown:
             is_done, logits_RV = self._by_first_way(batch, pool)
-            return logits_RV if is_done else self._plainly(batch, pool)
-        shows = len(self._ways) > 1 and batch.num_tokens > MOST_ROWS and is_decoding(batch)
-        return (self._show if shows else self._plainly)(batch, pool)
+            if is_done:
+                return logits_RV
+        return self._plainly(batch, pool)
 
-    def _show(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
-        """Logits [T, V] of a step that is too large for a graph, computed plainly, and by the first of the ways to show
-        that it says the same: a rollout may begin with such steps, and have no others for long."""
-        began = time.perf_counter()
+    def _may_show(self, batch: RaggedBatch, pool: KVPool) -> bool:
+        """Whether a step that is too large for a graph may show that the first of the ways is right: a rollout may
+        begin with such steps, and have no others for long. If that finds no memory, it is not tried again."""
+        is_large = batch.num_tokens > MOST_ROWS and is_decoding(batch)
+        return is_large and len(self._ways) > 1 and Size.of(batch, pool.block_tokens) not in self._lacked
+
+    def _show(self, batch: RaggedBatch, pool: KVPool) -> None:
+        """Hold the first of the ways against the plain one. The step itself is computed behind it: of a way that is
+        refused no key may stay."""
+        size, num_ways = Size.of(batch, pool.block_tokens), len(self._ways)
         expected_TV = _logits(self._plainly(batch, pool))
         is_done, logits_TV = self._by_first_way(batch, pool)
         if is_done:
             why = _difference(_logits(logits_TV), expected_TV)
             if why is None:
-                self._shown.add(Size.of(batch))
+                self._shown.add(size)
             else:
                 self._refuse(why)
-        self.seconds += time.perf_counter() - began
-        return expected_TV
+        elif len(self._ways) == num_ways:
+            self._lacked.add(size)
 
     def _by_first_way(self, batch: RaggedBatch, pool: KVPool) -> tuple[bool, Tensor | None]:
         """Whether it could compute a step, and logits [R, V]; refused where it could not for another reason than a lack
@@ -199,7 +213,7 @@ class CapturedSteps:
         if at != self._at:
             self.drop()
             self._at = at
-        size = Size.of(batch)
+        size = Size.of(batch, pool.block_tokens)
         if size not in self._steps and not self._capture_step(size, batch, pool):
             return None
         step = self._steps[size]
@@ -215,6 +229,7 @@ class CapturedSteps:
     def drop(self) -> None:
         """Forget all graphs, with the memory that they hold."""
         self._steps.clear()
+        self._lacked.clear()
 
     def _capture_step(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a graph for such batches is there and computes what the plain step computes."""
@@ -278,16 +293,16 @@ class Size:
     keys: int
     """That a sample has, its new ones included."""
     columns: int
-    """That its block tables have."""
+    """That its block tables have: those of so many keys, however wide the tables of batches are."""
 
     @classmethod
-    def of(cls, batch: RaggedBatch) -> Size:
+    def of(cls, batch: RaggedBatch, block_tokens: int) -> Size:
         """The least that this batch goes into."""
         rows, width = power_of_two(batch.num_tokens), power_of_two(max(batch.num_new))
         idle = -(-(rows - batch.num_tokens) // width)  # samples that take the rows behind
-        keys = max(map(operator.add, batch.num_new, batch.num_held))
-        columns = max(LEAST_COLUMNS, power_of_two(batch.tables_SM.shape[1]))
-        return cls(power_of_two(len(batch.num_new) + idle), rows, width, power_of_two(keys), columns)
+        keys = power_of_two(max(map(operator.add, batch.num_new, batch.num_held)))
+        columns = max(LEAST_COLUMNS, power_of_two(num_blocks_for(keys, block_tokens)))
+        return cls(power_of_two(len(batch.num_new) + idle), rows, width, keys, columns)
 
 
 @dataclass(eq=False)
@@ -323,12 +338,13 @@ class Step:
 
     def fill(self, batch: RaggedBatch, spare: int, block_tokens: int) -> None:
         """The rows of a batch, and behind them such as see the spare block alone."""
-        own, size, rows, (count, columns) = self.inputs, self.size, batch.num_tokens, batch.tables_SM.shape
+        own, size, rows, count = self.inputs, self.size, batch.num_tokens, len(batch.tables_SM)
+        columns = min(size.columns, batch.tables_SM.shape[1])
         inputs_T = own.token_ids_T, own.position_ids_T, own.places_T
         for tensor, given in zip(inputs_T, (batch.token_ids_T, batch.position_ids_T, batch.places_T), strict=True):
             tensor[:rows].copy_(given)
         own.held_S[:count].copy_(batch.held_S)
-        own.tables_SM[:count, :columns].copy_(batch.tables_SM)
+        own.tables_SM[:count, :columns].copy_(batch.tables_SM[:, :columns])
         rest = rows, count, columns, spare * block_tokens
         if rest != self._rest:
             self._rest = rest

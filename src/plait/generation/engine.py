@@ -146,7 +146,8 @@ class Engine:
             The samples that ended in the steps that landed.
 
         Raises:
-            RunError: the model gave logits that are not finite; another rank is gone, or does not answer.
+            RunError: the model gave logits that are not finite; another rank is gone, or does not answer. Then samples
+                can be taken out alone (`abort`).
             CallError: nothing is in flight, or the weights changed without `update_weights`.
         """
         allow(self.has_work, "step: no sample is in flight; ask `has_work` first")
@@ -206,7 +207,11 @@ class Engine:
         """Land the oldest steps until at most `count` are in flight."""
         while len(self._turns) > count:
             turn, clock = self._turns.oldest(), StepClock(self._joint, self.state.forward)
-            num_drawn = sum(self._settle(draws) for draws in (turn.starts, turn.draws) if draws is not None)
+            try:
+                num_drawn = sum(self._settle(draws) for draws in (turn.starts, turn.draws) if draws is not None)
+            except BaseException:
+                self._turns.clear()
+                raise
             self.speculates.done(turn.plan, num_drawn, turn.seconds + clock.seconds)
 
     def _settle(self, draws: Draws) -> int:

@@ -69,6 +69,10 @@ class Turns:
         """The step that was launched last, if it is in flight."""
         return self._open[-1] if self._open else None
 
+    def clear(self) -> None:
+        """Forget the steps in flight: one before them has failed, and what they drew counts nothing."""
+        self._open.clear()
+
     def oldest(self) -> Turn:
         """Remove and return the oldest step."""
         return self._open.popleft()

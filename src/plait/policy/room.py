@@ -46,6 +46,12 @@ class Room:
         self.name(sample)
         return len(shared) * block_tokens
 
+    def may_admit(self, item: Started | Prompt) -> bool:
+        """Whether `admit` would give it blocks beside those that run; it may also where this is False, as blocks may be
+        shared."""
+        count = num_blocks_for(item.num_tokens, self._limits.block_tokens)
+        return self.blocks.num_free - count > len(self._sequences.running)
+
     def admit(self, item: Started | Prompt, idle: bool) -> bool:
         """Give it blocks for all its tokens, if that leaves one for each running sample, or nothing else runs."""
         block_tokens, blocks = self._limits.block_tokens, self.blocks

@@ -45,7 +45,8 @@ class Meter:
         seconds -= record.packing_s
         if record.kind is StepKind.DECODE:
             self.decode_tokens += record.num_drawn
-            self.decode_step_s.append(seconds)
+            if record.num_drawn:  # else it was launched ahead, and the next step waits for it
+                self.decode_step_s.append(seconds)
         else:
             self.prefill_tokens += record.num_prefill_tokens
             self.prefill_seconds += seconds
