@@ -12,15 +12,20 @@ from plait.errors import ConfigError
 AnyPath = TypeVar("AnyPath", bound=str | Path)
 
 
-def at_home(path: AnyPath) -> AnyPath:
+def at_home(path: AnyPath, name: str | None) -> AnyPath:
     """The path with the user's home in place of a `~` that it begins with; a text stays one.
+
+    Args:
+        name: what the path is called where a user writes it, with which the message begins; None: who catches the error
+            says it.
 
     Raises:
         ConfigError: it has `${…}`, which other programs' recipes replace, and which would become the name of a folder.
     """
     if "${" in str(path):
+        begin = "" if name is None else f"{name}: "
         raise ConfigError(
-            f"expected a path as it is, in which nothing but a `~` at its beginning is replaced, found `{path}`"
+            f"{begin}expected a path as it is, in which nothing but a `~` at its beginning is replaced, found `{path}`"
         )
     return type(path)(os.path.expanduser(path))
 
@@ -35,10 +40,19 @@ def path_key(*keys: str) -> Any:
 def _every_one_at_home(value: Any) -> Any:
     match value:
         case str() | Path():
-            return at_home(value)
+            return at_home(value, None)
         case tuple():
             return tuple(map(_every_one_at_home, value))
     return value
+
+
+def user_cache() -> Path:
+    """The folder in which programs keep what they could make again: `$XDG_CACHE_HOME`, else `~/.cache`.
+
+    Raises:
+        ConfigError: as of `at_home`.
+    """
+    return Path(at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME"))
 
 
 def working_folder() -> str:

@@ -29,7 +29,7 @@ def _number(_: Any, tokens: Sequence[Token]) -> float:
 
 
 def _place(_: Any, tokens: Sequence[Token]) -> Path:
-    return Path(at_home(tokens[0].value))
+    return Path(at_home(tokens[0].value, None))
 
 
 Number = Annotated[float, Parameter(converter=_number)]

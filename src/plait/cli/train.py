@@ -161,7 +161,7 @@ def read_recipe(
 
     given = {token for token in tokens if token in flags}
     rest = [token for token in tokens if token not in flags]
-    path = at_home(Path(rest.pop(0))) if rest and not rest[0].startswith("--") else None
+    path = at_home(Path(rest.pop(0)), "`RECIPE`") if rest and not rest[0].startswith("--") else None
     if path is None and not rest:
         raise ConfigError(f"give a recipe: `{usage_of(command)}`; `plait {command} --help` lists the keys")
     return path, parse_overrides(rest, (*flags, "--help", "--help-all"), stage_names(path)), given

@@ -30,7 +30,7 @@ def read_cluster(name_or_path: str, devices: int | None = None) -> ClusterSpec:
         ConfigError: there is no such file or name, a key is unknown or missing, or a value does not fit (the key is
             named).
     """
-    path = Path(at_home(name_or_path))
+    path = Path(at_home(name_or_path, "cluster"))
     named = re.fullmatch(r"(\d{1,5})x(.+)", name_or_path)
     if os.path.isfile(path) or path.suffix in (".yaml", ".yml"):
         spec = _of_file(path, name_or_path)

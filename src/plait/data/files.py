@@ -132,18 +132,25 @@ def is_saved(path: Path) -> bool:
     return any(os.path.isfile(path / name) for name in (_SPLITS, "dataset_info.json"))
 
 
-def saved_folder(name: str) -> Path | None:
-    """The folder with the files of the split that `name` means; None where `name` is no saved data set."""
-    path, split = _local(name.removeprefix(HUB_PREFIX)) if name.startswith(HUB_PREFIX) else (Path(name), "")
+def saved_folder(name: str, key: str) -> Path | None:
+    """The folder with the files of the split that `name` means; None where `name` is no saved data set.
+
+    Args:
+        key: of the recipe, for messages.
+
+    Raises:
+        ConfigError: as of `paths.at_home`.
+    """
+    path, split = _local(name.removeprefix(HUB_PREFIX), key) if name.startswith(HUB_PREFIX) else (Path(name), "")
     if not is_saved(path):
         return None
     return path / (split or _TRAIN) if os.path.isfile(path / _SPLITS) else path
 
 
-def _local(name: str) -> tuple[Path, str]:
+def _local(name: str, key: str) -> tuple[Path, str]:
     """The folder and the split that FOLDER:SPLIT names; where none is, the empty one."""
     folder, _, split = name.partition(":")
-    return Path(at_home(folder)), split
+    return Path(at_home(folder, f"`{key}`")), split
 
 
 def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
@@ -166,7 +173,7 @@ def _saved_records(path: Path, split: str | None, key: str) -> Iterable[Record]:
 
 
 def _hub_records(name: str, key: str) -> Iterable[Record]:
-    path, split = _local(name)
+    path, split = _local(name, key)
     if is_saved(path):
         return _saved_records(path, split or None, key)
     parts = name.partition(":")[0].split("/")

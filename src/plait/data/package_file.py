@@ -21,7 +21,7 @@ from pathlib import Path
 
 from plait.errors import UserError
 from plait.observe.screen import say
-from plait.paths import at_home
+from plait.paths import at_home, user_cache
 
 _DOWNLOAD_DEADLINE_S = 1200.0
 _LOCK_DEADLINE_S = 1800.0
@@ -46,10 +46,14 @@ class PackageFile:
 
 
 def cache_folder() -> Path:
-    """Return plait's cache: `$PLAIT_CACHE`, else `$XDG_CACHE_HOME/plait`, else `~/.cache/plait`."""
+    """Return plait's cache: `$PLAIT_CACHE`, else `$XDG_CACHE_HOME/plait`, else `~/.cache/plait`.
+
+    Raises:
+        ConfigError: as of `paths.at_home`.
+    """
     if folder := os.environ.get("PLAIT_CACHE"):
-        return Path(at_home(folder))
-    return Path(at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "plait"
+        return Path(at_home(folder, "PLAIT_CACHE"))
+    return user_cache() / "plait"
 
 
 def prepared(

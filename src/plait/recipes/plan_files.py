@@ -24,10 +24,10 @@ def plan_file(name: str, words: Sequence[str] = (AUTO, *NAMES)) -> Plan:
         words: names of plans that could stand in its place, for messages.
 
     Raises:
-        ConfigError: there is no such file; says what is there.
+        ConfigError: there is no such file; says what is there. Or as of `paths.at_home`.
         DataError: it cannot be read, or holds no plan.
     """
-    path = Path(at_home(name))
+    path = Path(at_home(name, "`plan`"))
     if not os.path.isfile(path):
         is_word = not path.suffix and path.name == name and not os.path.lexists(path)
         why = nearest(name, words) if is_word else f", which {why_no_file(path)}"

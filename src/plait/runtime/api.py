@@ -99,7 +99,7 @@ def train(
         loaded = recipe
         file = None
     else:
-        file = None if recipe is None else Path(at_home(recipe))
+        file = None if recipe is None else Path(at_home(recipe, "recipe"))
         if file is not None and stage_names(file):
             from plait.runtime.stage_runs import train_stages
 

@@ -235,11 +235,23 @@ class Plan:
             raise DataError(f"{name}: a part of the plan is missing or does not fit: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        write_file(at_home(path), self.to_json())
+        """Write the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            OSError: it cannot be written.
+        """
+        write_file(at_home(path, "plan"), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        return cls.from_json(FORM.text_of(at_home(path)), str(path))
+        """Read the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            DataError: it cannot be read, or holds no such plan.
+        """
+        return cls.from_json(FORM.text_of(at_home(path, "plan")), str(path))
 
 
 def _placement_record(p: Placement) -> dict[str, Any]:

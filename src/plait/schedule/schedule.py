@@ -71,11 +71,23 @@ class Schedule:
             raise DataError(f"{name}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        write_file(at_home(path), self.to_json())
+        """Write the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            OSError: it cannot be written.
+        """
+        write_file(at_home(path, "schedule"), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        return cls.from_json(FORM.text_of(at_home(path)), str(path))
+        """Read the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            DataError: it cannot be read, or holds no such schedule.
+        """
+        return cls.from_json(FORM.text_of(at_home(path, "schedule")), str(path))
 
 
 def parse(text: str, name: str = "") -> Schedule:

@@ -140,16 +140,33 @@ class Timeline:
             raise DataError(f"{name}: a row of the timeline does not fit its fields: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        write_file(at_home(path), self.to_json())
+        """Write the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            OSError: it cannot be written.
+        """
+        write_file(at_home(path, "timeline"), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
-        return cls.from_json(FORM.text_of(at_home(path)), str(path))
+        """Read the file form.
+
+        Raises:
+            ConfigError: as of `paths.at_home`.
+            DataError: it cannot be read, or holds no such timeline.
+        """
+        return cls.from_json(FORM.text_of(at_home(path, "timeline")), str(path))
 
 
 def load_any(path: str | Path) -> Timeline:
-    """Read a timeline file, or the Chrome trace that a run writes. Raises `DataError`."""
-    path = at_home(path)
+    """Read a timeline file, or the Chrome trace that a run writes.
+
+    Raises:
+        ConfigError: as of `paths.at_home`.
+        DataError: it cannot be read, or is neither.
+    """
+    path = at_home(path, "timeline")
     try:
         with open(path, encoding="utf-8-sig") as file:
             is_trace = file.read(64).lstrip().startswith("[")
@@ -223,9 +240,14 @@ def trace_events(spans: Iterable[Span]) -> Iterator[TraceEvent]:
 
 
 def write_chrome_trace(path: str | Path, timeline: Timeline) -> None:
-    """Write the timeline, with its memory curves, as a Chrome trace that Perfetto opens."""
+    """Write the timeline, with its memory curves, as a Chrome trace that Perfetto opens.
+
+    Raises:
+        ConfigError: as of `paths.at_home`.
+        OSError: it cannot be written.
+    """
     counters = (TraceCounter("memory held", point.time_s, point.held, point.rank) for point in timeline.memory)
-    write_trace(at_home(path), [*trace_events(timeline.spans), *counters])
+    write_trace(at_home(path, "trace"), [*trace_events(timeline.spans), *counters])
 
 
 def covered_s(intervals: Iterable[tuple[float, float]]) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.errors import ConfigError
-from plait.paths import at_home
+from plait.paths import at_home, user_cache
 
 VARIABLE = "PLAIT_VLLM_PYTHON"
 TESTED = ("0.32",)
@@ -76,14 +76,13 @@ class VllmEnvironment:
 def vllm_python(device: str) -> Path:
     """The Python that vLLM is expected to be installed for, to compute on this device."""
     if path := os.environ.get(VARIABLE):
-        return Path(at_home(path))
+        return Path(at_home(path, VARIABLE))
     return default_folder(device) / "bin" / "python"
 
 
 def default_folder(device: str) -> Path:
     """The environment that is looked for where nothing is said."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "plait" / FOLDERS[device]
+    return user_cache() / "plait" / FOLDERS[device]
 
 
 def look(device: str) -> VllmEnvironment | None:

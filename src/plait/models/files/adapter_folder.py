@@ -31,8 +31,9 @@ def adapter_of(name: str) -> AdapterFolder | None:
 
     Raises:
         ModelError: the folder does not say what the adapter was trained on, or says that it was another adapter.
+        ConfigError: as of `paths.at_home`.
     """
-    folder = Path(at_home(name))
+    folder = Path(at_home(name, "model"))
     if not _is_adapter(folder):
         return None
     try:
@@ -45,7 +46,7 @@ def adapter_of(name: str) -> AdapterFolder | None:
             f"model: {folder / CONFIG} does not say which model the adapter was trained on; set "
             "`base_model_name_or_path` there to a local folder or a hub id"
         )
-    if _is_adapter(Path(at_home(base))):
+    if _is_adapter(Path(at_home(base, f"model: `base_model_name_or_path` in {folder / CONFIG}"))):
         raise ModelError(
             f"model: {folder / CONFIG} says that the adapter was trained on {base!r}, which holds an adapter alone "
             "itself; set `base_model_name_or_path` there to the whole model under both"

@@ -102,7 +102,7 @@ def resolve(name: str) -> Path:
     if is_shape(name):
         raise no_weights(name)
     _check_said(name)
-    folder = Path(at_home(name))
+    folder = Path(at_home(name, "model"))
     with looking_at(name):
         if folder.exists():
             check_folder(folder, name)
@@ -133,7 +133,7 @@ def read_config(name: str) -> dict[str, Any]:
             return read_config(adapter.base)
         except ModelError as error:
             raise base_missing(name, adapter, error) from error
-    folder = Path(at_home(name))
+    folder = Path(at_home(name, "model"))
     with looking_at(name):
         exists = folder.exists()
         if folder.is_dir():

@@ -108,8 +108,12 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def is_shape(name: str) -> bool:
-    """Whether a model's name means its shape alone: one of KNOWN, or the file `config.json` itself, of any name."""
-    return name in KNOWN or (name.endswith(".json") and os.path.isfile(at_home(name)))
+    """Whether a model's name means its shape alone: one of KNOWN, or the file `config.json` itself, of any name.
+
+    Raises:
+        ConfigError: as of `paths.at_home`.
+    """
+    return name in KNOWN or (name.endswith(".json") and os.path.isfile(at_home(name, "model")))
 
 
 def shape_config(name: str) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def shape_config(name: str) -> dict[str, Any]:
     """
     if name in KNOWN:
         return dict(KNOWN[name])
-    config = read_object(Path(at_home(name)))
+    config = read_object(Path(at_home(name, "model")))
     check_config(config, name)
     return config
 

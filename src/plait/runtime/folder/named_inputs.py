@@ -29,7 +29,7 @@ def named_inputs(recipe: Recipe) -> dict[str, Path]:
     """Key → the data file, or the folder of a saved data set or of a model, that is there under its value."""
     found: dict[str, Path] = {}
     for key, source in _sources(recipe):
-        if (folder := saved_folder(source)) is not None:
+        if (folder := saved_folder(source, key)) is not None:
             found[key] = folder
         elif os.path.isfile(source):
             found[key] = Path(source)

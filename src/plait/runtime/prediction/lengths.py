@@ -49,7 +49,7 @@ def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> S
     kinds = {node.kind for node in run.flow.nodes}
     beside = there().beside if {CallKind.GENERATE, CallKind.READ} <= kinds else {}
     most, key = _most_of_a_response(run)
-    if os.path.isdir(folder := at_home(text)):
+    if os.path.isdir(folder := at_home(text, "--lengths")):
         return replace(_recorded(Path(folder), most), beside=beside)
     match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
     if match is None or int(match[2]) < 1 or match[1] == "0":

@@ -126,8 +126,12 @@ def _functions(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> dict[
 
 def recorded_drafts(lengths: str | None) -> Drafts | None:
     """What guesses came to in the run whose folder is taken for lengths (`--lengths`); None where it is none, or made
-    none."""
-    folder = None if lengths is None else Path(at_home(lengths))
+    none.
+
+    Raises:
+        ConfigError: as of `paths.at_home`.
+    """
+    folder = None if lengths is None else Path(at_home(lengths, "--lengths"))
     if folder is None or not RunFiles(folder).metrics.is_file():
         return None
     record = drafts_of(read_steps(RunFiles(folder).metrics)[WARM_UP:])
