@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from plait.layout.mesh import Layout
-from plait.schedule.kept_pools import pools_stay
-from plait.schedule.placements import RolePlacement, keeps_memory, only_generates
+from plait.schedule.kept_pools import keeps_memory, only_generates, pools_stay
+from plait.schedule.placements import RolePlacement
 from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
+from tests.cost.test_device_memory import facts_of, named
 
 
 def test_a_rank_may_generate_alone() -> None:
@@ -47,3 +49,31 @@ def test_pools_stay_where_ranks_do_nothing_else_or_the_plan_says_so() -> None:
     assert not pools_stay(replace(apart, placements=twice)), "of two roles"
     again = (*apart.placements, Placement("actor.generate#2", "decode", (1,)))
     assert pools_stay(replace(apart, placements=again)), "by two calls of one role"
+
+
+def actor_and_reference(ranks: tuple[int, ...]) -> Callable[..., Plan]:
+    """Training and scoring on rank 0, generation on `ranks`."""
+    train, score = Placement("actor.train", "train", (0,)), Placement("ref.logprobs", "score", (0,))
+    generate = Placement("actor.generate", "decode", ranks, dp=len(ranks))
+    return lambda flow, planned: Plan("mine", 3, (train, score, generate))
+
+
+@pytest.mark.parametrize(
+    ("make_plan", "stay"),
+    [
+        (actor_and_reference((1, 2)), True),
+        (actor_and_reference((0, 1, 2)), False),
+        (named("colocated", 4), False),
+        (named("split", 4), False),
+        (named("standalone", 4), False),
+    ],
+)
+def test_what_is_said_of_a_plan_is_what_engines_do_on_every_rank_that_generates(make_plan, stay: bool) -> None:
+    """Engines ask which models are trained, a plan says which roles train."""
+    facts = facts_of(make_plan, "grpo")
+    trained = [model.role for model in facts.models if model.trained]
+    generating = [rank for layout in facts.places["actor"].generate for rank in layout.mesh.ranks]
+    for says in (False, True):
+        plan = replace(facts.plan, policies=(PolicyChoice(POOL),) if says else ())
+        kept = [keeps_memory(rank, plan, facts.places, trained, "cuda") for rank in generating]
+        assert pools_stay(plan) == all(kept) == (says or stay)

@@ -20,7 +20,7 @@ from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
-from plait.schedule.placements import keeps_memory
+from plait.schedule.kept_pools import keeps_memory
 from plait.schedule.plan import Plan
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -132,33 +132,6 @@ def part_key(layout: Layout, rank: int) -> PartKey:
 def parts_of(layout: Layout) -> frozenset[tuple[int, PartKey]]:
     """(rank, its part) of every rank of a layout."""
     return frozenset((rank, part_key(layout, rank)) for rank in layout.mesh.ranks)
-
-
-def only_generates(rank: int, places: Mapping[str, RolePlacement], trained: Collection[str]) -> bool:
-    """Whether a rank has nothing else to do than to generate for one role.
-
-    Args:
-        places: of every role.
-        trained: the roles that are.
-    """
-    others = [place.score for place in places.values()]
-    others += [place.train for role, place in places.items() if role in trained]
-    if any(layout is not None and rank in layout.mesh.ranks for layout in others):
-        return False
-    return sum(any(rank in layout.mesh.ranks for layout in place.generate) for place in places.values()) == 1
-
-
-def keeps_memory(
-    rank: int, plan: Plan, places: Mapping[str, RolePlacement], trained: Collection[str], device: str
-) -> bool:
-    """Whether the engine of a rank keeps its memory: the rank does nothing else, or the plan says that pools of GPUs
-    stay.
-
-    Args:
-        places, trained: as of `only_generates`.
-        device: cpu or cuda.
-    """
-    return only_generates(rank, places, trained) or (device == "cuda" and plan.keeps_pools)
 
 
 def placements_of(plan: Plan, role: str) -> RolePlacement:

@@ -23,7 +23,8 @@ from plait.models.working_weights import dtype_of
 from plait.reallocation.offload import HostMemory
 from plait.recipes.engine_checks import abilities, of_engines
 from plait.recipes.role_models import RoleModel
-from plait.schedule.placements import WHOLE, PartKey, RolePlacement, keeps_memory, layouts_of, part_key, parts_of
+from plait.schedule.kept_pools import keeps_memory
+from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, part_key, parts_of
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
