@@ -20,7 +20,8 @@ class Place:
     device:  number of its device among those that its process sees
     address: on which it talks to ranks of other machines
     status:  a file of its machine with a line for each rank of the group, which the leader sees too; None: none
-    ahead_s: how far the clock of its machine, `time.perf_counter`, is ahead of that of the process that launched it
+    ahead_s: how far the clock of its machine, `time.perf_counter`, was ahead of that of the process that launched it,
+             when it did
     """
 
     node: int = 0
