@@ -92,6 +92,21 @@ def assert_same(found: dict[str, Sample], wanted: dict[str, Sample], tolerance: 
         assert sample.logprobs == pytest.approx(wanted[uid].logprobs, abs=tolerance)
 
 
+def assert_the_oracles(engine: Engine, family: str, chosen: list[int], pauses: list[int]) -> None:
+    """Its samples of these requests are the oracle's; each comes as many steps after the one before as its pause."""
+    everything = requests()
+    delivered: list[Sample] = []
+    with ExactFloat64():
+        for which in chosen:
+            engine.add(everything[which])
+            for _ in range(pauses[which]):
+                if engine.has_work:
+                    delivered += engine.step()
+                    assert engine.occupancy.num_running <= engine.state.limits.max_running
+        delivered += drain(engine)
+    assert_same(by_uid(delivered), {u: s for u, s in expected(family).items() if int(u.split(".")[0]) in chosen})
+
+
 @pytest.mark.parametrize(
     "family", slow_but(["llama", "gemma2"], ["llama", "gemma2", "gpt_oss", "deepseek_v3", "smollm3", "qwen3_moe"])
 )
@@ -106,19 +121,7 @@ def assert_same(found: dict[str, Sample], wanted: dict[str, Sample], tolerance: 
 def test_samples_are_the_oracles_however_they_are_scheduled(
     family: str, order: list[int], taken: int, max_running: int, max_prefill_tokens: int, pauses: list[int]
 ) -> None:
-    engine = engine_of(shared_model(family), max_running, max_prefill_tokens)
-    everything = requests()
-    chosen = order[:taken]
-    delivered: list[Sample] = []
-    with ExactFloat64():
-        for which in chosen:
-            engine.add(everything[which])
-            for _ in range(pauses[which]):
-                if engine.has_work:
-                    delivered += engine.step()
-                    assert engine.occupancy.num_running <= max_running
-        delivered += drain(engine)
-    assert_same(by_uid(delivered), {u: s for u, s in expected(family).items() if int(u.split(".")[0]) in chosen})
+    assert_the_oracles(engine_of(shared_model(family), max_running, max_prefill_tokens), family, order[:taken], pauses)
 
 
 def test_the_pool_exercises_every_end() -> None:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from plait.data.records import FinishReason, Sample
+from plait.data.records import FinishReason
 from plait.errors import RunError
 from plait.generation import engine as engine_module
 from plait.generation import joint
@@ -21,7 +21,7 @@ from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import LanguageModel
 from tests.cases import examples
 from tests.generation.requests import request
-from tests.generation.test_engine import TEXTS, assert_same, by_uid, expected, request_of, requests
+from tests.generation.test_engine import TEXTS, assert_same, assert_the_oracles, by_uid, request_of
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
 
@@ -52,18 +52,7 @@ def test_samples_are_the_oracles_whatever_ends(
     engine = ahead_engine(
         shared_model("llama"), max_running=max_running, max_prefill_tokens=max_prefill_tokens, kv_tokens=kv_tokens
     )
-    everything = requests()
-    chosen = order[:taken]
-    delivered: list[Sample] = []
-    with ExactFloat64():
-        for which in chosen:
-            engine.add(everything[which])
-            for _ in range(pauses[which]):
-                if engine.has_work:
-                    delivered += engine.step()
-                    assert engine.occupancy.num_running <= max_running
-        delivered += drain(engine)
-    assert_same(by_uid(delivered), {u: s for u, s in expected("llama").items() if int(u.split(".")[0]) in chosen})
+    assert_the_oracles(engine, "llama", order[:taken], pauses)
     assert engine.occupancy.kv_bytes == 0
 
 

@@ -137,7 +137,7 @@ class Overlap:
         scheduler, joint = self._state.scheduler, self._joint
         groups = joint.num_groups(num_wanted(scheduler)) if joint.most_groups > 1 else 1
         if groups == 1:
-            if not (ahead and self._goes(None)):
+            if not (ahead and self._ahead):
                 self._land_all_but(0)
             return 1, None
         share = next_share(scheduler, self._turns.drawing, groups)
@@ -148,8 +148,11 @@ class Overlap:
 
     def goes(self, starts: Draws | None) -> bool:
         """Whether the next step is launched before the steps in flight land, and before the first tokens of samples are
-        known that start now. If so, all of them have rows in it from here on."""
-        if not self._goes(starts):
+        known that start now: nobody gives way in it, nobody comes back, and nobody ends before it for sure. If so, all
+        of them have rows in it from here on."""
+        if not self._ahead or not all_may_go_on(self._state.scheduler):
+            return False
+        if starts is not None and any(response.num_left <= 1 for response in starts.samples):
             return False
         for unknown in (self._turns.newest and self._turns.newest.draws, starts):
             if unknown is not None:
@@ -166,12 +169,6 @@ class Overlap:
         self._land_all_but(max(1, groups - 1))
         if groups == 1 and not self._stays(turn):
             self._land_all_but(0)
-
-    def _goes(self, starts: Draws | None) -> bool:
-        """See `goes`: nobody gives way in the next step, nobody comes back, and nobody ends before it for sure."""
-        if not self._ahead or not all_may_go_on(self._state.scheduler):
-            return False
-        return starts is None or all(response.num_left > 1 for response in starts.samples)
 
     def _stays(self, turn: Turn) -> bool:
         draws, plan = turn.draws, turn.plan
