@@ -267,7 +267,7 @@ class CheckpointStore:
         why = why_not_written(self._path(step), error)
         return (
             f"the checkpoint of step {step} cannot be written to {self.folder}: {why}; it needs "
-            f"{needed_bytes / 2**20:.1f} MiB; {self._good()}. Then go on with --resume (a lower "
+            f"{needed_bytes / 2**20:.1f} MiB; {self._good()}. Mend that, then go on with --resume (a lower "
             "`checkpoint.keep_last` takes less)"
         )
 

@@ -99,9 +99,9 @@ def _remedy(path: Path, line: str, key: str) -> str:
     takes, made = f"`{key}` takes one object per line", 'to_json("rows.jsonl", orient="records", lines=True)'
     if path.suffix in (".csv", ".tsv"):
         separator = "" if path.suffix == ".csv" else ', sep="\\t"'
-        return f'{takes}: of a table make such a file by pandas.read_csv("{path.name}"{separator}).{made}'
+        return f'{takes}: of a table make such a file by pandas.read_csv("{path}"{separator}).{made}'
     if line.lstrip().startswith("["):
-        return f'{takes}: of a list make such a file by pandas.read_json("{path.name}").{made}'
+        return f'{takes}: of a list make such a file by pandas.read_json("{path}").{made}'
     return takes
 
 
