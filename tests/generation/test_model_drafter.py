@@ -172,8 +172,8 @@ def counted(drafter: ModelDrafter) -> list[int]:
     return counts
 
 
-def asked_for(drafter: ModelDrafter, slots: list[int], limit: int = 8) -> list[list[int]]:
-    """Guesses of at most three tokens for these slots, greedy."""
+def asked_for(drafter: ModelDrafter, slots: list[int], limit: int = 8, most: int = 3) -> list[list[int]]:
+    """Guesses of at most so many tokens for these slots, greedy."""
     count = len(slots)
     asked = Asked(
         np.array(slots),
@@ -183,7 +183,7 @@ def asked_for(drafter: ModelDrafter, slots: list[int], limit: int = 8) -> list[l
         np.full(count, limit),
         [Sampling(temperature=0.0)] * count,
     )
-    found = drafter.guess(asked, 3, SURE, 0.0)
+    found = drafter.guess(asked, most, SURE, 0.0)
     return [row[:length].tolist() for row, length in zip(found.token_ids_BK, found.lengths_B, strict=True)]
 
 
@@ -251,6 +251,16 @@ def test_who_finds_no_room_is_not_guessed_for() -> None:
     for slot in range(4):
         drafter.end(slot)
     assert drafter.num_bytes == 0
+
+
+def test_a_shorter_guess_gives_no_room_that_a_longer_one_took() -> None:
+    """Two blocks: a guess of three tokens behind 15 takes both, and one of one token holds them still."""
+    drafter = drafter_of(tiny_model("llama"), num_blocks=2)
+    for slot, length in enumerate((14, 4)):
+        drafter.begin(slot, tuple(range(5, 5 + length)))
+        said(drafter, slot, 8)
+    assert [len(guess) for guess in asked_for(drafter, [0])] == [3]
+    assert [len(guess) for guess in asked_for(drafter, [0, 1], most=1)] == [1, 0]
 
 
 def test_tokens_that_it_does_not_have_end_its_guesses() -> None:

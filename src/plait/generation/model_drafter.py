@@ -170,13 +170,14 @@ class ModelDrafter:
     def _with_room(self, asked: Asked, most: int) -> IntArray:
         """[R]: those whose tokens, with a guess of so many, have room. Who is not asked for gives way."""
         slots, rows, free = asked.slots_B.tolist(), [], self._blocks.num_free
-        others = [text for slot, text in self._texts.items() if text.table and slot not in set(slots)]
+        mine = set(slots)
+        others = [text for slot, text in self._texts.items() if text.table and slot not in mine]
         for row, (slot, limit) in enumerate(zip(slots, asked.limits_B.tolist(), strict=True)):
             text = self._texts[slot]
             length = len(text.token_ids) + most - 1
             if limit < 1 or not text.is_known or length > self.model.max_positions:
                 continue
-            needed = num_blocks_for(length) - len(text.table)
+            needed = max(0, num_blocks_for(length) - len(text.table))  # for a longer guess it took more, and holds them
             while needed > free and others:
                 before = self._blocks.num_free
                 self._let_go(others.pop())
