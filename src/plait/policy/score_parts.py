@@ -8,20 +8,27 @@ more already, or begins too late, to come before them.
 
 Where groups are parted, the last samples to end, so many of the rollout, are scored without the others of their
 groups, which need not wait for them; which these are follows from the same order.
+
+Shapes: N samples, X some of them, P their groups, G all groups.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 
-@dataclass(frozen=True)
-class SampleLength:
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class SampleLength(NamedTuple):
     """tokens: of a sample; ended: it has no more, else it will have one more at least"""
 
     tokens: int
@@ -64,17 +71,15 @@ class ScoredPart(NamedTuple):
     indices: tuple[int, ...]
 
 
-class _End(NamedTuple):
-    """When a sample ends at the earliest, and at the latest; by themselves they sort as samples end."""
+class _Ends(NamedTuple):
+    """When samples end at the earliest, and at the latest, by the order in which they were asked for."""
 
-    step: float
-    place: int
-    number: int
-    latest: float
-
-    @property
-    def is_exact(self) -> bool:
-        return self.step == self.latest
+    places_N: IntArray
+    """Of their groups."""
+    numbers_N: IntArray
+    """In their groups."""
+    earliest_N: FloatArray
+    latest_N: FloatArray
 
 
 def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, parted: int = 0) -> list[ScoredPart]:
@@ -87,50 +92,63 @@ def settled(groups: Sequence[Sequence[SampleLength]], at_once: int, parted: int 
             that come behind the groups without any of the last, in the order in which they were asked for; then come
             those, and groups that have no others.
     """
-    samples = [(place, index, sample) for place, group in enumerate(groups) for index, sample in enumerate(group)]
-    earliest = _ends([sample.least for _, _, sample in samples], at_once)
-    latest = _ends([sample.tokens if sample.ended else inf for _, _, sample in samples], at_once)
-    ends = [
-        _End(first, place, index, last)
-        for (place, index, _), first, last in zip(samples, earliest, latest, strict=True)
-    ]
+    ends = _ends(groups, at_once)
+    every_N = np.arange(len(ends.places_N))
     if not parted:
-        return _pieces(ends)
-    ends.sort()
-    early, late = ends[: -parted or None], ends[max(0, len(ends) - parted) :]
-    if all(end.is_exact for end in early):
-        split = {end.place for end in early} & {end.place for end in late}
-        before = _pieces([end for end in early if end.place not in split])
-        parts = sorted(_pieces([end for end in early if end.place in split]))
-        return [*before, *parts, *_pieces(late)]
+        return _pieces(ends, every_N)
+    order_N = np.lexsort((ends.numbers_N, ends.places_N, ends.earliest_N))
+    early_X, late_X = order_N[:-parted], order_N[max(0, len(order_N) - parted) :]
+    vague_X = early_X[ends.earliest_N[early_X] != ends.latest_N[early_X]]
+    places_late = ends.places_N[late_X]
+    if not len(vague_X):
+        is_split_X = np.isin(ends.places_N[early_X], places_late)
+        before = _pieces(ends, early_X[~is_split_X])
+        parts = sorted(_pieces(ends, early_X[is_split_X]))
+        return [*before, *parts, *_pieces(ends, late_X)]
     # A group surely has none of the last, where so few samples may end before it does.
-    return _pieces(ends, {end.place for end in late} | {end.place for end in early if not end.is_exact})
+    return _pieces(ends, every_N, np.concatenate([places_late, ends.places_N[vague_X]]))
 
 
-def _pieces(ends: Sequence[_End], others: Collection[int] = ()) -> list[ScoredPart]:
-    """The samples that end so, by groups in the order of their last ones, as far as that is known.
+def _pieces(ends: _Ends, samples_X: IntArray, others: Sequence[int] | IntArray = ()) -> list[ScoredPart]:
+    """These samples, by groups in the order of their last ones, as far as that is known.
 
     Args:
         others: groups that are not among them, nor what comes behind them.
     """
-    indices: defaultdict[int, list[int]] = defaultdict(list)
-    last: dict[int, tuple[float, float]] = {}
-    for step, place, index, latest in ends:
-        indices[place].append(index)
-        first, until = last.get(place, (0.0, 0.0))
-        last[place] = max(first, step), max(until, latest)
-    known = sorted((first, place, first == until and place not in others) for place, (first, until) in last.items())
-    count = next((count for count, (_, _, is_known) in enumerate(known) if not is_known), len(known))
-    return [ScoredPart(place, tuple(sorted(indices[place]))) for _, place, _ in known[:count]]
+    samples_X = np.sort(samples_X)  # by groups, and in each by number
+    places_X, numbers = ends.places_N[samples_X], ends.numbers_N[samples_X].tolist()
+    places_P, starts_P = np.unique(places_X, return_index=True)
+    if not len(places_P):
+        return []
+    first_P = np.maximum.reduceat(ends.earliest_N[samples_X], starts_P)
+    until_P = np.maximum.reduceat(ends.latest_N[samples_X], starts_P)
+    order_P = np.argsort(first_P, kind="stable")
+    is_vague_P = ((first_P != until_P) | np.isin(places_P, others))[order_P]
+    count = int(is_vague_P.argmax()) if is_vague_P.any() else len(order_P)
+    bounds = [*starts_P.tolist(), len(numbers)]
+    return [ScoredPart(int(places_P[p]), tuple(numbers[bounds[p] : bounds[p + 1]])) for p in order_P[:count].tolist()]
 
 
-def _ends(lengths: Sequence[float], at_once: int) -> Iterator[float]:
-    """The step after which each sample ends, if it begins as a place is free: none sooner where a length is longer."""
-    places = [0.0] * min(at_once, len(lengths))
-    for length in lengths:
-        end = places[0] + length
-        heapq.heapreplace(places, end)
-        yield end
+def _ends(groups: Sequence[Sequence[SampleLength]], at_once: int) -> _Ends:
+    """If each sample begins as a place is free."""
+    samples = list(chain.from_iterable(groups))
+    counts_G = np.array([len(group) for group in groups], np.int64)
+    places_N = np.repeat(np.arange(len(groups)), counts_G)
+    numbers_N = np.arange(len(samples)) - np.repeat(counts_G.cumsum() - counts_G, counts_G)
+    earliest_N = _by_turns([sample.least for sample in samples], at_once)
+    latest_N = _by_turns([sample.tokens if sample.ended else inf for sample in samples], at_once)
+    return _Ends(places_N, numbers_N, earliest_N, latest_N)
+
+
+def _by_turns(lengths: Sequence[float], at_once: int) -> FloatArray:
+    """[N]: the step after which each sample ends: none sooner where a length is longer."""
+    ends = list(map(float, lengths))
+    if at_once < len(ends):
+        places = sorted(ends[:at_once])
+        for number in range(at_once, len(ends)):
+            ends[number] += places[0]
+            heapq.heapreplace(places, ends[number])
+    return np.array(ends)
 
 
 def next_part(sizes: Sequence[int], left: int, size: PartSize, number: int) -> int | None:

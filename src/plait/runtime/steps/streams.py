@@ -34,6 +34,10 @@ HEARD = 16
 """Steps of generation after which the next parts are looked for again even if no sample has ended, as the lengths of
 running samples may settle them."""
 
+FEW_NEWS = 1 / 32
+"""The next parts are looked for again when there is so much news for each unfinished sample: a look takes as long as
+the rollout is large, and hardly anything is settled between two ends of many."""
+
 
 class PartialRollout:
     """A rollout under way: its finished samples, by group, and the lengths of the others.
@@ -166,8 +170,8 @@ class RolloutParts:
         """The pieces whose place in the order of scoring is settled, in this order."""
         self._placed = 0
         """Samples in `_order`."""
-        self._news = -1
-        """`PartialRollout.news` when `_order` was computed."""
+        self._due = 0
+        """`PartialRollout.news` at which `_order` is computed again."""
 
     @property
     def left(self) -> int:
@@ -177,8 +181,8 @@ class RolloutParts:
     def take(self) -> Part | None:
         """See `Parts`."""
         rollout = self._rollout
-        if self._news != rollout.news and self._placed < rollout.num_finished:
-            self._news = rollout.news
+        if rollout.news >= self._due and self._placed < rollout.num_finished:
+            self._due = rollout.news + max(1, int(FEW_NEWS * (rollout.num_asked - rollout.num_finished)))
             lengths = [rollout.lengths_of(prompt.uid) for prompt in rollout.prompts]
             self._order = settled(lengths, self._at_once, self._parted)
             self._placed = sum(len(piece.indices) for piece in self._order)
