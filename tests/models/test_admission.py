@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from plait.errors import ModelError
 from plait.models import admission
 from plait.models.compute import cpu_linear, row_attention
-from plait.models.language_loading import from_module
+from plait.models.language_loading import from_module, load_model
+from plait.models.shape import ModelShape
 from tests.cases import slow_but
-from tests.models.tiny import FAMILIES, MOE, self_check_once, tiny, tiny_model
+from tests.models.tiny import FAMILIES, MOE, save_tiny, self_check_once, tiny, tiny_model
 from tests.models.wrong import attend_wrongly
 
 LINEAR: dict[str, Any] = {
@@ -97,6 +99,13 @@ def test_families_that_change_tensors_in_place_train(family: str, dtype: str) ->
         logprobs_R, _ = model.logprobs(batch, 1.0)
     logprobs_R.sum().backward()
     assert sum(param.grad is not None for param in model.module.parameters()) > 10
+
+
+def test_a_checkpoint_that_states_one_width_for_each_layer_is_read_again(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "it", family="gemma3n_text", weight_scale=0.05, **IN_PLACE["gemma3n_text"])
+    assert json.loads((tmp_path / "it/config.json").read_text())["intermediate_size"] == [48] * 4
+    again = load_model(str(tmp_path / "it"), dtype="float32")
+    assert ModelShape.from_config(again.config.to_dict()).intermediate == 48
 
 
 def test_a_training_forward_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

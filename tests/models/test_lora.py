@@ -464,6 +464,11 @@ def test_an_adapter_that_peft_trained_is_read(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"use_dora": True}, "expected plain LoRA, found LoRA with use_dora"),
+        ({"alora_invocation_tokens": [5, 6]}, "expected plain LoRA, found LoRA with alora_invocation_tokens"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "LoRA with init_lora_weights 'pissa_niter_4', trained on other",
+        ),
         ({"peft_type": "LOHA"}, "expected plain LoRA, found LOHA"),
         ({"r": 5}, r"does not fit this model: .* of shape \(4, 32\) in place of \(5, 32\)"),
         ({"r": None}, r"should state `r`, a whole number, and `lora_alpha`, a number, found None and 8"),

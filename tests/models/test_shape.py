@@ -43,6 +43,14 @@ def test_parameters_by_hand() -> None:
     assert shape.active_intermediate == 40
 
 
+def test_of_one_number_for_each_layer_the_largest_counts() -> None:
+    """As gemma3n states the widths of its MLPs, and Hunyuan those of its experts."""
+    assert ModelShape.from_config(LLAMA | {"intermediate_size": [100, 100, 80]}) == ModelShape.from_config(LLAMA)
+    mixture = LLAMA | {"num_experts": 8, "moe_intermediate_size": [20] * 3, "num_experts_per_tok": [2, 2, 1]}
+    shape = ModelShape.from_config(mixture)
+    assert (shape.expert_intermediate, shape.experts_per_token) == (20, 2)
+
+
 def test_the_head_in_layers_by_hand() -> None:
     attention, dense = 64 * 16 * (4 + 4 + 2 + 2), 3 * 64 * 100
     shape = ModelShape.from_config(LLAMA)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from plait.errors import ModelError
 from plait.layout.params import Parameters
+from plait.models.compute.float64 import kept_float64
 from plait.models.parallel.collectives import copied, gathered
 from plait.models.parallel.peers import Peers
 from plait.models.parallel.team import Team
@@ -139,7 +140,8 @@ def find_head(module: Any, vocabulary: Vocabulary | None = None) -> Head:
     stage._modules = {**module._modules, module.base_model_prefix: _PassHidden()}
 
     def family(hidden_NH: Tensor) -> Tensor:
-        return stage(inputs_embeds=hidden_NH[None], use_cache=False).logits[0]
+        with kept_float64(hidden_NH.dtype):
+            return stage(inputs_embeds=hidden_NH[None], use_cache=False).logits[0]
 
     head = Head(family, tuple(stage.parameters()), vocabulary=vocabulary)
     hidden_NH = _random_hidden(module)

@@ -21,8 +21,24 @@ from plait.output import write_folder
 _PREFIX = "base_model.model."
 """What every name begins with in a file of peft."""
 
-_NOT_READ = ("use_rslora", "use_dora", "use_qalora", "lora_bias", "alpha_pattern", "layer_replication", "kasa_config")
+_NOT_READ = (
+    "use_rslora",
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "alpha_pattern",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "monteclora_config",
+)
 """What changes the numbers of an adapter and has no trace in the names and shapes of its file."""
+
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of `init_lora_weights` with which training begins by taking the first B A off the weights under the
+adapter: it is one of other weights than the base has. (An adapter that peft has converted back says `true`.)"""
 
 
 def save_adapter(model: Model, folder: str | Path) -> None:
@@ -85,6 +101,8 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
             f"adapter: {str(folder)!r} should hold adapter_config.json and adapter_model.safetensors: {error}"
         ) from error
     others = [key for key in _NOT_READ if config.get(key)]
+    if str(first := config.get("init_lora_weights")).startswith(_CHANGE_THE_BASE):
+        others.append(f"init_lora_weights {first!r:.40}, trained on other weights than those of the base")
     if config.get("peft_type") != "LORA" or others:
         kind = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
         raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {kind}.")

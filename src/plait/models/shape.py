@@ -28,6 +28,7 @@ _NAMES = {
     "intermediate_size": ("n_inner",),
     "num_experts": ("num_local_experts", "n_routed_experts"),
     "num_experts_per_tok": ("top_k",),
+    "moe_intermediate_size": (),
 }
 """Key → other names that families give it."""
 _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4}
@@ -132,7 +133,7 @@ class ModelShape:
         else:
             attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
         experts = _number(config, "num_experts")
-        expert_intermediate = int(config.get("moe_intermediate_size") or intermediate)
+        expert_intermediate = _number(config, "moe_intermediate_size") or intermediate
         shared = int(config.get("n_shared_experts") or 0) * expert_intermediate
         mixtures = _mixtures(config, layers) if experts else ()
         return cls(
@@ -227,9 +228,10 @@ def config_fields(config: Any) -> dict[str, Any]:
 
 
 def _number(config: Mapping[str, Any], key: str) -> int:
-    """0 where neither the key nor another name of it is set."""
+    """0 where neither the key nor another name of it is set; of one number for each layer the largest."""
     values = (config.get(name) for name in (key, *_NAMES[key]))
-    return next((int(value) for value in values if isinstance(value, int | float) and value), 0)
+    largest = (max(value, default=0) if isinstance(value, list) else value for value in values)
+    return next((int(value) for value in largest if isinstance(value, int | float) and value), 0)
 
 
 def _lacking(config: Mapping[str, Any], name: str, keys: list[str]) -> ModelError:

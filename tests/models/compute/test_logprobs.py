@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
 from plait.data.packed import pack
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head, find_head
-from tests.models.oracle import RAGGED, gradients, largest_error
+from plait.models.language_loading import from_module
+from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error
 from tests.models.tiny import tiny, tiny_llama, tiny_model
 
 R, H, V = 23, 8, 41
@@ -185,6 +188,25 @@ def test_logits_are_the_familys_own(family: str) -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
     hidden = module.base_model(ids).last_hidden_state[0]
     torch.testing.assert_close(model.logits(hidden), module(ids).logits[0], rtol=0, atol=1e-12)
+
+
+class WideCapped(LlamaForCausalLM):
+    """Its softcap is taken in float32, as Beam's."""
+
+    def forward(self, **inputs: Any) -> Any:
+        out = super().forward(**inputs)
+        out.logits = 3 * torch.tanh(out.logits.float() / 3)
+        return out
+
+
+def test_a_head_that_casts_to_float32_is_float64_in_a_model_of_float64() -> None:
+    modules = tiny("llama"), tiny("llama")
+    for module in modules:
+        module.__class__ = WideCapped
+    model = from_module(modules[0], None, "float64")
+    got, expected = model.logprobs(pack(RAGGED), 1.0), eager_logprobs(modules[1], RAGGED)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    assert largest_error(gradients(model.module, *got), gradients(modules[1], *expected)) < 1e-12
 
 
 def test_both_paths_give_one_model_the_same_gradients() -> None:

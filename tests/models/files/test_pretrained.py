@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import plait
 from plait.cost.estimate import model_shape
 from plait.errors import ModelError
+from plait.layout.params import Parameters
+from plait.models.files.checkpoint_files import CheckpointFiles
 from plait.models.files.pretrained import config_of, new_module
-from plait.models.language_loading import load_model
+from plait.models.files.saving import save_pretrained
+from plait.models.language_loading import from_module, load_model, read_folder
 from plait.models.scalar_loading import load_scalar
+from plait.models.working_weights import layout_of
 from plait.runtime.inputs.tokenizers import load_tokenizer
 from tests.models.tiny import save_tiny
 
@@ -74,6 +80,60 @@ def test_kernels_that_a_configuration_names_are_not_fetched(folder: Path, monkey
     )
     assert new_module(config_of(folder, "it"), decoder_only=False).config._attn_implementation != "somebody/kernel"
     load_model(str(folder), dtype="float32")
+
+
+def quantise(folder: Path) -> dict[str, torch.Tensor]:
+    """Store a checkpoint's projections in 8 bits, in blocks of 16 by 16; what all its weights stand for then."""
+    weights, stored = load_file(folder / "model.safetensors"), {}
+    for name, weight in list(weights.items()):
+        if not name.endswith("proj.weight"):
+            stored[name] = weight
+            continue
+        blocks = weight.unflatten(0, (-1, 16)).unflatten(2, (-1, 16))  # [O / 16, 16, I / 16, 16]
+        scale = blocks.abs().amax((1, 3)) / 448
+        eight_bits = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+        stored[name] = eight_bits.view(weight.shape)
+        stored[f"{name}_scale_inv"] = scale
+        weights[name] = (eight_bits.float() * scale[:, None, :, None]).view(weight.shape)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    change(folder / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [16, 16]})
+    return weights
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_weights_in_8_bits_are_read_as_the_numbers_that_they_stand_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool
+) -> None:
+    """On a machine with a GPU, too, where Transformers would keep 8 bits and their scales apart."""
+    expected = quantise(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+        patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+        module, tokenizer, _ = read_folder(str(folder), torch.float32)
+    model = from_module(module, tokenizer, "float32")
+    for name, weight in model.module.named_parameters():
+        torch.testing.assert_close(weight.detach(), expected[name], rtol=1e-6, atol=0)
+    save_pretrained(model, folder.parent / "again")
+    assert torch.equal(load_model(str(folder.parent / "again"), dtype="float32").weights, model.weights)
+
+
+def test_parts_of_quantised_weights_are_not_read_as_they_stand(folder: Path) -> None:
+    module = load_model(str(folder), dtype="float32").module
+    parameters = Parameters.of(layout_of(module))
+    assert CheckpointFiles.of(folder, module, parameters) is not None
+    quantise(folder)
+    config = config_of(folder, "it")
+    assert CheckpointFiles.of(folder, new_module(config, decoder_only=False), parameters) is None
+    assert "quantization_config" not in new_module(config, decoder_only=False).config.to_dict()
+    assert config.quantization_config["dequantize"]
+
+
+@pytest.mark.parametrize("read", [model_shape, load_model, load_scalar])
+@pytest.mark.parametrize("stated", [{"quant_method": "awq", "bits": 4}, {"load_in_4bit": True}])
+def test_weights_that_are_quantised_for_good_are_refused(folder: Path, read: Any, stated: dict[str, Any]) -> None:
+    change(folder / "config.json", quantization_config=stated)
+    with pytest.raises(ModelError, match=r"^model: the weights of .* are quantised .*(awq|no stated method).*Set"):
+        read(str(folder))
 
 
 def test_only_one_module_calls_transformers_auto_classes_and_never_trusts() -> None:

@@ -33,13 +33,13 @@ class CheckpointFiles:
         cls, folder: Path, module: Any, parameters: Parameters, *, own: Sequence[str] = ()
     ) -> CheckpointFiles | None:
         """Those of a folder; None where its tensors are not the module's, one for one: Transformers then converts them
-        (stacks or splits them, gives them other names), or buffers are stored with them.
+        (stacks or splits them, gives them other names, undoes a quantisation), or buffers are stored with them.
 
         Args:
             module: of Transformers, or a ScalarModule, perhaps without weights.
             own: parameters that the checkpoint need not have.
         """
-        if _is_converted(module) or getattr(module.config, "quantization_config", None) is not None:
+        if _is_converted(module) or read_object(folder / "config.json").get("quantization_config"):
             return None
         params = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         if module.state_dict().keys() - params:

@@ -27,19 +27,25 @@ _MOST = {
     ("max_position_embeddings", "n_positions", "max_sequence_length"): 1 << 31,
     ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"): 1 << 16,
 }
+_OF_LAYERS = frozenset({"intermediate_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok"})
+"""Keys of which some families state one number for each layer."""
 _KINDS: dict[str, tuple[str, type]] = {
     "model_type": ("the name of a family", str),
     "architectures": ("a list of names of classes", list),
     "text_config": ("a map of keys", dict),
     "rope_scaling": ("a map of keys", dict),
     "rope_parameters": ("a map of keys", dict),
+    "quantization_config": ("a map of keys", dict),
 }
+UNDONE = ("fp8", "mxfp4", "mxfp8")
+"""Quantisations (`quant_method`) that Transformers undoes while it reads the weights."""
 _EMBEDDING = re.compile(r"(?:.*\.)?(?:embed_tokens|wte|embed_in|word_embeddings)\.weight")
 _LAYER = re.compile(r"((?:[a-z_]+\.)*?(?:layers|h|blocks))\.(\d+)\.")
 
 
 def check_config(config: Mapping[str, Any], name: str) -> None:
-    """Raises ModelError where what config.json states is not of its kind, or a size is beyond reason."""
+    """Raises ModelError where what config.json states is not of its kind, a size is beyond reason, or the weights are
+    quantised for good."""
     for key, (expected, kind) in _KINDS.items():
         value = config.get(key)
         if value is not None and not (isinstance(value, kind) and (kind is not list or _all_texts(value))):
@@ -47,11 +53,18 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
                 f"model: the config.json of {name!r} states `{key}` {value!r:.80}; expected {expected}; fetch or copy "
                 "it again, or set `model` to another."
             )
+    if (quantised := config.get("quantization_config")) and (method := quantised.get("quant_method")) not in UNDONE:
+        raise ModelError(
+            f"model: the weights of {name!r} are quantised (`quantization_config` of its config.json: "
+            f"{method or 'of no stated method'}); plait computes with full numbers, which can be read of "
+            f"{', '.join(UNDONE)} alone. Set `model` to the checkpoint that these weights were made from."
+        )
     for part in _parts(config):
         for keys, most in _MOST.items():
             for key in keys:
                 value = part.get(key)
-                if value is not None and (type(value) is not int or not 0 <= value <= most):
+                sizes = value if isinstance(value, list) and value and key in _OF_LAYERS else [value]
+                if value is not None and not all(type(size) is int and 0 <= size <= most for size in sizes):
                     raise ModelError(
                         f"model: the config.json of {name!r} states `{key}` {value!r:.80}; expected a whole number up "
                         f"to {most:,}; fetch or copy it again, or set `model` to another."

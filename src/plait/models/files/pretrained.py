@@ -8,6 +8,7 @@ Kernels that a configuration names on the hub are not fetched either.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,15 @@ def tokenizer_of(folder: Path, name: str) -> Any:
 
 
 def config_of(folder: Path, name: str) -> Any:
-    """The configuration in a checkpoint's folder. Raises as `tokenizer_of`."""
+    """The configuration in a checkpoint's folder. Weights that are stored in fewer bits are to be read as the numbers
+    that they stand for: on a GPU Transformers would keep them as they are. Raises as `tokenizer_of`."""
     from transformers import AutoConfig
 
     with _code_refused(folder, name, "configuration"):
-        return without_kernels(AutoConfig.from_pretrained(folder, **_DATA_ONLY))
+        config = without_kernels(AutoConfig.from_pretrained(folder, **_DATA_ONLY))
+    if quantised := getattr(config, "quantization_config", None):
+        config.quantization_config = {**quantised, "dequantize": True}
+    return config
 
 
 def module_of(folder: Path, name: str, dtype: Any, *, decoder_only: bool) -> tuple[Any, dict[str, Any]]:
@@ -68,9 +73,11 @@ def module_of(folder: Path, name: str, dtype: Any, *, decoder_only: bool) -> tup
 
 
 def new_module(config: Any, dtype: Any = None, *, decoder_only: bool) -> Any:
-    """A module of a configuration, its weights freshly drawn."""
+    """A module of a configuration, its weights freshly drawn, in full numbers however the checkpoint stores them."""
     options = {} if dtype is None else {"dtype": dtype}
-    return _auto_class(decoder_only).from_config(without_kernels(config), **options, **_DATA_ONLY)
+    config = copy.copy(without_kernels(config))
+    vars(config).pop("quantization_config", None)
+    return _auto_class(decoder_only).from_config(config, **options, **_DATA_ONLY)
 
 
 def without_kernels(config: Any) -> Any:
