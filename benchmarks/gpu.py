@@ -1,27 +1,29 @@
 """What a GPU does by plait, against Transformers, the device's own limits, vLLM, TRL and plait's predictions.
 
     python benchmarks/gpu.py                                  # 25 minutes of a machine with one GPU
-    python benchmarks/gpu.py --within-s 570                   # what says most, in ten minutes
-    python benchmarks/gpu.py --parts predicted,two --within-s 570   # and some of the rest by another command
+    python benchmarks/gpu.py --within-s 570                   # what was never measured, in ten minutes
+    python benchmarks/gpu.py --parts tokens,training,tests --within-s 570   # and some of the rest by another command
     python benchmarks/gpu.py --tiny                           # on a CPU: does the benchmark itself work?
 
-Each part is a process of its own for each shape, with a time of its own (`--limits` prints them): one that fails or
-takes longer is said and left, and the next one begins. What says most comes first: that tokens are right and how fast
-they are drawn and trained on, for the small model and then for the larger one. Models have random weights: nothing is
-fetched. `--folder` keeps them, so that parts may be run by several commands.
+Each part is a process of its own, of most parts for each shape, with a time of its own (`--limits` prints them): one
+that fails or takes longer is said and left, and the next one begins. First come those of which least is known. Models
+have random weights: nothing is fetched. `--folder` keeps them, so that parts may be run by several commands.
 
 In the folder of `--report` (by default that of `--folder`, and without either `gpu-report` where the command is given)
 stand `results.jsonl`, one line for each measurement, written when it is made, and for how each part ended; and what
 each part printed, whole, as `PART.log`.
 
-    tokens      greedy tokens and log-probs against Transformers
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
+    predicted   `plait profile`, then a run of GRPO: step time and peak memory beside what was forecast; of the larger
+                shape, the last one of `--shapes`
+    grpo        a step against TRL's; of plait alone where TRL is not installed
+    products    how fast products of a decode step read their weights, by cuBLAS and by others
+    tokens      greedy tokens and log-probs against Transformers
     training    MFU of micro-batches of 16k tokens, activations kept and recomputed
     tests       plait's own tests that need a GPU
-    predicted   `plait profile`, then a run of GRPO: step time and peak memory beside what was forecast
     two         two processes on one device, where NCCL allows it
     vllm        seconds of a decode step by vLLM, where it is installed (`--vllm-python`)
-    grpo, ppo   steps against TRL's, where it is installed
+    ppo         a step against TRL 1.10's, where it is installed
 
 Exit code 1: a part failed, or took too long, or found what it compares far off; 2: something that all need is missing.
 """
@@ -37,6 +39,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -47,19 +50,25 @@ from ending import ends_when_terminated
 from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
-ROUNDS = (("tokens", "decode", "training"), ("tests",), ("predicted",), ("two",), ("vllm",), ("grpo", "ppo"))
+ROUNDS = (
+    *(("decode",), ("predicted",), ("grpo",), ("products",)),
+    *(("tokens", "training"), ("tests",), ("two",), ("vllm",), ("ppo",)),
+)
 """Parts in the order in which they are run; of one round all of a shape before those of the next one."""
-OF_SHAPES = ("tokens", "decode", "training", "predicted", "vllm")
+OF_SHAPES = ("decode", "tokens", "training", "vllm")
 """Parts that are run for each shape."""
+OF_LAST_SHAPE = ("predicted",)
+"""Parts that are run for one shape: of the larger one less is what launches take."""
 LIMITS: Mapping[str, int] = {
+    "decode": 80,
+    "predicted": 250,
+    "grpo": 80,
+    "products": 60,
     "tokens": 100,
-    "decode": 120,
     "training": 120,
     "tests": 120,
-    "predicted": 195,
     "two": 60,
     "vllm": 65,
-    "grpo": 60,
     "ppo": 60,
 }
 """Seconds of each part, for each shape."""
@@ -106,10 +115,17 @@ def order(parts: Sequence[str], shapes: Sequence[str]) -> list[tuple[str, str]]:
     return [
         (part, shape)
         for together in ROUNDS
-        for shape in (shapes if set(together) <= set(OF_SHAPES) else ("",))
+        for shape in _shapes_of(together, shapes)
         for part in together
         if part in parts
     ]
+
+
+def _shapes_of(together: Sequence[str], shapes: Sequence[str]) -> Sequence[str]:
+    """Those that the parts of a round are run for, one by one."""
+    if set(together) <= set(OF_SHAPES):
+        return shapes
+    return shapes[-1:] if set(together) <= set(OF_LAST_SHAPE) else ("",)
 
 
 def unready(is_tiny: bool) -> str | None:
@@ -161,7 +177,7 @@ def run_part(part: str, shape: str, job: Job, options: argparse.Namespace, until
     elif limit_s < LEAST * wanted_s:
         ended = "not begun: there is no time left"
     else:
-        own = job.of_shape(shape) if shape else job
+        own = replace(job.of_shape(shape) if shape else job, ends=time.time() + limit_s)
         ended = run(command_of(part, own.saved(), options), own, Path(job.report) / f"{part}.log", limit_s)
     seconds = time.monotonic() - now
     print(f"-- {title}: {ended}, {seconds:.0f} s", flush=True)
@@ -226,8 +242,6 @@ def lacks(part: str, options: argparse.Namespace) -> str | None:
         return f"{', '.join(missing)}: not installed"
     if part == "vllm" and not (options.vllm_python and options.vllm_python.is_file()):
         return "no vLLM: name the Python that it is installed for by --vllm-python"
-    if part == "grpo" and find_spec("trl") is None:
-        return "TRL is not installed"
     if part == "ppo" and not options.ppo_python.is_file():
         return f"no TRL 1.10: {options.ppo_python} does not exist; benchmarks/ppo/setup_peer.sh makes it"
     return None
@@ -238,15 +252,12 @@ def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
         return [str(options.vllm_python), "-m", "on_device.vllm_decode", str(job)]
     if part == "tests":
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *tests_of_gpus()]
-    if part not in ("grpo", "ppo"):
+    if part != "ppo":
         return [sys.executable, "-m", f"on_device.{part}", str(job)]
     how = ["--tiny", "--repeats", "1"] if options.tiny else ["--device", "cuda", "--threads", "8"]
-    if part == "grpo" and not options.tiny:
-        how += ["--model", Job.load(job).model("135M")]
-    if part == "ppo":
-        how += ["--peer-python", str(options.ppo_python)]
-        how += [] if options.tiny else ["--dtype", "bfloat16", "--peer-precision", "bfloat16"]
-    return [sys.executable, str(HERE / f"{part}_step.py"), *how]
+    how += ["--peer-python", str(options.ppo_python)]
+    how += [] if options.tiny else ["--dtype", "bfloat16", "--peer-precision", "bfloat16"]
+    return [sys.executable, str(HERE / "ppo_step.py"), *how]
 
 
 def tests_of_gpus() -> list[str]:

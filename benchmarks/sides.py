@@ -125,8 +125,10 @@ def in_turns(sides: Sequence[Side], workload: Any, differing: Differing) -> list
     for number in range(workload.num_steps):
         for side in sides if number % 2 else list(reversed(sides)):
             done = side.step()
+            which = f"step {number}" if number else "warm-up"
             total = sum(seconds.wall for seconds in done.phases.values())
-            print(f"{'step ' + str(number) if number else 'warm-up'} {side.name}: {total:.1f} s", file=sys.stderr)
+            phases = ", ".join(f"{phase} {seconds.wall:.2f}" for phase, seconds in done.phases.items())
+            print(f"{which} {side.name}: {total:.2f} s ({phases})", file=sys.stderr)
             differences += differing(side.name, number, done, workload)
     return differences
 

@@ -36,7 +36,8 @@ class Side:
         self.flow = trace(grpo, roles=("actor", "ref", "reward"), options=GRPOOptions(kl_coef=KL_COEF))
         model = load_model(workload.model, dtype=workload.dtype, device=workload.device)
         self.sampling = SamplingSettings(max_response_tokens=workload.max_response_tokens)
-        self.engine = Engine(model, self.sampling, keep_memory=False)
+        # As a run decides it (`plait.cost.idle_away`): of a model this small there is room for all on a GPU.
+        self.engine = Engine(model, self.sampling, keep_memory=workload.device == "cuda")
         execution = ExecutionSettings(MICRO_BATCH_TOKENS)
         samples = SampleSettings(self.sampling.temperature, workload.max_response_tokens)
         self.actor = Trainer(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 
 from random_llama import word_tokenizer, write_llama
@@ -38,7 +39,8 @@ POSITIONS = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """device: cuda or cpu; folder: has the models, by the names of their shapes; report: gets what is measured"""
+    """device: cuda or cpu; folder: has the models, by the names of their shapes; report: gets what is measured; ends:
+    when a part is stopped, as `time.time` has it"""
 
     device: str
     dtype: str
@@ -46,6 +48,7 @@ class Job:
     is_tiny: bool
     folder: str
     report: str
+    ends: float = inf
 
     def of_shape(self, shape: str) -> Job:
         """The same of one shape alone."""

@@ -49,12 +49,14 @@ def test_all_parts_together_take_25_minutes_at_most(gpu: ModuleType) -> None:
     assert sum(gpu.LIMITS[part] for part, _ in ordered) <= 25 * 60
 
 
-def test_what_says_most_comes_first_and_of_the_small_model(gpu: ModuleType) -> None:
+def test_what_was_never_measured_comes_first(gpu: ModuleType) -> None:
     said = [f"{part} {shape}".rstrip() for part, shape in gpu.order(list(gpu.LIMITS), ("135M", "1.5B"))]
-    assert said[:3] == ["tokens 135M", "decode 135M", "training 135M"]
-    assert said[3:7] == ["tokens 1.5B", "decode 1.5B", "training 1.5B", "tests"]
-    assert said[7:10] == ["predicted 135M", "predicted 1.5B", "two"]
+    first = ["decode 135M", "decode 1.5B", "predicted 1.5B", "grpo", "products"]
+    assert said[:5] == first
+    assert said[5:10] == ["tokens 135M", "training 135M", "tokens 1.5B", "training 1.5B", "tests"]
     assert gpu.order(["two", "decode"], ("tiny",)) == [("decode", "tiny"), ("two", "")]
+    # They fit into `--within-s 570`, with what it takes to begin.
+    assert sum(gpu.LIMITS[one.split()[0]] for one in first) <= 570 - 20
 
 
 def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
@@ -149,6 +151,32 @@ def test_what_tests_need_is_named(gpu: ModuleType, monkeypatch: pytest.MonkeyPat
     assert gpu.lacks("tests", options_of(gpu)) == "pytest-timeout, hypothesis: not installed"
 
 
+def test_a_part_knows_when_it_is_stopped(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ends = "import json, sys, time; print(json.load(open(sys.argv[1]))['ends'] - time.time())"
+    monkeypatch.setattr(gpu, "command_of", lambda part, job, options: [sys.executable, "-c", ends, str(job)])
+    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path))
+    assert gpu.run_part("two", "", job, options_of(gpu, "--tiny", "--limit-s", "50"), float("inf")) == "done"
+    assert 20 < float((tmp_path / "two.log").read_text()) < 50
+
+
+@pytest.mark.parametrize("has_trl", [True, False])
+def test_grpo_is_measured_without_trl(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_trl: bool
+) -> None:
+    part = importlib.import_module("on_device.grpo")
+    asked: list[list[str]] = []
+    monkeypatch.setattr(part, "find_spec", lambda name: object() if has_trl else None)
+    monkeypatch.setattr(part.grpo_step, "main", lambda how: asked.append(how) or 0)
+    job = gpu.Job("cuda", "bfloat16", ("tiny",), False, str(tmp_path), str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["grpo", str(job.saved())])
+    written = []  # without the device, on which the sides are to be alone
+    monkeypatch.setattr(gpu.Job, "model", lambda job, shape: written.append((job.device, shape)) or "folder")
+    assert part.main() == 0
+    assert written == [("cpu", "135M")]
+    sides = "plait,trl" if has_trl else "plait"
+    assert asked == [["--sides", sides, "--device", "cuda", "--threads", "8", "--model", "folder"]]
+
+
 def test_peers_are_given_the_device(gpu: ModuleType, tmp_path: Path) -> None:
     command = gpu.command_of("ppo", tmp_path / "job.json", options_of(gpu))
     assert command[command.index("--device") + 1] == "cuda"
@@ -176,9 +204,85 @@ def test_what_training_computes(gpu: ModuleType) -> None:
     assert training.flops(shape, 5, 0) == 3 * 2 * 5 * shape.parameters
 
 
+def test_products_of_a_step(gpu: ModuleType) -> None:
+    """Of the larger shape first; of it what has most weights."""
+    products = importlib.import_module("on_device.products")
+    found = products.products_of(["135M", "1.5B"])
+    assert [(one.shape, one.name, one.outputs, one.inputs, one.times) for one in found] == [
+        ("1.5B", "head", 151_936, 1536, 1),
+        ("1.5B", "gate_up", 17_920, 1536, 28),
+        ("1.5B", "down", 1536, 8960, 28),
+        ("1.5B", "qkv", 2048, 1536, 28),
+        ("1.5B", "o", 1536, 1536, 28),
+        ("135M", "head", 49_152, 576, 1),
+        ("135M", "gate_up", 3072, 576, 30),
+        ("135M", "down", 576, 1536, 30),
+        ("135M", "qkv", 960, 576, 30),
+        ("135M", "o", 576, 576, 30),
+    ]
+    assert found[1].num_bytes(torch.bfloat16) == 2 * 17_920 * 1536
+
+
+def test_what_products_come_to_in_a_step(gpu: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only of ways that have computed all of them; the shape has two layers."""
+    products, job_module = (importlib.import_module(f"on_device.{name}") for name in ("products", "job"))
+    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path))
+    rates = job_module.Rates("a device", 1e9, 0.0, 0.0, 0.0)
+    names = [one.name for one in products.products_of(["tiny"])]
+    seconds = products.Seconds(dict)
+    seconds["linear", 1, "tiny"] = dict.fromkeys(names, 1e-3)
+    seconds["split", 1, "tiny"] = {"head": 5e-4}
+    for way in ("linear", "split"):
+        products.in_steps(job, rates, way, seconds)
+    products.in_steps(job, rates, "fastest", products.with_fastest(seconds))
+    assert [(one["way"], round(one["step_s"], 9)) for one in results(tmp_path)] == [
+        ("linear", 9e-3),
+        ("fastest", 8.5e-3),
+    ]
+    # qkv 256·128, o 128·128, gate and up 512·128, down 128·256 numbers, twice; the head 512·128
+    assert results(tmp_path)[0]["share"] == pytest.approx(4 * (2 * 147_456 + 65_536) / 9e-3 / 1e9)
+
+
+def test_a_product_that_is_wrong_is_refused(gpu: ModuleType, tmp_path: Path) -> None:
+    products, job_module = (importlib.import_module(f"on_device.{name}") for name in ("products", "job"))
+    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path))
+    rates, product = job_module.Rates("a device", 1e9, 0.0, 0.0, 0.0), products.products_of(["tiny"])[0]
+    wrong = lambda x_TI, weight_OI: 2 * torch.nn.functional.linear(x_TI, weight_OI)
+    assert products.measure(job, rates, "wrong", [wrong], 2, product) is None
+    assert results(tmp_path)[0]["refused"] == "ValueError: is 1 of its size off"
+
+
+def test_steps_count_that_were_done_before_time_was_up(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run does not end by itself: after three steps nothing comes."""
+    predicted = importlib.import_module("on_device.predicted")
+    files = predicted.RunFiles(tmp_path / "run")
+    stands_still = (
+        "import json, pathlib, sys, time; p = pathlib.Path(sys.argv[-1]).parent / 'run'; p.mkdir(); "
+        "p = p / 'metrics.jsonl'; "
+        "p.write_text(''.join(json.dumps({'step': n, 'perf/step_s': 0.5, 'other': 1}) + '\\n' for n in range(1, 4))); "
+        "time.sleep(600)"
+    )
+    started = predicted.subprocess.Popen
+    monkeypatch.setattr(
+        predicted.subprocess,
+        "Popen",
+        lambda command, **how: started([sys.executable, "-c", stands_still, command[-1]], **how),
+    )
+    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path), time.time() + predicted.SPARE_S + 5)
+    assert predicted.train(job, "tiny", tmp_path / "recipe.json", files) == 3
+    assert [(one["kind"], one["step"], one["perf/step_s"]) for one in results(tmp_path)] == [
+        ("step", 1, 0.5),
+        ("step", 2, 0.5),
+        ("step", 3, 0.5),
+    ]
+    assert "other" not in results(tmp_path)[0]
+
+
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path) -> None:
-    parts = "tokens,decode,training,predicted,two"
+    parts = "decode,predicted,grpo,products,tokens,training,two"
     asked = ["--tiny", "--parts", parts, "--limit-s", "300", "--report", str(tmp_path)]
     printed = output_of("gpu.py", *asked)
     assert "12 of 12 greedy tokens are those of Transformers" in printed
@@ -187,10 +291,14 @@ def test_it_runs(tmp_path: Path) -> None:
     assert "tiny: step: predicted " in printed
     assert "tiny, rank 0: predicted " in printed
     assert "two processes on one device: gloo connects them" in printed
+    assert "GRPO step, tiny random Llama" in printed
+    assert "tiny products of a step of    1 rows fastest" in printed
     found = results(tmp_path)
     assert {one["part"] for one in found} == {"machine", *parts.split(",")}
+    assert [one["step"] for one in found if one.get("kind") == "step"] == [1, 2, 3, 4, 5, 6]
+    assert [one["profile"]["device"] for one in found if one.get("kind") == "profile"] == ["cpu"]
     assert {one["ended"] for one in found if "ended" in one} == {"done"}
-    assert [one["samples"] for one in found if "step_s" in one] == [1, 2]
+    assert [one["samples"] for one in found if one["part"] == "decode" and "step_s" in one] == [1, 2]
     assert [one["checkpoints"] for one in found if "mfu" in one] == [True, False]
     assert "step" in {one["name"] for one in found if one["part"] == "predicted" and "name" in one}
 
