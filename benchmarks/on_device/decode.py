@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
 
-from on_device.job import Job, Rates, random_ids, rates_of
+import torch
+
+from on_device.job import Job, Rates, random_ids, rates_of, synchronize
 from plait.cost.estimate import model_shape
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
@@ -19,6 +22,8 @@ from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 GOAL = 0.7
+PROFILED, MOST_PROFILED, LISTED = (1, 64), 8, 12
+"""Samples of steps whose kernels are told apart; steps at most; how many kernels are listed."""
 
 
 def main() -> int:
@@ -49,6 +54,8 @@ def measure(job: Job, shape: str, rates: Rates) -> None:
         cells = f"{step_s * 1e3:>9.3f} {least_s * 1e3:>9.3f} {least_s / step_s:>7.1%} {samples / step_s:>10.0f}"
         print(f"{samples:>8} {cells}")
         job.record("decode", shape, samples=samples, step_s=step_s, least_s=least_s, steps=len(found))
+    for samples in sizes[:1] if job.is_tiny else PROFILED:
+        shares_of_step(job, shape, engine, samples, prompt_tokens, tokens)
     captured = engine.state.forward.module.captured
     for way, why in ({} if captured is None else captured.refusals).items():
         print(f"{shape}: steps {way}: {why}")
@@ -60,11 +67,7 @@ def seconds_of_steps(
 ) -> list[tuple[float, int]]:
     """Seconds of each step that decodes all samples and nothing else, and the tokens that they hold: a step waits for
     the one before it, and is computed until the next one waits for it."""
-    sampling = Sampling(max_tokens=tokens, stop_token_ids=())
-    vocabulary = engine.model.config.get_text_config().vocab_size
-    for uid in range(samples):
-        ids = random_ids(prompt_tokens, vocabulary, 1000 * number + uid)
-        engine.add(Request(Prompt(uid, "", ids), 1, sampling, NoiseKey(0, number)))
+    add(engine, samples, prompt_tokens, tokens, number)
     found = []
     while engine.has_work:
         began = time.perf_counter()
@@ -73,6 +76,51 @@ def seconds_of_steps(
         if record is not None and record.num_tokens == samples and not record.num_prefill_tokens:
             found.append((seconds, record.num_context_tokens))
     return found
+
+
+def add(engine: Engine, samples: int, prompt_tokens: int, tokens: int, number: int) -> None:
+    """Queue a sample of each of so many prompts, which are others for other numbers."""
+    sampling = Sampling(max_tokens=tokens, stop_token_ids=())
+    vocabulary = engine.model.config.get_text_config().vocab_size
+    for uid in range(samples):
+        ids = random_ids(prompt_tokens, vocabulary, 1000 * number + uid)
+        engine.add(Request(Prompt(uid, "", ids), 1, sampling, NoiseKey(0, number)))
+
+
+def shares_of_step(job: Job, shape: str, engine: Engine, samples: int, prompt_tokens: int, tokens: int) -> None:
+    """What a step's device time goes to, kernel by kernel, by torch's profiler; what a step takes beyond these, the
+    device waits for the host."""
+    add(engine, samples, prompt_tokens, tokens, 2)
+    while len(engine.said) < samples:
+        engine.step()
+    engine.step()
+    synchronize(job.device)
+    steps = min(MOST_PROFILED, tokens // 3)
+    activity = torch.profiler.ProfilerActivity.CUDA if job.device == "cuda" else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        began = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        synchronize(job.device)
+        step_s = (time.perf_counter() - began) / steps
+    engine.halt(parks=False)
+    found = sorted(kernels_of(profiler, job.device, steps), reverse=True)
+    busy_s = sum(seconds for seconds, _, _ in found)
+    print(
+        f"{shape}, {samples} samples, profiled: a step {step_s * 1e3:.3f} ms, kernels {busy_s * 1e3:.3f}, most of them:"
+    )
+    for seconds, count, name in found[:LISTED]:
+        print(f"{seconds * 1e3:>9.3f} ms {count:>6.1f} of {name[:90]}")
+    kernels = [{"name": name[:160], "seconds": seconds, "count": count} for seconds, count, name in found[:LISTED]]
+    job.record("decode", shape, samples=samples, profiled_s=step_s, busy_s=busy_s, kernels=kernels)
+
+
+def kernels_of(profiler: torch.profiler.profile, device: str, steps: int) -> Iterator[tuple[float, float, str]]:
+    """Seconds in a step, number in a step, name."""
+    for one in profiler.key_averages():
+        microseconds = one.self_device_time_total if device == "cuda" else one.self_cpu_time_total
+        if microseconds > 0:
+            yield microseconds / 1e6 / steps, one.count / steps, one.key
 
 
 def read_bytes(shape: ModelShape, context: int, dtype: str) -> float:
