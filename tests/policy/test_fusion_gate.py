@@ -16,9 +16,10 @@ from plait.policy.fusion_gate import (
     decode_line,
     gain_s,
     line_through,
+    num_draws,
     pays,
 )
-from plait.policy.threshold import Rollout, Waiting, comings, drained, outcome, waits_at
+from plait.policy.threshold import Backlog, Rollout, Waiting, comings, drained, outcome
 
 FREES = Rollout(num_instances=2, step_s=lambda n: 1.0, score_s=2.0, max_batch=8, frees=True)
 
@@ -31,7 +32,7 @@ def test_an_instance_scores_as_soon_as_it_has_no_sample_left() -> None:
     assert coming == [(1.0, 2.0), (5.0, 2.0)]
     assert drained(FREES, ends, coming, Waiting()) == 6.0
     assert outcome(FREES, [[1], [5]], 0).total_s == 6.0
-    assert waits_at(FREES, ends, coming, 2.0) == 1.0, "half of a sample is scored by then"
+    assert Backlog(FREES, ends, coming).at(2.0) == 1.0, "half of a sample is scored by then"
 
 
 def test_samples_that_are_scored_together_wait_for_the_last_of_them() -> None:
@@ -154,3 +155,7 @@ def test_a_line_through_steps() -> None:
 def test_steps_that_were_held_up_do_not_count() -> None:
     steps = [(1, 2.0), (1, 2.0), (1, 50.0), (3, 4.0), (3, 4.0), (3, 90.0)]
     assert decode_line(steps) == pytest.approx((1.0, 1.0))
+
+
+def test_of_large_rollouts_fewer_are_drawn() -> None:
+    assert [num_draws(samples) for samples in (1, 1024, 1025, 2048, 4096, 100_000)] == [4, 4, 3, 2, 1, 1]

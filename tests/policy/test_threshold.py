@@ -8,7 +8,7 @@ from plait.errors import ConfigError
 from plait.policy.migration import Transfer
 from plait.policy.step import Limits, StepKind
 from plait.policy.threshold import Rollout, outcome, spread, tune
-from plait.policy.unfinished import finish_times
+from plait.policy.unfinished import Decoding, Left, finish_times, merged
 from tests.policy.played_engine import Request, SimulatedEngine
 from tests.simulator.played_rollouts import Fusion, Scoring, simulate_rollout
 
@@ -198,3 +198,20 @@ def test_finish_times_by_hand():
     """Lengths 2, 5 with t(2) = 3, t(1) = 1: the first ends at 6, the second three steps later."""
     assert finish_times([2, 5], lambda n: {1: 1.0, 2: 3.0}[n]) == [6.0, 9.0]
     assert finish_times([0, 4], lambda n: 1.0, start_s=10.0) == [10.0, 14.0]
+
+
+def test_what_is_left_of_an_instance_by_hand():
+    """Three samples of 5, 2 and 2 steps: steps of 3 s until 6 s, then of 1 s until 9 s."""
+    instance = Decoding([5, 2, 2], lambda n: {1: 1.0, 3: 3.0}[n])
+    assert (instance.ends, instance.last_s) == ([9.0, 6.0, 6.0], 9.0)
+    assert instance.left(0.0, "abc") == [Left(5, "a"), Left(2, "b"), Left(2, "c")]
+    assert instance.left(3.5, "abc") == [Left(3, "a"), Left(0, "b"), Left(0, "c")], "the second step is under way"
+    assert instance.left(7.0, "abc") == [Left(2, "a")]
+    assert instance.left(9.0, "abc") == []
+    assert (Decoding([], lambda n: 1.0).last_s, Decoding([], lambda n: 1.0).left(0.0, "")) == (0.0, [])
+
+
+def test_the_longest_go_to_whoever_has_fewest():
+    """Of equally full instances to the one that had more steps left."""
+    rows = [[Left(1, "a")], [Left(5, "b"), Left(5, "c")], [Left(3, "d"), Left(9, "e")], [Left(4, "f")]]
+    assert merged(rows, 2) == [[rows[2][0], rows[2][1], rows[3][0]], [rows[1][0], rows[1][1], rows[0][0]]]

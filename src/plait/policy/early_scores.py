@@ -8,11 +8,11 @@ The same plan and the same lengths of earlier responses decide the same, on ever
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from plait.policy.fusion_gate import DRAWS, LEAST_SHARE, THRESHOLDS, WRONG, RolloutSize
+from plait.policy.fusion_gate import LEAST_SHARE, THRESHOLDS, WRONG, RolloutSize, num_draws
 from plait.policy.migration import STEPS_OF_A_MOVE
 from plait.policy.threshold import Outcome, Rollout, outcome, outcomes
 from plait.schedule.fusion_times import FusionTimes
@@ -23,6 +23,9 @@ PARTED = (1 / 16, 1 / 8, 1 / 4)
 """Shares of all samples that may be unfinished when groups are parted."""
 APART = 1 / 16
 """The share of the last call that scores by which ranks that score parts end apart."""
+
+Draw = tuple[Sequence[Sequence[int]], float]
+"""Steps of each sample of each instance, and tokens of a sample in the mean, its share of the prompt included."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ def foretold(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutS
         return EarlyScores(0.0, 0.0)
     rng = random.Random(seed)
     count = max(1, size.samples // max(1, size.together))
-    draws = [[rng.choices(group, k=size.together) for group in rng.choices(groups, k=count)] for _ in range(DRAWS)]
+    draws = [
+        [rng.choices(group, k=size.together) for group in rng.choices(groups, k=count)]
+        for _ in range(num_draws(size.samples))
+    ]
     # Steps of each sample of each instance; the first token of a response comes with its prompt.
     dealt = [
         [[length - 1 for group in draw[i :: size.instances] for length in group] for i in range(size.instances)]
@@ -61,9 +67,7 @@ def foretold(times: FusionTimes, groups: Sequence[Sequence[int]], size: RolloutS
     return _least_gain(times, [*zip(dealt, tokens, strict=True)], size)
 
 
-def _least_gain(
-    times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], float]], size: RolloutSize
-) -> EarlyScores:
+def _least_gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> EarlyScores:
     """As foretold; nothing, where that could lose if times are wrong. Groups are parted where that gains by the least
     share more."""
     believed = _gain(times, draws, size)
@@ -74,22 +78,41 @@ def _least_gain(
         if best.pays and best.gain_s - believed.gain_s >= LEAST_SHARE * believed.of_s:
             believed = best
     chosen_size = replace(size, parted=believed.parted)
-    if believed.pays and any(_gain(doubted, draws, chosen_size).gain_s < 0 for doubted in _doubted(times)):
+    if believed.pays and any(_loses(doubted, draws, chosen_size) for doubted in _doubted(times)):
         return EarlyScores(0.0, believed.of_s)
     return believed
 
 
-def _gain(times: FusionTimes, draws: Sequence[tuple[Sequence[Sequence[int]], float]], size: RolloutSize) -> EarlyScores:
+def _gain(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> EarlyScores:
+    plain_s, early_s = _taken(times, draws, size)
+    return EarlyScores(plain_s - min(early_s) - times.parts_s / size.instances, plain_s, size.parted)
+
+
+def _loses(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> bool:
+    """Whether `_gain` would be below nothing; other thresholds are not asked for, where one gains."""
+    plain_s, early_s = _taken(times, draws, size)
+    return all(plain_s - end_s - times.parts_s / size.instances < 0 for end_s in early_s)
+
+
+def _taken(times: FusionTimes, draws: Sequence[Draw], size: RolloutSize) -> tuple[float, Iterator[float]]:
+    """Seconds without parts, and with them at each threshold that is tried; means over the draws."""
     most = size.samples
     tried = range(0, most // 2 + 1, max(1, most // 2 // THRESHOLDS))
-    plain_s, early_s = 0.0, dict.fromkeys(tried, 0.0)
+    plain_s, courses, scores_s = 0.0, [], []
     for steps, tokens in draws:
         rollout = _rollout(times, tokens, size)
-        scores_s = most * rollout.score_s / size.instances
         plain_s += outcome(replace(rollout, frees=False), steps, 0).total_s / len(draws)
-        for threshold, end in zip(tried, outcomes(rollout, steps, tried), strict=True):
-            early_s[threshold] += _ended(end, scores_s) / len(draws)
-    return EarlyScores(plain_s - min(early_s.values()) - times.parts_s / size.instances, plain_s, size.parted)
+        courses.append(outcomes(rollout, steps, tried))
+        scores_s.append(most * rollout.score_s / size.instances)
+
+    def at_each() -> Iterator[float]:
+        for ends in zip(*courses, strict=True):
+            early_s = 0.0
+            for end, all_s in zip(ends, scores_s, strict=True):
+                early_s += _ended(end, all_s) / len(draws)
+            yield early_s
+
+    return plain_s, at_each()
 
 
 def _ended(end: Outcome, scores_s: float) -> float:

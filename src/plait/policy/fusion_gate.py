@@ -24,6 +24,9 @@ TIMES_MOVES = 3.0
 WRONG = 0.2
 """Each of the terms may be wrong by so large a share, and gathering must not lose."""
 DRAWS = 4
+"""Rollouts that are drawn from earlier lengths at most."""
+DRAWN = 4096
+"""Samples of all of them: of larger rollouts fewer are drawn, and of such as have more one, which tells as much."""
 THRESHOLDS = 16
 """That are tried, up to half of the samples."""
 
@@ -108,6 +111,11 @@ class Choice:
     why: str = ""
 
 
+def num_draws(samples: int) -> int:
+    """Rollouts of so many samples that are drawn from earlier lengths."""
+    return max(1, min(DRAWS, DRAWN // max(1, samples)))
+
+
 def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: int) -> Choice:
     """What to do in a rollout.
 
@@ -121,7 +129,7 @@ def choose(seen: Seen | None, lengths: Sequence[int], size: RolloutSize, seed: i
         return Choice(0, why="nothing could be scored meanwhile")
     most = size.samples
     tried = range(0, most // 2 + 1, max(1, most // 2 // THRESHOLDS))
-    tuned = tune(seen.rollout(size), lengths, most, draws=DRAWS, seed=seed, thresholds=tried)
+    tuned = tune(seen.rollout(size), lengths, most, draws=num_draws(most), seed=seed, thresholds=tried)
     gain = tuned.serial_s - tuned.total_s
     if gain < seen.needed_s:
         return Choice(0, gain, seen.needed_s, "it would gain too little")

@@ -7,13 +7,14 @@ depends on the lengths, so it is computed, not set: `tune` scans all thresholds 
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
-from plait.policy.unfinished import Left, StepTime, finish_times, merged, steps_by
+from plait.policy.unfinished import Decoding, StepTime, finish_times, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,14 @@ def spread(lengths: Sequence[int], num_instances: int) -> list[list[int]]:
     return [list(lengths[i::num_instances]) for i in range(num_instances)]
 
 
-def outcomes(rollout: Rollout, steps: Sequence[Sequence[int]], thresholds: Iterable[int]) -> list[Outcome]:
+def outcomes(rollout: Rollout, steps: Sequence[Sequence[int]], thresholds: Iterable[int]) -> Iterator[Outcome]:
     """The times of one rollout when samples migrate once at most a threshold of them is unfinished, for each threshold;
     0 is serial execution.
 
     steps: decode steps of each sample of each instance
     """
     course = _Course(rollout, steps)
-    return [course.with_migration(threshold) for threshold in thresholds]
+    return map(course.with_migration, thresholds)
 
 
 def outcome(rollout: Rollout, steps: Sequence[Sequence[int]], threshold: int) -> Outcome:
@@ -121,30 +122,32 @@ class _Course:
     """A rollout as it goes where no sample migrates, which is the same for all thresholds."""
 
     def __init__(self, rollout: Rollout, steps: Sequence[Sequence[int]]) -> None:
-        self._rollout, self._steps = rollout, steps
-        self._ends = [finish_times(row, rollout.step_s) for row in steps]
-        self._all_ends = sorted(end for row in self._ends for end in row)
+        self._rollout = rollout
+        self._instances = [Decoding(row, rollout.step_s) for row in steps]
+        ends = [instance.ends for instance in self._instances]
+        self._all_ends = sorted(end for row in ends for end in row)
         self._parts: Sequence[Sequence[Hashable]] = [[None] * len(row) for row in steps]
         self._works: Mapping[Hashable, float] = {}
-        self._coming: Coming = []
+        self._backlog = Backlog(rollout, (), ())
         count = len(self._all_ends)
         generation_s = self._all_ends[-1] if count else 0.0
         if rollout.frees:  # else nobody asks what is scored together
-            parts = rollout.parts(self._ends)
+            parts = rollout.parts(ends)
             self._parts, self._works = parts, rollout.works(parts)
-            self._coming = comings(self._ends, parts, self._works)
-            serial_s = drained(rollout, self._ends, self._coming, Waiting())
+            coming = comings(ends, parts, self._works)
+            self._backlog = Backlog(rollout, ends, coming)
+            serial_s = drained(rollout, ends, coming, Waiting())
         else:
             serial_s = generation_s + count * rollout.score_s / rollout.num_instances
-        as_they_are = sum(generation_s - max(row, default=0.0) for row in self._ends)
+        as_they_are = sum(generation_s - instance.last_s for instance in self._instances)
         self._serial = Outcome(serial_s, generation_s, rollout.num_instances, None, as_they_are)
 
     def with_migration(self, threshold: int) -> Outcome:
-        rollout, ends, count = self._rollout, self._ends, len(self._all_ends)
+        rollout, count = self._rollout, len(self._all_ends)
         if threshold <= 0 or count == 0:
             return self._serial
         now = 0.0 if threshold >= count else self._all_ends[count - threshold - 1]
-        left = self._left(now)
+        left = [instance.left(now, parts) for instance, parts in zip(self._instances, self._parts, strict=True)]
         unfinished = sum(map(len, left))
         kept = max(1, ceil(unfinished / rollout.max_batch))
         if unfinished == 0 or kept >= rollout.num_instances:
@@ -153,23 +156,15 @@ class _Course:
         loads = merged(left, kept)
         later = [finish_times([sample.steps for sample in load], rollout.step_s, moved_s) for load in loads]
         tail = sorted(end for row in later for end in row)
-        freed = sorted(min(now, max(row, default=0.0)) for row in ends)[: rollout.num_instances - kept]
+        freed = sorted(min(now, instance.last_s) for instance in self._instances)[: rollout.num_instances - kept]
         free_s = sum(tail[-1] - time_s for time_s in freed) + sum(tail[-1] - max(row, default=now) for row in later)
         if rollout.frees:
-            waiting_s = waits_at(rollout, ends, self._coming, now)
             coming = comings(later, [[sample.part for sample in load] for load in loads], self._works)
-            total_s = drained(rollout, later, coming, Waiting(now, waiting_s, moved_s + rollout.load_s))
+            waiting = Waiting(now, self._backlog.at(now), moved_s + rollout.load_s)
+            total_s = drained(rollout, later, coming, waiting)
         else:
             total_s = _drain(rollout, kept, now, (count - unfinished) * rollout.score_s, tail)
         return Outcome(total_s, tail[-1], kept, now, free_s)
-
-    def _left(self, now: float) -> list[list[Left]]:
-        """What each instance has not ended by then."""
-        left: list[list[Left]] = []
-        for row, row_ends, row_parts in zip(self._steps, self._ends, self._parts, strict=True):
-            done = steps_by(now, row, self._rollout.step_s) if any(end > now for end in row_ends) else 0
-            left.append([Left(s - done, p) for s, end, p in zip(row, row_ends, row_parts, strict=True) if end > now])
-        return left
 
 
 Coming = Sequence[tuple[float, float]]
@@ -225,15 +220,22 @@ def drained(rollout: Rollout, ends: Iterable[Sequence[float]], coming: Coming, w
     return max([done_s, *(max(row) for row in rows)])
 
 
-def waits_at(rollout: Rollout, ends: Iterable[Sequence[float]], coming: Coming, now_s: float) -> float:
-    """Device seconds of scoring that wait at a time of `drained`, from the beginning on."""
-    work_s, now, speed = 0.0, 0.0, 0
-    for at, more, freed in _changes(rollout, [row for row in ends if row], coming, Waiting()):
-        if at > now_s:
-            break
-        work_s = max(0.0, work_s - (at - now) * speed) + more
-        now, speed = at, speed + freed
-    return max(0.0, work_s - (now_s - now) * speed)
+class Backlog:
+    """Device seconds of scoring that wait at any time of `drained`, from the beginning on; see there."""
+
+    def __init__(self, rollout: Rollout, ends: Iterable[Sequence[float]], coming: Coming) -> None:
+        work_s, now, speed = 0.0, 0.0, 0
+        self._since = [(now, work_s, speed)]
+        """(when, device seconds that wait, instances that score) from each change on."""
+        for at, more, freed in _changes(rollout, [row for row in ends if row], coming, Waiting()):
+            work_s = max(0.0, work_s - (at - now) * speed) + more
+            now, speed = at, speed + freed
+            self._since.append((now, work_s, speed))
+
+    def at(self, now_s: float) -> float:
+        """Those that wait then."""
+        then_s, work_s, speed = self._since[bisect_right(self._since, now_s, key=lambda since: since[0]) - 1]
+        return max(0.0, work_s - (now_s - then_s) * speed)
 
 
 def _changes(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
+from heapq import heapify, heapreplace
 from math import ceil
 from typing import NamedTuple
 
@@ -34,23 +36,50 @@ def finish_times(steps: Sequence[int], step_s: StepTime, start_s: float = 0.0) -
     return ends
 
 
-def steps_by(now: float, steps: Sequence[int], step_s: StepTime) -> int:
-    """Decode steps that an instance has ended by `now`; one under way counts, for it ends before its samples move."""
-    time_s, done = 0.0, 0
-    for position, length in enumerate(sorted(steps)):
-        if length > done:
-            step_of_rest_s = step_s(len(steps) - position)
-            if time_s + (length - done) * step_of_rest_s > now:
-                return done + ceil((now - time_s) / step_of_rest_s - 1e-9)
-            time_s += (length - done) * step_of_rest_s
-            done = length
-    return done
+class Decoding:
+    """One instance that decodes its samples from the start on; what is left of them at any time, without going through
+    those that have ended.
+
+    Args:
+        steps: decode steps that each sample needs.
+    """
+
+    def __init__(self, steps: Sequence[int], step_s: StepTime) -> None:
+        self._steps, self._step_s = steps, step_s
+        self.ends = finish_times(steps, step_s)
+        """When each sample ends."""
+        self._order = sorted(range(len(steps)), key=steps.__getitem__)
+        self._in_order = [self.ends[k] for k in self._order]
+
+    @property
+    def last_s(self) -> float:
+        """When the last one ends; 0 without any."""
+        return self._in_order[-1] if self._in_order else 0.0
+
+    def left(self, now: float, parts: Sequence[Hashable]) -> list[Left]:
+        """What has not ended by `now`, in the order of the samples. A step that is under way counts as done, for it
+        ends before samples move.
+
+        Args:
+            parts: of all samples.
+        """
+        ended = bisect_right(self._in_order, now)
+        if ended == len(self._order):
+            return []
+        done = max(0, self._steps[self._order[ended - 1]]) if ended else 0
+        since_s = self._in_order[ended - 1] if ended else 0.0
+        done += ceil((now - since_s) / self._step_s(len(self._order) - ended) - 1e-9)
+        return [Left(self._steps[k] - done, parts[k]) for k in sorted(self._order[ended:])]
 
 
 def merged(left: Sequence[Sequence[Left]], kept: int) -> list[list[Left]]:
     """The loads of the kept instances after migration: the fullest keep theirs, the others' longest go first."""
     ranked = sorted(left, key=lambda row: (-len(row), -sum(sample.steps for sample in row)))
     loads = [list(row) for row in ranked[:kept]]
+    fewest = [(len(load), place) for place, load in enumerate(loads)]
+    heapify(fewest)
     for sample in sorted((sample for row in ranked[kept:] for sample in row), key=lambda sample: -sample.steps):
-        min(loads, key=len).append(sample)
+        count, place = fewest[0]
+        loads[place].append(sample)
+        heapreplace(fewest, (count + 1, place))
     return loads
