@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -105,17 +106,20 @@ class InFlight:
         parts = [part for part in (*parts, *self.begin(plan.starts)) if len(part)]
         return torch.cat(parts) if parts else None
 
-    def take_out(self, uid: int, index: int | None, waiting: Iterable[Key]) -> list[Response]:
-        """Take out a prompt's samples, or the one of this index; `waiting` has all samples outside the batch."""
-        unstarted = [key for key in waiting if key not in self.started]
-        keys = [key for key in (*self.started, *unstarted) if key[0] == uid and index in (None, key[1])]
+    def take_out(self, uids: Iterable[int], index: int | None, waiting: Iterable[Key]) -> list[Response]:
+        """Take out the samples of these prompts, prompt by prompt, or only those of this index; `waiting` has all
+        samples outside the batch."""
+        keys: dict[int, list[Key]] = {uid: [] for uid in uids}
+        for key in (*self.started, *(key for key in waiting if key not in self.started)):
+            if key[0] in keys and index in (None, key[1]):
+                keys[key[0]].append(key)
         out = []
-        for key in keys:
+        for key in chain.from_iterable(keys.values()):
             response = self.started.pop(key, None)
             if response is None:
                 versions = (self.policy_version, self.policy_version)
-                response = Response.begun(self.pending[uid], key[1], (), versions)
-                self._one_less(uid, 1)
+                response = Response.begun(self.pending[key[0]], key[1], (), versions)
+                self._one_less(key[0], 1)
             out.append(response)
         return out
 

@@ -6,7 +6,7 @@ between two versions of the weights, and go on in the same engine (`Parking`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Collection, Iterable, KeysView
 from functools import cached_property
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class Holds(Protocol):
 
     def reserve(self) -> None: ...
 
-    def take_out(self, keys: Sequence[Key]) -> None: ...
+    def take_out(self, keys: Collection[Key]) -> None: ...
 
 
 class SampleMoves:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch import Tensor
 
@@ -120,12 +120,11 @@ class EngineState:
 
     def stop(self, uids: Iterable[int], reason: FinishReason, index: int | None = None) -> list[Sample]:
         """Take out the samples of these prompts, or only those of this index; returns them with their tokens."""
-        waiting = tuple(self.scheduler.sequences.waiting)
-        out = [response for uid in uids for response in self.flight.take_out(uid, index, waiting)]
-        self.take_out([response.key for response in out])
+        out = self.flight.take_out(uids, index, tuple(self.scheduler.sequences.waiting))
+        self.take_out(dict.fromkeys(response.key for response in out))
         return [response.sample(self.model.tokenizer, reason) for response in out]
 
-    def take_out(self, keys: Sequence[Key]) -> None:
+    def take_out(self, keys: Collection[Key]) -> None:
         """Free rows and blocks of samples that are not in flight any more."""
         self.rows.remove(keys)
         self.scheduler.remove(keys)
