@@ -316,6 +316,16 @@ def test_a_damaged_head_or_decoder_is_refused(change, message: str, tmp_path: Pa
         load_scalar(str(tmp_path / "it"), dtype="float32")
 
 
+@pytest.mark.parametrize("name", ["score.0.weight", "v_head.summary.weight"])
+def test_a_head_of_another_form_is_not_replaced_by_a_new_one(name: str, tmp_path: Path) -> None:
+    """As reward models of two layers and TRL's value heads have them, in folders of causal language models."""
+    save_pretrained(tiny_llama(torch.float32), tmp_path / "it")
+    tensors = load_file(tmp_path / "it" / "model.safetensors")
+    save_file(tensors | {name: torch.zeros(4, 32)}, tmp_path / "it" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"expected .* a head of score\.weight alone, found .* {name}\. Set"):
+        load_scalar(str(tmp_path / "it"), dtype="float32")
+
+
 def test_the_decoder_is_admitted_by_the_same_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_pretrained(scalar_of(tiny_llama(torch.float32), seed=0), tmp_path / "it")
     with monkeypatch.context() as patch:

@@ -26,6 +26,9 @@ from plait.models.parallel.part import require_whole
 from plait.models.scalar_model import HEAD, ScalarModel, ScalarModule
 from plait.models.working_weights import OwnPart, copy_module, dtype_of, layout_of, move_into_flat
 
+_HEADS = ("score.", "classifier.", "v_head.", "value_head.")
+"""How names begin of what a checkpoint has beside a decoder to score by."""
+
 
 def scalar_of(model: LanguageModel, *, seed: int, head_std: float | None = None) -> ScalarModel:
     """A scalar model with a copy of a language model's decoder and a fresh head.
@@ -201,7 +204,7 @@ def _stored_head(folder: Path, name: str, config: Any) -> Tensor | None:
     """The head [1, H] of a classifier's folder; None where it is none.
 
     Raises:
-        ModelError: it has several labels, a bias, or lacks its head.
+        ModelError: it has several labels, a bias or another head, or lacks its head.
     """
     from safetensors import safe_open
 
@@ -212,9 +215,9 @@ def _stored_head(folder: Path, name: str, config: Any) -> Tensor | None:
         with safe_open(folder / "model.safetensors", "pt") as tensors:
             file_of = dict.fromkeys(tensors.keys(), "model.safetensors")
     is_classifier = any(cls.endswith("ForSequenceClassification") for cls in config.architectures or ())
-    if not is_classifier and HEAD not in file_of:
+    others = sorted(key for key in file_of if key.startswith(_HEADS) and key != HEAD)
+    if not is_classifier and HEAD not in file_of and not others:
         return None
-    others = sorted(key for key in file_of if key.startswith(("score.", "classifier.")) and key != HEAD)
     if config.num_labels != 1 or HEAD not in file_of or others:
         parts = ", ".join([HEAD] * (HEAD in file_of) + others) or "none"
         raise ModelError(
