@@ -132,6 +132,17 @@ def test_a_tree_of_new_tokens_and_rows_that_are_read(dtype: torch.dtype) -> None
 
 
 @needs_vectors
+def test_queries_that_grow_with_the_position_are_refused() -> None:
+    """Ministral 3 multiplies them from token 16,384 on: by 1.07, which is near the rounding of bfloat16."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 1 << 14}
+    rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    options = {"max_position_embeddings": 1 << 18, "rope_parameters": rope}
+    model = tiny_model("ministral3", dtype=torch.bfloat16, weight_scale=0.1, **options)
+    with pytest.raises(Refused, match="its queries grow with the position"):
+        compiled_of(model)
+
+
+@needs_vectors
 def test_more_rows_than_a_chunk_and_few_that_are_read() -> None:
     model, compiled = tiny_model("llama", dtype=torch.float32, max_position_embeddings=1024), None
     compiled = CompiledForward.of(model)

@@ -67,6 +67,8 @@ class Call:
     scale: float
     window: int | None
     plain: bool
+    query_norm: float
+    """Of all queries together: rope turns them, and leaves it as it is."""
 
 
 class Watch:
@@ -78,7 +80,8 @@ class Watch:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         plain = form.softcap is None and form.sinks is None and key.shape[2] == value.shape[2]
-        self.calls[layer] = Call((query.shape[0], key.shape[0], key.shape[2]), float(form.scale), form.window, plain)
+        shape, norm = (query.shape[0], key.shape[0], key.shape[2]), float(query.double().norm())
+        self.calls[layer] = Call(shape, float(form.scale), form.window, plain, norm)
         return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 
 
