@@ -4,7 +4,6 @@ the bit, of every temperature, top-k, top-p, and however it stops."""
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable
 
 import pytest
@@ -18,10 +17,10 @@ from plait.generation.speculates import NoSpeculation, Speculates
 from plait.generation.speculator import Speculator
 from plait.speculation.drafter import PoolDrafter
 from tests.cases import slow_but
+from tests.generation.guessing import Guessing, at_random, stop_tokens
 from tests.generation.requests import with_head
 from tests.generation.test_engine import by_uid, requests
 from tests.generation.test_model_drafter import drafter_of, perturbed, speculates
-from tests.generation.test_speculator import Guessing
 from tests.models.tiny import tiny_model
 
 BESIDE = {
@@ -30,16 +29,6 @@ BESIDE = {
     "prefix sharing": {"prefix_cache_tokens": 256},
     "all of it": {"max_prefill_tokens": 9, "kv_tokens": 80, "prefix_cache_tokens": 64},
 }
-
-
-def at_random(said: list[int], most: int) -> list[int]:
-    drawn = random.Random(hash(tuple(said)))
-    return [drawn.randrange(300) for _ in range(drawn.randint(0, most))]
-
-
-def stop_tokens(said: list[int], most: int) -> list[int]:
-    """As if every sample ended here, and went on."""
-    return [2, 3, 0][: min(most, 3)] * 2 if most >= 6 else [2][:most]
 
 
 DRAFTERS: dict[str, Callable[[], Speculates]] = {

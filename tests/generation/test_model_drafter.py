@@ -24,10 +24,11 @@ from plait.speculation.drafter import Asked
 from plait.speculation.speculation import How
 from plait.workers.sample_mover import End, SampleMover
 from tests.cases import slow_but
+from tests.generation.guessing import Guessing
 from tests.generation.requests import with_head
 from tests.generation.test_drafts import drained
 from tests.generation.test_engine import requests
-from tests.generation.test_speculator import ASKED, Guessing, needs_vectors
+from tests.generation.test_speculator import ASKED, needs_vectors
 from tests.models.tiny import VOCAB_SIZE, tiny_model
 from tests.training.exact import ExactFloat64
 

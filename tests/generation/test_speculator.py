@@ -6,7 +6,6 @@ import copy
 import itertools
 import random
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,46 +20,17 @@ from plait.generation.steady_drafts import WhereSteady
 from plait.kernels import paged_attention
 from plait.policy.step import Key, StepPlan
 from plait.recipes.engine_checks import STEADY
-from plait.speculation.drafter import Asked, Guesses
-from plait.speculation.pool import FloatArray, IntArray
 from plait.speculation.speculation import How
 from tests.cases import slow_but
+from tests.generation.guessing import Guessing
 from tests.generation.requests import with_head as request
 from tests.generation.test_drafts import drained
 from tests.generation.test_engine import by_uid, requests
 from tests.models.tiny import tiny_model
-from tests.speculation.played import Forgetful
 from tests.training.exact import ExactFloat64
 
 needs_vectors = pytest.mark.skipif(not paged_attention.fast(torch.bfloat16), reason="no numba, or a CPU without AVX2")
 ASKED = [request(0, 19, [14, 9, 30]), request(1, 7, [25]), request(2, 33, [17, 2])]
-
-
-class Guessing(Forgetful):
-    """A Drafter of a function: (what a sample has said, most tokens) → tokens, sure of them."""
-
-    def __init__(self, guess) -> None:
-        self._guess = guess
-        self._said: dict[int, list[int]] = {}
-
-    def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
-        self._said[slot] = []
-
-    def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
-        for slot, stop, count in zip(slots_B, counts_B.cumsum(), counts_B, strict=True):
-            self._said[int(slot)] += token_ids_T[stop - count : stop].tolist()
-
-    def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        shape = len(asked.slots_B), most
-        found = Guesses(
-            np.zeros(shape, np.int32), np.zeros(shape[0], np.int64), np.zeros(shape, np.int64), np.zeros(shape)
-        )
-        for row, slot in enumerate(asked.slots_B.tolist()):
-            tokens = self._guess(self._said[slot], int(min(most, asked.limits_B[row])))
-            found.lengths_B[row] = len(tokens)
-            found.token_ids_BK[row, : len(tokens)] = tokens
-            found.survival_BK[row, : len(tokens)] = 0.9 ** np.arange(1, len(tokens) + 1)
-        return found
 
 
 RANDOM = random.Random(5)

@@ -39,7 +39,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-CASES = [*(("dp2", change) for change in CHANGES), ("leader last", "plain"), ("tp2 beside one", "plain")]
+CASES = [
+    *(("dp2", change) for change in CHANGES),
+    ("leader last", "plain"),
+    *(("tp2 beside one", change) for change in ("plain", "speculation")),
+]
 
 
 @pytest.mark.parametrize("word", ["on", 0.5])

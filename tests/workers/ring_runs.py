@@ -13,12 +13,14 @@ from plait.data.records import Sample
 from plait.generation.engine import Engine, drain
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
+from plait.generation.speculator import Speculator
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
 from plait.models.parallel.partial import part_of
-from plait.workers.instances import engine_of
+from plait.workers.instances import DraftedByOne, engine_of
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.words import Delivered, Generate
+from tests.generation.guessing import Guessing, misleading
 from tests.models.tiny import tiny_model
 from tests.workers.said import Said, said_by
 
@@ -84,6 +86,23 @@ def ended(seen: Seen, engine: Engine) -> Seen:
 def generated(worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request]) -> Seen:
     """All at once."""
     engine, _ = engine_on(worker, sizes, settings)
+    for one in requests:
+        engine.add(one)
+    seen = Seen()
+    while engine.has_work:
+        note(seen, engine, engine.step())
+    return ended(seen, engine)
+
+
+def misled(
+    worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request], drafter: str
+) -> Seen:
+    """All at once, by guesses of which most are wrong: the rank that drafts tells them to the others."""
+    engine, _ = engine_on(worker, sizes, settings | {"speculation": 4})
+    assert isinstance(engine.speculates, DraftedByOne)
+    if engine.speculates.counts is not None:
+        known = [token_ids for token_ids, _ in alone(requests, exact=True).values()]
+        engine.speculates._own = Speculator(4, Guessing(misleading(drafter, known)))
     for one in requests:
         engine.add(one)
     seen = Seen()

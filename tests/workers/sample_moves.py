@@ -13,6 +13,7 @@ from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
+from plait.generation.speculator import Speculator
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
 from plait.models.compute.float64 import kept_float64
@@ -27,6 +28,7 @@ from plait.workers.messages import Message
 from plait.workers.migrations import SampleMoverOfRank
 from plait.workers.sample_mover import End, SampleMover, SamplesMoved, _speaker
 from plait.workers.sample_offers import Answer, Given, Lack
+from tests.generation.guessing import Guessing, misleading
 from tests.generation.requests import request
 from tests.models.tiny import tiny_model
 from tests.workers.said import Said, said_by
@@ -192,8 +194,12 @@ LONGER = (request(0, 19, [44, 40, 42]), request(1, 7, [46]), request(2, 40, [41,
 """The prompts of ASKED, whose samples do not end while they move."""
 
 
-def guessing(worker: Any, dtype: str, stages: int) -> Seen:
-    """From rank 0 to rank 1, while both guess what they were told before: every guess of LONGER comes true."""
+def guessing(worker: Any, dtype: str, stages: int, drafter: str | None = None) -> Seen:
+    """From rank 0 to rank 1, while both guess what they were told before: every guess of LONGER comes true.
+
+    Args:
+        drafter: of MISLEADING, which guesses in place of that.
+    """
     seen, settings = Seen({}), SamplingSettings(exact=True, speculation=3)
     source, target = layout_of([0]), layout_of([1])
     leaving, entering = (make_engine(worker, one, "llama", dtype, settings) for one in (source, target))
@@ -201,6 +207,9 @@ def guessing(worker: Any, dtype: str, stages: int) -> Seen:
     known = alone("llama", dtype, exact=True, asked=LONGER)
     for engine, others in ((leaving, STAY), (entering, OTHER)):
         if engine is not None:
+            if drafter is not None:
+                texts = [token_ids for token_ids, _ in known.values()]
+                engine.speculates = Speculator(3, Guessing(misleading(drafter, texts)))
             engine.add(others)
             for one in LONGER:
                 for index in range(one.num_samples):

@@ -15,6 +15,7 @@ from plait.launch.failures import WorkerError
 from plait.launch.interface import Group
 from plait.launch.local import LocalProcesses
 from tests.cases import examples, slow_but
+from tests.generation.guessing import MISLEADING
 from tests.generation.requests import request, with_head
 from tests.models.parallel.team_workers import TeamWorker
 from tests.workers.ring_runs import Seen, alone
@@ -144,6 +145,42 @@ def test_guesses_change_no_bit_of_an_instance_of_two_ranks(two: Group, sizes: di
     assert seen[0].said == plain[0].said
     assert max(one.drafted for one in plain) == 0
     assert max(one.drafted for one in seen) >= 10
+
+
+UNLIKE = [
+    request(0, 20, [14, 18], temperature=0.0),
+    request(1, 20, [12, 20], temperature=0.7, top_k=40, top_p=0.95),
+    request(2, 33, num_samples=2, max_tokens=16),
+]
+"""Greedy, filtered, and such as stop by themselves."""
+BESIDE = {
+    "chunks": {"max_prefill_tokens": 16, "max_running": 3},
+    "a small pool": {"kv_tokens": 64},
+}
+SIZES = {"tp": {"tp": 2}, "pp": {"pp": 2}, "ring": {"pp": 2, "groups": 3}}
+MISLED = [("tp", "a small pool", "wrong at last"), ("ring", "a small pool", "at random")]
+
+
+@pytest.fixture(scope="module")
+def not_misled() -> dict[tuple[str, str], Seen]:
+    return {}
+
+
+@pytest.mark.parametrize(("sizes", "beside", "drafter"), slow_but(MISLED, itertools.product(SIZES, BESIDE, MISLEADING)))
+def test_guesses_that_mislead_change_no_bit_of_an_instance_of_two_ranks(
+    two: Group, sizes: str, beside: str, drafter: str, not_misled: dict[tuple[str, str], Seen]
+) -> None:
+    """Whatever a step has beside: chunks of prompts, samples that give way."""
+    ranks = {name: size for name, size in SIZES[sizes].items() if name != "groups"}
+    how = {"exact": True, "decode_groups": SIZES[sizes].get("groups", 1)} | BESIDE[beside]
+    if (plain := not_misled.get((sizes, beside))) is None:
+        plain = ask(two, "generated", ranks, how | {"speculation": "off"}, UNLIKE)[0]
+        not_misled[sizes, beside] = plain
+    seen = ask(two, "misled", ranks, how, UNLIKE, drafter)
+    assert seen[0].said == plain.said
+    assert sorted(one.drafted >= 10 for one in seen) == [False, True]
+    if sizes != "ring":  # which of its shares has room depends on how many tokens each step gave
+        assert (seen[0].preempted > 0) == (plain.preempted > 0) == (beside == "a small pool")
 
 
 @pytest.mark.parametrize("groups", slow_but([3], [1, 2, 3]))

@@ -3,6 +3,7 @@ happened."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from plait.policy.step import Key
 from plait.schedule.work import to_the_end
 from plait.workers.sample_mover import End, SampleMover
 from plait.workers.sample_offers import Lack
-from tests.cases import examples
+from tests.cases import examples, slow_but
+from tests.generation.guessing import MISLEADING
 from tests.generation.requests import with_head
 from tests.generation.test_engine import by_uid
 from tests.models.tiny import shared_model
@@ -84,6 +86,16 @@ def test_samples_that_leave_in_the_middle_of_guesses_say_the_same(two: Group, dt
     assert (trials_there >= trials).all()
     assert (hits_there[taken] == hits[taken]).all()
     assert (taken & (trials > 0)).any()
+
+
+@pytest.mark.parametrize(("drafter", "stages"), slow_but([("wrong at last", 2)], itertools.product(MISLEADING, (1, 2))))
+def test_samples_that_leave_while_guesses_mislead_say_the_same(two: Group, drafter: str, stages: int) -> None:
+    source, target = ask(two, "guessing", "float32", stages, drafter)
+    assert source.wrong == target.wrong == []
+    assert source.said.keys() == {(9, 0)}
+    assert all_said([source, target]) == alone("llama", "float32", True, asked=(*LONGER, STAY, OTHER))
+    assert source.drafted[0] > 0
+    assert target.drafted[0] > 0
 
 
 @pytest.mark.parametrize(
