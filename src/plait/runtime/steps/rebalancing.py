@@ -143,10 +143,16 @@ class Balance:
         return any(2 * now < then for now, then in zip(running, self._judged_with, strict=True))
 
     def _repeat(self, recorded: deque[dict[str, Any]], num_unfinished: int) -> None:
-        """As many samples are left as were then: the same move, as far as they are where they were."""
+        """As many samples are left as were then: the same move, as far as they are where they were, and instances are
+        there: a resumed run may have fewer."""
+        num_instances = len(self._steps)
         while recorded and num_unfinished <= recorded[0]["left"]:
             move = recorded.popleft()
-            pairs = {(source, target): [(uid, index) for uid, index in keys] for source, target, keys in move["pairs"]}
+            pairs = {
+                (source, target): [(uid, index) for uid, index in keys]
+                for source, target, keys in move["pairs"]
+                if target < num_instances
+            }
             recompute = frozenset((uid, index) for uid, index in move.get("recompute", ()))
             self._move(pairs, move, HowToMove(recompute, move.get("ahead", False)))
             if self._moves.is_moving:
