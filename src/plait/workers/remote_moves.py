@@ -63,8 +63,7 @@ class RemoteMoves:
         """See InstanceMoves. The leader decides by what it knows: it counts each sample with the tokens of its prompt
         and of the longest response. Empty if a sample would come back to the instance in which it began."""
         where = self._outstanding.where
-        loads = [self._load(place, bounds) for place in range(self._num_instances)]
-        loads = [load for load in loads if load.unfinished]
+        loads = self._loads(bounds)
         dealt = not self._outstanding.pending and len(loads) > 1
         migration = decide(loads, len(where), bounds.slots) if dealt else None
         if migration is None or self.is_moving:
@@ -77,15 +76,18 @@ class RemoteMoves:
             return {}
         return dict(pairs)
 
-    def _load(self, place: int, bounds: Bounds) -> InstanceLoad:
-        """Rooms are counted in tokens, as if samples of a prompt did not share its keys and values."""
-        unfinished = []
-        for number, ((uid, _), where) in enumerate(self._outstanding.where.items()):
-            if where == place:
-                tokens = len(self._outstanding.prompts[uid].token_ids)
-                unfinished.append(Unfinished(number, tokens, tokens + bounds.response))
-        free = bounds.kv_tokens - sum(sample.kv_bytes for sample in unfinished)
-        return InstanceLoad(place, tuple(unfinished), free)
+    def _loads(self, bounds: Bounds) -> list[InstanceLoad]:
+        """Of the instances that have samples. Rooms are counted in tokens, as if samples of a prompt did not share its
+        keys and values."""
+        unfinished: list[list[Unfinished]] = [[] for _ in range(self._num_instances)]
+        for number, ((uid, _), place) in enumerate(self._outstanding.where.items()):
+            tokens = len(self._outstanding.prompts[uid].token_ids)
+            unfinished[place].append(Unfinished(number, tokens, tokens + bounds.response))
+        return [
+            InstanceLoad(place, tuple(samples), bounds.kv_tokens - sum(sample.kv_bytes for sample in samples))
+            for place, samples in enumerate(unfinished)
+            if samples
+        ]
 
     def move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], how: HowToMove = AT_ONCE) -> int:
         """See InstanceMoves."""

@@ -6,7 +6,7 @@ the end of a step then halts until the new weights are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -188,22 +188,26 @@ class Asking:
         unfinished: dict[int, set[int]] = {}
         for uid, index in asked.growing.unfinished:
             unfinished.setdefault(uid, set()).add(index)
+        begun: dict[int, dict[int, Sample]] = {}
+        for (uid, index), sample in asked.state.begun.get(asked.node.id, {}).items():
+            begun.setdefault(uid, {})[index] = sample
         for prompt in asked.growing.prompts:
-            going_on = self._going_on(prompt, unfinished.get(prompt.uid, set()), asked, step)
+            left = unfinished.get(prompt.uid, set())
+            going_on = self._going_on(prompt, left, begun.get(prompt.uid, {}), asked, step)
             request = Request(prompt, asked.growing.count, asked.sampling, asked.noise, going_on=going_on)
             if request.indices:
                 yield request
 
-    def _going_on(self, prompt: Prompt, left: set[int], asked: AskedRollout, step: int) -> GoingOn:
+    def _going_on(
+        self, prompt: Prompt, left: set[int], begun: Mapping[int, Sample], asked: AskedRollout, step: int
+    ) -> GoingOn:
         """Where the samples of a prompt go on, and where they stop.
 
         Args:
             left: indices of the samples of the prompt that have not ended.
+            begun: index → those of them that have begun.
         """
         state = asked.state
-        begun = {
-            index: sample for (uid, index), sample in state.begun.get(asked.node.id, {}).items() if uid == prompt.uid
-        }
         before = self._moments.at(step) if self._moments is not None else None
         after = self._moments.at(step + 1) if self._moments is not None and state.step > step else None
         stops = {} if after is None else {i: n for i, n in after.standing.get(prompt.uid, {}).items() if i in left}
