@@ -26,6 +26,9 @@ STEPS_BETWEEN = 32
 samples left that it had then."""
 STEPS_BETWEEN_SHORT = 8
 """The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""
+LOOKING = 0.05
+"""Share of the time of a rollout that foretelling ends may take: with hundreds of instances it takes seconds, and some
+instance has half of its samples left after almost every step."""
 MOST_CHANCES = 64
 """Lengths that a sample may come to, at most: taken evenly from the earlier ones that are longer than it is."""
 LEAST_LEFT = 32
@@ -104,7 +107,7 @@ class Balance:
         self._steps = [0.0] * engine.traits.num_instances
         """Decode steps of each instance, about."""
         self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
-        self._looked_at_s = rebalancer.experience.clock()
+        self._looked_at_s = self._may_decide_at_s = rebalancer.experience.clock()
         self._moved: set[Key] = set()
         self.num_moved = 0
 
@@ -126,9 +129,11 @@ class Balance:
             return
         if self._asked is not None:
             self._repeat(self._asked, sum(running))
-        elif self._curve is not None and self._lengths and self._is_due(self._curve, running):
+        elif self._curve is not None and self._lengths and self._is_due(self._curve, running, now):
             self._judged_at, self._judged_with = max(self._steps), running
             self._decide(self._curve, frees=frees)
+            decided = self._rebalancer.experience.clock()
+            self._may_decide_at_s = decided + (decided - now) / LOOKING
 
     def end(self) -> None:
         """All samples have ended."""
@@ -136,7 +141,9 @@ class Balance:
         move_s = self._moves.moved_s if self.num_moved else None
         self._rebalancer.experience.keep(self._key, {"moves": self._made, "curve": curve, "move_s": move_s}, move_s)
 
-    def _is_due(self, curve: Curve, running: Sequence[int]) -> bool:
+    def _is_due(self, curve: Curve, running: Sequence[int], now_s: float) -> bool:
+        if now_s < self._may_decide_at_s:
+            return False
         between = STEPS_BETWEEN_SHORT if curve.move_s < curve.step_s(1, 0.0) else STEPS_BETWEEN
         if max(self._steps) - self._judged_at >= between:
             return True
