@@ -25,6 +25,11 @@ async def judged(data_source, solution_str, ground_truth, extra_info=None, **kwa
     return float(len(solution_str))
 
 
+def reads_a_number(solution_str):
+    """Logs what it read, as verl's scorers do."""
+    return {"score": 0.0, "pred": int(solution_str)}
+
+
 def partly(data_source, solution_str, ground_truth, extra_info):
     return {"score": 1.0, "hint": "x"} if solution_str == "a" else 0.5
 
@@ -43,6 +48,10 @@ def reward_func(queries, prompts, labels, **kwargs):
     rows = zip(queries, prompts, labels, strict=True)
     rewards = torch.tensor([float(query == prompt + right) for query, prompt, right in rows])
     return {"rewards": rewards, "scores": rewards / 2, "extra_logs": {"length": [len(q) for q in queries], "k": 7.0}}
+
+
+def logs_tuples(queries, prompts):
+    return {"rewards": (1.0, 2.0), "scores": (0.5, 1.0), "extra_logs": {"length": tuple(map(len, queries))}}
 
 
 def column_of_tensor(queries, prompts, labels=None):

@@ -101,6 +101,13 @@ def test_verls_other_shapes():
     assert (one.rewards, one.extras) == ((1.0, 0.5), {"hint": ("x", None)})
 
 
+def test_a_number_that_no_float_can_hold_is_logged_with_the_sample_and_in_no_curve():
+    (one,) = score(forms.reads_a_number, group(0, "7", "1" + "0" * 400))
+    assert one.rewards == (0.0, 0.0)
+    assert one.extras == {"pred": (7, 10**400)}
+    assert one.metrics == {"rewards/reads_a_number/pred": (7.0,)}
+
+
 def test_the_sample_on_which_a_verl_function_fails_is_blamed():
     (one,) = score(forms.picky, group(0, "ok", "bad", "unscored", "skip"), on_error="drop")
     assert [(failure.uid, failure.kind) for failure in one.failures] == [
@@ -132,6 +139,13 @@ def test_openrlhf_gets_queries_and_labels_and_may_return_tensors(column):
         "rewards/reward_func/length": (16.0, 17.0),
         "rewards/reward_func/k": (7.0,),
     }
+
+
+def test_what_openrlhf_logs_as_tuples_is_logged_as_lists_are():
+    (one,) = score(forms.logs_tuples, templated("a", "bb"))
+    assert one.rewards == (1.0, 2.0)
+    assert one.extras == {"scores": (0.5, 1.0), "length": (16, 17)}
+    assert one.metrics["rewards/logs_tuples/length"] == (16.0, 17.0)
 
 
 def test_openrlhf_returns_that_are_bare_or_wrong():

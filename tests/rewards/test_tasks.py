@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,8 @@ from tests.rewards.samples import group
         ("<answer>a\nb</answer>", "tags", "a\nb"),
         ("<answer>12", "tags", None),
         ("<answer>  </answer>", "tags", None),
+        ("<answer>1<answer>2</answer></answer>", "tags", "1<answer>2"),
+        ("</answer><answer>3</answer>", "tags", "3"),
         ("first\n last \n\n", "line", "last"),
         (" \n", "line", None),
         ("7 + 5 = 12.", "number", "12"),
@@ -44,6 +47,12 @@ from tests.rewards.samples import group
 )
 def test_extract(text, where, answer):
     assert extract_answer(text, AnswerFormat(where)) == answer
+
+
+def test_a_tag_that_is_said_over_and_over_takes_no_longer_than_other_text():
+    began = time.perf_counter()
+    assert extract_answer("<answer>" * 50_000, AnswerFormat.TAGS) is None
+    assert time.perf_counter() - began < 5, "a call of the reward has 30 s; each tag read to the end takes minutes"
 
 
 @given(st.text(), st.sampled_from(AnswerFormat))

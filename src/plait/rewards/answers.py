@@ -34,7 +34,7 @@ class Verdict(StrEnum):
         return self is not Verdict.MALFORMED
 
 
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 # A sign counts only where it cannot be an operator or a hyphen, so "12-5" ends in 5 and "= -5" in -5.
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 # 1e999999 is short to write and long to compute with.
@@ -46,7 +46,7 @@ def extract_answer(text: str, where: AnswerFormat) -> str | None:
     """The answer in a response, stripped; None if there is none or it is empty."""
     match where:
         case AnswerFormat.TAGS:
-            candidates = _TAGS.findall(text)
+            candidates = _in_tags(text)
         case AnswerFormat.LINE:
             candidates = [line for line in text.splitlines() if line.strip()]
         case AnswerFormat.NUMBER:
@@ -54,6 +54,20 @@ def extract_answer(text: str, where: AnswerFormat) -> str | None:
         case AnswerFormat.WHOLE:
             candidates = [text]
     return (candidates[-1].strip() or None) if candidates else None
+
+
+def _in_tags(text: str) -> list[str]:
+    """What stands in each pair of tags, first to last; a tag within a pair opens none. In time linear in the text,
+    which may be a tag said over and over: a lazy pattern looks for the end of each anew."""
+    found: list[str] = []
+    end = 0
+    while (start := text.find(_OPEN, end)) >= 0:
+        start += len(_OPEN)
+        if (close := text.find(_CLOSE, start)) < 0:
+            break
+        found.append(text[start:close])
+        end = close + len(_CLOSE)
+    return found
 
 
 def has_form(answer: str, reference: str | None) -> bool:

@@ -186,9 +186,9 @@ class RewardCall:
             return listed(result)
         if "rewards" not in result:
             raise ValueError(f"OpenRLHF's form returns a list or a dict with `rewards`, found keys {list(result)}")
-        logged = {str(key): listed(value) for key, value in (result.get("extra_logs") or {}).items()}
+        logged = {str(key): _column(value) for key, value in (result.get("extra_logs") or {}).items()}
         if result.get("scores") is not None:
-            logged = {"scores": listed(result["scores"])} | logged
+            logged = {"scores": _column(result["scores"])} | logged
         for key, values in logged.items():
             if isinstance(values, list) and len(values) != len(texts):
                 raise Miscounted(f"`{key}` has {len(values)} values for {len(texts)} samples")
@@ -224,8 +224,17 @@ def listed(value: Any) -> Any:
     return value
 
 
+def _column(value: Any) -> Any:
+    """What OpenRLHF's form logs, as `listed`; a tuple is a list of values, too."""
+    return list(value) if isinstance(value, tuple) else listed(value)
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    """Whether it is one that a curve can have: finite, and no whole number beyond all floats."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _settled(result: Any) -> Any:
