@@ -272,6 +272,14 @@ def test_an_entropy_that_collapses():
     assert doctor.summary()[0].worst == 0.19
 
 
+@pytest.mark.parametrize("unknown", [math.nan, math.inf])
+def test_an_entropy_that_is_no_number_is_not_what_later_ones_are_held_to(unknown):
+    doctor = Doctor()
+    assert list(named(doctor, 1, numbers(actor__entropy=unknown))) == ["non_finite"]
+    assert [named(doctor, step, HEALTHY) for step in (2, 3)] == [{}, {}]
+    assert list(named(doctor, 4, numbers(actor__entropy=0.1))) == ["entropy_collapse"]
+
+
 def test_a_critic_that_is_worse_than_a_constant():
     doctor = Doctor()
     spoken = [

@@ -6,6 +6,7 @@ stands in the rows that it gives out, so that `Doctor.restore` takes it up where
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +109,9 @@ class Doctor:
             probe: looks for the cause of a mismatch between engine and trainer; called only when one is to be said.
         """
         for name, metric in BASELINES.items():
-            if metric in metrics and (step == 1 or name != FIRST_DIFF):  # later there have been updates
-                self.remember(step, name, float(metrics[metric]))
+            first = metrics.get(metric, math.nan)  # a step without a number shows nothing that later ones could be held to
+            if math.isfinite(first) and (step == 1 or name != FIRST_DIFF):  # later there have been updates
+                self.remember(step, name, float(first))
         reading = Reading(step, metrics, self.baseline, self.settings, self.limits, self._streaks(step))
         findings = []
         for rule, check in RULES.items():
