@@ -109,7 +109,7 @@ class Doctor:
             probe: looks for the cause of a mismatch between engine and trainer; called only when one is to be said.
         """
         for name, metric in BASELINES.items():
-            first = metrics.get(metric, math.nan)  # a step without a number shows nothing that later ones could be held to
+            first = metrics.get(metric, math.nan)  # nothing can be held to what is no number
             if math.isfinite(first) and (step == 1 or name != FIRST_DIFF):  # later there have been updates
                 self.remember(step, name, float(first))
         reading = Reading(step, metrics, self.baseline, self.settings, self.limits, self._streaks(step))

@@ -214,14 +214,15 @@ def test_a_trainer_without_the_temperature_is_named(recipe_of: MakeRecipe, monke
     assert findings[0].key == "sampling.temperature"
 
 
-def test_an_engine_with_another_temperature_is_named(recipe_of: MakeRecipe, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("stated", [0.8, 1.005])
+def test_an_engine_with_another_temperature_is_named(recipe_of: MakeRecipe, monkeypatch: Patch, stated: float) -> None:
     sound = SamplingRows.of.__func__
 
     def warmer(cls: type, samplings: Any, *rest: Any) -> SamplingRows:
         return sound(cls, [dataclasses.replace(one, temperature=1.2) for one in samplings], *rest)
 
     monkeypatch.setattr(SamplingRows, "of", classmethod(warmer))
-    findings = said(recipe_of(**{"optimizer.learning_rate": 1e-5}), steps=2)
+    findings = said(recipe_of(**{"optimizer.learning_rate": 1e-5, "sampling.temperature": stated}), steps=2)
     assert errors(findings) == {"temperature"}
     assert "the engine samples at temperature 1.2" in findings[0].sentence
 

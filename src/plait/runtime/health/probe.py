@@ -215,7 +215,9 @@ def _best_temperature(logprobs: FloatArray, plain: _Plain, temperature: float) -
     for factor in np.linspace(0.92, 1.08, 17):
         tried[best * factor] = _distance(logprobs, plain.logprobs(best * factor))
     tried = {t: distance for t, distance in tried.items() if abs(np.log(t / temperature)) > 0.01}
-    best = 1.0 if temperature != 1.0 and tried[1.0] <= 1.1 * min(tried.values()) else min(tried, key=tried.__getitem__)
+    best = min(tried, key=tried.__getitem__)
+    if tried.get(1.0, np.inf) <= 1.1 * tried[best]:  # the likeliest mistake; none where the recipe says about 1
+        best = 1.0
     return best, tried[best]
 
 
