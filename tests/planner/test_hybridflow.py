@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.planner.hybridflow import compositions, hybridflow, set_partitions
+from plait.planner.hybridflow import MOST_UNITS, compositions, hybridflow, set_partitions
 from plait.planner.plan_baselines import one_mesh
 from plait.planner.plan_objective import Objective
 from plait.planner.plan_space import PlanSpace
@@ -64,9 +64,19 @@ def test_where_no_set_has_room_there_is_no_mapping() -> None:
     assert hybridflow(PlanSpace(problem(2, memory=20))) is None
 
 
-@pytest.mark.parametrize("devices", [33, 40])
+@pytest.mark.parametrize("devices", [34, 40])
 def test_devices_that_are_no_whole_unit_go_to_the_last_set(devices: int) -> None:
     of = problem(devices, memory=400, flow=SMALL)
     places = hybridflow(PlanSpace(replace(of)))
     assert places is not None
     assert {rank for place in places for p in place.placements for rank in p.ranks} == set(range(devices))
+
+
+@pytest.mark.parametrize("devices", [16, 24, 31])
+def test_no_more_than_sixteen_units_are_dealt_out(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 devices two at a time: as 24 units they would be dealt to six models in 33,649 ways."""
+    space, begins = PlanSpace(problem(devices, memory=400, flow=SMALL)), set[int]()
+    forms_of = space.forms.of
+    monkeypatch.setattr(space.forms, "of", lambda slot, ranks: begins.add(ranks[0]) or forms_of(slot, ranks))
+    assert hybridflow(space) is not None
+    assert len(begins) <= MOST_UNITS

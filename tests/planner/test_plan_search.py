@@ -112,6 +112,25 @@ def test_the_best_of_all_is_found_from_nearly_every_seed() -> None:
     assert sum(one is not None and one.judged.value <= best * (1 + 1e-9) for one in hits) >= 28
 
 
+def test_seconds_are_those_in_which_plans_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those before: to make the plans of others may take longer than a search is to."""
+    now_s = [0.0]
+
+    def clock() -> float:
+        now_s[0] += 0.01
+        return now_s[0]
+
+    def slow(space: PlanSpace):
+        now_s[0] += 100.0
+        return baselines(space)
+
+    monkeypatch.setattr(plan_search.plan_baselines, "baselines", slow)
+    found = search(problem(4), Budget(10**9, 5.0, clock))
+    assert found.stopped_by == "seconds"
+    assert found.evaluations > 100
+    assert 105 <= found.seconds < 106
+
+
 def test_the_same_seed_finds_the_same_plan_and_a_larger_budget_none_that_is_worse() -> None:
     of = problem(4)
     runs = [search(of, Budget(budget), seed=3) for budget in (150, 150, 450)]

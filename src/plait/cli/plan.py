@@ -30,7 +30,7 @@ class Search:
     """How to search, and where to write; each field is an option."""
 
     seconds: Number | None = None
-    """Time to search, 5 where --evaluations says nothing; Ctrl-C ends it earlier and shows the best so far."""
+    """Time to try plans, 5 where --evaluations says nothing; Ctrl-C ends it earlier and shows the best so far."""
     evaluations: Whole | None = None
     """Plans to try: the same seed and number find the same plan. With --seconds: whichever is spent first."""
     seed: Whole = 0

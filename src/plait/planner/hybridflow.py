@@ -15,7 +15,7 @@ from plait.schedule.plan import After
 from plait.simulator.places import Place
 
 MOST_UNITS = 16
-"""Parts of a cluster that are dealt out."""
+"""Parts of a cluster that are dealt out: what is tried grows with the fifth power of their number, of six models."""
 STAGES = (("decode",), ("score",), ("train",))
 """Modes of calls that go on at a time: each stage waits for the slowest set."""
 
@@ -60,7 +60,7 @@ def compositions(total: int, least: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 class _Mapper:
-    """Algorithm 1. Devices are dealt out in units of a sixteenth of the cluster; the last set has what is left over.
+    """Algorithm 1. Devices are dealt out in equal units, `MOST_UNITS` at most; the last set has what is left over.
 
     Args:
         after: what becomes of the memory of models while others of their set compute.
@@ -70,7 +70,7 @@ class _Mapper:
         self._space = space
         self._after: After = after
         self._devices = space.problem.num_devices
-        self._unit = max(1, self._devices // MOST_UNITS)
+        self._unit = -(-self._devices // MOST_UNITS)
         self._units = self._devices // self._unit
         costs = space.problem.costs
         self._cluster, self._process_bytes = costs.cluster, sum(costs.process_terms.values())
