@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from plait.cli import plan_following
@@ -282,6 +284,30 @@ def test_what_cannot_be_used_is_said_in_one_message(
     assert said in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_where_there_is_no_gpu_a_cluster_is_asked_for(
+    command: str, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = run(capsys, command, recipe, "--lengths", "64:128")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --cluster: `device` of the recipe is cuda, but torch finds no CUDA device here")
+
+
+@pytest.mark.parametrize(("words", "devices"), [((), 4), (("--devices", "2"), 2)])
+def test_this_machine_has_as_many_gpus_as_a_run_would_take(
+    words: tuple[str, ...], devices: int, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    h100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: h100.name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: h100)
+    code, out, _ = run(capsys, "simulate", recipe, *words, "--lengths", "64:128", "--plan", "colocated", "--json")
+    assert code == 0
+    assert json.loads(out)["devices"] == devices
 
 
 def test_keys_of_the_recipe_may_stand_behind_it(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

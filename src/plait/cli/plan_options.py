@@ -66,7 +66,8 @@ class OnCluster:
             plan: a plan file, whose ranks are the devices where nothing else says how many.
 
         Raises:
-            UserError: the recipe, a key, `--devices`, the cluster, the lengths or the acceptance cannot be used.
+            UserError: the recipe, a key, `--devices`, the cluster, the lengths or the acceptance cannot be used; or no
+                cluster is named, and this machine has no device of the recipe's.
         """
         if self.devices is not None and self.devices < 1:
             raise ConfigError(f"--devices: expected at least 1, found {self.devices}")
@@ -74,6 +75,7 @@ class OnCluster:
         from plait.cost.calibration import of_cluster
         from plait.cost.cluster_file import read_cluster
         from plait.cost.kept_profiles import profiles_of_gpu
+        from plait.cost.placement import num_devices
         from plait.recipes.plan_files import ranks_of
         from plait.runtime.prediction.guesses import Acceptance
         from plait.runtime.prediction.lengths import lengths_of
@@ -84,8 +86,9 @@ class OnCluster:
 
         ranks = ranks_of(plan or recipe.plan)
         if self.cluster is None:
+            _check_here(recipe.device)
             foreseen = outline(recipe)
-            count = self.devices or ranks or max(1, recipe.devices)
+            count = self.devices or ranks or num_devices(recipe)
             spec, source = machine_of(recipe, foreseen.shapes[recipe.model], count)
         else:
             spec = read_cluster(self.cluster, self.devices)
@@ -119,6 +122,18 @@ class OnCluster:
                 f"--stage: {path} has several, each with a plan of its own: {', '.join(names)}; found {stated}"
             )
         return load_stages(path, overrides).foreseen(self.stage)
+
+
+def _check_here(device: str) -> None:
+    """Raises ConfigError where a recipe computes on GPUs, and this machine, which is the cluster, has none."""
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "--cluster: `device` of the recipe is cuda, but torch finds no CUDA device here; name a cluster "
+                "(`--cluster 8xH100`), or give `--device cpu`"
+            )
 
 
 def _check_device(device: str, spec: ClusterSpec) -> None:
