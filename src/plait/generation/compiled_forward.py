@@ -26,13 +26,13 @@ from plait.generation.backend import unserved
 from plait.generation.dense_layers import (
     ROPE_TYPES,
     Projection,
-    Watch,
     activation,
     decoder_layers,
     factor_between,
     input_of,
     norm_kind,
     parts_of,
+    watched_calls,
 )
 from plait.generation.panels import Panels, Rows, aligned, padded
 from plait.generation.pool import KVPool
@@ -46,10 +46,6 @@ from plait.kernels.products import TILE_COLUMNS
 from plait.models.language_model import LanguageModel
 from plait.models.working_weights import adapter_name
 from plait.policy.blocks import BLOCK_TOKENS
-
-
-SAME_NORM = 0.01
-"""By how much the norm of queries may differ at far positions: by rounding."""
 
 
 class CompiledForward:
@@ -229,7 +225,6 @@ class CompiledForward:
         rotary = getattr(module, "rotary_emb", None)
         require(getattr(rotary, "rope_type", None) in ROPE_TYPES, "its angles are not a function of the position alone")
         self._rotary = rotary
-        watch, far = Watch(), Watch()
         entry: list[Tensor] = []
         layers = decoder_layers(module)
         hook = layers[0].register_forward_pre_hook(
@@ -237,18 +232,11 @@ class CompiledForward:
         )
         ids = torch.arange(1, 5)
         try:
-            with torch.no_grad():
-                self.model.hidden(ids, torch.arange(4), watch)
-                self.model.hidden(ids, torch.full((4,), self.model.max_positions - 1), far)
+            calls = watched_calls(self.model, ids)
         finally:
             hook.remove()
-        require(watch.calls.keys() == set(range(len(layers))), "its layers do not attend once each")
-        calls = [watch.calls[layer] for layer in range(len(layers))]
         require(all(call.plain for call in calls), "its attention has a softcap or sinks")
         require(len({call.shape for call in calls}) == 1, "its layers are of several shapes")
-        norms = [(call.query_norm, far.calls[layer].query_norm) for layer, call in enumerate(calls)]
-        is_turned = all(abs(near - there) <= SAME_NORM * near for near, there in norms)
-        require(is_turned, "its queries grow with the position")
         num_heads, num_key_heads, head_size = calls[0].shape
         self.scales, self.windows = [call.scale for call in calls], [call.window or 0 for call in calls]
         """What scores are multiplied by in each layer, and how many keys it sees; 0: all."""

@@ -21,6 +21,9 @@ from plait.models.working_weights import adapted_layers
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose angles are a function of the position alone."""
 
+SAME_NORM = 0.01
+"""Share of a norm by which rounding may change it."""
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -68,7 +71,7 @@ class Call:
     window: int | None
     plain: bool
     query_norm: float
-    """Of all queries together: rope turns them, and leaves it as it is."""
+    """The norm of all queries together, which rope leaves as it is."""
 
 
 class Watch:
@@ -83,6 +86,27 @@ class Watch:
         shape, norm = (query.shape[0], key.shape[0], key.shape[2]), float(query.double().norm())
         self.calls[layer] = Call(shape, float(form.scale), form.window, plain, norm)
         return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+
+
+def watched_calls(model: Any, token_ids_T: Tensor) -> list[Call]:
+    """What each layer asks of its attention; position alone turns queries, and changes nothing else.
+
+    Args:
+        model: a language model of the classic shape.
+        token_ids_T: int64 [T].
+
+    Raises:
+        Refused: a layer does not attend once, or has queries that grow with the position, however near to rounding.
+    """
+    near, far = Watch(), Watch()
+    with torch.no_grad():
+        model.hidden(token_ids_T, torch.arange(len(token_ids_T)), near)
+        model.hidden(token_ids_T, torch.full_like(token_ids_T, model.max_positions - 1), far)
+    layers = range(len(decoder_layers(model.module.base_model)))
+    require(near.calls.keys() == set(layers), "its layers do not attend once each")
+    norms = ((near.calls[layer].query_norm, far.calls[layer].query_norm) for layer in layers)
+    require(all(abs(a - b) <= SAME_NORM * a for a, b in norms), "its queries grow with the position")
+    return [near.calls[layer] for layer in layers]
 
 
 def decoder_layers(module: Any) -> list[Any]:
