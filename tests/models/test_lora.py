@@ -369,6 +369,16 @@ def test_of_a_mixture_of_experts_the_rest_is_adapted() -> None:
     }  # fmt: skip
 
 
+def test_dense_layers_beside_mixtures_are_adapted_outside_their_mlps_too() -> None:
+    """They have the names of experts."""
+    base = tiny_model("qwen3_moe", dtype=torch.float32, weight_scale=0.05, mlp_only_layers=[0])
+    view = stirred(add_lora(base, RANK_4, name="a", seed=0))
+    assert {name.split(".")[-3] for name in view.own.parameters} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert (logprobs_of(view) - logprobs_of(base)).abs().max() > 1e-3
+    with pytest.raises(ModelError, match=r"expected names among k_proj, o_proj, q_proj, v_proj, found down_proj"):
+        add_lora(base, LoraSettings(rank=4, target_modules=("down_proj",)), name="b", seed=0)
+
+
 def test_an_unknown_target_names_the_known_ones() -> None:
     settings = LoraSettings(rank=4, target_modules=("q_proj", "lm_head"))
     with pytest.raises(ModelError, match=r"^lora\.target_modules: expected names among down_proj, .*found lm_head"):

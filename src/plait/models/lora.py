@@ -31,6 +31,9 @@ from plait.models.model import AnyModel, Model
 from plait.models.parallel.part import require_whole
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
 
+_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names that peft takes for those of routers and experts, wherever a family has any."""
+
 
 def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -> AnyModel:
     """A view of the model with a fresh adapter, which at first changes nothing (B is 0).
@@ -128,7 +131,7 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     """The layers that get an adapter, by name.
 
     Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
-    no linear layers in Transformers: such a model is adapted outside its mixtures.
+    no linear layers in Transformers: such a model is adapted outside its MLPs, those of dense layers too.
 
     Raises:
         ModelError: a name of the settings is none of a linear layer.
@@ -139,7 +142,7 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
         for name, param in decoder.named_parameters()
         if param.ndim == 3
     )
-    in_mixtures = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} if mixtures else set()
+    in_mixtures = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | _EXPERTS if mixtures else set()
     names = {at.rpartition(".")[2] for at in layers} - in_mixtures
     targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
     if unknown := sorted(targets - names):
