@@ -4,6 +4,7 @@ for the places where a mini-batch and a scoring call end."""
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ from plait.models.scalar_loading import scalar_view
 from plait.training import optimizer, scored_rows, tally
 from plait.training.trainer import Trainer
 from tests.algorithms.flows import loss_of
+from tests.cases import slow_but
 from tests.kernels.row_stand_in import Calls, StandIn, stand_in
 from tests.launches import GPU, Launches
 from tests.models.tiny import tiny_model
@@ -129,13 +131,22 @@ def trained(trainer: Trainer, columns: Any, loss: Any, **asked: Any) -> tuple[La
     return launches, sum(one.kind == "TRAIN" for one in done)
 
 
-@pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("make", [language, adapted])
-@pytest.mark.parametrize("options", [{}, {"ratio": Ratio.SEQUENCE_MEAN}], ids=["grpo", "gspo"])
+QUICK = [
+    (Ratio.TOKEN, language, False),
+    (Ratio.TOKEN, adapted, True),
+    (Ratio.SEQUENCE_MEAN, language, True),
+    (Ratio.SEQUENCE_MEAN, adapted, False),
+]
+"""Every two of a ratio, a model and activations that are kept or computed again: no code knows all three."""
+
+
+@pytest.mark.parametrize(
+    ("ratio", "make", "checkpoint"), slow_but(QUICK, itertools.product(Ratio, (language, adapted), (False, True)))
+)
 def test_grpo_waits_for_the_device_where_mini_batches_end(
-    reads: Reads, make: Callable[[], Any], checkpoint: bool, options: Any
+    reads: Reads, ratio: Ratio, make: Callable[[], Any], checkpoint: bool
 ) -> None:
-    loss = loss_of(grpo, GRPOOptions(kl_coef=0.05, entropy_coef=0.01, **options))
+    loss = loss_of(grpo, GRPOOptions(kl_coef=0.05, entropy_coef=0.01, ratio=ratio))
     launches, micros = trained(trainer_of(make, checkpoint_activations=checkpoint), COLUMNS, loss, mask=MASK)
     assert micros >= 4
     assert launches.waited == []

@@ -119,8 +119,8 @@ def test_shares_are_equal_and_get_smaller_as_samples_end(two: Group) -> None:
 
 @pytest.mark.parametrize("groups", slow_but([3], [2, 3]))
 def test_a_pool_that_is_too_small_lands_all_before_anybody_gives_way(two: Group, groups: int) -> None:
-    requests = [request(uid, 20, [40, 40]) for uid in range(4)]
-    how = {"decode_groups": groups, "kv_tokens": 160, "exact": True}
+    requests = [request(uid, 20, [26, 26]) for uid in range(3)]
+    how = {"decode_groups": groups, "kv_tokens": 112, "exact": True}
     seen = ask(two, "generated", {"pp": 2}, how, requests)
     equals(seen, requests, exact=True)
     assert seen[0].preempted > 0
@@ -139,7 +139,7 @@ def test_drafts_within_the_ring(two: Group, groups: int) -> None:
 @pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
 def test_guesses_change_no_bit_of_an_instance_of_two_ranks(two: Group, sizes: dict[str, int]) -> None:
     """With filters, and chunks of prompts that samples share."""
-    requests = [request(uid, 40, [25, 18], temperature=0.1, top_k=40, top_p=0.95) for uid in range(3)]
+    requests = [request(uid, 40, [20, 14], temperature=0.1, top_k=40, top_p=0.95) for uid in range(2)]
     how = {"exact": True, "max_prefill_tokens": 16}
     plain, seen = (ask(two, "generated", sizes, how | {"speculation": guesses}, requests) for guesses in ("off", 4))
     assert seen[0].said == plain[0].said
