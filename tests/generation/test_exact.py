@@ -21,7 +21,7 @@ from plait.generation.ragged import NewTokens
 from plait.generation.request import GoingOn
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.language_model import LanguageModel
-from tests.cases import slow_but
+from tests.cases import examples, slow_but
 from tests.generation.requests import with_head
 from tests.generation.test_engine import TEXTS, by_uid, request_of
 from tests.generation.test_ragged import random_tree
@@ -65,7 +65,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize(("family", "dtype"), slow_but(QUICK, EVERY), ids=str)
-@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(2, 6), deadline=None, phases=[Phase.generate])
 @given(
     order=st.permutations(range(len(TEXTS))),
     taken=st.integers(2, 3),
@@ -103,7 +103,7 @@ def alone_with_head(family: str, dtype: torch.dtype, uid: int, size: int, head: 
 
 
 @pytest.mark.parametrize(("family", "dtype"), slow_but(QUICK, EVERY), ids=str)
-@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(2, 6), deadline=None, phases=[Phase.generate])
 @given(
     asked=st.lists(st.tuples(st.sampled_from([17, 31, 33]), st.integers(0, 1)), min_size=2, max_size=4),
     steps=st.integers(0, 3),

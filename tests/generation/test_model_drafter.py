@@ -33,7 +33,7 @@ from tests.models.tiny import VOCAB_SIZE, tiny_model
 from tests.training.exact import ExactFloat64
 
 SURE = np.ones(int(np.prod(CELLS)))
-LONG = [with_head(uid, 20 + uid, [40, 40]) for uid in range(3)]
+LONG = [with_head(uid, 20 + uid, [40]) for uid in range(3)]
 """At temperature 1, with no stop but their lengths."""
 
 

@@ -28,8 +28,8 @@ from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runs.placed_runs import GRPO, recipe_in, where
 from tests.runs.plans import assert_equal_runs
 
-STEPS = 5
-"""A step takes 3 of 12 prompts: a pass and a quarter."""
+STEPS = 3
+"""A step takes 3 of 6 prompts: a pass and a half."""
 
 MODEL = "MODEL"
 """In place of the folder of the policy as it begins."""
@@ -54,8 +54,15 @@ PLACES = {
 def recipe_of(place: Path, tiny_folder: Path, run_dir: str, **keys: Any) -> Recipe:
     # Cold, so that a model of random weights says some of what it said before.
     base = {"steps": STEPS, "sampling.max_response_tokens": 12, "sampling.temperature": 0.1}
+    base |= {"data.source": str(place / "few.jsonl")}
     keys = {key: str(tiny_folder) if value == MODEL else value for key, value in keys.items()}
     return recipe_in(place, tiny_folder, "grpo", run_dir, **(GRPO[1] | base | keys))
+
+
+@pytest.fixture(scope="module")
+def place(place: Path) -> Path:
+    (place / "few.jsonl").write_text("".join(f'{{"prompt": "what is {i} plus 4?"}}\n' for i in range(6)))
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +93,7 @@ def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder
 
 @pytest.mark.parametrize("how", slow_but([4], ["auto", 4]))
 def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> None:
-    keys = {"sampling.exact": True, "dtype": "float32", "steps": 4}
+    keys = {"sampling.exact": True, "dtype": "float32"}
     without, drafting = (
         recipe_of(place, tiny_folder, f"exact-{how}-{guesses}", **keys, **{"sampling.speculation": guesses})
         for guesses in ("off", how)
@@ -109,8 +116,8 @@ def test_a_run_by_default_is_the_run_without_to_the_bit(
     without = recipe_of(place, tiny_folder, f"without-{plan}", **keys, **{"sampling.speculation": "off"})
     run(without)
     default = recipe_of(place, tiny_folder, f"default-{plan}", **keys)
-    run(recipe_of(place, tiny_folder, f"default-{plan}", **keys | {"steps": 4}))
-    learned = {one.instance for one in read_known(Path(default.run_dir) / "checkpoints/step-4" / NAME)}
+    run(recipe_of(place, tiny_folder, f"default-{plan}", **keys | {"steps": 2}))
+    learned = {one.instance for one in read_known(Path(default.run_dir) / "checkpoints/step-2" / NAME)}
     assert learned == {None: {0}, "instances": {0, 1}, "tp2": set()}[plan]
     run(default, resume=True)
     assert "guesses of next tokens" not in capsys.readouterr().err
@@ -154,7 +161,7 @@ def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
         keys |= where(place, f"resumed-{plan}", PLACES[plan])
     through = recipe_of(place, tiny_folder, f"through-{plan}", **keys)
     run(through)
-    run(recipe_of(place, tiny_folder, f"resumed-{plan}", **keys, steps=4))
+    run(recipe_of(place, tiny_folder, f"resumed-{plan}", **keys, steps=2))
     resumed = recipe_of(place, tiny_folder, f"resumed-{plan}", **keys)
     run(resumed, resume=True)
     assert_equal_runs(Path(resumed.run_dir), plain)
@@ -169,7 +176,7 @@ def test_a_resumed_run_without_its_samples_has_lost_guesses_and_nothing_else(
 ) -> None:
     keys = {"sampling.speculation": 4, "checkpoint.every": 2}
     recipe = recipe_of(place, tiny_folder, "lost", **keys)
-    run(recipe_of(place, tiny_folder, "lost", **keys, steps=4))
+    run(recipe_of(place, tiny_folder, "lost", **keys, steps=2))
     texts = {path: path.read_text() for path in (Path(recipe.run_dir) / "samples").glob("step-*.jsonl")}
     gone, *damaged = texts
     gone.unlink()
@@ -197,8 +204,8 @@ def test_what_engines_had_learned_is_taken_up_or_said_to_be_gone(
     if plan is not None:
         keys |= where(place, f"learned-{plan}", PLACES[plan])
     recipe = recipe_of(place, tiny_folder, f"learned-{plan}-{is_whole}", **keys)
-    run(recipe_of(place, tiny_folder, f"learned-{plan}-{is_whole}", **keys, steps=4))
-    kept = Path(recipe.run_dir) / "checkpoints/step-4" / NAME
+    run(recipe_of(place, tiny_folder, f"learned-{plan}-{is_whole}", **keys, steps=2))
+    kept = Path(recipe.run_dir) / "checkpoints/step-2" / NAME
     known = read_known(kept)
     assert [one.instance for one in known] == ([0, 1] if plan == "instances" else [0])
     assert all(one.knowledge.pace is not None and one.knowledge.pace.num_steps > 0 for one in known)

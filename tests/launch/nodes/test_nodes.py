@@ -285,7 +285,7 @@ def test_who_has_another_key_is_named_by_its_address() -> None:
         with pytest.raises(
             RunError, match=r"joined: none; turned away: 127\.0\.0\.1 \(it has another key\)\. Are they"
         ):
-            gather(listener, KEY, [1], me(), place=None, deadline_s=3.0)
+            gather(listener, KEY, [1], me(), place=None, deadline_s=1.5)
     finally:
         end(process)
 

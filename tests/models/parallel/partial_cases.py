@@ -312,12 +312,18 @@ def wrong_stage(worker: Any) -> str | None:
     return "nothing"
 
 
-def kept_bytes(worker: Any, *, splits_tokens: bool, checkpoint: bool) -> int | None:
-    """What a training forward of a llama keeps for its backward, without weights."""
+def kept_bytes(worker: Any, *, splits_tokens: bool) -> tuple[int, int] | None:
+    """What a training forward of a llama keeps for its backward, without weights: with all activations, and with those
+    alone from which the others are computed again."""
     team = team_of(worker, 1, 2, 1, splits_tokens=splits_tokens)
     if team is None:
         return None
     part = part_of(tiny_model("llama", num_hidden_layers=6), team)
+    part.module.requires_grad_(True)
+    return _kept_bytes(part, checkpoint=False), _kept_bytes(part, checkpoint=True)
+
+
+def _kept_bytes(part: Any, *, checkpoint: bool) -> int:
     memory: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -326,7 +332,6 @@ def kept_bytes(worker: Any, *, splits_tokens: bool, checkpoint: bool) -> int | N
             memory[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    part.module.requires_grad_(True)
     weights = part.weights.untyped_storage().data_ptr()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out_TH = part.stage(batch_of(part), checkpoint=checkpoint)
