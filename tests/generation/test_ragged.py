@@ -89,7 +89,8 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, bl
         normal(heads, batch.num_tokens, size) for heads, size in ((HEADS, D), (KEY_HEADS, D), (KEY_HEADS, E))
     )
     options = {"scale": 0.4, "window": window, "softcap": softcap, "sinks": sinks}
-    context = RaggedContext(pool, batch, attention_for(query.device, dtype, block_tokens))
+    attention, takes_chunks = attention_for(query.device, dtype, block_tokens), rng.random() < 0.4
+    context = RaggedContext(pool, batch, attention, takes_chunks=takes_chunks)
     out = context.attend(3, query, key, value, AttentionForm(**options))
     assert out.shape == (batch.num_tokens, HEADS, E)
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
@@ -106,6 +107,30 @@ def test_every_row_sees_what_it_may(seed, window, softcap, with_sinks, dtype, bl
             expected = attend_alone(query[:, row], keys, values, positions, at, **options)
             torch.testing.assert_close(out[row].double(), expected, atol=tolerance, rtol=tolerance)
             row += 1
+
+
+def test_chunks_are_a_call_of_their_own_beside_rows() -> None:
+    """A call has programs for each sample, as many as its longest one needs: with 200 rows beside a prompt of 4,096
+    tokens most would have nothing to do. Trees are of the rows alone."""
+    calls: list[PagedCall] = []
+
+    def attention(call: PagedCall) -> Tensor:
+        calls.append(call)
+        return torch.full((len(call.query), HEADS, E), float(len(calls)))
+
+    tree = torch.ones(2, 2, dtype=torch.bool).tril()
+    rows = [NewTokens([0, 0], 5, [0, 1], tree), *(NewTokens([0], 3 + i, [2 + i, 9]) for i in range(3))]
+    chunks = [NewTokens([0] * 70, 0, list(range(10, 28))), NewTokens([0] * 20, 8, list(range(30, 37)))]
+    batch, pool = ragged([*rows, *chunks], P), KVPool(P)
+    pool.reserve(100, 100)
+    given = (torch.zeros(heads, batch.num_tokens, size) for heads, size in ((HEADS, D), (KEY_HEADS, D), (KEY_HEADS, E)))
+    out = RaggedContext(pool, batch, attention, takes_chunks=True).attend(0, *given, AttentionForm(1.0))
+    assert [call.lengths for call in calls] == [(2, 7), (70, 70)]
+    assert [call.starts_S1.tolist() for call in calls] == [[0, 2, 3, 4, 5], [0, 70, 90]]
+    assert [call.held_S.tolist() for call in calls] == [[5, 3, 4, 5], [0, 8]]
+    assert [len(call.tables_SM) for call in calls] == [4, 2]
+    assert [call.ancestors is None for call in calls] == [False, True]
+    assert out[:, 0, 0].tolist() == [1.0] * 5 + [2.0] * 90
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -11,9 +11,11 @@ sizes of keys and of values.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -132,6 +134,31 @@ def ragged(
     )
 
 
+@dataclass(frozen=True)
+class _ByKernel:
+    """Samples that the kernel computes in one call: their rows, and what the call says of them."""
+
+    rows: slice
+    said: tuple[Any, ...]
+    """tables_SM, starts_S1, held_S, ancestors."""
+    lengths: tuple[int, int]
+    """Most new tokens, and most keys with the new ones, that a sample has."""
+
+    @classmethod
+    def of(cls, batch: RaggedBatch, starts: Sequence[int], first: int, stop: int) -> _ByKernel:
+        """The samples first … stop − 1, which begin at these rows."""
+        samples, rows = slice(first, stop), slice(starts[first], starts[stop])
+        new, held = batch.num_new[samples], batch.num_held[samples]
+        lengths = max(new), max(map(operator.add, new, held))
+        if (first, stop) == (0, len(batch.num_new)):
+            return cls(rows, (batch.tables_SM, batch.starts_S1, batch.held_S, batch.ancestors), lengths)
+        starts_S1, trees = batch.starts_S1[first : stop + 1], batch.ancestors and batch.ancestors[samples]
+        if trees is not None and all(tree is None for tree in trees):
+            trees = None
+        starts_S1 = starts_S1 - starts[first] if first else starts_S1
+        return cls(rows, (batch.tables_SM[samples], starts_S1, batch.held_S[samples], trees), lengths)
+
+
 class RaggedContext:
     """An AttentionContext (models.attention) for one step: stores the new keys and values, then attends.
 
@@ -139,7 +166,8 @@ class RaggedContext:
         pool: has all blocks of the tables.
         batch: samples in the order of their rank.
         attention: of the samples of few rows.
-        takes_chunks: of the longer ones, too.
+        takes_chunks: of the longer ones, too; by a call of their own: it has programs for each sample, as many as its
+            longest one needs.
     """
 
     def __init__(
@@ -149,51 +177,37 @@ class RaggedContext:
         self._attention = attention
         self._places = Places(batch.places_T, pool.block_tokens)
         self._plans: dict[int | None, RowPlan] = {}
-        self._num_short = num_short = len(batch.num_new) if takes_chunks else batch.num_short
-        starts = [0]
-        for count in batch.num_new:
-            starts.append(starts[-1] + count)
-        self._starts = starts
-        short = tuple(zip(batch.num_new[:num_short], batch.num_held[:num_short], strict=True))
-        self._lengths = (
-            max((new for new, _ in short), default=0),
-            max((new + held for new, held in short), default=0),
-        )
-        self._fresh = next((s for s in range(num_short, len(batch.num_new)) if batch.num_held[s]), len(batch.num_new))
+        num_samples, num_short = len(batch.num_new), batch.num_short
+        self._starts = starts = [0, *accumulate(batch.num_new)]
+        cuts = [0, num_short, num_samples] if takes_chunks else [0, num_short]
+        self._by_kernel = [_ByKernel.of(batch, starts, first, stop) for first, stop in pairwise(cuts) if stop > first]
+        self._num_done = num_done = num_samples if takes_chunks else num_short
+        """Samples, the first ones, that the kernel computes."""
+        self._fresh = next((s for s in range(num_done, num_samples) if batch.num_held[s]), num_samples)
         """First sample of the longer ones that hold a context."""
         assert all(batch.num_held[self._fresh :]), "samples that hold a context come last"
-        whole = num_short == len(batch.num_new)
-        self._short = (
-            (batch.tables_SM, batch.starts_S1, batch.held_S, batch.ancestors)
-            if whole
-            else (
-                batch.tables_SM[:num_short],
-                batch.starts_S1[: num_short + 1],
-                batch.held_S[:num_short],
-                batch.ancestors and batch.ancestors[:num_short],
-            )
-        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionContext.attend`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, E] to [T, Hq, E]."""
         blocks = self.pool.layer(layer, key, value)
         self._places.store(blocks, key, value)
-        batch, num_short = self.batch, self._num_short
+        batch, num_done = self.batch, self._num_done
         window = form.window
         options: dict[str, Any] = {
             "scale": form.scale, "window": window, "softcap": form.softcap, "sinks": form.sinks,
         }  # fmt: skip
         rows_TH = query.transpose(0, 1)
-        if num_short == len(batch.num_new):
-            call = PagedCall(rows_TH, blocks.key, blocks.value, *self._short, **options, lengths=self._lengths)
-            return self._attention(call)
+        calls = [
+            PagedCall(rows_TH[some.rows], blocks.key, blocks.value, *some.said, **options, lengths=some.lengths)
+            for some in self._by_kernel
+        ]
+        if num_done == len(batch.num_new) and len(calls) == 1:
+            return self._attention(calls[0])
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-        if num_short:
-            rows = slice(0, self._starts[num_short])
-            call = PagedCall(rows_TH[rows], blocks.key, blocks.value, *self._short, **options, lengths=self._lengths)
-            out[rows] = self._attention(call)
-        if self._fresh > num_short:
-            rows = slice(self._starts[num_short], self._starts[self._fresh])
+        for some, call in zip(self._by_kernel, calls, strict=True):
+            out[some.rows] = self._attention(call)
+        if self._fresh > num_done:
+            rows = slice(self._starts[num_done], self._starts[self._fresh])
             fresh = query[:, rows], key[:, rows], value[:, rows]
             if window not in self._plans:
                 self._plans[window] = row_plan(self._fresh_prompts(), *fresh, form)
