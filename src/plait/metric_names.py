@@ -31,6 +31,9 @@ RESERVED_COLUMNS = (
 )
 """What a record of a sample has already."""
 
+OF_DATA = "data/"
+"""With what a record of a sample begins the names of the columns of its row of the data."""
+
 
 def problem_of(name: Any, *, is_metric: bool = True) -> str | None:
     """What is wrong with the name of a metric, or of a column with samples, in words; None: nothing."""
@@ -41,6 +44,8 @@ def problem_of(name: Any, *, is_metric: bool = True) -> str | None:
     if len(name) > MAX_LENGTH:
         return f"expected a name of at most {MAX_LENGTH} characters, found {len(name)}: {name[:40]!r} …"
     if not is_metric:
+        if name.startswith(OF_DATA):
+            return f"the name `{name}` is one of a column of the data, as all of `{OF_DATA}…`; take another name"
         return f"a sample has a column `{name}` already; take another name" if name in RESERVED_COLUMNS else None
     group = name.split("/", 1)[0]
     if name in RESERVED or (group in RESERVED_GROUPS and "/" in name):

@@ -11,7 +11,7 @@ from plait.dataflow import Dataflow, Level
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
-from plait.runtime.evaluating.evaluation import Evaluation, with_extras
+from plait.runtime.evaluating.evaluation import Evaluation, data_columns, with_extras
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState
@@ -143,8 +143,8 @@ def value_of(metrics: Mapping[str, float]) -> float:
 
 
 def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
-    """One record per sample: text, tokens, log-probs, every column (rewards, advantages …) by name, and what reward
-    functions logged of it.
+    """One record per sample: text, the columns of its row of the data, tokens, log-probs, every column of the flow
+    (rewards, advantages …) by name, and what reward functions logged of it.
 
     Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
     gave it, where they changed on the way. A flow of several rollouts names that of each
@@ -153,12 +153,13 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     for table, generated in state.generated.items():
         rows = state.tables[table]
         places = {sample.uid: position for position, sample in enumerate(rows.samples)}
-        extras = _extras(flow, state, table)
+        extras, told = _extras(flow, state, table), data_columns(generated.samples)
         for sample in generated.samples:
             record: dict[str, Any] = {
                 "uid": sample.uid,
                 "prompt": sample.prompt.text,
                 "response": sample.text,
+                **told[sample.prompt.uid],
                 "finish_reason": sample.finish_reason.value,
                 "policy_version": sample.policy_version,
                 **({} if sample.token_versions is None else {"token_versions": list(sample.token_versions)}),

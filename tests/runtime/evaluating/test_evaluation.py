@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -9,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.errors import FlowError
 from plait.observe.run_log import read_rows
 from plait.observe.trackers import Trackers
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.evaluating.evaluation import data_columns
 from plait.runtime.folder.export import export_checkpoint
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
+from tests.data.json_rows import written
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -115,6 +119,38 @@ def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> N
     again = run(recipe, resume=True)
     assert again.after is not None
     assert again.after.metrics() == outcome.after.metrics(), "read back from the logs"
+
+
+def test_samples_have_the_columns_of_their_row_of_the_data(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Whatever these are named."""
+    rows = [
+        {"prompt": f"what is {i}?", "answer": i, "uid": "mine", "meta": {"tags": ["x"], "level": None}, "verdict": "exact"}
+        for i in range(12)
+    ]
+    written(tmp_path / "rows.jsonl", rows)
+    recipe = make_recipe(steps=1, **{"evaluation.items": 2, "data.source": str(tmp_path / "rows.jsonl")})
+    outcome = run(recipe)
+    for name in ("step-000001", "eval-000001"):
+        for sample in read_rows(recipe.run_dir / f"samples/{name}.jsonl"):
+            told = {key: value for key, value in sample.items() if key.startswith("data/")}
+            row = next(row for row in rows if row["answer"] == told["data/answer"])
+            assert told == {f"data/{key}": value for key, value in row.items() if key != "prompt"}
+            assert row["prompt"] in sample["prompt"]
+            assert sample["uid"] != "mine"
+    again = run(recipe, resume=True)
+    assert again.after is not None
+    assert outcome.after is not None
+    assert again.after.metrics() == outcome.after.metrics(), "the data's `verdict` is none"
+
+
+def test_what_a_sample_says_of_its_row() -> None:
+    """What is long, the prompt, and what no log can hold as it is."""
+    day = datetime.date(2026, 1, 2)
+    columns = {"prompt": "x", "short": "é" * 9_998, "long": "é" * 9_999, "set": {3}, "days": [day], "pair": {(1, 2): 3}}
+    asked = Prompt(4, "<x>", (1,), columns)
+    samples = [Sample(asked, index, (2,), (0.0,), "", FinishReason.STOP) for index in range(2)]
+    told = {"data/short": "é" * 9_998, "data/set": "{3}", "data/days": ["2026-01-02"], "data/pair": "{(1, 2): 3}"}
+    assert data_columns(samples) == {4: told}
 
 
 @pytest.mark.parametrize("every", [0, 1])

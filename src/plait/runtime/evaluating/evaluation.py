@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,16 @@ from typing import Any
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.metric_names import OF_DATA
 from plait.rewards import evaluation as verdicts
 from plait.rewards import statistics
 from plait.rewards.answers import Verdict
 from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
+
+MAX_CHARACTERS = 10_000
+"""Of a value of the data, as JSON, that a record of a sample has: about what the tokens of a short sample take. Tests of
+a program, which may be a megabyte, would be in every sample of every step."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +133,14 @@ class Evaluation:
         """One record per answer, for a samples file; a task's `verdict` and `answer` are among what was logged."""
         extras = self.extras or ({},) * len(self.samples)
         rewards = self.rewards or (None,) * len(self.samples)
+        told = data_columns(self.samples)
         return [
             with_extras(
                 {
                     "uid": sample.uid,
                     "prompt": sample.prompt.text,
                     "response": sample.text,
+                    **told[sample.prompt.uid],
                     "reward": reward,
                     "finish_reason": sample.finish_reason.value,
                     "policy_version": sample.policy_version,
@@ -191,6 +199,29 @@ def task_of(logged: Sequence[Any], per_item: int) -> verdicts.Evaluation | None:
     if not any(logged) or any(value is not None and value not in list(Verdict) for value in logged):
         return None
     return verdicts.Evaluation(tuple(None if value is None else Verdict(value) for value in logged), per_item)
+
+
+def data_columns(samples: Sequence[Sample]) -> dict[int, dict[str, Any]]:
+    """Uid of a prompt → what records of its samples say of its row of the data: each column as `data/NAME`. The prompt
+    is not among them, since a record has it as the model reads it; nor is a value longer than MAX_CHARACTERS."""
+    prompts = {sample.prompt.uid: sample.prompt for sample in samples}
+    texts = {uid: {name: _json(value) for name, value in prompt.columns.items()} for uid, prompt in prompts.items()}
+    return {
+        uid: {
+            f"{OF_DATA}{name}": json.loads(text)
+            for name, text in columns.items()
+            if name != "prompt" and len(text) <= MAX_CHARACTERS
+        }
+        for uid, columns in texts.items()
+    }
+
+
+def _json(value: Any) -> str:
+    """Tasks have values that JSON lacks, such as dates and sets: these as text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # a map with keys that are no texts, or one that holds itself
+        return json.dumps(str(value), ensure_ascii=False)
 
 
 def with_extras(record: dict[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
