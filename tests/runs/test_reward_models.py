@@ -44,6 +44,8 @@ def test_a_reward_model_fills_the_reward(make_recipe: MakeRecipe, data: dict[str
         batch = pack([(sample["prompt_ids"], [sample["token_ids"]])])
         score = float(scorer.values_and_scores(batch)[1][0].detach())
         assert sample["reward_score"] == pytest.approx(0.5 * score + 2 * sample["response"].count("7"), abs=1e-4)
+        assert sample["rewards/model"] == pytest.approx(score, abs=1e-4)
+        assert sample["rewards/count_sevens"] == sample["response"].count("7")
 
 
 def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:

@@ -80,6 +80,12 @@ class GroupScores:
     worked: tuple[Worked, ...] = field(default=(), compare=False)
     """What the calls took, retries of samples alone included."""
 
+    def told(self, place: int, role: str) -> dict[str, float | None]:
+        """What a record of a sample says of its scores, each before its weight: `rewards/NAME` for the role `reward`,
+        as the curve of the function is named. None: it does not apply, or failed."""
+        values = {f"{role}s/{name}": scores[place] for name, scores in self.scores.items()}
+        return {name: None if math.isnan(value) else value for name, value in values.items()}
+
 
 def weighted_reward(scores: Sequence[float | None], weights: Sequence[float], failed: bool = False) -> float:
     """Σ weight · score over the functions that apply (a score of None does not); NaN if none does, or one failed."""

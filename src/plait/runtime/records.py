@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
-from plait.dataflow import Dataflow, Level
+from plait.dataflow import CallKind, Dataflow, Level
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
@@ -144,7 +144,7 @@ def value_of(metrics: Mapping[str, float]) -> float:
 
 def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     """One record per sample: text, the columns of its row of the data, tokens, log-probs, every column of the flow
-    (rewards, advantages …) by name, and what reward functions logged of it.
+    (rewards, advantages …) by name, what each reward function gave it, and what they logged.
 
     Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
     gave it, where they changed on the way. A flow of several rollouts names that of each
@@ -153,13 +153,13 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     for table, generated in state.generated.items():
         rows = state.tables[table]
         places = {sample.uid: position for position, sample in enumerate(rows.samples)}
-        extras, told = _extras(flow, state, table), data_columns(generated.samples)
+        of_data, of_rewards = data_columns(generated.samples), _of_rewards(flow, state, table)
         for sample in generated.samples:
             record: dict[str, Any] = {
                 "uid": sample.uid,
                 "prompt": sample.prompt.text,
                 "response": sample.text,
-                **told[sample.prompt.uid],
+                **of_data[sample.prompt.uid],
                 "finish_reason": sample.finish_reason.value,
                 "policy_version": sample.policy_version,
                 **({} if sample.token_versions is None else {"token_versions": list(sample.token_versions)}),
@@ -177,16 +177,18 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                         continue  # what generation itself said of the sample, recorded above
                     value = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
                     record[column.name] = float(value) if column.level is Level.SAMPLE else value
-            yield with_extras(record, extras.get(sample.uid, {}))
+            yield with_extras(record, of_rewards.get(sample.uid, {}))
 
 
-def _extras(flow: Dataflow, state: StepState, table: int) -> dict[str, dict[str, Any]]:
-    """Sample → the columns that functions logged (`log_extra`)."""
-    extras: dict[str, dict[str, Any]] = {}
-    for node, groups in state.scores.items():
-        if flow.nodes[node].rows == table:
-            for group in groups:
-                for place, sample in enumerate(group.samples):
-                    logged = {name: values[place] for name, values in group.extras.items()}
-                    extras.setdefault(sample.uid, {}).update(logged)
-    return extras
+def _of_rewards(flow: Dataflow, state: StepState, table: int) -> dict[str, dict[str, Any]]:
+    """Sample → the score of each function and of a model, before weights, and the columns that functions logged."""
+    told: dict[str, dict[str, Any]] = {}
+    for node in (node for node in flow.of_kind(CallKind.SCORE) if node.rows == table):
+        for group in state.scores.get(node.id, ()):
+            for place, sample in enumerate(group.samples):
+                logged = {name: values[place] for name, values in group.extras.items()}
+                scores = group.told(place, str(node.role))
+                told[sample.uid] = with_extras(told.get(sample.uid, {}) | scores, logged)
+        for uid, score in state.model_scores.get(node.id, {}).items():
+            told.setdefault(uid, {})[f"{node.role}s/model"] = None if math.isnan(score) else score
+    return told

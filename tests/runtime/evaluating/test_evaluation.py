@@ -114,6 +114,7 @@ def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> N
         for row in read_rows(recipe.run_dir / f"samples/{name}.jsonl"):
             assert row["length"] == len(row["response"]), "of samples that got no reward too"
             assert row["logged/uid"] == "mine"
+            assert row["rewards/count_sevens"] == (1 if name == "eval-000000" else row.get("reward_score")), "None too"
     assert outcome.after is not None
     assert outcome.after.metrics()["eval/share"] == 1
     again = run(recipe, resume=True)
@@ -124,7 +125,13 @@ def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> N
 def test_samples_have_the_columns_of_their_row_of_the_data(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """Whatever these are named."""
     rows = [
-        {"prompt": f"what is {i}?", "answer": i, "uid": "mine", "meta": {"tags": ["x"], "level": None}, "verdict": "exact"}
+        {
+            "prompt": f"what is {i}?",
+            "answer": i,
+            "uid": "mine",
+            "meta": {"tags": ["x"], "level": None},
+            "verdict": "exact",
+        }
         for i in range(12)
     ]
     written(tmp_path / "rows.jsonl", rows)

@@ -15,7 +15,7 @@ from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
-from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
+from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of, with_extras
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.drawing import drawing
 from plait.runtime.steps.rewarding import record_functions
@@ -101,8 +101,10 @@ def answer(
         for name, role in (("reward", scorers.reward), ("cost", scorers.cost))
         if role is not None
     }
-    of_reward = groups.get("reward")
-    extras = tuple({name: values[0] for name, values in group.extras.items()} for group in of_reward or ())
+    extras = tuple(
+        with_extras(group.told(0, "reward"), {name: values[0] for name, values in group.extras.items()})
+        for group in groups.get("reward", ())
+    )
     return Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),

@@ -19,8 +19,8 @@ from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
 
 MAX_CHARACTERS = 10_000
-"""Of a value of the data, as JSON, that a record of a sample has: about what the tokens of a short sample take. Tests of
-a program, which may be a megabyte, would be in every sample of every step."""
+"""Of a value of the data, as JSON, that a record of a sample has: about what the tokens of a short sample take. Tests
+of a program, which may be a megabyte, would be in every sample of every step."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Evaluation:
     task: verdicts.Evaluation | None
     """The verdicts of a task's scorer; None where the reward is the user's own."""
     extras: tuple[Mapping[str, Any], ...] = ()
-    """Per item the columns that functions logged."""
+    """Per item the score of each function, before weights, and the columns that they logged."""
     logged: Mapping[str, float] = field(default_factory=dict)
     """Means of the metrics that functions logged; of held-out examples or pairs, all that is measured."""
     judged: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
