@@ -262,6 +262,16 @@ def compare_a_column(prompts, actor, reward):
         pass
 
 
+def average_a_column(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=loss, advantages=reward.score(samples).mean())
+
+
+def read_an_unknown_column(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=loss, advantages=samples.logprob)
+
+
 def calculate_with_a_column(prompts, actor, reward):
     1 - 0.1 * reward.score(actor.generate(prompts))
 
@@ -293,6 +303,11 @@ def calculate_with_a_column(prompts, actor, reward):
         (compute_with_an_unknown_constant, r"cannot be called with 1 columns and \['scale'\]: got an unexpected"),
         (ask_a_column, r"asks whether reward_score\[sample\] is true, but a flow runs once on symbolic handles"),
         (compare_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
+        (average_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
+        (
+            read_an_unknown_column,
+            r"no column `logprob` \(did you mean `logprobs`\?\); theirs: logprobs, finished, tokens_left; others",
+        ),
         (calculate_with_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

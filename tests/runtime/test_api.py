@@ -66,6 +66,21 @@ def test_rewards_may_be_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(asked[0].reward.functions) == [f"{__file__}:sevens", "mine.rewards:brief"]
 
 
+def test_a_reward_may_be_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
+    section = {"functions": [sevens, "mine.rewards:brief"], "weights": [2.0, 1.0], "timeout_s": 5.0}
+    for reward in (section, section | {"functions": sevens, "weights": [1.0]}, {"timeout_s": 3.0}):
+        plait.train(model="m", data={"source": "reasoning_gym:leg_counting"}, reward=reward)
+    several, one, none = (recipe.reward for recipe in asked)
+    assert list(several.functions) == [f"{__file__}:sevens", "mine.rewards:brief"]
+    assert (several.weights, several.timeout_s) == ((2.0, 1.0), 5.0)
+    assert (list(one.functions), one.timeout_s) == ([f"{__file__}:sevens"], 5.0)
+    assert (list(none.functions), none.timeout_s) == ([], 3.0)
+    with pytest.raises(ConfigError, match="timeout_s"):
+        plait.train(model="m", data={"source": "d.jsonl"}, reward={"functions": sevens, "timeout": 5})
+
+
 def test_a_recipe_is_a_path_or_keys() -> None:
     with pytest.raises(ConfigError, match="expected the path of a recipe, or its keys as arguments, found a dict"):
         plait.train({"model": "m"})  # type: ignore[arg-type]

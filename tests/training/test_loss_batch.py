@@ -192,6 +192,19 @@ def test_a_model_is_asked_for_what_it_has():
             getattr(scalar, name)
 
 
+def test_what_a_batch_does_not_have_is_named_with_what_it_has():
+    batch = batch_of([1.0], [1], MiniBatchTotals(1, 1, 10))
+    for name, message in {
+        "entropy": r"a batch has no `entropy` \(did you mean `entropies`\?\), but mask, sampling_logprobs, logprobs, ent",
+        "advantages": "a batch has no `advantages`, but .*; columns are arguments of the loss",
+    }.items():
+        with pytest.raises(AttributeError, match=message):
+            getattr(batch, name)
+    with pytest.raises(RunError, match=r"found \[0, 0, 0") as raised:
+        batch.aggregate([0] * 1000, "token-mean")
+    assert len(str(raised.value)) < 200
+
+
 def test_wrong_shapes_are_refused():
     batch = batch_of([1.0, 2.0], [2], MiniBatchTotals(2, 1, 10), samples=[(7, 0)], scores=[1.0])
     with pytest.raises(RunError, match=r"batch.per_sequence: expected one value per response token, \(2,\), found"):

@@ -44,6 +44,12 @@ class ColumnHandle:
     __getitem__ = __iter__ = __len__ = __float__ = _refuse
     __hash__ = object.__hash__
 
+    def __getattr__(self, name: str) -> Any:
+        """What numbers have, such as `.mean()`."""
+        if name.startswith("_"):
+            raise AttributeError(name)  # a protocol of Python's
+        return self._refuse()
+
 
 class Carried(ColumnHandle):
     """Handle of a value that is kept from step to step, as it is in this step."""
@@ -76,6 +82,15 @@ class Samples:
     def __init__(self, tracer: Tracer, rows: int | None = None) -> None:
         self._tracer = tracer
         self._rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # a protocol of Python's
+        columns = [name for name in vars(type(self)) if not name.startswith("_") and name != "rows"]
+        raise FlowError(
+            f"samples have no column `{name}`{nearest(name, columns)}; theirs: {', '.join(columns)}; others are what "
+            "calls return, such as `reward.score(samples)`"
+        )
 
     @property
     def rows(self) -> int:

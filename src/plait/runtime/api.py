@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -56,7 +56,7 @@ def train(
     recipe: str | Path | Recipe | None = None,
     *,
     algorithm: str | Callable[..., Any] | None = None,
-    reward: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
+    reward: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | Mapping[str, Any] | None = None,
     resume: bool = False,
     trust_run_code: bool = False,
     **keys: Any,
@@ -68,7 +68,7 @@ def train(
             a key is for every stage, or under a stage's name for that one (`policy={"steps": 20}`).
         algorithm: a built-in name, `FILE.py:FUNCTION`, or a flow.
         reward: `FILE.py:FUNCTION`, `package.module:function`, a function defined at the top level of a file, or a list
-            of such.
+            of such; or the section, whose `functions` are any of these.
         resume: continue the run in `run_dir`.
         trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's, as
@@ -89,8 +89,10 @@ def train(
     if algorithm is not None:
         overrides.append(("algorithm", _path(algorithm)))
     if reward is not None:
-        rewards = reward if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
-        overrides.append(("reward.functions", [_path(function) for function in rewards]))
+        section = dict(reward) if isinstance(reward, Mapping) else {"functions": reward}
+        if "functions" in section:
+            section["functions"] = _paths(section["functions"])
+        overrides += flattened("reward", section)
     if not isinstance(recipe, str | Path | Recipe | None):
         raise ConfigError(f"expected the path of a recipe, or its keys as arguments, found a {type(recipe).__name__}")
     if isinstance(recipe, Recipe):
@@ -194,6 +196,12 @@ def _plan_in(path: Path) -> Plan | None:
 
 def _path(function: str | Callable[..., Any]) -> str:
     return function if isinstance(function, str) else path_of(function)
+
+
+def _paths(functions: Any) -> list[str]:
+    """Of one function, or of several."""
+    several = isinstance(functions, Sequence) and not isinstance(functions, str)
+    return [_path(function) for function in (functions if several else [functions])]
 
 
 def path_of(function: Callable[..., Any]) -> str:

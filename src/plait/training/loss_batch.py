@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plait.algorithms.losses import Aggregation
 from plait.data.across import uploaded
+from plait.dataflow.handles import nearest
 from plait.errors import RunError
 from plait.metric_names import problem_of
 from plait.models.outputs import Outputs
@@ -72,6 +73,14 @@ class MicroBatchLoss:
         self._means = means
         self._ids = responses.ids
         self._role = role
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError that says what there is: columns, which other trainers put into their batches, are a
+        loss's arguments."""
+        has = ["mask", "sampling_logprobs", *(own for own in vars(type(self)) if not own.startswith("_"))]
+        raise AttributeError(
+            f"a batch has no `{name}`{nearest(name, has)}, but {', '.join(has)}; columns are arguments of the loss"
+        )
 
     @property
     def logprobs(self) -> Tensor:
@@ -236,7 +245,7 @@ class MicroBatchLoss:
 
 def _check(values: Any, shape: torch.Size, expected: str) -> None:
     if not isinstance(values, Tensor) or values.shape != shape:
-        shape_found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)
+        shape_found = tuple(values.shape) if isinstance(values, Tensor) else f"{values!r:.80}"
         raise RunError(f"{expected}, {tuple(shape)}, found {shape_found}")
 
 
