@@ -195,7 +195,7 @@ def test_a_model_is_asked_for_what_it_has():
 def test_what_a_batch_does_not_have_is_named_with_what_it_has():
     batch = batch_of([1.0], [1], MiniBatchTotals(1, 1, 10))
     for name, message in {
-        "entropy": r"a batch has no `entropy` \(did you mean `entropies`\?\), but mask, sampling_logprobs, logprobs, ent",
+        "entropy": r"a batch has no `entropy` \(did you mean `entropies`\?\), but mask, sampling_logprobs, logp",
         "advantages": "a batch has no `advantages`, but .*; columns are arguments of the loss",
     }.items():
         with pytest.raises(AttributeError, match=message):
