@@ -327,6 +327,39 @@ def test_guesses_take_rows_and_save_steps() -> None:
     assert guessed.terms["products"] == pytest.approx(plain.terms["products"] * 1.5)
 
 
+GUESSED = Drafts(tokens=2.0, rows=1.0)
+"""Two tokens a step, for as many rows as without guesses: half as many steps."""
+
+
+def test_guesses_bring_the_end_of_the_longest_sample_nearer() -> None:
+    """Instances that give each other samples end with the longest of these: 399 steps of four layers, or half."""
+    lengths = SampleLengths(Lengths.fixed(8), Lengths.recorded([2] * 7 + [400]))
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    plain, guessed = (
+        costs_of(Workload(8, 1, lengths, max_running=1, rebalances=True, drafts=drafts), fixed).call(
+            "actor.generate", "decode", Layout.on(range(2), dp=2)
+        )
+        for drafts in (NO_DRAFTS, GUESSED)
+    )
+    assert plain.instance_seconds[0] == pytest.approx(399 * SHAPE.layers, rel=1e-3)
+    assert guessed.instance_seconds[0] == pytest.approx(399 / 2 * SHAPE.layers, rel=1e-3)
+
+
+def test_guesses_halve_what_gathering_the_last_samples_gains_and_takes() -> None:
+    lengths = SampleLengths(Lengths.fixed(8), Lengths.recorded(range(20, 1300, 20)))
+    fixed = a_cluster(software=Software(1.0, 1.0, 1.0, layer_s=1.0, hop_s=0.0))
+    plain, guessed = (
+        costs_of(Workload(64, 1, lengths, gathers=True, drafts=drafts), fixed).call(
+            "actor.generate", "decode", Layout.on(range(4), dp=4)
+        )
+        for drafts in (NO_DRAFTS, GUESSED)
+    )
+    assert len(plain.tails) == len(guessed.tails) > 1
+    for one, other in zip(plain.tails, guessed.tails, strict=True):
+        assert other.idle_s == pytest.approx(one.idle_s / 2, rel=0.05)
+        assert other.move_s == one.move_s
+
+
 def test_a_draft_model_takes_forwards_of_its_own() -> None:
     """Seven steps beside the first token, two tokens each, and the prompts: 7 / 2 · 2 forwards of its two layers and
     its head for all samples, and one of the prompts. A layer takes a second, the head the reading of its weights."""

@@ -172,12 +172,12 @@ class Decoding:
     ) -> None:
         self._passes, self._prompt_tokens = passes, prompt_tokens
         self._groups, self._guessing = groups, guessing or Guessing()
-        self._drafts = self._guessing.drafts
+        self.tokens = self._guessing.drafts.tokens
+        """That a sample gets in a step."""
 
     def seconds(self, pieces: Sequence[SteadySteps]) -> Terms:
         """Seconds of all steps."""
-        fewer = self._drafts.tokens
-        return added(*(scaled(self.step(piece.running, piece.said), piece.steps / fewer) for piece in pieces))
+        return added(*(scaled(self.step(piece.running, piece.said), piece.steps / self.tokens) for piece in pieces))
 
     def totals(self, pieces: Pieces) -> Floats:
         """Seconds of each instance's steps: `seconds` of its pieces, summed up, for all at once."""
@@ -191,8 +191,8 @@ class Decoding:
             samples = pieces.running / groups
             context = (pieces.running * self._prompt_tokens + pieces.said) / groups
             guessing = self._guessing.seconds_of(samples, context)
-            taken = decode_steps(passes, samples * self._drafts.rows, context, groups, before=guessing)
-        return np.add.reduceat(taken * pieces.steps, pieces.starts) / self._drafts.tokens
+            taken = decode_steps(passes, samples * self._guessing.drafts.rows, context, groups, before=guessing)
+        return np.add.reduceat(taken * pieces.steps, pieces.starts) / self.tokens
 
     def step(self, running: int, said: float) -> Terms:
         """A step of `running` samples, which have said so many tokens together: one token more for each, or as many as
@@ -200,7 +200,7 @@ class Decoding:
         passes, times = self._passes, self._passes.times
         work, sizes, software = times.work, times.layout.parallelism, times.cluster.software
         groups = self._groups(running)
-        rows = running * self._drafts.rows / groups
+        rows = running * self._guessing.drafts.rows / groups
         context = (running * self._prompt_tokens + said) / groups
         stages = passes.decode_stages(rows, context)
         stages[-1] = added(stages[-1], {"head": passes.of_stage(-1).drawing(rows)})
@@ -277,7 +277,7 @@ def levelled(
     mean_s = sum(seconds) / len(seconds)
     if any(speed != speeds[0] for speed in speeds):
         mean_s = sum(own_s * speed for own_s, speed in zip(seconds, speeds, strict=True)) / sum(speeds)
-    alone = (longest - 1) * total(decoding.step(1, longest / 2))
+    alone = (longest - 1) * total(decoding.step(1, longest / 2)) / decoding.tokens
     last = max(seconds)
     end = min(last, max(alone, mean_s))
     return (end,) * len(seconds), scaled(terms, end / last)

@@ -167,7 +167,8 @@ class Generating:
             return (spare,)
         low, slope = self._line(decoding, min(running, max(map(len, shares))))
         step_s = lambda count: low + slope * (count - 1)
-        rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, STEPS_OF_A_MOVE * low)
+        move_s = STEPS_OF_A_MOVE * low * decoding.tokens
+        rollout = Rollout(len(shares), step_s, 0.0, self._workload.max_running, move_s)
         # Of an instance with more samples than run at once, as many as are among the last.
         last = [[length - 1 for length in sorted(share)[:: -(-len(share) // running)]] for share in shares]
         count = sum(map(len, last))
@@ -181,7 +182,8 @@ class Generating:
 
     def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float]:
         """Seconds of a decode step of an instance with one sample, and more for each further one, about; of
-        instances on devices of several kinds the slowest."""
+        instances on devices of several kinds the slowest. Where tokens are guessed, by the tokens that a sample gets in
+        a step: in so many seconds it gets one more."""
         count = min(layout.parallelism.dp, samples.prompts)
         running = self._running(role, layout, max(map(len, self._shares(samples, count))))
         groups, prompt_tokens = self._groups(role, layout, running), self._workload.lengths.prompts.mean
@@ -194,7 +196,7 @@ class Generating:
     def _line(self, decoding: Decoding, most: int) -> tuple[float, float]:
         """As `step_line`, by steps of one sample and of so many that have said half of what they may."""
         response_tokens = self._workload.lengths.responses.longest / 2
-        low, high = (total(decoding.step(count, count * response_tokens)) for count in (1, most))
+        low, high = (total(decoding.step(count, count * response_tokens)) / decoding.tokens for count in (1, most))
         return low, (high - low) / max(1, most - 1)
 
     def groups(self, role: str, layout: Layout, share: int) -> int:
