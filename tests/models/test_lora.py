@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from plait.data.packed import pack
@@ -26,7 +26,7 @@ from plait.models.files import hub
 from plait.models.files.saving import merged_weight, save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
-from plait.models.lora import add_lora, check_targets, without_lora
+from plait.models.lora import add_lora, check_targets, targets_of, without_lora
 from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_settings import LoraSettings
 from plait.models.scalar_loading import scalar_of, scalar_view
@@ -36,6 +36,7 @@ from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings
 from tests.cases import slow_but
 from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error
+from tests.models.test_admission import IN_PLACE
 from tests.models.test_scalar_model import gradients as scalar_gradients
 from tests.models.test_scalar_model import hf_scores, scores_of
 from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model
@@ -377,6 +378,24 @@ def test_dense_layers_beside_mixtures_are_adapted_outside_their_mlps_too() -> No
     assert (logprobs_of(view) - logprobs_of(base)).abs().max() > 1e-3
     with pytest.raises(ModelError, match=r"expected names among k_proj, o_proj, q_proj, v_proj, found down_proj"):
         add_lora(base, LoraSettings(rank=4, target_modules=("down_proj",)), name="b", seed=0)
+
+
+def test_attention_beside_experts_in_the_layer_itself_is_adapted() -> None:
+    decoder = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4)})])})
+    experts = nn.Module()
+    experts.down_proj = nn.Parameter(torch.zeros(2, 4, 4))
+    decoder["layers"][0]["experts"] = experts
+    decoder["layers"][0]["mlp"] = nn.ModuleDict({"down_proj": nn.Linear(4, 4)})
+    assert set(targets_of(RANK_4, decoder)) == {"layers.0.q_proj"}
+
+
+def test_layers_whose_name_is_a_number_are_not_adapted() -> None:
+    """The number is also that of a decoder layer: gemma3n has a list of projections beside its layers."""
+    base = tiny_model("gemma3n_text", dtype=torch.float32, weight_scale=0.05, **IN_PLACE["gemma3n_text"])
+    view = stirred(add_lora(base, RANK_4, name="a", seed=0))
+    assert "model.layers.0.self_attn.q_proj.lora_A.weight" in view.own.parameters
+    assert not any("altup_projections" in name for name in view.own.parameters)
+    assert (logprobs_of(view) - logprobs_of(base)).abs().max() > 1e-3
 
 
 def test_an_unknown_target_names_the_known_ones() -> None:

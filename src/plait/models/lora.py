@@ -131,19 +131,16 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     """The layers that get an adapter, by name.
 
     Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
-    no linear layers in Transformers: such a model is adapted outside its MLPs, those of dense layers too.
+    no linear layers in Transformers: such a model is adapted outside its MLPs, those of dense layers too. It also takes
+    a number, as layers in a list have for a name, for that of a decoder layer: these are left out.
 
     Raises:
         ModelError: a name of the settings is none of a linear layer.
     """
     layers = _linear_layers(decoder)
-    mixtures = tuple(
-        f"{name.rpartition('.')[0].rpartition('.')[0]}."
-        for name, param in decoder.named_parameters()
-        if param.ndim == 3
-    )
-    in_mixtures = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | _EXPERTS if mixtures else set()
-    names = {at.rpartition(".")[2] for at in layers} - in_mixtures
+    mixtures = tuple({_mixture_of(name) for name, param in decoder.named_parameters() if param.ndim == 3})
+    left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | _EXPERTS if mixtures else set()
+    names = {name for at in layers if not (name := at.rpartition(".")[2]).isdigit()} - left_out
     targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
     if unknown := sorted(targets - names):
         raise ModelError(
@@ -152,6 +149,18 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
     if not targets:
         raise ModelError("lora.target_modules: expected at least one name, found none")
     return {at: layer for at, layer in layers.items() if at.rpartition(".")[2] in targets}
+
+
+def _mixture_of(experts: str) -> str:
+    """What the names of a mixture begin with: the module around the experts, or these alone where they lie in the layer
+    itself.
+
+    Args:
+        experts: name of a parameter of experts.
+    """
+    own = experts.rpartition(".")[0]
+    around = own.rpartition(".")[0]
+    return f"{own if around.rpartition('.')[2].isdigit() else around}."
 
 
 def _linear_layers(decoder: Any) -> dict[str, nn.Module]:
