@@ -203,16 +203,16 @@ def test_every_sample_counts_once_also_while_waiting() -> None:
 
 
 def test_the_pool_grows_with_long_responses() -> None:
-    model = tiny_llama(max_position_embeddings=400)
+    model = tiny_llama(max_position_embeddings=200)
     engine = engine_of(model, max_running=2)
-    engine.add(request_of(0, sampling=Sampling(max_tokens=300, stop_token_ids=())))
+    engine.add(request_of(0, sampling=Sampling(max_tokens=150, stop_token_ids=())))
     engine.add(request_of(1, sampling=Sampling(max_tokens=3, stop_token_ids=())))
     engine.step()
     engine.step()
     before = engine.occupancy.kv_bytes
     samples = by_uid(iter(list(drain(engine))))
-    assert len(samples["0.0"].token_ids) == 300
-    assert before < 2 * 400 * 2 * 2 * 2 * 8 * 8, "the pool was sized for the longest response at once"
+    assert len(samples["0.0"].token_ids) == 150
+    assert before < 2 * 200 * 2 * 2 * 2 * 8 * 8, "the pool was sized for the longest response at once"
     from plait.data.packed import pack
 
     with torch.no_grad():

@@ -23,13 +23,14 @@ CONTEXT = 1000
 LOOKING_S = 3e-4
 FOUND = 0.7
 """Share of the samples, at each step, of which something is guessed."""
-CURVES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+MEASURED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "CPU": ((1, 8, 32, 1000), (9.0, 10.5, 27.0, 692.5)),
     "CPU with a matrix unit": ((1, 32, 1000), (15.4, 26.0, 357.0)),
     "GPU": ((1, 257, 1025), (4.397, 16.429, 52.525)),
     "stairs": (tuple(range(1, 1001)), tuple(10.0 + 2.0 * -(-rows // 4) for rows in range(1, 1001))),
 }
 """Rows of a step, and its milliseconds; lines between."""
+CURVES = {name: (np.array(rows), np.array(taken)) for name, (rows, taken) in MEASURED.items()}
 KINDS: dict[str, Callable[[int, int], float]] = {
     "none": lambda slot, step: 0.0,
     "poor": lambda slot, step: 0.25,

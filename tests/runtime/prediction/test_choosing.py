@@ -48,7 +48,7 @@ def weighed(choice: Choice) -> float:
         ("2xA100-80G", "smollm2-135m", 60),
         ("8xA100-80G", "smollm2-135m", 60),
         ("8xA100-80G", "llama-2-13b", 200),
-        ("32xA100-80G", "llama-2-7b", 60),
+        ("16xA100-80G", "llama-2-7b", 60),
     ],
 )
 def test_nothing_that_is_shown_is_faster_than_the_plan_taken(cluster: str, model: str, evaluations: int) -> None:
