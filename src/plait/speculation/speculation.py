@@ -300,6 +300,11 @@ class Speculation:
             self._pool_due_at = self._asks + REFUSED
         return False
 
+    def _knows_plain(self, num_samples: int) -> bool:
+        """Whether a step of so many samples without guesses, or one of as many rows, was measured. By the fit alone it
+        may seem to take some hundredths more than it does; that much each step with guesses would lose unseen."""
+        return self.cost.num_steps >= PROBES and self.cost.is_measured(num_samples)
+
     def _least(self, num_samples: int, num_context: int) -> float:
         """Survival below which guesses are not worth looking up: half of what a row costs in tokens, the lesser of the
         next one and the mean of as many as there are samples. `LEAST_SURVIVAL` at least, and until it is known what
@@ -316,7 +321,7 @@ class Speculation:
     def _drafted(self, costly: Costly, asked: Asked, guesses: Guesses | None, num_context: int) -> Guesses | None:
         """What was looked up, with what the model guesses, where that is asked."""
         count = len(asked.slots_B)
-        if self.is_adaptive and self.cost.num_steps < PROBES:
+        if self.is_adaptive and not self._knows_plain(count):
             return guesses
         looked_up = Guesses.none(count, self._most) if guesses is None else guesses
         looked_at = self._clock()
@@ -347,7 +352,7 @@ class Speculation:
         num_samples, num_tokens = len(guesses.lengths_B), guesses.num_tokens
         if not self.is_adaptive:
             return Choice(guesses.lengths_B, 1.0)
-        if self.cost.num_steps < PROBES:
+        if not self._knows_plain(num_samples):
             return choice.nothing(num_samples)
         rows_M1 = np.arange(num_samples, num_samples + num_tokens + 1)
         seconds_M1 = self.cost.seconds(rows_M1, num_context)

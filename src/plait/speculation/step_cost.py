@@ -95,7 +95,7 @@ class StepCost:
         self._rows_F = np.ones(1)
         """The measured row counts themselves."""
         self._seen: set[int] = set()
-        """Buckets of rows that something was ever added to: of a new one it is known at once what it takes."""
+        """Rows of all buckets: of new ones it is known at once what they take."""
         self._fresh = 0
         self.num_steps = 0
 
@@ -112,12 +112,17 @@ class StepCost:
             oldest = next(iter(self._buckets))
             del self._buckets[oldest]
             self._medians.pop(oldest, None)
+            self._seen = {rows for rows, _ in self._buckets}
         self._fresh += 1
         self.num_steps += 1
         is_early = is_new or (self.num_steps <= REFIT and self.num_steps & (self.num_steps - 1) == 0)
         if is_early or self._fresh >= (REFIT if self.num_steps < MANY else REFIT_LATER):
             self._fit()
             self._fresh = 0
+
+    def is_measured(self, num_rows: int) -> bool:
+        """Whether a step of about so many rows is remembered."""
+        return _bucket(num_rows) in self._seen
 
     def settle(self) -> None:
         """Let what is said of steps follow from all that were seen, the last ones too."""
