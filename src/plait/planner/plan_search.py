@@ -73,10 +73,7 @@ class SearchResult:
 
 @dataclass
 class Budget:
-    """evaluations and seconds, whichever is spent first; `asked` says that somebody wants it to end.
-
-    Seconds are those in which plans are tried: on many devices it takes longer to say what calls take on each mesh, and
-    to make the plans of others."""
+    """evaluations and seconds, whichever is spent first, of trying plans; `asked`: somebody wants it to end"""
 
     evaluations: int = 20_000
     seconds: float = inf
