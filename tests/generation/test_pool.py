@@ -91,6 +91,24 @@ def test_addresses_stay_until_all_is_given_back(device: str) -> None:
     assert pool.spare is None
 
 
+def test_layers_that_found_no_addresses_grow_beside_those_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses for three of four tensors, as where `ulimit -v` leaves some: what lies in all of them stays."""
+    found = [pool_module._addresses((21, 2, 16, 8), torch.float32) for _ in range(3)]
+    monkeypatch.setattr(pool_module, "_addresses", lambda *_: found.pop() if found else None)
+    pool, ones = KVPool(), torch.ones(2, 3, 8)
+    pool.reserve(1, 20)
+    for layer in range(2):
+        pool.write(layer, torch.tensor([0, 7, 15]), ones, 2 * ones)
+    block_bytes = 2 * 16 * 8 * 4
+    assert (pool.spare, pool.num_bytes) == (None, 4 * block_bytes)
+    at = pool.addresses()
+    pool.reserve(20, 20)
+    assert pool.addresses()[:3] == at[:3]
+    assert pool.num_bytes == 4 * 20 * block_bytes
+    for kv in pool.layers.values():
+        assert (float(kv.key.sum()), float(kv.value.sum())) == (2 * 3 * 8, 2 * 2 * 3 * 8)
+
+
 def test_a_pool_that_stays_holds_zeros_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lay there need not be finite, and a masked place enters a product with weight 0."""
     monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)

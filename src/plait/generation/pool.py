@@ -48,7 +48,7 @@ class KVPool:
         self.layers: dict[int, KeyValue] = {}
         self._limit = 0
         self._in_place = True
-        """Whether layers have addresses for all blocks up to the limit."""
+        """Whether all layers have addresses for all blocks up to the limit."""
         self._by_page = True
         """Whether they take memory as they are written."""
 
@@ -56,7 +56,7 @@ class KVPool:
     def num_bytes(self) -> int:
         """Bytes of the blocks that may be used, used or not; of all, where they are taken at once."""
         tensors = [tensor for kv in self.layers.values() for tensor in (kv.key, kv.value)]
-        if not (self._in_place and self._by_page):
+        if not self._by_page:
             return sum(tensor.nbytes for tensor in tensors)
         return sum(tensor[: self.num_blocks].nbytes for tensor in tensors)
 
@@ -193,6 +193,9 @@ def context_of(blocks: Tensor, ids_SM: Tensor) -> Tensor:
 
 
 def _enlarged(old: Tensor, num_blocks: int) -> Tensor:
+    """With so many blocks at least: a layer may have had addresses for all of them when others found none."""
+    if len(old) >= num_blocks:
+        return old
     new = old.new_zeros(num_blocks, *old.shape[1:])
     new[: old.shape[0]] = old
     return new
