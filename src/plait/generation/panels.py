@@ -5,6 +5,7 @@ Shapes: I input and O output features.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 
@@ -97,7 +98,8 @@ def aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if count * item >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         # Shared pages, the default, are never huge.
         pages = mmap.mmap(-1, count * item + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel that is built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
         whole, alignment = torch.frombuffer(pages, dtype=torch.uint8), HUGE_PAGE
     else:
         whole, alignment = torch.zeros(count * item + ALIGNMENT, dtype=torch.uint8), ALIGNMENT
