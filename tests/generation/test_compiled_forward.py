@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -185,6 +186,29 @@ def test_threads_share_the_work_and_change_no_bit() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(logits, alone) for logits in shared)
+
+
+@needs_vectors
+def test_where_a_thread_cannot_begin_no_other_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three threads the last cannot, as in a container that may have no more of them."""
+    compiled, batch = compiled_of(shared_model("llama", torch.bfloat16)), ragged([NewTokens([5, 6], 0, [0])], KEYS)
+    alone = compiled.hidden(batch, pool_of(2))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    start, begun = Thread.start, []
+
+    def starting(thread: Thread) -> None:
+        begun.append(thread)
+        if len(begun) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", starting)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            compiled.hidden(batch, pool_of(2))
+    begun[0].join(20)
+    assert not begun[0].is_alive(), "it waits for the others"
+    assert torch.equal(compiled.hidden(batch, pool_of(2)), alone)
 
 
 @needs_vectors

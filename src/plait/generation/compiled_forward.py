@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -330,11 +331,22 @@ class CompiledForward:
             run(0)
             return
         if self._threads is None or self._threads._max_workers < parts - 1:
-            self._threads = ThreadPoolExecutor(parts - 1, thread_name_prefix="compiled-forward")
+            self._threads = _threads(parts - 1)
         others = [self._threads.submit(run, part) for part in range(1, parts)]
         run(0)
         for other in others:
             other.result()
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """So many that have all begun: in a step none may wait for one that could not. Raises RuntimeError there."""
+    threads, are_there = ThreadPoolExecutor(count, thread_name_prefix="compiled-forward"), Event()
+    try:
+        for _ in range(count):
+            threads.submit(are_there.wait)
+    finally:
+        are_there.set()
+    return threads
 
 
 def _narrowed(weights: decoder.Weights, layers: slice, window: int | None) -> decoder.Weights:
