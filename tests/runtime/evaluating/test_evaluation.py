@@ -218,6 +218,20 @@ def test_the_cost_of_answers_is_evaluated(make_recipe: MakeRecipe, tmp_path: Pat
     assert (again.before, again.after) == (outcome.before, outcome.after)
 
 
+def test_what_functions_call_as_plait_calls_its_own_is_told_apart(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A judge `reward` beside the reward, and a metric `response_length` that a reward logs."""
+    write_reward(tmp_path, "log_metric('response_length', 7)\nreturn [1.0 for _ in completions]")
+    (tmp_path / "judge.py").write_text("def reward(completions, **columns):\n    return [-2.0 for _ in completions]\n")
+    keys = {"evaluation.items": 2, "evaluation.functions": [f"{tmp_path}/judge.py:reward"]}
+    recipe = make_recipe(steps=1, **keys)
+    outcome = run(recipe)
+    row = read_rows(recipe.run_dir / "evaluations.jsonl")[-1]
+    assert (row["eval/reward"], row["eval/reward#2"]) == (1.0, -2.0)
+    assert (row["eval/response_length"], row["eval/logged/response_length"]) == (6.0, 7.0)
+    again = run(recipe, resume=True)
+    assert (again.before, again.after) == (outcome.before, outcome.after)
+
+
 def test_a_flow_that_trains_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(FLOWS)
     with pytest.raises(FlowError, match="`idle` trains nothing"):

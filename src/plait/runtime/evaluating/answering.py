@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -105,16 +105,19 @@ def answer(
         with_extras(group.told(0, "reward"), {name: values[0] for name, values in group.extras.items()})
         for group in groups.get("reward", ())
     )
-    return Evaluation(
+    measured = Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),
         task=task_of([logged.get("verdict") for logged in extras], held_out.per_item),
         extras=extras,
-        logged={name: mean for scores_of_all in groups.values() for name, mean in logged_means(scores_of_all).items()},
-        judged=_judged(totals.get("cost"), groups.get("judges", ())),
         per_item=held_out.per_item,
         pass_at=held_out.pass_at,
     )
+    taken = {name.removeprefix("eval/") for name in measured.metrics()}
+    judged = _judged(totals.get("cost"), groups.get("judges", ()), taken)
+    logged = {name: mean for scores_of_all in groups.values() for name, mean in logged_means(scores_of_all).items()}
+    logged = {f"logged/{name}" if name in taken | judged.keys() else name: mean for name, mean in logged.items()}
+    return replace(measured, judged=judged, logged=logged)
 
 
 def _place(sample: Sample) -> tuple[int, int]:
@@ -177,11 +180,15 @@ def _answered(
     return samples
 
 
-def _judged(cost: tuple[float, ...] | None, of_judges: Sequence[GroupScores]) -> dict[str, tuple[float, ...]]:
-    """Scores of the role `cost` and of each judge; a judge of that name is `cost#2`."""
+def _judged(
+    cost: tuple[float, ...] | None, of_judges: Sequence[GroupScores], taken: Collection[str]
+) -> dict[str, tuple[float, ...]]:
+    """Scores of the role `cost` and of each judge; a judge of that name is `cost#2`, and so for a name that is taken by
+    what is measured of answers."""
     judged = {} if cost is None else {"cost": cost}
     for name in of_judges[0].scores if of_judges else ():
-        judged[f"{name}#2" if name in judged else name] = tuple(group.scores[name][0] for group in of_judges)
+        title = f"{name}#2" if name in judged or name in taken else name
+        judged[title] = tuple(group.scores[name][0] for group in of_judges)
     return judged
 
 
