@@ -47,6 +47,18 @@ def test_a_run_goes_on_with_keys_without_effect_that_none_begins_with(key: str, 
     outline(user_recipe(stored, (), trust_run_code=True))
 
 
+def test_a_run_whose_recipe_cannot_be_read_is_let_go_of(tmp_path: Path) -> None:
+    """A second try in the same process, a notebook, is told the same: not that the first one works there."""
+    stored, recipe = tmp_path / "recipe.yaml", load_recipe(None, [*KEYS.items(), ("run_dir", str(tmp_path))])
+    stored.write_text("steps: [")
+    (tmp_path / "run.lock").touch()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"recipe\.yaml"):
+            claim(recipe, resume=True)
+    stored.write_text(recipe_text(recipe))
+    claim(recipe, resume=True).close()
+
+
 STAGES = """
 model: llama-7b
 data: {source: d.jsonl}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plait.checkpoint.store import CheckpointStore
 from plait.launch.failures import Ended, Failure
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin, Restart
@@ -71,6 +72,24 @@ def test_what_is_another_loss(other: RanksLost, saved: int, places: int) -> None
 def test_without_a_node_there_is_no_restart() -> None:
     with pytest.raises(RanksLost, match="not restarted again: no node is left"):
         Restarts(9).count(lost("died"), saved=1, places=0)
+
+
+@pytest.mark.parametrize(("most", "reads"), [(0, 0), (2, 2)])
+def test_a_checkpoint_is_read_through_once_for_each_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, reads: int
+) -> None:
+    """To know that it is whole takes minutes of a large model's."""
+    read, losses = [], [lost("rank 1 died", action=f"step {number}") for number in range(3)]
+    monkeypatch.setattr(CheckpointStore, "latest", lambda store: read.append(store))
+    plan = SimpleNamespace(num_ranks=2, nodes=1, name="split")
+    prepared: Any = SimpleNamespace(recipe=SimpleNamespace(restarts=most, device="cpu"), plan=plan)
+
+    def supervise(prepared: Any, **_: Any) -> Any:
+        raise losses.pop()
+
+    with RunDirectory.claim(tmp_path / "run") as directory, pytest.raises(RanksLost):
+        supervised(supervise, prepared, directory, lambda recipe: prepared, resume=False, origin=Origin.here())
+    assert len(read) == reads
 
 
 def test_a_loss_begins_the_same_plan_again_as_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

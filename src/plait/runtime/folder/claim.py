@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from plait.errors import ConfigError
 from plait.observe.trackers import check_trackers
 from plait.recipes.recipe import Recipe
@@ -49,11 +51,20 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
     if not resume:
         return RunDirectory.claim(recipe.run_dir, overwrite=recipe.overwrite)
     directory = RunDirectory.resume(recipe.run_dir)
-    changed = [key for key in changed_keys(directory.files.recipe, recipe) if key not in RESUMABLE_KEYS]
-    if changed:
+    try:
+        _check_same(directory.files.recipe, recipe)
+    except BaseException:
         directory.close()
+        raise
+    return directory
+
+
+def _check_same(stored: Path, recipe: Recipe) -> None:
+    """Raises ConfigError where a run was begun with other values of keys that may not differ, or its recipe cannot be
+    read."""
+    changed = [key for key in changed_keys(stored, recipe) if key not in RESUMABLE_KEYS]
+    if changed:
         raise ConfigError(
             f"--resume: `{recipe.run_dir}` was begun with other values of {', '.join(f'`{k}`' for k in changed)}; "
-            f"give the recipe as it was (see {directory.files.recipe}), or begin a new run in another `run_dir`"
+            f"give the recipe as it was (see {stored}), or begin a new run in another `run_dir`"
         )
-    return directory

@@ -77,12 +77,14 @@ def supervised(
         try:
             return supervise(prepared, resume=resume, origin=origin)
         except RanksLost as lost:
-            restarts.count(lost, _saved(directory), _places(nodes))
+            # To see that a checkpoint is whole takes minutes of a large model's: once, and only for another start.
+            saved = _saved(directory) if restarts.are_left else 0
+            restarts.count(lost, saved, _places(nodes))
             prepared = _on_what_is_left(prepared, prepared_for, lost, places, nodes)
             resume = directory.begun
             number, most = restarts.done, restarts.most
             origin = replace(origin, restart=Restart(number, most, lost.what))
-            text = _told(number, most, _saved(directory), prepared)
+            text = _told(number, most, saved, prepared)
             say(f"error: {lost.what}\n{text}", file=sys.stderr)
             if nodes is not None:
                 nodes.tell(f"node 0: {lost.what.splitlines()[0]}\n{text}")
@@ -101,6 +103,11 @@ class Restarts:
         self._first: RanksLost | None = None
         self._last: tuple[object, ...] = ()
 
+    @property
+    def are_left(self) -> bool:
+        """Whether the run may go on after another loss."""
+        return self.done < self.most
+
     def count(self, lost: RanksLost, saved: int, places: int) -> None:
         """Take a loss after which the run is to go on.
 
@@ -118,7 +125,7 @@ class Restarts:
         why = ""
         if places == 0:
             why = "no node is left"
-        elif self.done >= self.most:
+        elif not self.are_left:
             why = f"`restarts` is {self.most}" if self.most else ""
         elif came_again:
             why = "the same came again, with no step saved in between"
