@@ -389,6 +389,15 @@ def test_attention_beside_experts_in_the_layer_itself_is_adapted() -> None:
     assert set(targets_of(RANK_4, decoder)) == {"layers.0.q_proj"}
 
 
+def test_a_parameter_of_three_dims_beside_the_layers_is_no_mixture() -> None:
+    """As the probe of gemma3's vision tower, whose layers have the names of the decoder's."""
+    tower = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4)})]), "head": nn.Module()})
+    tower["head"].probe = nn.Parameter(torch.zeros(1, 1, 4))
+    layers = nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4), "up_proj": nn.Linear(4, 4)})])
+    decoder = nn.ModuleDict({"vision_tower": tower, "layers": layers})
+    assert {"layers.0.q_proj", "layers.0.up_proj"} <= targets_of(RANK_4, decoder).keys()
+
+
 def test_layers_whose_name_is_a_number_are_not_adapted() -> None:
     """The number is also that of a decoder layer: gemma3n has a list of projections beside its layers."""
     base = tiny_model("gemma3n_text", dtype=torch.float32, weight_scale=0.05, **IN_PLACE["gemma3n_text"])

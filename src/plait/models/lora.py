@@ -138,7 +138,8 @@ def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
         ModelError: a name of the settings is none of a linear layer.
     """
     layers = _linear_layers(decoder)
-    mixtures = tuple({_mixture_of(name) for name, param in decoder.named_parameters() if param.ndim == 3})
+    stacked = (name for name, param in decoder.named_parameters() if param.ndim == 3 and layer_of(name) is not None)
+    mixtures = tuple(set(map(_mixture_of, stacked)))
     left_out = {at.rpartition(".")[2] for at in layers if at.startswith(mixtures)} | _EXPERTS if mixtures else set()
     names = {name for at in layers if not (name := at.rpartition(".")[2]).isdigit()} - left_out
     targets = names if settings.target_modules == "all-linear" else set(settings.target_modules)
