@@ -241,7 +241,7 @@ def self_check_once() -> Callable[[Any, str], float]:
 
 
 def _locked(file: IO[str]) -> bool:
-    """Whether nobody else checks the same model. Who does is waited for, but not for long: a test may have stopped it."""
+    """Whether nobody else checks the same model. Who does is waited for, not for long: a test may have stopped it."""
     until = time.monotonic() + MOST_WAITED_S
     while time.monotonic() < until:
         try:
