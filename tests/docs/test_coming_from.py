@@ -6,6 +6,7 @@ After a change of the table: `python -m tests.docs.test_coming_from`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from plait.recipes.recipe_file import load_recipe, validate_options
 DOCS = Path(__file__).parents[2] / "docs"
 KEYS = {option.name.removeprefix("--") for option in options_of("train")}
 OPTIONS = {name for algorithm in BUILT_IN for name in options_class(load_flow(algorithm)).model_fields}  # type: ignore[union-attr]
-SCRIPTS = {"reward_funcs", "reward_model_name_or_path"}
-"""Options of TRL's scripts and trainers, which no public dataclass holds."""
+SCRIPTS = {"reward_model_name_or_path"}
+"""Options of TRL's scripts, which no public dataclass holds."""
 
 
 def page(system: System) -> str:
@@ -87,7 +88,9 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
         trl.ModelConfig,
         trl.ScriptArguments,
     )
-    fields = {field.name for cls in classes for field in dataclasses.fields(cls)}
+    trainers = (trl.SFTTrainer, trl.RewardTrainer, trl.DPOTrainer, trl.GRPOTrainer, trl.RLOOTrainer)
+    arguments = {name for cls in trainers for name in inspect.signature(cls.__init__).parameters} - {"self", "model"}
+    fields = {field.name for cls in classes for field in dataclasses.fields(cls)} | arguments
     (mine,) = (system for system in systems() if system.id == "trl")
     names = {name for entry in mine.entries() for name in entry.names}
     assert trl.__version__.startswith("1.16.")
@@ -100,6 +103,8 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
         ("num_generations", ": TRL's is `samples_per_prompt` here (docs/coming-from-trl.md)"),
         ("use_vllm", ": TRL's is `sampling.engine` here (`vllm`, in an environment of its own"),
         ("vllm_mode", ", TRL's, has no equivalent here: samples are drawn by plait's own engine"),
+        ("callbacks", ", TRL's, has no equivalent here: a run calls nothing of yours between steps; `metrics.jsonl`"),
+        ("train_dataset", ": TRL's is `data.source` here"),
         ("options.epsilon", ": TRL's `epsilon` is `options.clip_low` here (without `epsilon_high` set"),
         ("actor_rollout_ref.rollout.n", ": verl's is `samples_per_prompt` here"),
         ("rollout.n", ": verl's `actor_rollout_ref.rollout.n` is `samples_per_prompt` here"),

@@ -100,6 +100,7 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"training/eos_coverage": 0.0}, "missing_eos", ERROR, "0% have their end token", "sampling.stop_token_ids"),
     ({"doctor/eos_share": 0.3}, "missing_eos", WARNING, "30% have their end token", "sampling.stop_token_ids"),
     ({"doctor/passed_end": 0.5}, "missing_eos", ERROR, "go on after an end token", "sampling.stop_token_ids"),
+    ({"doctor/no_end_token": 1.0}, "missing_eos", WARNING, "names an end token", "sampling.stop_token_ids"),
     ({"response_length/clip_ratio": 0.6}, "truncation", WARNING, "60%", "sampling.max_response_tokens"),
     ({"response_length/clip_ratio": 1.0}, "truncation", WARNING, "no response ended", "sampling.max_response_tokens"),
     ({"frac_reward_zero_std": 0.9}, "dead_groups", WARNING, "90% of the groups", "reward.functions"),

@@ -41,6 +41,9 @@ def mask_coverage(reading: Reading) -> Sign | None:
 def missing_eos(reading: Reading) -> Sign | None:
     if reading.is_set("stop_strings"):
         return None  # a response may end with any token that completes one
+    if reading.is_set("no_end_token"):
+        sentence = "neither the model's configuration nor its tokenizer names an end token: no response ends by itself"
+        return Sign(Severity.WARNING, 1.0, sentence, "sampling.stop_token_ids", badness=2.0)
     passed = reading.get("doctor/passed_end") or 0.0
     if passed > 0.05:
         return Sign(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -382,6 +384,20 @@ def test_an_engine_that_does_not_know_the_end_token_is_named(recipe_of: MakeReci
     findings = said(recipe, steps=1)
     assert errors(findings) == {"missing_eos"}
     assert "go on after an end token" in findings[0].sentence
+
+
+@pytest.mark.parametrize(("stated", "rules"), [(None, {"missing_eos"}), ([], set())])
+def test_a_model_without_an_end_token_is_named(
+    recipe_of: MakeRecipe, ending_folder: Path, tmp_path: Path, stated: list[int] | None, rules: set[str]
+) -> None:
+    """But where it was asked for."""
+    folder = shutil.copytree(ending_folder, tmp_path / "endless")
+    for name in ("config", "generation_config", "tokenizer_config"):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None, "eos_token": None}))
+    findings = said(recipe_of(model=str(folder), **{"sampling.stop_token_ids": stated}), steps=1)
+    assert {finding.rule for finding in findings} == rules
+    assert all("names an end token" in finding.sentence for finding in findings)
 
 
 def test_where_trained_turns_end() -> None:

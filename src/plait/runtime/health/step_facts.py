@@ -63,6 +63,8 @@ class StepFacts:
             if finished:
                 facts["eos_share"] = float(np.mean([not stops.isdisjoint(s.token_ids[-1:]) for s in finished]))
             facts["passed_end"] = float(np.mean([not self._ends.isdisjoint(s.token_ids[:-1]) for s in samples]))
+        elif sampling.stop_token_ids is None:
+            facts["no_end_token"] = 1.0
         return facts
 
     def _groups_are_broken(self, state: StepState) -> bool:
