@@ -366,6 +366,28 @@ def test_steps_by_layers_are_those_of_parts_of_models_which_are_not_replayed(
     assert bool(asked) == asks
 
 
+class Behind:
+    """An engine on a GPU that takes 3 ms for a step, the host 1; but once the host is held up behind a launch for 5."""
+
+    def __init__(self) -> None:
+        self.now_s, self._done_s, self._steps = 0.0, 0.0, 0
+
+    def step(self) -> None:
+        self._steps += 1
+        self.now_s += 1e-3
+        before_s, self._done_s = self._done_s, max(self._done_s, self.now_s) + 3e-3
+        self.now_s = max(self.now_s, before_s) + (5e-3 if self._steps == 5 else 0.0)
+
+
+def test_a_step_of_a_gpu_that_was_ahead_of_the_host_is_not_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, model = Behind(), SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(work_of_profile, "engine_for", lambda *of: engine)
+    for name in ("begin", "end"):
+        monkeypatch.setattr(work_of_profile, name, lambda *of: None)
+    monkeypatch.setattr(work_of_profile, "clock", lambda device: engine.now_s)
+    assert work_of_profile._steps_s(model, 4, 8, 64) == pytest.approx(3e-3)
+
+
 def on_two(profile: Profile, layout: Layout, call: str = "ref.logprobs"):
     return costs(profile, prompts=2).call(call, "score", layout).terms
 

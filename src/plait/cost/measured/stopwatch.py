@@ -115,6 +115,12 @@ def typical(taken: Sequence[float]) -> float:
     return min(taken[1:] or taken)
 
 
+def typical_behind(taken: Sequence[float]) -> float:
+    """Of calls that each wait for the one before them alone, the middle one: behind one that came late, the device is
+    ahead, and the next takes as much less. The first of several warms up."""
+    return median(taken[1:] or taken)
+
+
 def now(device: str) -> float:
     """Seconds (`clock`), all that was asked for being done."""
     if device == "cuda":
