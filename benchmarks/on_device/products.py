@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,6 +181,7 @@ def seconds_of(way: Way, x_TI: Tensor, weights: Tensor) -> float:
     """Of one product, as all copies of its weight take in turn; the shortest of some turns."""
 
     def each() -> Tensor:
+        out = x_TI
         for weight_OI in weights:
             out = way(x_TI, weight_OI)
         return out
@@ -196,7 +198,7 @@ def seconds_of(way: Way, x_TI: Tensor, weights: Tensor) -> float:
     return min(_replays_s(graph, times) for _ in range(TURNS)) / times / len(weights)
 
 
-def _replays_s(graph: torch.cuda.CUDAGraph, times: int) -> float:
+def _replays_s(graph: Any, times: int) -> float:
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     for _ in range(times):

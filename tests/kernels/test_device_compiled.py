@@ -22,10 +22,12 @@ ROWS = {
 """liger-kernel's, where it is installed."""
 
 
+OTHERS = [(80, A100), (89, RTX_4090), (100, H100), (120, RTX_4090)]
+"""The last two are B200 and RTX 5090, which have as much memory."""
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("capability", "shared_bytes"), slow_but([(90, H100)], [(90, H100), (80, A100), (89, RTX_4090)])
-)
+@pytest.mark.parametrize(("capability", "shared_bytes"), slow_but([(90, H100)], [(90, H100), *OTHERS]))
 def test_each_kernel_is_compiled_and_fits_a_multiprocessor(capability: int, shared_bytes: int) -> None:
     command = [sys.executable, "-m", "tests.kernels.compiled_for_gpus", str(capability), str(shared_bytes)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
