@@ -45,6 +45,14 @@ def test_special_tokens_and_characters_of_several_bytes() -> None:
     assert first_stop(token_ids, ("→",)) == len(tokenizer.encode("née →"))
 
 
+def test_a_string_of_many_tokens_may_end_where_a_long_token_begins() -> None:
+    """Six characters of four tokens each, and the first one of a token of ten."""
+    tokenizer = tiny_tokenizer()
+    token_ids = [*tokenizer.encode("🎉" * 6), 2]
+    assert (len(token_ids), tokenizer.decode([2])) == (25, "<|im_end|>")
+    assert first_stop(token_ids, ("🎉" * 6 + "<",)) == 25
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30),

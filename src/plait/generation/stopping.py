@@ -18,8 +18,9 @@ def completes_stop(tokenizer: Any, token_ids: Sequence[int], stop: Sequence[str]
     if not longest:
         return False
     width = longest + EDGE_CHARACTERS
+    newest = len(tokenizer.decode([token_ids[-1]], skip_special_tokens=False))
     while True:
         text = tokenizer.decode(list(token_ids[-width:]), skip_special_tokens=False)
-        if width >= len(token_ids) or len(text) >= longest + EDGE_CHARACTERS:
+        if width >= len(token_ids) or len(text) >= longest + EDGE_CHARACTERS + newest:
             return any(string in text for string in stop)
         width *= 2
