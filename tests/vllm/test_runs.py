@@ -11,7 +11,7 @@ import pytest
 
 from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
-from plait.runtime.api import run
+from plait.runtime.api import evaluate_model, run
 from tests.runs.conftest import make_recipe, tiny_folder  # noqa: F401
 from tests.vllm.stand_in import standing_in
 
@@ -68,6 +68,16 @@ def test_a_run_that_is_resumed_draws_what_it_would_have_drawn(
                 resume=True,
             )
     assert [samples(parts[1], step) for step in (1, 2, 3)] == [samples(whole, step) for step in (1, 2, 3)]
+
+
+def test_an_evaluation_by_itself_ends_its_engine(make_recipe: MakeRecipe, monkeypatch: Any) -> None:  # noqa: F811
+    keys = {"evaluation.items": 2}
+    with standing_in(monkeypatch) as opened:
+        evaluation = evaluate_model(make_recipe(**keys, **{"sampling.engine": "vllm"}))
+    assert [sample.token_ids for sample in evaluation.samples] == [
+        sample.token_ids for sample in evaluate_model(make_recipe(**keys)).samples
+    ]
+    assert [group.is_closed for group in opened] == [True]
 
 
 def test_an_engine_that_is_off_is_refused(make_recipe: MakeRecipe, monkeypatch: Any) -> None:  # noqa: F811

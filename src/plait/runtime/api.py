@@ -260,6 +260,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         judges = pools.pop("judges", None)
         recorder = Recorder()
         workers = Alone(prepared).workers(recorder)
+        stack.callback(workers.end_engines)
         roles = build_roles(prepared, workers, pools)
         progress.start()
         clock = workers.clock((*pools.values(), *filter(None, (judges,))), progress)
