@@ -337,6 +337,24 @@ def test_of_several_stages_one_is_meant(recipe: str, capsys: pytest.CaptureFixtu
     assert run(capsys, "simulate", recipe, "--stage", "second")[0] == 2
 
 
+def test_a_reward_model_that_an_earlier_stage_trains_may_score(
+    recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_folder: Path
+) -> None:
+    """Before that a language model of its shape stands there, which has no head for scores."""
+    stages = {
+        "judge": {"algorithm": "reward_model"},
+        "policy": {"algorithm": "ppo", "reward": {"model": "@judge"}, "sampling": {"max_response_tokens": 4}},
+    }
+    common = {"model": str(tiny_folder), "prompts_per_step": 4, "data": {"source": "prompts.jsonl"}, "stages": stages}
+    (tmp_path / "stages.yaml").write_text(yaml.safe_dump(common))
+    words = ("--stage", "policy", "--plan", "colocated", "--lengths", "8:4", "--json")
+    code, out, err = run(capsys, "simulate", "stages.yaml", *words)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert "reward.score" in {call["call"] for call in found["calls"]}
+    assert [variant["name"] for variant in found["variants"]] == ["with max_staleness 1"]
+
+
 def test_keys_and_values_take_their_share_of_the_cluster_that_is_planned_for(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from plait.errors import ConfigError
 if TYPE_CHECKING:
     from plait.cost.cluster import ClusterSpec
     from plait.recipes.recipe import Recipe
+    from plait.runtime.prediction.foretellable import Coming
     from plait.runtime.prediction.planning import Planning
 
 Keys = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -71,7 +72,7 @@ class OnCluster:
         """
         if self.devices is not None and self.devices < 1:
             raise ConfigError(f"--devices: expected at least 1, found {self.devices}")
-        recipe = self._recipe(path, keys)
+        recipe, to_come = self._recipe(path, keys)
         from plait.cost.calibration import of_cluster
         from plait.cost.cluster_file import read_cluster
         from plait.cost.kept_profiles import profiles_of_gpu
@@ -87,25 +88,24 @@ class OnCluster:
         ranks = ranks_of(plan or recipe.plan)
         if self.cluster is None:
             _check_here(recipe.device)
-            foreseen = outline(recipe)
+            foreseen = outline(recipe, to_come=to_come)
             count = self.devices or ranks or num_devices(recipe)
             spec, source = machine_of(recipe, foreseen.shapes[recipe.model], count)
         else:
             spec = read_cluster(self.cluster, self.devices)
             _check_device(recipe.device, spec)
             source = of_cluster(spec, profiles_of_gpu(spec.device.name))
-            foreseen = outline(recipe, device_memory=spec.device.memory_bytes)
+            foreseen = outline(recipe, to_come=to_come, device_memory=spec.device.memory_bytes)
         sizes = lengths_of(self.lengths, foreseen, lambda: data_lengths(foreseen))
         guessed = recorded_drafts(self.lengths)
         stated = Acceptance(self.acceptance_rate, self.acceptance_length)
         if stated.is_stated:
             stated.check(foreseen.recipe.sampling, foreseen.flow)
         known = foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes
-        return Planning(*known, spec, sizes, source, drafts=guessed, acceptance=stated)
+        return Planning(*known, spec, sizes, source, drafts=guessed, acceptance=stated, to_come=to_come)
 
-    def _recipe(self, path: Path, keys: Sequence[str]) -> Recipe:
-        """The recipe, or that of the stage; models that other stages make have the shape of those that they begin
-        with."""
+    def _recipe(self, path: Path, keys: Sequence[str]) -> tuple[Recipe, Coming]:
+        """The recipe, or that of the stage, and the models that earlier stages make for it."""
         from plait.recipes.keys import nearest, parse_overrides
         from plait.recipes.stages import load_stages, stage_names
         from plait.recipes.trust import user_recipe
@@ -115,13 +115,14 @@ class OnCluster:
         if not names:
             if self.stage is not None:
                 raise ConfigError(f"--stage: {path} has no stages, found `{self.stage}`; leave it out")
-            return user_recipe(path, overrides, trust_run_code=False)
+            return user_recipe(path, overrides, trust_run_code=False), {}
         if self.stage not in names:
             stated = "nothing" if self.stage is None else f"`{self.stage}`{nearest(self.stage, names)}"
             raise ConfigError(
                 f"--stage: {path} has several, each with a plan of its own: {', '.join(names)}; found {stated}"
             )
-        return load_stages(path, overrides).foreseen(self.stage)
+        stages = load_stages(path, overrides)
+        return stages.foreseen(self.stage), stages.to_come(self.stage)
 
 
 def _check_here(device: str) -> None:

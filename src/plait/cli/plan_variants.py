@@ -57,5 +57,6 @@ def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
 def _changed(planning: Planning, keys: Keys) -> Planning:
     """Raises UserError where the recipe does not go with them."""
     recipe = Recipe.model_validate(planning.recipe.model_dump(mode="json") | dict(keys))
-    run = outline(recipe, device_memory=planning.cluster.device.memory_bytes)
+    memory = planning.cluster.device.memory_bytes
+    run = outline(recipe, to_come=planning.to_come, device_memory=memory)
     return replace(planning, recipe=run.recipe, flow=run.flow, models=run.models, shapes=run.shapes)

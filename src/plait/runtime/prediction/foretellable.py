@@ -8,7 +8,10 @@ from typing import Protocol
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import RoleModel
+from plait.recipes.role_models import RoleModel, ToCome
+
+Coming = Mapping[str, ToCome]
+"""Key of a recipe → the model that an earlier stage is still to make for it; one of its shape stands there."""
 
 
 class Foretellable(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 
@@ -40,6 +40,7 @@ from plait.recipes.engine_checks import abilities, check_engine_plan, of_engines
 from plait.recipes.plan_files import EVERY_NAME, plan_file
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, function_names, is_reward, optimizer_of, unchanging
+from plait.runtime.prediction.foretellable import Coming
 from plait.runtime.prediction.guesses import NOTHING_STATED, Acceptance, guesses_of_run
 from plait.schedule.completion import complete
 from plait.schedule.joint_training import check_calls
@@ -56,7 +57,7 @@ from plait.simulator.steps import Prediction, places_of, predict
 class Planning:
     """shapes: by the model's name; calibration: where seconds come from; corrected: by what runs measured; drafts: of
     the run whose lengths are taken, where it guessed; acceptance: of guesses, as a user states it; pools_stay:
-    whether pools and graphs of GPUs are those of the rollout before"""
+    whether pools and graphs of GPUs are those of the rollout before; to_come: models that earlier stages make"""
 
     recipe: Recipe
     flow: Dataflow
@@ -69,6 +70,7 @@ class Planning:
     drafts: Drafts | None = None
     acceptance: Acceptance = NOTHING_STATED
     pools_stay: bool = False
+    to_come: Coming = field(default_factory=dict)
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameters]:
