@@ -11,6 +11,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.prediction import room
 from plait.runtime.prediction.remedies import remedies
 from plait.runtime.prediction.room import said_of_room, warn_of_room
+from plait.simulator.step_memory import ENGINE
 
 GIB = 1 << 30
 LENGTHS = SampleLengths(Lengths.fixed(16), Lengths.fixed(1))
@@ -80,6 +81,9 @@ def test_keys_that_make_a_row_smaller(what: str, key: str) -> None:
 
 def test_keys_that_would_change_nothing_are_not_named() -> None:
     assert remedies("logits of one chunk", 1) == "take more devices, or a smaller model"
+    assert remedies("actor decode: brought back", 1) == "take more devices, or a smaller model"
+    assert "`sampling.max_running`" in remedies(ENGINE, 1)
+    assert "micro_batch" not in remedies(ENGINE, 1)
     state = "actor: masters, moments and gradients"
     assert remedies(state, 1) == "take more devices, a smaller model or `lora.rank`"
     assert remedies(state, 2) == "take more devices, a smaller model, `lora.rank` or `optimizer.shard_gradients`"

@@ -11,6 +11,11 @@ def remedies(what: str, devices: int, *, more: str = "more devices") -> str:
         more: of what there would be room, too.
     """
     trained = [more, "a smaller model", "`lora.rank`", *(["`optimizer.shard_gradients`"] if devices > 1 else [])]
+    if what.startswith("engine"):
+        lower = "`sampling.max_running` or `sampling.max_response_tokens`, with guesses `sampling.draft_pool_bytes`"
+        return f"lower {lower}, or take {more}"
+    if "brought back" in what and "train" not in what:
+        return f"take {more}, or a smaller model"
     if "texts that guesses" in what:
         return f"lower `sampling.draft_pool_bytes`, or take {more}"
     if "draft model: weights" in what:
