@@ -46,8 +46,11 @@ style: setup-test
 quick: setup-test
 	$(ONE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not process" @tests/quick.txt
 
-test: setup-test lint
-	$(ONE) $(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow"
+# Types are checked beside the tests, on one core, for as long as a tenth of the tests; what is wrong is said at the end.
+test: setup-test style
+	@types=$$(mktemp); $(BIN)/pyright >$$types 2>&1 & checker=$$!; \
+	$(ONE) $(BIN)/pytest -n $(WORKERS) $(BY_FILE) -m "not slow"; tests=$$?; \
+	wait $$checker; checked=$$?; cat $$types; rm $$types; [ $$tests$$checked = 00 ]
 
 test-all: setup-test lint
 	$(ONE) COLD=1 HYPOTHESIS_PROFILE=random $(BIN)/pytest -n $(WORKERS) $(BY_FILE)
