@@ -116,7 +116,7 @@ def typical(taken: Sequence[float]) -> float:
 
 
 def typical_behind(taken: Sequence[float]) -> float:
-    """Of calls that each wait for the one before them alone, the middle one: behind one that came late, the device is
+    """The middle one, of calls that each wait for the one before them alone: behind one that came late, the device is
     ahead, and the next takes as much less. The first of several warms up."""
     return median(taken[1:] or taken)
 
