@@ -124,6 +124,8 @@ def test_levelled_instances_do_all_work_at_the_speed_of_all() -> None:
     """4 s of work at speed 2 and 6 s at speed 1 are 14 at speed 3."""
 
     class One:
+        tokens = 1.0
+
         def step(self, running: int, said: float) -> dict[str, float]:
             return {"layers": 0.0}
 

@@ -117,7 +117,7 @@ def test_seconds_are_those_in_which_plans_are_tried(monkeypatch: pytest.MonkeyPa
     now_s = [0.0]
 
     def clock() -> float:
-        now_s[0] += 0.01
+        now_s[0] += 0.001
         return now_s[0]
 
     def slow(space: PlanSpace):

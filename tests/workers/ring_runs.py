@@ -102,7 +102,7 @@ def misled(
     assert isinstance(engine.speculates, DraftedByOne)
     if engine.speculates.counts is not None:
         known = [token_ids for token_ids, _ in alone(requests, exact=True).values()]
-        engine.speculates._own = Speculator(4, Guessing(misleading(drafter, known)))
+        engine.speculates.own = Speculator(4, Guessing(misleading(drafter, known)))
     for one in requests:
         engine.add(one)
     seen = Seen()

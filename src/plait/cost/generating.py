@@ -182,8 +182,7 @@ class Generating:
 
     def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float]:
         """Seconds of a decode step of an instance with one sample, and more for each further one, about; of
-        instances on devices of several kinds the slowest. Where tokens are guessed, by the tokens that a sample gets in
-        a step: in so many seconds it gets one more."""
+        instances on devices of several kinds the slowest. Where tokens are guessed: of a token, not of a step."""
         count = min(layout.parallelism.dp, samples.prompts)
         running = self._running(role, layout, max(map(len, self._shares(samples, count))))
         groups, prompt_tokens = self._groups(role, layout, running), self._workload.lengths.prompts.mean

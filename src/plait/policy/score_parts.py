@@ -75,9 +75,9 @@ class _Ends(NamedTuple):
     """When samples end at the earliest, and at the latest, by the order in which they were asked for."""
 
     places_N: IntArray
-    """Of their groups."""
+    """Places of their groups."""
     numbers_N: IntArray
-    """In their groups."""
+    """Their numbers in these groups."""
     earliest_N: FloatArray
     latest_N: FloatArray
 

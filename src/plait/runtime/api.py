@@ -199,7 +199,7 @@ def _path(function: str | Callable[..., Any]) -> str:
 
 
 def _paths(functions: Any) -> list[str]:
-    """Of one function, or of several."""
+    """Paths of one function, or of several."""
     several = isinstance(functions, Sequence) and not isinstance(functions, str)
     return [_path(function) for function in (functions if several else [functions])]
 

@@ -77,8 +77,8 @@ class RemoteMoves:
         return dict(pairs)
 
     def _loads(self, bounds: Bounds) -> list[InstanceLoad]:
-        """Of the instances that have samples. Rooms are counted in tokens, as if samples of a prompt did not share its
-        keys and values."""
+        """Loads of the instances that have samples. Rooms are counted in tokens, as if samples of a prompt did not
+        share its keys and values."""
         unfinished: list[list[Unfinished]] = [[] for _ in range(self._num_instances)]
         for number, ((uid, _), place) in enumerate(self._outstanding.where.items()):
             tokens = len(self._outstanding.prompts[uid].token_ids)
