@@ -15,6 +15,7 @@ from plait.checkpoint import store
 from plait.errors import RunError
 from plait.models.files.saving import save_pretrained
 from plait.models.files.tensor_file import write_tensor_file
+from plait.observe.run_log import RunLog
 from plait.runtime import api
 from plait.runtime.api import run
 from plait.runtime.folder import weights_folder
@@ -129,5 +130,27 @@ def test_a_full_disk_in_a_save_is_said_once(make_recipe: MakeRecipe, monkeypatch
     assert len(written) == 2, "one try"
     assert str(caught.value).count("good") == 1
     assert f"the last good one is step 2, {recipe.run_dir}/checkpoints/step-2" in str(caught.value)
+    assert run(recipe, resume=True).finished
+    assert steps_of(recipe) == [1, 2, 3]
+
+
+def test_logs_that_cannot_be_forced_to_disk_are_said_once(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint of step 1 stands; that of step 2 is not begun."""
+    recipe = make_recipe(steps=3, **{"checkpoint.every": 1})
+    sound = RunLog.sync
+
+    def fails_later(log: RunLog) -> None:
+        if checkpoints_of(recipe):
+            raise FULL
+        sound(log)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "sync", fails_later)
+        with pytest.raises(RunError, match=r"^the logs in .* cannot be written: No space left") as caught:
+            run(recipe)
+    assert str(caught.value).count("cannot be written") == 1
+    assert str(caught.value).count(f"the checkpoint of step 1 is good ({recipe.run_dir}/checkpoints/step-1)") == 1
     assert run(recipe, resume=True).finished
     assert steps_of(recipe) == [1, 2, 3]

@@ -238,12 +238,12 @@ class Session:
             state = {"done": vars(self.done), "offsets": offsets, "trained": trained, **opened}
             parts = writing_parts(self.workers, self.recipe, self.progress.message)
             self.store.save(self.done.step, tensors, state, parts)
-        except OSError as error:
-            why = why_not_written(self.directory.path / "logs", error)
-            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}") from error
-        except RunError:
+        except (OSError, RunError) as error:
             self._save_failed = True
-            raise
+            if isinstance(error, RunError):
+                raise
+            why = why_not_written(self.directory.path / "logs", error)
+            raise RunError(f"the logs in {self.directory.path} cannot be written: {why}; {self.good}") from error
         self.saved = self.done.step
         self.history.saved(self.saved)
 
