@@ -10,8 +10,9 @@ import pytest
 from plait.launch import machine
 from plait.launch.machine import cpu_cores, cpu_flags, cpu_name, hardware
 from plait.launch.nodes.gathering import Gathered
+from plait.recipes.recipe import Recipe
 from plait.runtime.processes import nodes
-from plait.runtime.processes.nodes import said_of_kinds
+from plait.runtime.processes.nodes import said_of_kinds, threads_of
 
 CPU = ("cpu", "a CPU")
 
@@ -32,6 +33,14 @@ def test_machines_of_another_kind_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert "as this one is (NVIDIA H100), but node 2 (host) has NVIDIA A100; to count each as what it is" in said
     assert said_of_kinds(of, "cpu") is None, "their processors are alike"
     assert said_of_kinds(gathered(()), "cpu") is None, "it does not say"
+
+
+@pytest.mark.parametrize(("num_ranks", "threads"), [(8, 2), (4, 4), (2, 4), (3, 4)])
+def test_threads_of_ranks_on_nodes_of_two_places_each(num_ranks: int, threads: int) -> None:
+    """Eight cores for the ranks of a node. Too few ranks for the places are refused where they are started, by name."""
+    recipe = Recipe.model_construct(threads=0)
+    places = [SimpleNamespace(node=node, cores=8) for node in (0, 0, 1, 1)]
+    assert threads_of(recipe, num_ranks, places) == threads  # pyright: ignore[reportArgumentType]
 
 
 def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def threads_of(recipe: Recipe, num_ranks: int, nodes: Sequence[Node]) -> int:
     on all nodes: the number of threads has a say in the bits."""
     if recipe.threads:
         return recipe.threads
-    share = num_ranks // len(nodes)
+    share = max(1, num_ranks // len(nodes))  # ranks that cannot be divided so are refused where they are started
     places_beside = [sum(other.node == node.node for other in nodes) for node in nodes]
     return max(1, min(node.cores // (share * count) for node, count in zip(nodes, places_beside, strict=True)))
 
