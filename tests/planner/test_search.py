@@ -227,6 +227,15 @@ def test_the_bound_is_at_least_the_published_one_and_at_most_any_schedule(worklo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("activation", [(0, 0), (0, 1), ((0, 0, 0, 1), 0)])
+def test_first_stages_may_hold_nothing(activation):
+    """What greed makes takes 23, and no schedule less than 21, whatever it holds."""
+    workload = fused_workload((4, 2), (4, 2), (1, 1), activation=activation)
+    found = search(workload, 60.0, max_moves=100_000)
+    validate(found.schedule, workload)
+    assert found.score.makespan == 21
+
+
 def test_a_seed_and_a_number_of_moves_give_one_schedule():
     workload = random_workload(10)
     results = [search(workload, 300.0, seed=seed, max_moves=60_000).schedule for seed in (4, 4, 5)]

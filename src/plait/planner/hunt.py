@@ -82,6 +82,8 @@ class Hunt:
         self.second = float(np.median(self.t.seconds))
         grains = np.abs(self.t.memory[self.t.memory != 0])
         self.grain = float(grains.min()) if len(grains) else 1.0
+        self.memory_unit = self.lean or self.grain
+        """What memory is counted in where schedules that hold less are bred; first stages may hold nothing."""
         self.pool = np.zeros((len(LEANNESS), 10, 10 * len(workload.models()) + 2))
         self.pool_score = np.full((len(LEANNESS), 10), np.inf)
         self.makespan = self.peak = np.inf
@@ -119,7 +121,7 @@ class Hunt:
         engines.squeeze(t, order, 0.0, 0.0, 0, 1.0, 0.5, state, order.copy())
         engines.wander(t, keys, t.cap, self.bound, 0, 1.0, 0.5, state, order.copy())
         scores = self.evolved_scores.copy()
-        engines.evolve(t, t.cap, self.bound, self.lean, 0, state, self.pool, self.pool_score, scores, order)
+        engines.evolve(t, t.cap, self.bound, self.memory_unit, 0, state, self.pool, self.pool_score, scores, order)
         if self.capped:
             Sweep(t, 0.0, 1, MEAN_WEIGHT, state).leg(1)
 
@@ -162,7 +164,7 @@ class Hunt:
         """Evolve dispatch rules."""
         scores = self.evolved_scores
         self.moves += engines.evolve(
-            self.t, self.t.cap, self.bound, self.lean, max(20, 1_000_000 // self.n), self.state,
+            self.t, self.t.cap, self.bound, self.memory_unit, max(20, 1_000_000 // self.n), self.state,
             self.pool, self.pool_score, scores, self.evolved,
         )  # fmt: skip
         if self.offer(self.evolved):
