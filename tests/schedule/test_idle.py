@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -34,6 +35,25 @@ def test_a_rank_waits_for_what_ended_last_before_it_went_on() -> None:
     assert str(waits(MEASURED)[0]) == "waits 3 to 5.5 for rank 0: reward.score/p1/mb0"
     assert waits(MEASURED, least_s=1.0) == [Wait(1, 3.0, 5.5, SCORED)]
     assert waits(Timeline(())) == []
+
+
+def test_of_what_ends_together_the_nearest_rank_counts() -> None:
+    spans = [span(f"ref.logprobs/p{rank}", rank, 0.0, 4.0) for rank in (0, 1, 3)]
+    late = [span("ref.logprobs/p2", 2, 0.0, 1.0), span("ref.logprobs/p9", 2, 4.0, 5.0)]
+    assert waits(Timeline((*spans, *late))) == [Wait(2, 1.0, 4.0, spans[2])]
+
+
+def test_waits_of_hundreds_of_ranks_are_found_in_no_time() -> None:
+    """Of 512 ranks with 60 actions each: to sort all actions for each rank took half a minute."""
+    spans = [
+        span(f"ref.logprobs/p{number}", rank, number + rank / 1024, number + rank / 1024 + 0.4)
+        for rank in range(512)
+        for number in range(60)
+    ]
+    begun = time.process_time()
+    found = waits(Timeline(tuple(spans)))
+    assert time.process_time() - begun < 5
+    assert len(found) == 512 * 60 - 1, "all wait before each of their actions, but the first rank before its first"
 
 
 def test_seconds_are_added_up_by_whom_they_were_waited_for() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.schedule.timeline import Span, Timeline
@@ -37,17 +37,36 @@ def waits(timeline: Timeline, least_s: float = 0.0) -> list[Wait]:
     rank and time. What is written to a disk counts as nothing: it waits for nobody."""
     spans = [span for span in timeline.spans if span.lane != DISK]
     begin_s = min((span.start_s for span in spans), default=0.0)
+    by_rank: dict[int, list[Span]] = {}
+    for span in spans:
+        by_rank.setdefault(span.rank, []).append(span)
+    ended = sorted(spans, key=lambda span: span.end_s)
+    ends = [span.end_s for span in ended]
     waits = []
-    for rank in timeline.ranks:
-        others = [span for span in spans if span.rank != rank]
-        others.sort(key=lambda span: (span.end_s, -abs(span.rank - rank)))  # of those that end together, a neighbour's
-        ends = [span.end_s for span in others]
-        for start, end in _gaps([span for span in spans if span.rank == rank], begin_s):
+    for rank, mine in sorted(by_rank.items()):
+        for start, end in _gaps(mine, begin_s):
             if end - start > least_s:
-                last = bisect_right(ends, end) - 1
-                is_near = last >= 0 and end - ends[last] <= JUST_BEFORE * (end - start)
-                waits.append(Wait(rank, start, end, others[last] if is_near else None))
+                waits.append(Wait(rank, start, end, _until(ended, bisect_right(ends, end), (rank, start, end))))
     return waits
+
+
+def _until(ended: Sequence[Span], behind: int, gap: tuple[int, float, float]) -> Span | None:
+    """What ended last on another rank, just before a gap ends; of what ended together, that of the nearest rank.
+
+    Args:
+        ended: by their ends.
+        behind: the place of the first that ended after the gap.
+        gap: its rank, start and end.
+    """
+    rank, start_s, end_s = gap
+    last: Span | None = None
+    for place in range(behind - 1, -1, -1):
+        span = ended[place]
+        if end_s - span.end_s > JUST_BEFORE * (end_s - start_s) or (last is not None and span.end_s < last.end_s):
+            break
+        if span.rank != rank and (last is None or abs(span.rank - rank) < abs(last.rank - rank)):
+            last = span
+    return last
 
 
 def waited_s(timeline: Timeline) -> dict[int, Counter[tuple[int, str] | None]]:
