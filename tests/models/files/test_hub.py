@@ -12,8 +12,10 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
@@ -222,6 +224,25 @@ for look in (resolve, read_config):
             print(look.__name__, name, error)
 print([module for module in ("torch", "transformers", "gguf", "numpy") if module in sys.modules])
 """
+
+
+def test_weights_are_fetched_once_though_a_repository_has_them_in_other_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of gpt-oss (`original/`) and of Mistral (`consolidated.safetensors`) do."""
+    ours = ["config.json", "model-00001-of-00002.safetensors", "additional_chat_templates/rag.jinja"]
+    others = ["original/model.safetensors", "consolidated.safetensors", "consolidated-00001-of-00002.safetensors"]
+    fetched: list[str] = []
+
+    def snapshot(name: str, *, allow_patterns: list[str], ignore_patterns: list[str], **_: object) -> str:
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        fetched.extend(filter_repo_objects([*ours, *others], **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelError):  # nothing is there
+        hub.resolve("org/name")
+    assert fetched == ours
 
 
 @pytest.mark.parametrize("offline", ["HF_HUB_OFFLINE is set", "the hub cannot be reached"])

@@ -38,6 +38,9 @@ MODEL_FILES = (
 )
 """Patterns of the names of a model's files."""
 
+_OTHER_WEIGHTS = ("*/*.safetensors", "consolidated*.safetensors")
+"""Patterns of the names of weights that many repositories have once more, in the form of another program."""
+
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
@@ -217,7 +220,14 @@ def _snapshot(name: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=_is_offline()))
+        return Path(
+            snapshot_download(
+                name,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(_OTHER_WEIGHTS),
+                local_files_only=_is_offline(),
+            )
+        )
     except LocalEntryNotFoundError as error:
         raise ModelError(_not_local(name)) from error
     except (OSError, ValueError) as error:
