@@ -60,10 +60,10 @@ OF_SHAPES = ("decode", "tokens", "training", "vllm")
 OF_LAST_SHAPE = ("predicted",)
 """Parts that are run for one shape: of the larger one less is what launches take."""
 LIMITS: Mapping[str, int] = {
-    "decode": 80,
-    "predicted": 250,
-    "grpo": 80,
-    "products": 60,
+    "decode": 90,
+    "predicted": 240,
+    "grpo": 75,
+    "products": 55,
     "tokens": 100,
     "training": 120,
     "tests": 120,
