@@ -206,6 +206,7 @@ class Loop(RuleBasedStateMachine):
         sequences = list(scheduler.sequences)
         held = [block for sequence in sequences for block in sequence.table]
         assert scheduler.blocks.num_held == len(set(held)), "no block leaks"
+        assert scheduler.sequences.num_waiting == len([*scheduler.sequences.waiting])
         for key, running in scheduler.running.items():
             count = running.num_computed_tokens
             if count > self.asked[key[0]][0] and count % KEYS:  # it has written more than its prompt

@@ -395,6 +395,7 @@ def test_every_sample_runs_to_its_end_in_any_pool(
         assert steps <= 3000
         if steps == 4:
             batch.remove(aborts)
+        assert batch.sequences.num_waiting == len([*batch.sequences.waiting])
     lengths_of = {(uid, i): length for uid, (_, lengths) in enumerate(prompts) for i, length in enumerate(lengths)}
     assert all(said.get(key) == length for key, length in lengths_of.items() if key not in aborts)
     assert all(count <= lengths_of[key] for key, count in said.items())

@@ -103,6 +103,7 @@ class Scheduler:
         prompt = self.sequences.prompts.get(key[0])
         if prompt is not None and key[1] in prompt.pending:
             prompt.pending.remove(key[1])
+            self.sequences.num_unstarted -= 1
             self._let_go(prompt)
 
     def recompute(self) -> None:
@@ -259,6 +260,7 @@ class Scheduler:
             )
         starts.append(Start(item.uid, tuple(indices)))
         del item.pending[: len(indices)]
+        self.sequences.num_unstarted -= len(indices)
         self._let_go(item)
         return len(indices)
 

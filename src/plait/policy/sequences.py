@@ -65,6 +65,8 @@ class Sequences:
         self.preempted: list[Started] = []
         """In their order: to be computed again, or on their way."""
         self.prompts: dict[int, Prompt] = {}
+        self.num_unstarted = 0
+        """Samples of prompts that have not started; counted, for prompts may be many."""
         self._count = 0
 
     def __iter__(self) -> Iterator[Started | Prompt]:
@@ -74,7 +76,7 @@ class Sequences:
     @property
     def num_waiting(self) -> int:
         """Samples that are not in the batch."""
-        return len(self.preempted) + sum(len(prompt.pending) for prompt in self.prompts.values())
+        return len(self.preempted) + self.num_unstarted
 
     @property
     def waiting(self) -> Iterator[Key]:
@@ -94,6 +96,7 @@ class Sequences:
         """Samples of a prompt wait behind all that are here."""
         assert uid not in self.prompts, f"prompt {uid} waits already"
         self.prompts[uid] = Prompt(uid, self._count, num_tokens, list(indices), names)
+        self.num_unstarted += len(indices)
         self._count += 1
 
     def add_started(self, key: Key, num_tokens: int, names: tuple[Hashable, ...]) -> Started:
