@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from plait.errors import DataError
+from plait.observe import trace
 from plait.observe.trace import TraceCounter, TraceEvent, TraceWriter, read_trace, write_trace
 
 
@@ -47,6 +49,39 @@ def test_an_open_trace_cut_at_any_offset_stays_loadable_and_is_continued(tmp_pat
     assert rows["again"] == rows["s1"]
     assert len({rows["s0"], rows["s1"], rows["new"]}) == 3
     assert sum(event["name"] == "process_name" for event in read_trace(cut)) == 1
+
+
+def test_a_long_trace_is_continued_without_parsing_its_actions(tmp_path, monkeypatch):
+    """A run of thousands of steps has gigabytes of them: only what names ranks and lanes is read."""
+    path, parsed = tmp_path / "trace.json", []
+    with TraceWriter(path) as writer:
+        writer.append([TraceEvent(f"s{i}", i, i + 1, rank=i % 2, args=(("text", '"ph":"M"'),)) for i in range(100)])
+    monkeypatch.setattr(trace, "parse", lambda line: parsed.append(line) or json.loads(line))
+    TraceWriter(path, resume=True).close()
+    assert len(parsed) == 6, "of each rank its name, its place and its lane"
+
+
+@pytest.mark.parametrize("torn", [1, 2, 20])
+def test_what_a_crash_left_of_a_last_line_is_cut_before_others_follow(tmp_path, torn):
+    path = tmp_path / "trace.json"
+    with TraceWriter(path) as writer:
+        writer.append([TraceEvent("first", 0, 1), TraceEvent("second", 1, 2)])
+    path.write_bytes(path.read_bytes()[:-torn])
+    with TraceWriter(path, resume=True) as writer:
+        writer.append([TraceEvent("second", 1, 2)])
+        assert writer.offset == path.stat().st_size
+    assert [box["name"] for box in boxes(path)] == ["first", "second"]
+
+
+def test_a_line_that_is_no_event_is_said(tmp_path):
+    path = tmp_path / "trace.json"
+    with TraceWriter(path) as writer:
+        writer.append([TraceEvent("first", 0, 1)])
+    sound = path.read_text()
+    for damaged in (sound.replace("[\n", "{\n"), sound + "{nonsense\n", sound.replace('{"name":"rank 0"}', "7 7")):
+        path.write_text(damaged)
+        with pytest.raises(DataError, match=r"trace\.json:\d is damaged: "):
+            TraceWriter(path, resume=True)
 
 
 def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path):

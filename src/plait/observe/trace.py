@@ -18,13 +18,14 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
 from plait.json_text import Malformed, parse
+from plait.observe.run_log import cut_torn_line
 from plait.output import why_not_written, write_file
 
 MOST_TORN = 3
@@ -61,7 +62,8 @@ class TraceWriter:
     """Appends events to a trace file; the file is loadable after every `append`.
 
     With `resume=True` an existing file is continued (the caller has cut it to a recorded `offset`), and the
-    lanes already named in it keep their rows. Without it the file is begun anew.
+    lanes already named in it keep their rows; it is gone through line by line, as a long run's has gigabytes. Without
+    it the file is begun anew.
 
     Lanes appear in the viewer in the order of their first event.
 
@@ -73,16 +75,16 @@ class TraceWriter:
     def __init__(self, path: str | Path, *, resume: bool = False):
         self.path = Path(path)
         self._rows = _Rows()
-        keep = resume and self.path.exists() and self.path.stat().st_size > 0
-        if keep:
-            try:
-                self._rows.learn(read_trace(self.path))
-            except (KeyError, TypeError) as error:
-                raise DataError(f"{self.path} is damaged: its names of ranks and lanes: {error!r}") from error
-
         try:
+            if keep := resume and self.path.exists():
+                cut_torn_line(self.path)
+                keep = self.path.stat().st_size > 0
+            if keep:
+                self._rows.learn(_named_lines(self.path))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
             self._fd = os.open(self.path, flags, 0o644)
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{self.path} is damaged: its names of ranks and lanes: {error!r}") from error
         except OSError as error:
             raise RunError(self._refusal(error)) from error
         self._offset = os.fstat(self._fd).st_size
@@ -172,7 +174,8 @@ class _Rows:
         rows.append(row)
         return rows
 
-    def learn(self, events: list[dict[str, Any]]) -> None:
+    def learn(self, events: Iterable[dict[str, Any]]) -> None:
+        """Take up names that stand in a file. Raises KeyError, TypeError: one is not as it was written."""
         for event in events:
             if event.get("name") == "thread_name":
                 self._lanes[event["pid"], event["args"]["name"]] = event["tid"]
@@ -221,6 +224,21 @@ def last_step_behind(path: str | Path, offset: int) -> float:
         return max((event["args"]["step"] for event in events if "step" in event.get("args", {})), default=-math.inf)
     except (AttributeError, TypeError, ValueError):
         return math.inf
+
+
+def _named_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of an open trace that name ranks and lanes. Only these are parsed; of the others the ends are looked
+    at. Raises DataError: a line is none of a trace, or does not parse."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            is_whole = line.startswith(b"{") and line.endswith(b"},\n") if number > 1 else line == b"[\n"
+            if not is_whole:
+                raise DataError(f"{path}:{number} is damaged: expected an event of a Chrome trace, found {line[:40]!r}")
+            if b'"ph":"M"' in line:
+                try:
+                    yield parse(line.removesuffix(b",\n"))
+                except ValueError as error:
+                    raise DataError(f"{path}:{number} is damaged: {error}") from None
 
 
 def _events(text: str) -> list[Any]:
