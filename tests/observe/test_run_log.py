@@ -56,8 +56,21 @@ def test_any_text_stays_one_line(text: str):
     assert json.loads(line)["text"] == text
 
 
-def test_lone_surrogates_of_a_broken_tokenizer_are_written():
-    assert json.loads(encode_row({"text": "a\udc80b"}))["text"] == "a\udc80b"
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("a\udc80b", "a\ufffdb"),
+        ("\ud83d\ude00 \ud83d", "\U0001f600 \ufffd"),
+        ({"\udc80": "\\\udc80"}, {"\ufffd": "\\\ufffd"}),
+        (10**308 - 1, 10**308 - 1),
+        (-(10**400), str(-(10**400))),
+    ],
+)
+def test_what_functions_log_is_read_again(tmp_path: Path, value: object, read: object):
+    """Half a surrogate pair is no character, and a number beyond all floats none that other readers take."""
+    path = tmp_path / "samples.jsonl"
+    write_rows(path, [{"logged": value}])
+    assert read_rows(path) == [{"logged": read}]
 
 
 def test_values_that_no_log_can_hold_are_our_own_faults():

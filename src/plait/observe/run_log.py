@@ -4,7 +4,8 @@ A log knows its length in bytes. A checkpoint stores that length, and a resumed 
 that each step stands once in every log. What a crash left of a last line is cut as well.
 
 Floats are written so that they read back bit by bit. JSON has no NaN and no infinities: they are written as the
-strings "NaN", "Infinity" and "-Infinity", which `float()` reads (null would say that there is no value).
+strings "NaN", "Infinity" and "-Infinity", which `float()` reads (null would say that there is no value). A whole number
+beyond all floats is written as a text, too; what is no character, as U+FFFD.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import DataError, RunError
-from plait.json_text import kind_of, parse
+from plait.json_text import MAX_DIGITS, kind_of, parse
 from plait.output import why_not_written, write_file
 
 _SCAN_BYTES = 1 << 16
+_BEYOND_FLOATS = 10**MAX_DIGITS
 
 
 class RunLog:
@@ -209,10 +211,12 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
-    """Return `row` as one line of strict JSON, its line end included."""
+    """Return `row` as one line of JSON that `read_rows` reads, its line end included."""
     text = json.dumps(_plain(row, "row"), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # a lone surrogate becomes its \udXXX escape, which JSON allows
-    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, which is no character
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() + b"\n"
 
 
 def _refusal(path: Path, error: OSError) -> str:
@@ -224,7 +228,7 @@ def _plain(value: Any, where: str) -> Any:
         case str() | bool() | None:
             return value
         case int():
-            return int(value)
+            return int(value) if abs(value) < _BEYOND_FLOATS else str(int(value))
         case float():
             if math.isfinite(value):
                 return float(value)

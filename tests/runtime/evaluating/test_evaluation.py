@@ -219,8 +219,14 @@ def test_the_cost_of_answers_is_evaluated(make_recipe: MakeRecipe, tmp_path: Pat
 
 
 def test_what_functions_call_as_plait_calls_its_own_is_told_apart(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """A judge `reward` beside the reward, and a metric `response_length` that a reward logs."""
-    write_reward(tmp_path, "log_metric('response_length', 7)\nreturn [1.0 for _ in completions]")
+    """A judge `reward` beside the reward, and a metric `response_length` that the reward logs, beside what no JSON file
+    can hold: the run is resumed all the same."""
+    write_reward(
+        tmp_path,
+        "log_metric('response_length', 7)\n"
+        "log_extra('odd', [(10**400, chr(0xDC80), None)[len(text) % 3] for text in completions])\n"
+        "return [1.0 for _ in completions]",
+    )
     (tmp_path / "judge.py").write_text("def reward(completions, **columns):\n    return [-2.0 for _ in completions]\n")
     keys = {"evaluation.items": 2, "evaluation.functions": [f"{tmp_path}/judge.py:reward"]}
     recipe = make_recipe(steps=1, **keys)
@@ -229,7 +235,9 @@ def test_what_functions_call_as_plait_calls_its_own_is_told_apart(make_recipe: M
     assert (row["eval/reward"], row["eval/reward#2"]) == (1.0, -2.0)
     assert (row["eval/response_length"], row["eval/logged/response_length"]) == (6.0, 7.0)
     again = run(recipe, resume=True)
-    assert (again.before, again.after) == (outcome.before, outcome.after)
+    assert again.after is not None
+    assert outcome.after is not None
+    assert again.after.metrics() == outcome.after.metrics()
 
 
 def test_a_flow_that_trains_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> None:
