@@ -57,6 +57,13 @@ def test_a_given_plan_takes_with_other_staleness_what_it_is_told_to(
     assert gain > 1.2 if plan == "split" else gain < 1.01
 
 
+def test_a_recipe_may_state_epochs(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its `steps` are not stated then, in no variant either."""
+    assert (
+        "with max_staleness 1" in told(capsys, "simulate", recipe, *PLACE, "--plan", "split", "--epochs", 2)["by_key"]
+    )
+
+
 def test_a_search_weighs_plans_by_the_overlapped_step(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With samples that may be older it takes no plan that is slower than split devices, which overlap."""
     ask = ("plan", recipe, *PLACE, "--evaluations", 400, "--model", "smollm2-135m")

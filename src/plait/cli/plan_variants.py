@@ -56,7 +56,8 @@ def _changes(planning: Planning) -> Iterator[tuple[str, Keys]]:
 
 def _changed(planning: Planning, keys: Keys) -> Planning:
     """Raises UserError where the recipe does not go with them."""
-    recipe = Recipe.model_validate(planning.recipe.model_dump(mode="json") | dict(keys))
+    stated = planning.recipe.model_dump(mode="json", exclude_unset=True)
+    recipe = Recipe.model_validate(stated | dict(keys))
     memory = planning.cluster.device.memory_bytes
     run = outline(recipe, to_come=planning.to_come, device_memory=memory)
     return replace(planning, recipe=run.recipe, flow=run.flow, models=run.models, shapes=run.shapes)
