@@ -123,6 +123,18 @@ def test_what_comes_nearest_is_said_of_the_rank_that_lacks_room(tmp_path: Path) 
     assert " GiB on rank 1, of which " in misfit(here, SearchResult(None, nearest, (), (), 0, 0.0, (), "asked"))
 
 
+def test_a_device_that_has_room_for_nothing_is_named(tmp_path: Path) -> None:
+    """A process alone takes more than a GPU of 1 GiB has; all have room on its neighbours, but no run leaves it idle."""
+    weak = {"name": "weak", "tflops": 10, "memory_gib": 1, "memory_gb_per_s": 100}
+    link = {"gb_per_s": 200, "latency_us": 5}
+    nodes = [{"devices": 2, "device": device} for device in ("H200", weak)]
+    tree = {"nodes": nodes, "intra": link, "inter": link, "host": link}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=r"uses all of them: .* nothing on rank 2, weak of 1.0 GiB") as told:
+        choose(planning(str(tmp_path / "two.yaml")), Budget(50))
+    assert "num_ranks" not in str(told.value)
+
+
 def test_layers_are_divided_beside_what_embedding_and_head_take() -> None:
     """llama-3-8b: 128,256 rows of 4,096 are worth 2.41 layers of 218,103,808 weights, so of four stages the last has 6
     layers, beside 8, 9 and 9; the embedding multiplies nothing. Both are memory of their stages, 18 bytes a number

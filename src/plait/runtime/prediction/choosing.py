@@ -191,12 +191,28 @@ def misfit(planning: Planning, result: SearchResult) -> str:
             return f"no plan on {where} has room for {what}, however it is cut: {_least(planning, number)}"
     if result.nearest is None:
         return f"no plan on {where} was found"
+    if result.nearest.judged.idle:
+        return f"no plan on {where} was found that uses all of them: {_idle(planning, result.nearest.places)}"
     memory = planning.predict(planning.plan_of(result.nearest.places, "nearest")).memory
     worst = max(memory, key=lambda rank: rank.peak_bytes / rank.limit_bytes)
     what, count = max(worst.terms.items(), key=lambda item: item[1])
     return (
         f"no plan on {where} was found that fits: what comes nearest needs "
         f"{gib(worst.peak_bytes)} on rank {worst.rank}, of which {what} takes {gib(count)}; {remedies(what, devices)}"
+    )
+
+
+def _idle(planning: Planning, places: State) -> str:
+    """The first rank that has nothing to do, and what would help."""
+    used = 0
+    for place in places:
+        used |= place.mask
+    rank = next(rank for rank in range(planning.cluster.num_devices) if not used >> rank & 1)
+    device = planning.cluster.device_of(rank)
+    process = sum(planning.problem.costs.process_terms.values())
+    return (
+        f"what comes nearest has nothing on rank {rank}, {device.name} of {gib(device.memory_bytes)}, of which the "
+        f"process takes {gib(process)}; take fewer devices, devices with more memory, or a smaller model"
     )
 
 
