@@ -124,7 +124,7 @@ def test_what_comes_nearest_is_said_of_the_rank_that_lacks_room(tmp_path: Path) 
 
 
 def test_a_device_that_has_room_for_nothing_is_named(tmp_path: Path) -> None:
-    """A process alone takes more than a GPU of 1 GiB has; all have room on its neighbours, but no run leaves it idle."""
+    """A process alone takes more than a GPU of 1 GiB has; its neighbours have room for all, but none may be idle."""
     weak = {"name": "weak", "tflops": 10, "memory_gib": 1, "memory_gb_per_s": 100}
     link = {"gb_per_s": 200, "latency_us": 5}
     nodes = [{"devices": 2, "device": device} for device in ("H200", weak)]
