@@ -34,7 +34,7 @@ from tests.runs.placed_runs import PPO, SAFE, Flow
 from tests.runs.plans import assert_equal_runs, write_plan
 from tests.training.schedules import shuffled
 
-STEPS = 3
+STEPS = 2
 WARM_UP: Flow = ("ppo", {"options": {"kl_coef": 0.05, "mini_batches": 2, "epochs": 2, "critic_warmup_steps": 1}})
 DEEP: Flow = ("ppo", PPO[1] | {"model": "PLACE/deep"})
 """A model of four layers."""
@@ -147,7 +147,7 @@ def test_an_order_is_found_once_and_followed_by_the_run_that_goes_on(
     (schedule,) = plan.schedules
     assert schedule.name == "fused"
     assert prepare(recipe).plan == plan, "no clock has a say in it"
-    assert run(recipe.model_copy(update={"steps": 2})).finished
+    assert run(recipe.model_copy(update={"steps": STEPS - 1})).finished
     kept = Plan.load(recipe.run_dir / "plan.json")
     assert replace(kept, predicted=None) == plan, "the run keeps it, with what it foretells by it"
 

@@ -36,7 +36,7 @@ QUICK = ["grpo-split-2"]
 @pytest.mark.parametrize("name", slow_but(QUICK, SEVERAL))
 def test_two_nodes_compute_what_one_machine_does(name: str, place: Path, placed: Callable[..., Recipe]) -> None:
     (flow, keys), plan = PLANS[name]
-    steps = {} if name not in QUICK else {"steps": 3}
+    steps = {} if name not in QUICK else {"steps": 2}
     at = where(place, name, plan)
     here = placed(flow, f"{name}-here", **keys, **at, **steps)
     assert run(here).finished
