@@ -15,6 +15,7 @@ from plait.speculation.speculation import How
 from tests.cases import examples, slow_but
 from tests.speculation.played import Forgetful, slowest_window
 from tests.speculation.test_speculation import Simulated
+from tests.speculation.test_windows import CURVES
 
 THINKING_S = 5e-5
 
@@ -125,6 +126,32 @@ def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
     figures = simulated.speculation.counts.figures()
     assert figures["acceptance_of_model"] == pytest.approx(0.9, abs=0.03)
     assert figures["saved_s"] == pytest.approx(simulated.plain - simulated.seconds, rel=0.15)
+
+
+class OnEPYC(Simulated):
+    """Steps as on a core of an EPYC without a matrix unit."""
+
+    def forward_s(self, rows: int) -> float:
+        return float(np.interp(rows, *CURVES["CPU"])) / 1e3
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "least", "most"), slow_but([(1, 1.12, 1.26)], [(1, 1.12, 1.26), (8, 0.8, 0.9)])
+)
+def test_a_copy_that_takes_a_third_of_a_step_is_of_use_to_fixed_lengths_of_few_samples(
+    num_samples: int, least: float, most: float
+) -> None:
+    """A copy of the policy in 4 bits whose products took as long as their bytes, right as often as it was found to be
+    (docs/speculation.md). A wrong guess would take half of what auto may lose in 32 steps, so it computes none."""
+
+    def speculating(how: How) -> OnEPYC:
+        token_s = 0.31 * float(np.interp(num_samples, *CURVES["CPU"])) / 1e3
+        return OnEPYC(how, num_samples, 0.0, model=lambda simulated: Model(simulated, 0.61, token_s))
+
+    assert least < max(speculating(length).run(300) for length in (1, 2)) < most
+    auto = speculating("adaptive")
+    assert auto.run(600) > 0.99
+    assert auto.speculation.counts.figures()["drafted_steps"] < 0.01
 
 
 def test_auto_has_most_of_the_best_fixed_length() -> None:
