@@ -199,7 +199,7 @@ def _path(function: str | Callable[..., Any]) -> str:
 
 
 def _paths(functions: Any) -> list[str]:
-    """Paths of one function, or of several."""
+    """What names one function, or several."""
     several = isinstance(functions, Sequence) and not isinstance(functions, str)
     return [_path(function) for function in (functions if several else [functions])]
 

@@ -19,8 +19,8 @@ from plait.rewards.scores import GroupScores
 from plait.rewards.statistics import Estimate, item_means, paired_difference
 
 MAX_CHARACTERS = 10_000
-"""A longer value of the data, as JSON, is not in records of samples: so much is about what the tokens of a short sample
-take. Tests of a program, which may be a megabyte, would be in every sample of every step."""
+"""How long a value of the data may be, as JSON, to stand in a record of a sample: about what the tokens of a short
+sample take. Tests of a program, which may be a megabyte, would be in every sample of every step."""
 
 
 @dataclass(frozen=True)
