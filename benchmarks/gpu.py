@@ -5,9 +5,10 @@
     python benchmarks/gpu.py --parts tokens,training,tests --within-s 570   # and some of the rest by another command
     python benchmarks/gpu.py --tiny                           # on a CPU: does the benchmark itself work?
 
-Each part is a process of its own, of most parts for each shape, with a time of its own (`--limits` prints them): one
-that fails or takes longer is said and left, and the next one begins. First come those of which least is known. Models
-have random weights: nothing is fetched. `--folder` keeps them, so that parts may be run by several commands.
+Each part is a process of its own, of most parts for each shape, with a time of its own (`--limits` prints them), and
+what those before it have left: one that fails or takes longer is said and left, and the next one begins. First come
+those of which least is known. Models have random weights: nothing is fetched. `--folder` keeps them, so that parts may
+be run by several commands.
 
 In the folder of `--report` (by default that of `--folder`, and without either `gpu-report` where the command is given)
 stand `results.jsonl`, one line for each measurement, written when it is made, and for how each part ended; and what
@@ -105,7 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = Job(device, dtype, shapes, options.tiny, str(folder), str(report))
         job.record("machine", "", **machine())
         until = began + options.within_s if options.within_s else float("inf")
-        ended = {one: run_part(*one, job, options, until) for one in order(options.parts, shapes)}
+        ended: dict[tuple[str, str], str] = {}
+        due = time.monotonic()
+        for part, shape in order(options.parts, shapes):
+            due += options.limit_s or LIMITS[part]
+            ended[part, shape] = run_part(part, shape, job, options, until, due)
     print("\n".join(("== in all", *(f"{f'{part} {shape}':<16} {how}" for (part, shape), how in ended.items()))))
     return int(not all(how == "done" or how.startswith(LEFT_OUT) for how in ended.values()))
 
@@ -162,16 +167,17 @@ def machine() -> dict[str, object]:
     return found
 
 
-def run_part(part: str, shape: str, job: Job, options: argparse.Namespace, until: float) -> str:
+def run_part(part: str, shape: str, job: Job, options: argparse.Namespace, until: float, due: float = 0.0) -> str:
     """One part, for one shape; how it ended.
 
     Args:
         until: no part goes on after this time of the monotonic clock.
+        due: when it would end if it and all before it took their whole time: what they left is its.
     """
     now, title = time.monotonic(), f"{part} {shape}".rstrip()
     print(f"== {title}", flush=True)
     wanted_s = options.limit_s or LIMITS[part]
-    limit_s = min(wanted_s, until - now)
+    limit_s = min(max(wanted_s, due - now), until - now)
     if (missing := lacks(part, options)) is not None:
         ended = f"{LEFT_OUT}: {missing}"
     elif limit_s < LEAST * wanted_s:

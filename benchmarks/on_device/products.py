@@ -41,6 +41,8 @@ FAR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Of a product, as a share of its norm: what two ways may be apart by."""
 SPARE_S = 8.0
 """Left at the end for a product that is begun, and for what is said in all."""
+MOST_S = 50.0
+"""However much time there is: it is of more use for other parts."""
 
 Way = Callable[[Tensor, Tensor], Tensor]
 """Rows [T, I] by a weight [O, I]: [T, O]."""
@@ -69,12 +71,12 @@ def main() -> int:
     rates = rates_of(job)
     print(rates)
     job.record("products", "", **asdict(rates))
-    products = products_of(job.shapes)
+    products, ends = products_of(job.shapes), min(job.ends, time.time() + MOST_S)
     works = [(rows, product) for some in rows_of(job) for product in products for rows in some]
     seconds: Seconds = defaultdict(dict)
     for name, ways in ways_of(job).items():
         for number, (rows, product) in enumerate(works):
-            if time.time() > job.ends - SPARE_S:
+            if time.time() > ends - SPARE_S:
                 print(f"{name}: {len(works) - number} of {len(works)} products left out, time is up", flush=True)
                 break
             found = measure(job, rates, name, ways(rows), rows, product)

@@ -159,6 +159,21 @@ def test_a_part_knows_when_it_is_stopped(gpu: ModuleType, monkeypatch: pytest.Mo
     assert 20 < float((tmp_path / "two.log").read_text()) < 50
 
 
+def test_a_part_has_what_those_before_it_have_left(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends = "import json, sys, time; print(json.load(open(sys.argv[1]))['ends'] - time.time())"
+    monkeypatch.setattr(gpu, "command_of", lambda part, job, options: [sys.executable, "-c", ends, str(job)])
+    asked = ["--tiny", "--parts", "decode,training,two", "--limit-s", "50", "--report", str(tmp_path)]
+    assert gpu.main(asked) == 0
+    left = [float((tmp_path / f"{part}.log").read_text()) for part in ("decode", "training", "two")]
+    assert 20 < left[0] < 50
+    assert 70 < left[1] < 100
+    assert 120 < left[2] < 150
+    assert gpu.main([*asked, "--within-s", "90"]) == 0
+    assert float((tmp_path / "two.log").read_text().split()[-1]) < 90
+
+
 @pytest.mark.parametrize("has_trl", [True, False])
 def test_grpo_is_measured_without_trl(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_trl: bool
