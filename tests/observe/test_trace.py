@@ -73,6 +73,13 @@ def test_what_a_crash_left_of_a_last_line_is_cut_before_others_follow(tmp_path, 
     assert [box["name"] for box in boxes(path)] == ["first", "second"]
 
 
+def test_a_trace_of_which_a_crash_left_half_a_first_line_is_begun_anew(tmp_path):
+    (tmp_path / "trace.json").write_text("[")
+    with TraceWriter(tmp_path / "trace.json", resume=True) as writer:
+        writer.append([TraceEvent("first", 0, 1)])
+    assert [box["name"] for box in boxes(tmp_path / "trace.json")] == ["first"]
+
+
 def test_a_line_that_is_no_event_is_said(tmp_path):
     path = tmp_path / "trace.json"
     with TraceWriter(path) as writer:

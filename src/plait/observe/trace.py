@@ -25,7 +25,6 @@ from typing import Any
 
 from plait.errors import DataError, RunError
 from plait.json_text import Malformed, parse
-from plait.observe.run_log import cut_torn_line
 from plait.output import why_not_written, write_file
 
 MOST_TORN = 3
@@ -77,10 +76,8 @@ class TraceWriter:
         self._rows = _Rows()
         try:
             if keep := resume and self.path.exists():
-                cut_torn_line(self.path)
-                keep = self.path.stat().st_size > 0
-            if keep:
                 self._rows.learn(_named_lines(self.path))
+                keep = self.path.stat().st_size > 0
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
             self._fd = os.open(self.path, flags, 0o644)
         except (KeyError, TypeError) as error:
@@ -227,10 +224,16 @@ def last_step_behind(path: str | Path, offset: int) -> float:
 
 
 def _named_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of an open trace that name ranks and lanes. Only these are parsed; of the others the ends are looked
-    at. Raises DataError: a line is none of a trace, or does not parse."""
+    """The events of an open trace that name ranks and lanes; at the end, what a crash left of a last line is cut. Only
+    these are parsed; of the others the ends are looked at. Raises DataError: a line is none of a trace, or does not
+    parse."""
+    kept_bytes = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                os.truncate(path, kept_bytes)
+                return
+            kept_bytes += len(line)
             is_whole = line.startswith(b"{") and line.endswith(b"},\n") if number > 1 else line == b"[\n"
             if not is_whole:
                 raise DataError(f"{path}:{number} is damaged: expected an event of a Chrome trace, found {line[:40]!r}")

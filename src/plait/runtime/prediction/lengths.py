@@ -111,11 +111,15 @@ def _samples(file: Path) -> list[dict[str, Any]]:
 
 
 def _recorded(folder: Path, most: int) -> SampleLengths:
-    steps = [_samples(file) for file in newest_samples(folder, "--lengths")]
-    rows = [row for of_step in steps for row in of_step]
-    prompts = [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
-    responses = [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
+    prompts: list[int] = []
+    responses: list[int] = []
+    roots: list[int] = []
+    for file in newest_samples(folder, "--lengths"):  # one at a time: the samples of a large step take gigabytes
+        rows = _samples(file)
+        prompts += [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
+        responses += [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
+        roots.append(root_of({tuple(row["prompt_ids"]) for row in rows if row.get("prompt_ids")}))
+        del rows
     if not prompts or not responses:
         raise ConfigError(f"--lengths: no sample of the last steps of {folder} has tokens; give another folder")
-    of_steps = ({tuple(row["prompt_ids"]) for row in of_step if row.get("prompt_ids")} for of_step in steps)
-    return SampleLengths(Lengths.recorded(prompts, min(map(root_of, of_steps))), Lengths.recorded(responses))
+    return SampleLengths(Lengths.recorded(prompts, min(roots)), Lengths.recorded(responses))
