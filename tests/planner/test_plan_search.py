@@ -127,7 +127,7 @@ def test_seconds_are_those_in_which_plans_are_tried(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(plan_search.plan_baselines, "baselines", slow)
     found = search(problem(4), Budget(10**9, 5.0, clock))
     assert found.stopped_by == "seconds"
-    assert found.evaluations > 100
+    assert found.evaluations > 50, "five hundred ticks of the clock, of which many tries are spared by their bound"
     assert 105 <= found.seconds < 106
 
 
