@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -17,7 +18,8 @@ from plait.generation.speculator import Speculator
 from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.models.backbone_model import copy_of
 from plait.models.parallel.partial import part_of
-from plait.workers.instances import DraftedByOne, engine_of
+from plait.workers import instances
+from plait.workers.instances import engine_of
 from plait.workers.lockstep_engine import LockstepEngine
 from plait.workers.words import Delivered, Generate
 from tests.generation.guessing import Guessing, misleading
@@ -98,11 +100,10 @@ def misled(
     worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request], drafter: str
 ) -> Seen:
     """All at once, by guesses of which most are wrong: the rank that drafts tells them to the others."""
-    engine, _ = engine_on(worker, sizes, settings | {"speculation": 4})
-    assert isinstance(engine.speculates, DraftedByOne)
-    if engine.speculates.counts is not None:
-        known = [token_ids for token_ids, _ in alone(requests, exact=True).values()]
-        engine.speculates.own = Speculator(4, Guessing(misleading(drafter, known)))
+    known = [token_ids for token_ids, _ in alone(requests, exact=True).values()]
+    speculator = Speculator(4, Guessing(misleading(drafter, known)))
+    with mock.patch.object(instances, "speculator_of", return_value=speculator):
+        engine, _ = engine_on(worker, sizes, settings | {"speculation": 4})
     for one in requests:
         engine.add(one)
     seen = Seen()

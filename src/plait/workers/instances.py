@@ -133,23 +133,22 @@ class DraftedByOne:
         self._lengths, self._drafts = (
             OneToAll(team.all, deciding(team), kind, "drafts", joint.waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
         )
-        self.own: Speculates = speculator_of(settings, forward) if self._lengths.tells else NoSpeculation()
-        """Makes the drafts of the deciding rank, and none of the others."""
+        self._own: Speculates = speculator_of(settings, forward) if self._lengths.tells else NoSpeculation()
 
     @property
     def counts(self) -> Counts | None:
         """See Speculates.counts; None on ranks that are told."""
-        return self.own.counts
+        return self._own.counts
 
     def prepare(self) -> None:
         """See Speculates.prepare."""
-        self.own.prepare()
+        self._own.prepare()
 
     def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
         """See Speculates.drafts."""
         if not running:
             return {}
-        drafts = self.own.drafts(started, running)
+        drafts = self._own.drafts(started, running)
         lengths_B = torch.tensor([len(drafts.get(key, ())) for key in running])
         self._lengths.said(lengths_B)
         if not (total := int(lengths_B.sum())):
@@ -163,37 +162,37 @@ class DraftedByOne:
 
     def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
         """See Speculates.done."""
-        self.own.done(plan, num_drawn, seconds)
+        self._own.done(plan, num_drawn, seconds)
 
     def rest(self) -> None:
         """See Speculates.rest."""
-        self.own.rest()
+        self._own.rest()
         self._lengths.rest()
         self._drafts.rest()
 
     def new_policy(self) -> None:
         """See Speculates.new_policy."""
-        self.own.new_policy()
+        self._own.new_policy()
 
     def recall(self, prompt_ids: tuple[int, ...], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """See Speculates.recall."""
-        self.own.recall(prompt_ids, token_ids, logprobs)
+        self._own.recall(prompt_ids, token_ids, logprobs)
 
     def learned(self) -> Learned | None:
         """See Speculates.learned; None on ranks that are told drafts."""
-        return self.own.learned()
+        return self._own.learned()
 
     def learn(self, learned: Learned) -> None:
         """See Speculates.learn."""
-        self.own.learn(learned)
+        self._own.learn(learned)
 
     def knowledge(self) -> Knowledge | None:
         """See Speculates.knowledge; None on ranks that are told drafts."""
-        return self.own.knowledge()
+        return self._own.knowledge()
 
     def take_up(self, knowledge: Knowledge) -> None:
         """See Speculates.take_up."""
-        self.own.take_up(knowledge)
+        self._own.take_up(knowledge)
 
 
 class _Staged:
