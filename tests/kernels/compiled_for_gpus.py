@@ -61,9 +61,9 @@ class Compiled:
         constants |= {name: value for name, value in given.items() if value is None or name in fixed}
         signature = {name: "constexpr" if name in constants else _type(value) for name, value in given.items()}
         signature |= dict.fromkeys(constants, "constexpr")
-        # As Triton finds it at a launch: numbers that are never specialised say nothing.
+        # As Triton finds it at a launch: what is never specialised says nothing.
         aligned = [
-            isinstance(x, Tensor)
+            (isinstance(x, Tensor) and not param.do_not_specialize_on_alignment)
             or (isinstance(x, int) and not param.do_not_specialize and param.name not in constants and x % 16 == 0)
             for param, x in zip(self._kernel.params, arguments, strict=False)
         ]

@@ -14,7 +14,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_tokens", "tiles", "window"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "tiles", "window"],
+    do_not_specialize_on_alignment=["tables", "held"],  # of chunks of prompts they begin behind those of rows
+)
 def attend(
     query,
     query_row,
