@@ -99,7 +99,7 @@ def train(job: Job, shape: str, recipe: Path, files: RunFiles) -> int:
     """Train until STEPS steps are done, or time is up; how many were. Their metrics are recorded as they come.
 
     Raises:
-        RuntimeError: the run ended, or time was up, before any step was done.
+        RuntimeError: the run failed, whatever it has done before; or time was up before any step was done.
     """
     command = [sys.executable, "-m", "plait", "train", str(recipe)]
     process, rows = subprocess.Popen(command, stdout=sys.stderr), list[dict[str, Any]]()
@@ -113,11 +113,13 @@ def train(job: Job, shape: str, recipe: Path, files: RunFiles) -> int:
             if ended:
                 break
             time.sleep(0.1)
+        if process.returncode and len(rows) < STEPS:
+            raise RuntimeError(f"the run failed behind step {len(rows)} of {STEPS}: exit code {process.returncode}")
     finally:
         process.kill()
         process.wait()
     if not rows:
-        raise RuntimeError("expected a step to be done, found none: the run failed, or time was up")
+        raise RuntimeError("expected a step to be done, found none: time was up")
     return len(rows)
 
 

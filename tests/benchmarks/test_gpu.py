@@ -295,6 +295,23 @@ def test_steps_count_that_were_done_before_time_was_up(
     assert "other" not in results(tmp_path)[0]
 
 
+def test_a_run_that_fails_is_said_though_steps_were_done(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where memory runs out in its second step."""
+    predicted = importlib.import_module("on_device.predicted")
+    files = predicted.RunFiles(tmp_path / "run")
+    files.path.mkdir()
+    files.metrics.write_text(json.dumps({"step": 1, "perf/step_s": 0.5}) + "\n")
+    started = predicted.subprocess.Popen
+    fails = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(predicted.subprocess, "Popen", lambda command, **how: started(fails, **how))
+    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path))
+    with pytest.raises(RuntimeError, match="behind step 1 of 6: exit code 3"):
+        predicted.train(job, "tiny", tmp_path / "recipe.json", files)
+    assert [one["step"] for one in results(tmp_path)] == [1]
+
+
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path) -> None:
     parts = "decode,predicted,grpo,products,tokens,training,two"
