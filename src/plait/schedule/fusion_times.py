@@ -13,7 +13,8 @@ from plait.errors import ConfigError
 class FusionTimes:
     """Seconds, foretold once for a run.
 
-    step_s, more_s: of a decode step of an instance with one sample, and more for each further one
+    step_s, more_s: of a decode step of an instance with one sample, and more for each further one; where tokens are
+                    guessed, of a token
     token_s:        of an instance to score a token behind the root, by all models that score where samples are
                     generated
     parts_s:        instance seconds of scoring in parts more than in whole calls, ends that are apart included

@@ -31,8 +31,8 @@ Spread = Callable[[Call, str], Work[list[Scored]]]
 
 
 HEARD = 16
-"""Steps of generation after which the next parts are looked for again even if no sample has ended, as the lengths of
-running samples may settle them."""
+"""Steps of generation that are news as the end of a sample is: the lengths of running samples may settle the next
+parts."""
 
 FEW_NEWS = 1 / 32
 """The next parts are looked for again when there is so much news for each unfinished sample: a look takes as long as
