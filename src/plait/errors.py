@@ -43,6 +43,10 @@ class FlowError(UserError):
     """A flow is not a valid dataflow, or a role that it uses is not filled."""
 
 
+class NoAttribute(FlowError, AttributeError):
+    """A handle of a flow has nothing of this name, which `hasattr`, and `getattr` with a default, are to find out."""
+
+
 class LayoutError(UserError):
     """A model cannot be spread over these devices in this way."""
 

@@ -42,6 +42,18 @@ def flow_of(body) -> Dataflow:
     return trace(flow, roles=ROLES)
 
 
+def test_a_flow_may_ask_what_a_handle_has():
+    """As one does that takes generated and given samples alike."""
+
+    def flow(pairs, actor, reward):
+        assert getattr(pairs, "logprobs", None) is None
+        assert hasattr(pairs, "margin")
+        assert not hasattr(pairs.margin, "mean")
+        actor.train(pairs, loss=loss, advantages=reward.score(pairs))
+
+    assert trace(flow, roles=ROLES).name == "flow"
+
+
 def test_the_graph_of_a_flow():
     def flow(prompts, actor, ref, reward, options):
         samples = actor.generate(prompts, samples_per_prompt=options)

@@ -10,7 +10,7 @@ from typing import Any
 from plait.dataflow.graph import VALUE, CallKind, Column, Grain, Level
 from plait.dataflow.options import BecomesOptions
 from plait.dataflow.tracer import Tracer
-from plait.errors import FlowError
+from plait.errors import FlowError, NoAttribute
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class ColumnHandle:
         )
 
     def _refuse(self, *_: Any) -> Any:
-        raise FlowError(
+        raise FlowError(self._without_values())
+
+    def _without_values(self) -> str:
+        return (
             f"the flow computes with {self.column}, which has no values while the flow is traced; put the computation "
             "into a function and apply it with per_sample, per_group or per_batch"
         )
@@ -48,7 +51,7 @@ class ColumnHandle:
         """What numbers have, such as `.mean()`."""
         if name.startswith("_"):
             raise AttributeError(name)  # a protocol of Python's
-        return self._refuse()
+        raise NoAttribute(self._without_values())
 
 
 class Carried(ColumnHandle):
@@ -87,7 +90,7 @@ class Samples:
         if name.startswith("_"):
             raise AttributeError(name)  # a protocol of Python's
         columns = [name for name in vars(type(self)) if not name.startswith("_") and name != "rows"]
-        raise FlowError(
+        raise NoAttribute(
             f"samples have no column `{name}`{nearest(name, columns)}; theirs: {', '.join(columns)}; others are what "
             "calls return, such as `reward.score(samples)`"
         )

@@ -62,7 +62,7 @@ class VllmServer:
                 # On a CPU weights are packed when they are loaded. A compiled graph would keep those that it was made
                 # with, and so would a head that shares the embedding's, which has no weights of its own to load.
                 enforce_eager=loading.device == "cpu",
-                hf_overrides={"tie_word_embeddings": False} if loading.device == "cpu" else {},
+                hf_overrides=_overrides(loading),
                 enable_sleep_mode=self._sleeps,
                 logits_processors=["plait.vllm.keyed_noise:KeyedNoise"],
                 logprobs_mode="processed_logits",
@@ -165,6 +165,16 @@ class VllmServer:
 
             self._tokenizer = tokenizer_of(Path(self._folder), self._folder)
         return self._tokenizer
+
+
+def _overrides(loading: Loading) -> dict[str, Any]:
+    """What the model's configuration is to say in place of what it says."""
+    from plait.models.files.claims import read_object
+
+    overrides: dict[str, Any] = {"tie_word_embeddings": False} if loading.device == "cpu" else {}
+    if read_object(Path(loading.folder) / "config.json").get("quantization_config"):
+        overrides["quantization_config"] = None  # the trainer's weights are full numbers, whatever the checkpoint's are
+    return overrides
 
 
 def _can_sleep() -> bool:
