@@ -160,6 +160,21 @@ def test_what_a_sample_says_of_its_row() -> None:
     assert data_columns(samples) == {4: told}
 
 
+def test_of_a_long_value_no_more_is_made_than_a_sample_may_say() -> None:
+    """A step of a thousand prompts with a megabyte of tests each would take seconds and gigabytes."""
+    made = 0
+
+    class Line:
+        def __str__(self) -> str:
+            nonlocal made
+            made += 1
+            return "x" * 98
+
+    asked = Prompt(4, "", (1,), {"tests": [Line()] * 100_000, "short": [Line()]})
+    assert data_columns([Sample(asked, 0, (2,), (0.0,), "", FinishReason.STOP)]) == {4: {"data/short": ["x" * 98]}}
+    assert made < 110
+
+
 @pytest.mark.parametrize("every", [0, 1])
 def test_trackers_get_each_step_once_and_the_last_evaluation_with_the_last_step(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, every: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from plait.rewards.statistics import Estimate, item_means, paired_difference
 MAX_CHARACTERS = 10_000
 """How long a value of the data may be, as JSON, to stand in a record of a sample: about what the tokens of a short
 sample take. Tests of a program, which may be a megabyte, would be in every sample of every step."""
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True)
@@ -204,24 +205,30 @@ def task_of(logged: Sequence[Any], per_item: int) -> verdicts.Evaluation | None:
 def data_columns(samples: Sequence[Sample]) -> dict[int, dict[str, Any]]:
     """Uid of a prompt → what records of its samples say of its row of the data: each column as `data/NAME`. The prompt
     is not among them, since a record has it as the model reads it; nor is a value longer than MAX_CHARACTERS."""
-    prompts = {sample.prompt.uid: sample.prompt for sample in samples}
-    texts = {uid: {name: _json(value) for name, value in prompt.columns.items()} for uid, prompt in prompts.items()}
-    return {
-        uid: {
-            f"{OF_DATA}{name}": json.loads(text)
-            for name, text in columns.items()
-            if name != "prompt" and len(text) <= MAX_CHARACTERS
-        }
-        for uid, columns in texts.items()
-    }
+    columns = {sample.prompt.uid: sample.prompt.columns for sample in samples}
+    return {uid: dict(_told(of_prompt)) for uid, of_prompt in columns.items()}
 
 
-def _json(value: Any) -> str:
-    """Tasks have values that JSON lacks, such as dates and sets: these as text."""
+def _told(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in columns.items():
+        if name != "prompt" and (text := _short_json(value)) is not None:
+            yield f"{OF_DATA}{name}", json.loads(text)
+
+
+def _short_json(value: Any) -> str | None:
+    """None where it is longer than MAX_CHARACTERS: no more than these are made of a megabyte. Tasks have values that
+    JSON lacks, such as dates and sets: these as text."""
+    parts, length = list[str](), 0
     try:
-        return json.dumps(value, ensure_ascii=False, default=str)
+        for part in _JSON.iterencode(value):
+            parts.append(part)
+            length += len(part)
+            if length > MAX_CHARACTERS:
+                return None
     except (TypeError, ValueError):  # a map with keys that are no texts, or one that holds itself
-        return json.dumps(str(value), ensure_ascii=False)
+        parts = [_JSON.encode(str(value))]
+    text = "".join(parts)
+    return text if len(text) <= MAX_CHARACTERS else None
 
 
 def with_extras(record: dict[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
