@@ -163,7 +163,8 @@ class Evaluation:
         per_item: int = 1,
         pass_at: tuple[int, ...] = (),
     ) -> Evaluation:
-        """What `rows()` wrote, read back; `prompts` are the items, the rest as in the class."""
+        """What `rows()` wrote, read back, but for what functions logged beside a verdict; `prompts` are the items, the
+        rest as in the class."""
         answered = [(prompt, index) for prompt in prompts for index in range(per_item)]
         samples = tuple(
             Sample(
@@ -181,7 +182,10 @@ class Evaluation:
             samples,
             tuple(float(row["reward"]) for row in rows if row["reward"] is not None),
             task_of([row.get("verdict") for row in rows], per_item),
-            extras=tuple({"verdict": row["verdict"]} if "verdict" in row else {} for row in rows),
+            extras=tuple(
+                {name: value for name, value in row.items() if name == "verdict" or name.startswith("rewards/")}
+                for row in rows
+            ),
             logged=logged,
             judged={
                 name: tuple(float(row["judged"][name]) for row in rows) for name in (rows[0]["judged"] if rows else ())
