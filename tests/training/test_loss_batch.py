@@ -205,6 +205,13 @@ def test_what_a_batch_does_not_have_is_named_with_what_it_has():
     assert len(str(raised.value)) < 200
 
 
+def test_what_a_property_of_a_batch_cannot_read_is_said_as_it_is(monkeypatch):
+    batch = batch_of([1.0], [1], MiniBatchTotals(1, 1, 10))
+    monkeypatch.setattr(type(batch), "logprobs", property(lambda batch: None.nothing))
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
+        batch.logprobs  # noqa: B018
+
+
 def test_wrong_shapes_are_refused():
     batch = batch_of([1.0, 2.0], [2], MiniBatchTotals(2, 1, 10), samples=[(7, 0)], scores=[1.0])
     with pytest.raises(RunError, match=r"batch.per_sequence: expected one value per response token, \(2,\), found"):

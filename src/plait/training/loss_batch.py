@@ -76,7 +76,9 @@ class MicroBatchLoss:
 
     def __getattr__(self, name: str) -> Any:
         """Raises AttributeError that says what there is: columns, which other trainers put into their batches, are a
-        loss's arguments."""
+        loss's arguments. What a property that there is could not read is its own error."""
+        if name in vars(type(self)):
+            return object.__getattribute__(self, name)
         has = ["mask", "sampling_logprobs", *(own for own in vars(type(self)) if not own.startswith("_"))]
         raise AttributeError(
             f"a batch has no `{name}`{nearest(name, has)}, but {', '.join(has)}; columns are arguments of the loss"
