@@ -24,8 +24,13 @@ def helper(samples):
     [
         (
             FLOW,
-            "flow.py:7: AttributeError: ",
+            "samples have no column `no_such_column`",
             ["in flow", "    helper(samples)", "in helper", "samples.no_such_column"],
+        ),
+        (
+            FLOW.replace("samples.no_such_column", "samples + 1"),
+            "flow.py:7: TypeError: ",
+            ["in flow", "    helper(samples)", "in helper", "samples + 1"],
         ),
         ("def flow(:\n", "flow.py:1: SyntaxError: invalid syntax", ["    def flow(:"]),
         ("raise SystemExit(0)\n", "flow.py:1: SystemExit: 0", ["    raise SystemExit(0)"]),

@@ -216,7 +216,7 @@ LOST = {f"in loss: {code}": (in_function("loss", code), said) for code, said in 
         "torch.tensor(3)": "dtype torch.int64",
         "torch.tensor(3.0)": "has no gradient",
         "batch.logprobs.detach().sum()": "has no gradient",
-        "batch.logprob.sum()": "AttributeError: 'MicroBatchLoss' object has no attribute 'logprob'",
+        "batch.logprob.sum()": "AttributeError: a batch has no `logprob` (did you mean `logprobs`?)",
         "batch.values.sum()": "role `actor` is a language model",
         "batch.aggregate(batch.logprobs, 'mean')": "expected one of token-mean",
         "batch.aggregate(batch.logprobs[:2], 'token-mean')": "expected one value per response token, (4,), found (2,)",
