@@ -85,31 +85,29 @@ def ended(seen: Seen, engine: Engine) -> Seen:
     return seen
 
 
-def generated(worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request]) -> Seen:
-    """All at once."""
-    engine, _ = engine_on(worker, sizes, settings)
+def all_at_once(engine: Engine, requests: Sequence[Request]) -> Seen:
     for one in requests:
         engine.add(one)
     seen = Seen()
     while engine.has_work:
         note(seen, engine, engine.step())
     return ended(seen, engine)
+
+
+def generated(worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request]) -> Seen:
+    engine, _ = engine_on(worker, sizes, settings)
+    return all_at_once(engine, requests)
 
 
 def misled(
     worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request], drafter: str
 ) -> Seen:
-    """All at once, by guesses of which most are wrong: the rank that drafts tells them to the others."""
+    """By guesses of which most are wrong: the rank that drafts tells them to the others."""
     known = [token_ids for token_ids, _ in alone(requests, exact=True).values()]
     speculator = Speculator(4, Guessing(misleading(drafter, known)))
     with mock.patch.object(instances, "speculator_of", return_value=speculator):
         engine, _ = engine_on(worker, sizes, settings | {"speculation": 4})
-    for one in requests:
-        engine.add(one)
-    seen = Seen()
-    while engine.has_work:
-        note(seen, engine, engine.step())
-    return ended(seen, engine)
+    return all_at_once(engine, requests)
 
 
 def disturbed(worker: Any, groups: int, requests: Sequence[Request]) -> Seen:
