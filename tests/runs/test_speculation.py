@@ -52,8 +52,10 @@ PLACES = {
 
 
 def recipe_of(place: Path, tiny_folder: Path, run_dir: str, **keys: Any) -> Recipe:
-    # Cold, so that a model of random weights says some of what it said before.
+    # Cold, so that a model of random weights says some of what it said before. Gradients of cold draws are large, and
+    # Adam makes of their rounding, which goes by who adds what, 1e-7 of an update where they are almost nothing.
     base = {"steps": STEPS, "sampling.max_response_tokens": 12, "sampling.temperature": 0.1}
+    base |= {"optimizer.learning_rate": 1e-4}
     base |= {"data.source": str(place / "few.jsonl")}
     keys = {key: str(tiny_folder) if value == MODEL else value for key, value in keys.items()}
     return recipe_in(place, tiny_folder, "grpo", run_dir, **(GRPO[1] | base | keys))
@@ -120,7 +122,7 @@ def test_a_run_by_default_is_the_run_without_to_the_bit(
     learned = {one.instance for one in read_known(Path(default.run_dir) / "checkpoints/step-2" / NAME)}
     assert learned == {None: {0}, "instances": {0, 1}, "tp2": set()}[plan]
     run(default, resume=True)
-    assert "guesses of next tokens" not in capsys.readouterr().err
+    assert ("guesses of next tokens" in capsys.readouterr().err) == (plan == "tp2"), "why there are none, and no more"
     assert_equal_runs(Path(default.run_dir), Path(without.run_dir), tolerance=0.0)
     told = {"perf/spec/drafted_steps" in row for row in read_rows(Path(default.run_dir) / "metrics.jsonl")}
     assert told == {plan != "tp2"}
@@ -155,7 +157,8 @@ GUESSED = ("draft_tokens", "accepted_tokens", "acceptance_of_history")
 def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
     plan: str | None, place: Path, tiny_folder: Path, plain: Path
 ) -> None:
-    """The last step asks again what an earlier one asked in another stay, and guesses from what was said then."""
+    """The last step asks again what an earlier one asked in another stay, and guesses from what was said then. Of
+    several instances each knew what it had said itself; resumed it reads what all have said."""
     keys = {"sampling.speculation": 4, "checkpoint.every": 2}
     if plan is not None:
         keys |= where(place, f"resumed-{plan}", PLACES[plan])
@@ -167,7 +170,8 @@ def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
     assert_equal_runs(Path(resumed.run_dir), plain)
     last, wanted = (read_rows(Path(one.run_dir) / "metrics.jsonl")[-1] for one in (resumed, through))
     for figure in GUESSED:
-        assert last[f"perf/spec/{figure}"] == wanted[f"perf/spec/{figure}"]
+        found, least = (row.get(f"perf/spec/{figure}", 0.0) for row in (last, wanted))
+        assert found >= least if plan == "instances" else found == least
     assert last["perf/spec/accepted_tokens"] > 0
 
 

@@ -30,6 +30,7 @@ _BOOT_ELSEWHERE = (
 """The program for another environment's Python: it loads plait's own files, and nothing of what is installed beside
 them."""
 _DUMP_WAIT_S = 0.5
+_DUMP_STILL_S = 0.05  # a stack is written line by line, and what writes it may lose its core between two
 _TAIL_LINES = 20
 _TAIL_BYTES = 4000
 _KILL_WAIT_S = 10.0
@@ -122,9 +123,12 @@ class WorkerProcess:
             _signal_main_thread(self.pid, signal.SIGUSR1)
             if stopped:
                 os.kill(self.pid, signal.SIGCONT)
-        deadline = time.monotonic() + _DUMP_WAIT_S
-        while time.monotonic() < deadline and self._crash_size() == before:
+        size, grown = before, time.monotonic()
+        deadline = grown + _DUMP_WAIT_S
+        while (now := time.monotonic()) < deadline and (size == before or now < grown + _DUMP_STILL_S):
             time.sleep(0.005)
+            if self._crash_size() != size:
+                size, grown = self._crash_size(), now
         text, self._dumped = self._crash_text(before), self._crash_size()
         return text
 
