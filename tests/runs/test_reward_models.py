@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import pytest
 
 from plait.data.packed import pack
 from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.rows import Rows
 from plait.errors import ModelError, RunError, UserError
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
-from plait.runtime.steps.scorer import translator_for
+from plait.runtime.steps.scorer import ModelScorer, translator_for
 from tests.models.tiny import tiny_tokenizer
 from tests.runs.test_flows import MakeRecipe, data, recipe_of
-from tests.runs.written import logged
+from tests.runs.test_resume import kill_in_step, result_of
+from tests.runs.written import logged, samples_of
 
 __all__ = ["data"]
 
@@ -65,6 +68,35 @@ def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:
     assert other.decode(ids, skip_special_tokens=True) == "renderedit is 7"
     (truncated,) = translator.translate_all([dataclasses.replace(sample, finish_reason=FinishReason.LENGTH)])
     assert truncated.token_ids[-1] != other.eos_token_id, "the end was not said"
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_reward_model_that_decides_which_groups_stay_scores_each_sample_once(
+    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    """And a run that is resumed with such a batch open has the scores that its checkpoint keeps."""
+    monkeypatch.setattr("plait.algorithms.grpo.informative", lambda rewards: bool(rewards[0] > rewards[-1]))
+    keys = {"steps": 5, "max_staleness": staleness, "checkpoint.every": 1, "options": {"dynamic_sampling": True}}
+    keys |= {"reward.functions": [], "reward.model": str(tmp_path / "reward_model")}
+    save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), tmp_path / "reward_model")
+    killed = make_recipe(**keys, run_dir=str(tmp_path / "killed"))
+    kill_in_step(killed, 3)
+    run(killed, resume=True)
+    asked: list[str] = []
+    read = ModelScorer.read
+
+    def noting(self: ModelScorer, samples: Sequence[Sample]) -> Rows:
+        asked.extend(sample.uid for sample in samples)
+        return read(self, samples)
+
+    monkeypatch.setattr(ModelScorer, "read", noting)
+    recipe = make_recipe(**keys, run_dir=str(tmp_path / "whole"))
+    run(recipe)
+    samples = [sample for step in range(1, 6) for sample in samples_of(recipe, step)]
+    assert sorted(asked) == sorted(sample["uid"] for sample in samples)
+    assert sum(row["dynamic/groups_refused"] for row in logged(recipe)) > 0
+    assert all(sample["reward_score"] == sample["rewards/model"] for sample in samples if "advantages" in sample)
+    assert result_of(killed.run_dir) == result_of(recipe.run_dir)
 
 
 @pytest.mark.parametrize("texts", [("it is 7", "it is 8", "it is 7"), ("7", "it is not", "")])

@@ -86,7 +86,8 @@ class RewardCalls:
         Raises:
             RunError: no sample has one, or a function failed and its policy is to stop.
         """
-        yield from self._of_model(spread, node, state)
+        if node.id not in state.model_scores:  # else the rollout asked, and the model has scored all that it drew
+            yield from self._of_model(spread, node, state)
         model_is_done()
         while node.rows not in state.tables:  # its last samples have been scored before it has ended
             yield None
