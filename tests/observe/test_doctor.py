@@ -273,6 +273,42 @@ def test_an_entropy_that_collapses():
     assert doctor.summary()[0].worst == 0.19
 
 
+DEAD = {"frac_reward_zero_std": 1.0, "doctor/zero_advantages": 1.0, "response_length/clip_ratio": 1.0}
+
+
+@pytest.mark.parametrize("moved", [{"actor/entropy": 3.7}, {"actor/entropy": 0.1}, {"kl": 4.0}])
+def test_rewards_that_told_apart_until_updates_broke_the_policy(moved: dict[str, float]) -> None:
+    """The learning rate is said first, and `reward.functions` never, however the policy wanders from there."""
+    doctor = Doctor()
+    assert doctor.examine(1, HEALTHY) == []
+    findings = doctor.examine(2, HEALTHY | DEAD | moved)
+    assert (findings[0].rule, findings[0].severity, findings[0].key) == (
+        "broken_policy",
+        ERROR,
+        "optimizer.learning_rate",
+    )
+    findings += doctor.examine(3, HEALTHY | DEAD)
+    assert "reward.functions" not in {finding.key for finding in findings}
+    assert doctor.summary()[0].key == "optimizer.learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"actor/entropy": 1.8}),  # prompts that are too hard, or solved
+        (DEAD, {"actor/entropy": 3.7}),  # rewards that never told anything apart
+        ({"actor/entropy": 0.01}, {"actor/entropy": 0.02}),  # a policy that hardly explored when it began
+    ],
+)
+def test_rewards_alone_are_looked_at_where_the_policy_is_what_it_was(
+    first: dict[str, float], then: dict[str, float]
+) -> None:
+    doctor = Doctor()
+    doctor.examine(1, HEALTHY | first)
+    doctor.examine(2, HEALTHY | DEAD | then)
+    assert [row.key for row in doctor.summary() if row.severity is ERROR] == ["reward.functions"]
+
+
 @pytest.mark.parametrize("unknown", [math.nan, math.inf])
 def test_an_entropy_that_is_no_number_is_not_what_later_ones_are_held_to(unknown):
     doctor = Doctor()
@@ -382,7 +418,7 @@ def test_rows_say_what_was_said_and_what_was_not():
 def test_every_rule_has_been_heard():
     """The cases above reach every rule."""
     heard = {rule for _, rule, *_ in ONE_STEP}
-    several = {"rollout_mismatch", "weights_do_not_move", "entropy_collapse", "explained_variance"}
+    several = {"rollout_mismatch", "weights_do_not_move", "broken_policy", "entropy_collapse", "explained_variance"}
     assert heard | several == set(RULES)
 
 

@@ -71,7 +71,9 @@ DIFF = "training/rollout_probs_diff_mean"
 ROLLOUT_KL = "training/rollout_kl"
 FIRST_DIFF = f"first/{DIFF}"
 FIRST_ENTROPY = "first/actor/entropy"
-BASELINES = {FIRST_DIFF: DIFF, FIRST_ENTROPY: "actor/entropy"}
+DEAD_GROUPS = "frac_reward_zero_std"
+FIRST_DEAD_GROUPS = f"first/{DEAD_GROUPS}"
+BASELINES = {FIRST_DIFF: DIFF, FIRST_ENTROPY: "actor/entropy", FIRST_DEAD_GROUPS: DEAD_GROUPS}
 """Name of a baseline → metric whose first value it is."""
 
 

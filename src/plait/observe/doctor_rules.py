@@ -19,6 +19,7 @@ from plait.observe.doctor_agreement import (
 )
 from plait.observe.doctor_reading import Reading, Sign
 from plait.observe.doctor_training import (
+    broken_policy,
     clip_share,
     dead_groups,
     entropy_collapse,
@@ -46,6 +47,7 @@ RULES: dict[str, Rule] = {
         stale_reference,
         frozen_role_changed,
         weights_do_not_move,
+        broken_policy,
         mask_shift,
         mask_coverage,
         missing_eos,

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 
-from plait.observe.doctor_reading import FIRST_ENTROPY, Reading, Severity, Sign
+from plait.observe.doctor_reading import DEAD_GROUPS, FIRST_DEAD_GROUPS, FIRST_ENTROPY, Reading, Severity, Sign
+
+ENTROPY_GROWN = 1.5
+"""How many times the first step's entropy a policy has that says anything: training makes it smaller."""
 
 # -- masks and ends
 
@@ -90,6 +93,8 @@ def dead_groups(reading: Reading) -> Sign | None:
             "samples_per_prompt",
             badness=2.0,
         )
+    if broken_policy(reading) is not None:
+        return None  # equal rewards are what comes of it
     zero = reading.get("doctor/zero_advantages")
     if zero == 1:
         return Sign(
@@ -99,8 +104,8 @@ def dead_groups(reading: Reading) -> Sign | None:
             "reward.functions",
             badness=2.0,
         )
-    share = reading.get("frac_reward_zero_std")
-    if share is None or share < reading.settings.dead_groups or reading.values.get("doctor/uses_groups") == 0:
+    share = _dead_share(reading)
+    if share is None:
         return None
     return Sign(
         Severity.WARNING,
@@ -109,6 +114,14 @@ def dead_groups(reading: Reading) -> Sign | None:
         "that does not tell responses apart",
         "reward.functions",
     )
+
+
+def _dead_share(reading: Reading) -> float | None:
+    """Share of the groups that have equal rewards, where it is too large and groups are compared."""
+    share = reading.get(DEAD_GROUPS)
+    if share is None or share < reading.settings.dead_groups or reading.values.get("doctor/uses_groups") == 0:
+        return None
+    return share
 
 
 def reward_dropped(reading: Reading) -> Sign | None:
@@ -127,6 +140,36 @@ def reward_dropped(reading: Reading) -> Sign | None:
 
 
 # -- optimisation
+
+
+def broken_policy(reading: Reading) -> Sign | None:
+    """Rewards that told responses apart at first, and do not any more: if the policy is far from what it was, that is
+    why. As long as they do not, it is the same policy, whatever it says now."""
+    share, first = _dead_share(reading), reading.first(FIRST_DEAD_GROUPS)
+    if share is None or first is None or first >= share:
+        return None
+    moved = _far_away(reading) or ("nothing is learned" if reading.streaks["broken_policy"] > 1 else None)
+    if moved is None:
+        return None
+    return Sign(
+        Severity.ERROR if reading.get("doctor/zero_advantages") == 1 else Severity.WARNING,
+        share,
+        f"{share:.0%} of the groups have equal rewards, {first:.0%} at the first step, and {moved}: updates that are "
+        "too large have most likely broken the policy",
+        "optimizer.learning_rate",
+    )
+
+
+def _far_away(reading: Reading) -> str | None:
+    """What shows that the policy is far from the one that the run began with; None: nothing does."""
+    entropy, first, kl = reading.get("actor/entropy"), reading.first(FIRST_ENTROPY), reading.get("kl")
+    if entropy is not None and first is not None and first >= 0.05:
+        low, high = reading.settings.entropy_left * first, ENTROPY_GROWN * first
+        if not low <= entropy <= high:
+            return f"the policy's entropy is {entropy:.2g} nats, {first:.2g} then"
+    if kl is not None and kl > reading.settings.kl:
+        return f"the policy is {kl:.2g} nats per token from the reference"
+    return None
 
 
 def loss_depends_on_split(reading: Reading) -> Sign | None:
