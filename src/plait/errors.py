@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import re
 
+RESUME = "--resume (from Python: resume=True)"
+"""What has a run go on, as messages say it: it is no key, which would have one name everywhere."""
+
 
 class PlaitError(Exception):
     """Root of the tree. The message says what was expected, what was found, and which key to change."""

@@ -178,7 +178,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_from_nothing(tmp
     for step in (1, 2):
         save(store, step)
         damage_tensor_byte(tmp_path / f"step-{step}")
-    with pytest.raises(RunError, match=r"no checkpoint in .* is whole: step 1, 2 damaged.*--overwrite"):
+    with pytest.raises(RunError, match=r"no checkpoint in .* is whole: step 1, 2 damaged.*`overwrite: true`"):
         store.latest()
 
 

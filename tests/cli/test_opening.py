@@ -12,6 +12,7 @@ import pytest
 
 from plait.cli import main
 from plait.cli.opening import header, opening, recipe_facts
+from plait.errors import RESUME
 from plait.observe.loading import loading
 from plait.recipes.recipe import Recipe
 
@@ -105,7 +106,7 @@ def test_a_run_folder_that_is_taken_is_told_before_torch_is_imported(
     path.write_text(json.dumps(recipe.model_dump(mode="json")))
     monkeypatch.setitem(sys.modules, "plait.runtime.api", None)  # an import fails
     assert main(["train", str(path), "--resume"]) == 2
-    assert "holds no run to resume; leave --resume out to begin one" in capsys.readouterr().err
+    assert f"holds no run to resume; leave {RESUME} out to begin one" in capsys.readouterr().err
     run_dir = Path(recipe.run_dir)
     run_dir.mkdir(parents=True)
     (run_dir / "recipe.yaml").write_text("")
@@ -113,5 +114,5 @@ def test_a_run_folder_that_is_taken_is_told_before_torch_is_imported(
     assert main(["train", str(path)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "continue it with --resume, replace it with --overwrite true, or give another `run_dir`" in said
+    assert f"continue it with {RESUME}, replace it with `overwrite: true`, or give another `run_dir`" in said
     assert (run_dir / "recipe.yaml").exists()

@@ -55,7 +55,8 @@ def test_a_recipe_in_a_run_names_no_code(
 ) -> None:
     assert command(str(sent / "recipe.yaml")) == 2
     said = capsys.readouterr().err
-    for word in ("lies in the folder of a run", "`algorithm`: ", "`reward.functions`: ", "--trust-run-code"):
+    options = "--trust-run-code", "trust_run_code=True"
+    for word in ("lies in the folder of a run", "`algorithm`: ", "`reward.functions`: ", *options):
         assert word in said
     assert not (sent.parent / "imported").exists()
 

@@ -17,7 +17,7 @@ import yaml
 
 from plait.cli.dry_run import dry_run
 from plait.cost.estimate import model_shape
-from plait.errors import ConfigError, ModelError, PlaitError, RunError
+from plait.errors import RESUME, ConfigError, ModelError, PlaitError, RunError
 from plait.generation.engine import Engine
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
@@ -232,7 +232,7 @@ def test_the_evaluation_before_the_first_step_outlives_a_failure_in_it(
     record = Session.record_evaluation
     with monkeypatch.context() as patch:
         patch.setattr(Session, "record_evaluation", lambda *a: (record(*a), (tmp_path / "fail").touch()))
-        with pytest.raises(RunError, match=r"service away[\s\S]*no step is saved; --resume begins again at step 1"):
+        with pytest.raises(RunError, match=r"service away[\s\S]*no step is saved; --resume.* begins again at step 1"):
             run(recipe)
     (tmp_path / "fail").unlink()
     evaluated: list[int] = []
@@ -399,4 +399,4 @@ def test_two_signals(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     where = f"{recipe.run_dir}/checkpoints/step-1"
-    assert rest == f"left at once; the checkpoint of step 1 is good ({where}); go on from it with --resume\n"
+    assert rest == f"left at once; the checkpoint of step 1 is good ({where}); go on from it with {RESUME}\n"

@@ -280,7 +280,7 @@ def test_wrong_input_is_refused_before_any_work(
 
 def test_an_existing_run_is_kept(make_recipe: MakeRecipe) -> None:
     run(make_recipe(steps=1))
-    with pytest.raises(ConfigError, match=r"holds a run already.*--resume.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"holds a run already.*resume=True.*`overwrite: true`"):
         run(make_recipe(steps=1))
     with pytest.raises(ConfigError, match=r"begun with other values of `optimizer\.learning_rate`"):
         run(make_recipe(steps=2, **{"optimizer.learning_rate": 0.1}), resume=True)

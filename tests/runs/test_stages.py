@@ -124,9 +124,9 @@ def test_resume_skips_stages_that_are_done(recipe: Path, tmp_path: Path, capsys:
     [
         (
             ["--sft.optimizer.learning_rate", "3e-4"],
-            "stage `sft`: --resume: .* of `optimizer.learning_rate`",
+            "stage `sft`: key `run_dir`: .* other values of `optimizer.learning_rate`",
         ),
-        (["--policy.options.kl_coef", "0.3"], "stage `policy`: --resume: .* other values of `options.kl_coef`"),
+        (["--policy.options.kl_coef", "0.3"], "stage `policy`: key `run_dir`: .* other values of `options.kl_coef`"),
         (["--sft.steps", "3"], "stage `reward_model`: it has begun with what `sft` ended with after 2 steps"),
         (["--reward_model.steps", "3"], "stage `policy`: it has begun with what `reward_model` ended with after 2"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from plait.cli.dry_run import dry_run
-from plait.errors import ConfigError, RunError
+from plait.errors import RESUME, ConfigError, RunError
 from plait.launch.local_group import LocalGroup
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
@@ -165,7 +165,7 @@ def test_an_error_of_the_users_own_is_said_as_by_one_process(recipe_of: Callable
     with pytest.raises(RunError, match="no sample of 12 has a score from `reward`") as caught:
         run(recipe_of("none", "dp2"))
     assert "rank" not in str(caught.value)
-    assert "--resume begins again at step 1" in str(caught.value)
+    assert f"{RESUME} begins again at step 1" in str(caught.value)
 
 
 @pytest.mark.slow

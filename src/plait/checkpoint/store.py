@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plait.checkpoint.digests import digest_of_size, write_durably
-from plait.errors import RunError
+from plait.errors import RESUME, RunError
 from plait.json_text import parse
 from plait.models.files.tensor_file import FileDigest, TensorEntry, file_bytes, write_tensor_file
 from plait.output import sync, why_not_written
@@ -175,7 +175,7 @@ class CheckpointStore:
         if newest is None and (damaged := self.steps()):
             raise RunError(
                 f"no checkpoint in {self.folder} is whole: step {', '.join(map(str, damaged))} damaged, though "
-                "each was finished once. Put a copy back, or begin anew (another `run_dir`, --overwrite true)."
+                "each was finished once. Put a copy back, or begin anew (another `run_dir`, or `overwrite: true`)."
             )
         return newest
 
@@ -267,8 +267,8 @@ class CheckpointStore:
         why = why_not_written(self._path(step), error)
         return (
             f"the checkpoint of step {step} cannot be written to {self.folder}: {why}; it needs "
-            f"{needed_bytes / 2**20:.1f} MiB; {self._good()}. Mend that, then go on with --resume (a lower "
-            "`checkpoint.keep_last` takes less)"
+            f"{needed_bytes / 2**20:.1f} MiB; {self._good()}. Mend that, then go on with {RESUME}; a lower "
+            "`checkpoint.keep_last` takes less"
         )
 
 

@@ -95,7 +95,7 @@ def truncate_to(path: str | Path, offset: int) -> None:
     if num_bytes < offset:
         raise RunError(
             f"the log {path} should hold at least {offset} bytes, as the checkpoint says, but holds {num_bytes}: it "
-            "was cut or replaced since. Put the file back, or start anew with another `run_dir` or --overwrite."
+            "was cut or replaced since. Put the file back, or start anew with another `run_dir` or `overwrite: true`."
         )
     if num_bytes > offset:
         os.truncate(path, offset)

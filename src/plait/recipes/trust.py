@@ -17,8 +17,6 @@ from plait.recipes.algorithm import BUILT_IN
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 
-FLAG = "--trust-run-code"
-
 
 def user_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]], *, trust_run_code: bool = False) -> Recipe:
     """`load_recipe`, of a recipe whose code is about to run. What a run has begun with may have keys without effect.
@@ -43,7 +41,8 @@ def check_origin(path: Path, recipe: Recipe, overrides: Sequence[tuple[str, Any]
         listed = "; ".join(f"`{key}`: {', '.join(names)}" for key, names in named.items())
         raise ConfigError(
             f"recipe `{path}` lies in the folder of a run, `{run}`, which is data, but names code to run ({listed}); "
-            f"give a recipe of your own or these keys on the command line, or read that code and add {FLAG}"
+            "give a recipe of your own or these keys yourself, or read that code and add --trust-run-code (from "
+            "Python: trust_run_code=True)"
         )
 
 

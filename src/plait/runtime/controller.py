@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import Signals
 
-from plait.errors import RunError
+from plait.errors import RESUME, RunError
 from plait.runtime.evaluating.answering import EvaluationStopped
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.finished_step import finish_metrics
@@ -61,7 +61,7 @@ def train(session: Session, stopped_by: Sequence[Signals] = STOP_SIGNALS) -> Out
             return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)
         after = session.records.evaluation(done.step)
         if after is None:
-            after = evaluate(session, stop, "leaving the last evaluation, which --resume makes up for")
+            after = evaluate(session, stop, f"leaving the last evaluation, which {RESUME} makes up for")
         if after is None and session.prepared.num_held_out:
             return Outcome(False, done.step, metrics, before, doctor=summary, steps=recipe.steps)
         stop.doing = "writing the final weights"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from plait.checkpoint.store import Checkpoint, CheckpointStore
-from plait.errors import RunError
+from plait.errors import RESUME, RunError
 from plait.observe.progress import Progress
 from plait.observe.run_log import writing
 from plait.output import why_not_written, write_file
@@ -183,10 +183,10 @@ class Session:
     def good(self) -> str:
         """Where a run that ends now can be taken up again, in words."""
         if self.saved is None:
-            return "no step is saved; --resume begins again at step 1"
+            return f"no step is saved; {RESUME} begins again at step 1"
         return (
             f"the checkpoint of step {self.saved} is good ({self.directory.files.checkpoints}/step-{self.saved}); "
-            "go on from it with --resume"
+            f"go on from it with {RESUME}"
         )
 
     def _publish_weights(self) -> None:

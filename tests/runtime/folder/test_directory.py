@@ -38,7 +38,8 @@ def test_paths_and_recipe(tmp_path: Path):
 
 def test_an_existing_run_is_refused_and_the_three_remedies_named(tmp_path: Path):
     begun(tmp_path, RECIPE).close()
-    with pytest.raises(ConfigError, match=r"key `run_dir`.*holds a run already.*--resume.*--overwrite.*`run_dir`"):
+    remedies = r"key `run_dir`.*holds a run already.*resume=True.*`overwrite: true`.*`run_dir`"
+    with pytest.raises(ConfigError, match=remedies):
         begun(tmp_path, RECIPE)
     RunDirectory.resume(tmp_path).close()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from plait.errors import RESUME
 from plait.runtime.processes import supervisor
 from plait.runtime.processes.supervisor import crowding, way_on
 
@@ -23,9 +24,9 @@ def test_more_threads_than_cores_are_said() -> None:
 
 def test_only_a_run_that_has_begun_is_to_be_resumed(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(run_dir=tmp_path, recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep_last=1)))
-    assert way_on(job) == "no step is saved; give the same command again"
+    assert way_on(job) == "no step is saved; begin the run again"
     (tmp_path / "recipe.yaml").touch()
-    assert way_on(job) == "no step is saved; --resume begins again at step 1"
+    assert way_on(job) == f"no step is saved; {RESUME} begins again at step 1"
 
 
 def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

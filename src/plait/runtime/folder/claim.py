@@ -64,7 +64,8 @@ def _check_same(stored: Path, recipe: Recipe) -> None:
     read."""
     changed = [key for key in changed_keys(stored, recipe) if key not in RESUMABLE_KEYS]
     if changed:
+        listed = ", ".join(f"`{key}`" for key in changed)
         raise ConfigError(
-            f"--resume: `{recipe.run_dir}` was begun with other values of {', '.join(f'`{k}`' for k in changed)}; "
-            f"give the recipe as it was (see {stored}), or begin a new run in another `run_dir`"
+            f"key `run_dir`: the run in `{recipe.run_dir}` was begun with other values of {listed}; give the recipe as "
+            f"it was (see {stored}), or begin a new run in another `run_dir`"
         )

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from plait.errors import ConfigError
+from plait.errors import RESUME, ConfigError
 from plait.observe.run_log import cut_after, truncate_to
 from plait.observe.trace import last_step_behind
 from plait.output import why_not_written, write_file
@@ -60,8 +60,8 @@ class RunDirectory:
 
         Raises:
             ConfigError: the folder is not empty, is no run directory, holds a run and `overwrite`
-                is off, is held by another process, or cannot be written; names the key `run_dir`, --resume and
-                --overwrite.
+                is off, is held by another process, or cannot be written; names the keys `run_dir` and
+                `overwrite`, and RESUME.
         """
         path = Path(path)
         try:
@@ -81,8 +81,8 @@ class RunDirectory:
         if not overwrite and (entries := [name for name in _CLEARED if name in _names(path)]):
             directory.close()
             raise ConfigError(
-                f"key `run_dir`: {path} holds a run already ({', '.join(entries[:3])}); continue it with --resume, "
-                "replace it with --overwrite true, or give another `run_dir`"
+                f"key `run_dir`: {path} holds a run already ({', '.join(entries[:3])}); continue it with {RESUME}, "
+                "replace it with `overwrite: true`, or give another `run_dir`"
             )
         return directory
 
@@ -96,7 +96,7 @@ class RunDirectory:
         path = Path(path)
         try:
             if not (path / RECIPE).is_file() or not (path / LOCK).is_file():
-                raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave --resume out to begin one")
+                raise ConfigError(f"key `run_dir`: {path} holds no run to resume; leave {RESUME} out to begin one")
             return cls(path, Lock(path), begun=True)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error

@@ -40,9 +40,9 @@ def check_not_gone(checkpoint: Checkpoint | None, store: CheckpointStore, saved_
     """Raises ConfigError where a run would begin again at step 1, though a checkpoint of `saved_step` was written."""
     if checkpoint is None and saved_step > 0:
         raise ConfigError(
-            f"--resume: `{store.folder}` has no checkpoint, though one of step {saved_step} was "
+            f"key `run_dir`: `{store.folder}` has no checkpoint, though one of step {saved_step} was "
             f"written; nothing in `{run_dir}` has been touched. Put the folder back, or begin anew "
-            "(another `run_dir`, or --overwrite true)"
+            "(another `run_dir`, or `overwrite: true`)"
         )
 
 

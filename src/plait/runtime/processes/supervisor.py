@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
-from plait.errors import RunError, UserError
+from plait.errors import RESUME, RunError, UserError
 from plait.launch.failures import Ended, Failure, NodeLost, WorkerError
 from plait.launch.local import LocalNode, LocalProcesses
 from plait.launch.local_group import LocalGroup
@@ -180,9 +180,9 @@ def way_on(job: Job) -> str:
     with contextlib.suppress(RunError):
         if (checkpoint := store.latest()) is not None:
             where = f"the checkpoint of step {checkpoint.step} is good ({checkpoint.folder})"
-            return f"{where}; go on from it with --resume"
+            return f"{where}; go on from it with {RESUME}"
         begun = (job.run_dir / RECIPE).is_file()
-        return f"no step is saved; {'--resume begins again at step 1' if begun else 'give the same command again'}"
+        return f"no step is saved; {f'{RESUME} begins again at step 1' if begun else 'begin the run again'}"
     return f"no checkpoint in {store.folder} is whole"
 
 
