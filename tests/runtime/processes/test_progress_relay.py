@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -76,3 +78,24 @@ def test_the_same_calls_are_shown_in_their_order() -> None:
         ("step_done", 1, {"loss": float("inf"), "name": "a"}),
         ("message", "saved"),
     ]
+
+
+def test_once_it_is_said_for_whom_a_silent_leader_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its start on: before that, it loads too. And not again, however long it is silent later."""
+    monkeypatch.setattr(progress_relay, "SILENT_S", 0.001)
+    shown: Any = Shown()
+    answers, asked = iter(["", "rank 1 loads"]), threading.Event()
+
+    def waits_for() -> str:
+        if answer := next(answers, "asked again"):
+            asked.set()
+        return answer
+
+    with ProgressRelay(shown, waits_for) as relay, RelayedProgress(lambda text: relay.hear(0, text)) as progress:
+        progress.message("read")
+        assert not asked.wait(0.05)
+        progress.start()
+        assert asked.wait(10)
+        time.sleep(0.05)
+        progress.step_done(1, {})
+    assert shown.calls == [("message", "read"), ("start", 0), ("message", "rank 1 loads"), ("step_done", 1, {})]

@@ -14,7 +14,7 @@ import pytest
 
 from plait.errors import RESUME
 from plait.runtime.processes import supervisor
-from plait.runtime.processes.supervisor import crowding, way_on
+from plait.runtime.processes.supervisor import crowding, still_loading, way_on
 
 
 def test_more_threads_than_cores_are_said() -> None:
@@ -37,3 +37,17 @@ def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.Monk
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.4)  # would be interrupted
+
+
+@pytest.mark.parametrize(
+    ("actions", "said"),
+    [
+        ([], ""),
+        (["actor.generate/s0", "", "serve"], ""),
+        (["load models", "load models"], ""),
+        (["actor.generate/s0", "load models", ""], "rank 1 still loads models; the others wait"),
+        (["wait", *["load models"] * 10], "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more still load models; the others wait"),
+    ],
+)
+def test_ranks_are_named_for_which_a_leader_waits_that_has_its_models(actions: list[str], said: str) -> None:
+    assert still_loading(actions) == said

@@ -14,6 +14,8 @@ from plait.observe.progress import Progress
 _WRITE_S = 0.1
 """Units of a phase are told at most so often."""
 _END_S = 10.0
+SILENT_S = 5.0
+"""After so long without a word of the leader it is asked what it waits for."""
 
 
 class RelayedProgress:
@@ -63,10 +65,17 @@ class RelayedProgress:
 
 
 class ProgressRelay:
-    """Shows what the leader tells, from a thread of its own. Use as a context manager."""
+    """Shows what the leader tells, from a thread of its own. Use as a context manager.
 
-    def __init__(self, progress: Progress) -> None:
+    Args:
+        waits_for: asked while the leader has begun and says nothing: what it waits for, which is shown once; empty:
+            nothing worth a word.
+    """
+
+    def __init__(self, progress: Progress, waits_for: Callable[[], str] = str) -> None:
         self._progress = progress
+        self._waits_for = waits_for
+        self._asks = False
         self._heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="plait-relay", daemon=True)
 
@@ -83,13 +92,24 @@ class ProgressRelay:
         self._thread.join(_END_S)
 
     def _follow(self) -> None:
-        while (text := self._heard.get()) is not None:
+        while (text := self._next()) is not None:
             self._show(*json.loads(text))
+
+    def _next(self) -> str | None:
+        while self._asks:
+            try:
+                return self._heard.get(timeout=SILENT_S)
+            except queue.Empty:
+                if wait := self._waits_for():
+                    self._asks = False
+                    self._progress.message(wait)
+        return self._heard.get()
 
     def _show(self, what: str, *values: Any) -> None:
         progress = self._progress
         match what:
             case "start":
+                self._asks = True
                 progress.start(*values)
             case "phase":
                 progress.phase(*values)

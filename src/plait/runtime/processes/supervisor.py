@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -32,7 +32,7 @@ from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.restarting import RanksLost
-from plait.runtime.processes.worker import Job, Worker
+from plait.runtime.processes.worker import LOADS, Job, Worker
 from plait.runtime.step_metrics import watched
 from plait.runtime.stopping import LEADERS_SIGNAL, signals_to
 from plait.schedule.plan import Plan
@@ -85,7 +85,8 @@ def supervise(
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
     job = Job(recipe, plan, _by_name(flow), path, resume, threads, origin or Origin.here())
     try:
-        with Progress(recipe.steps, watched=watched(prepared)) as progress, ProgressRelay(progress) as relay:
+        late = lambda: still_loading(read_status(status))
+        with Progress(recipe.steps, watched=watched(prepared)) as progress, ProgressRelay(progress, late) as relay:
             crowded = recipe.device == "cpu" and len(places) == 1
             for note in (crowding(num_ranks, threads, places[0].cores) if crowded else "", spread(plan)):
                 if note:
@@ -117,6 +118,20 @@ def crowding(num_ranks: int, threads: int, cores: int) -> str:
         f"{num_ranks} processes with {threads} thread{'s' * (threads > 1)} each share {cores} cores: they slow each "
         "other down; fewer `devices` or `threads` may be faster"
     )
+
+
+def still_loading(actions: Sequence[str]) -> str:
+    """What a person should know where the leader has its models and waits for ranks that load theirs; else nothing.
+
+    Args:
+        actions: what each rank is doing.
+    """
+    loading = [rank for rank, action in enumerate(actions) if action == LOADS]
+    if not loading or LEADER in loading:
+        return ""
+    shown = ", ".join(map(str, loading[:8])) + (f" and {len(loading) - 8} more" if len(loading) > 8 else "")
+    is_one = len(loading) == 1
+    return f"rank{'' if is_one else 's'} {shown} still load{'s' if is_one else ''} models; the others wait"
 
 
 def spread(plan: Plan) -> str:

@@ -38,6 +38,9 @@ from plait.workers.status_file import StatusFile
 from plait.workers.transport import Transport
 from plait.workers.worker_group import WorkerGroup
 
+LOADS = "load models"
+"""What the status of a rank says meanwhile."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -96,7 +99,7 @@ class Worker:
                 session.workers.close()
             conclude(prepared, directory.path)
             return outcome
-        with self._status.doing("load models"):
+        with self._status.doing(LOADS):
             rank_state = self._parts()
         FollowerLoop(rank_state, self._transport, self._status).serve()
         return None
@@ -107,7 +110,7 @@ class Worker:
 
     def workers(self, recorder: Recorder) -> WorkerGroup:
         """Join the other ranks, as their leader."""
-        with self._status.doing("load models"):
+        with self._status.doing(LOADS):
             announcer = Announcer(self._parts(), self._transport, recorder, self._status)
             return WorkerGroup(announcer, self._context.num_ranks)
 
