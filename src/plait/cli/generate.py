@@ -19,8 +19,10 @@ from plait.errors import ConfigError, DataError, RunError, UserError
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from plait.cli.kept import Kept
-    from plait.data.sources import Row, Source
+    from plait.data.sources import Source
     from plait.generation.settings import Sampling, SamplingSettings
     from plait.runtime.evaluating.generate import Job
 
@@ -150,22 +152,19 @@ def _engine(options: Options) -> SamplingSettings:
         raise ConfigError(f"--{option}: {detail['msg']}, found {detail['input']!r}") from None
 
 
-def _history(options: Options) -> tuple[Row, ...]:
-    """Earlier samples, if there are any.
+def _history(options: Options) -> list[Path]:
+    """Files of earlier samples, if there are any.
 
     Raises:
         ConfigError: they are given, and nothing is guessed; the folder is no run's, or the run has none yet.
-        DataError: a file is missing or malformed, or its rows are no samples.
     """
-    from plait.data.sources import read_jsonl
     from plait.runtime.folder.run_files import newest_samples
 
     if options.history is None:
-        return ()
+        return []
     if options.speculation == "off":
         raise ConfigError("--history is what guesses are taken from, but --speculation is off; set it to auto")
-    files = newest_samples(options.history, "--history") if options.history.is_dir() else [options.history]
-    return tuple(row for file in files for row in read_jsonl(file, key="--history"))
+    return newest_samples(options.history, "--history") if options.history.is_dir() else [options.history]
 
 
 def _job(
@@ -173,7 +172,7 @@ def _job(
     sampling: Sampling,
     source: Source,
     lengths: list[list[int]] | None,
-    history: tuple[Row, ...],
+    history: list[Path],
 ) -> Job:
     """The options in the words of the runtime."""
     from plait.runtime.evaluating.generate import Job

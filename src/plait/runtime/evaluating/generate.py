@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
@@ -13,7 +16,7 @@ from plait.cost.measured.rates import measure_rates
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample
 from plait.data.settings import DataSettings
-from plait.data.sources import Row, Source
+from plait.data.sources import Row, Source, read_jsonl
 from plait.errors import ConfigError, DataError, ModelError
 from plait.generation.engine import Engine
 from plait.generation.request import Request
@@ -31,6 +34,7 @@ from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, load_t
 from plait.runtime.steps.drawing import drawing
 from plait.runtime.stopping import stop_signals
 from plait.schedule.work import Done, to_the_end
+from plait.speculation.pool import most_entries
 
 DRAFT_OPTION = "--draft-model"
 ANY_LENGTH = 1 << 62
@@ -57,8 +61,8 @@ class Job:
     seed: int = 0
     dtype: str = "bfloat16"
     device: str = "cpu"
-    history: Sequence[Row] = ()
-    """Rows of earlier samples, of this command or of a training run, to guess from."""
+    history: Sequence[Path] = ()
+    """Files of earlier samples, of this command or of a training run, to guess from; the oldest first."""
 
 
 def generate(job: Job, keep: Callable[[Sample], None], done: Collection[tuple[int, int]] = ()) -> GenerationReport:
@@ -158,7 +162,7 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request], list[Earlier]]:
     for request, row in zip(requests, source.rows, strict=True):
         _check_positions(request, row, shape.max_positions)
     _check_cache(requests, source.rows, job.engine, shape.max_positions)
-    return shape, requests, [_earlier(row, encoder, shape.vocabulary) for row in job.history]
+    return shape, requests, _history(job, encoder, shape.vocabulary)
 
 
 def _check_draft_shape(name: str) -> None:
@@ -170,6 +174,28 @@ def _check_draft_shape(name: str) -> None:
     check_models((draft_model(name, DRAFT_OPTION),), {})
 
 
+def _history(job: Job, encoder: PromptEncoder, vocabulary: int) -> list[Earlier]:
+    """The newest of the earlier samples, as many as the pool of texts has room for, the oldest first.
+
+    One file is read at a time, from the newest on: the rows of a large step take gigabytes.
+
+    Raises:
+        DataError: a file that is read is missing or malformed, or has rows that are no samples.
+    """
+    kept: list[Earlier] = []
+    prompts: dict[tuple[int, ...], tuple[int, ...]] = {}
+    room = most_entries(job.engine.draft_pool_bytes)
+    for file in reversed(job.history):
+        samples = [_earlier(row, encoder, vocabulary) for row in read_jsonl(file, key="--history")]
+        while samples and room > 0:
+            prompt_ids, token_ids, logprobs = samples.pop()
+            room -= len(token_ids) + (0 if prompt_ids in prompts else len(prompt_ids))
+            kept.append((prompts.setdefault(prompt_ids, prompt_ids), token_ids, logprobs))
+        if room <= 0:
+            break
+    return kept[::-1]
+
+
 def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
     """A row of this command's output, or of the samples of a run.
 
@@ -177,7 +203,7 @@ def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
         DataError: it is neither, naming the line.
     """
     columns = row.columns
-    token_ids = columns.get("token_ids")
+    token_ids: Any = columns.get("token_ids")
     logprobs = columns.get("logprobs", columns.get("sampling_logprobs"))
     prompt_ids = columns.get("prompt_ids")
     if prompt_ids is None:
@@ -194,7 +220,7 @@ def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
         or not all(isinstance(value, int | float) and value <= 0 for value in logprobs)
     ):
         raise DataError(f"{row.place}: expected the log-probs of its {len(token_ids)} tokens; `--history` needs them")
-    return tuple(prompt_ids), token_ids, logprobs
+    return tuple(prompt_ids), array("i", token_ids), array("d", logprobs)
 
 
 def _prompt(uid: int, row: Row, encoder: PromptEncoder) -> Prompt:
