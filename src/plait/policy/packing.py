@@ -163,17 +163,36 @@ def split_micro_batches(
 def _first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """First-fit decreasing. Bins in order of their largest item, items ascending within a bin; an item larger than
     `capacity` has a bin to itself."""
-    bins: list[list[int]] = []
-    free: list[int] = []
-    for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        place = next((b for b, room in enumerate(free) if sizes[item] <= room), None)
-        if place is None:
-            bins.append([item])
-            free.append(capacity - sizes[item])
-        else:
-            bins[place].append(item)
-            free[place] -= sizes[item]
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+    num_large = sum(size > capacity for size in sizes)
+    bins = [[item] for item in order[:num_large]]
+    bins += _first_fit_of(order[num_large:], sizes, capacity)
     return [sorted(members) for members in bins]
+
+
+def _first_fit_of(items: Sequence[int], sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Each item in the first bin that has room for it; every one fits an empty bin.
+
+    A binary tree stands over the bins, so that the first of many is found in few steps: `room[n]` is the most that any
+    bin below node n has free. Node n has the children 2n and 2n + 1; the bins are the lowest nodes, from left to right.
+    """
+    lowest = 1 << (len(items) - 1).bit_length() if items else 0
+    room = [capacity] * (2 * lowest)
+    bins: list[list[int]] = []
+    for item in items:
+        size, node = sizes[item], 1
+        while node < lowest:
+            node *= 2
+            if room[node] < size:
+                node += 1
+        if node - lowest == len(bins):
+            bins.append([])
+        bins[node - lowest].append(item)
+        room[node] -= size
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return bins
 
 
 def _hash(*numbers: int) -> bytes:
