@@ -198,16 +198,24 @@ def rows_of(*samples: tuple[Key, int, int, Sequence[int]]) -> DecodeBatch:
     return rows
 
 
-def test_the_batch_of_one_token_each_is_the_general_one() -> None:
+@pytest.mark.parametrize("drafts", [{}, {(0, 1): (80, 81, 82), (2, 0): (90,)}, {(0, 0): (80, 81), (9, 9): (1,)}])
+def test_the_batch_of_a_step_is_the_general_one(drafts: dict[Key, tuple[int, ...]]) -> None:
     rows = rows_of(((0, 0), 70, 5, [3, 1]), ((0, 1), 71, 8, [0, 4, 9]), ((2, 0), 72, 0, [6]))
     for _ in range(2):
-        fast, general = rows.batch({}), ragged(rows.new_tokens({}), 4)
+        fast, general = rows.batch(drafts), ragged(rows.new_tokens(drafts), 4)
         for name in ("token_ids_T", "position_ids_T", "starts_S1", "held_S", "places_T"):
-            assert torch.equal(getattr(fast, name), getattr(general, name)), name
+            found, expected = getattr(fast, name), getattr(general, name)
+            assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist()), name
+        assert (fast.num_new, fast.num_held) == (general.num_new, general.num_held)
         width = general.tables_SM.shape[1]
         assert torch.equal(fast.tables_SM[:, :width], general.tables_SM)
         assert (fast.tables_SM[:, width:] == -1).all()
         rows.remove([(0, 0)])
+
+
+def test_tables_are_not_said_anew_where_tokens_are_guessed() -> None:
+    rows = rows_of(((0, 0), 70, 5, [3, 1]), ((0, 1), 71, 7, [0, 4]))
+    assert rows.batch({(0, 0): (80,)}).tables_SM.data_ptr() == rows.batch({}).tables_SM.data_ptr()
 
 
 def test_rows_advance_by_what_they_drew() -> None:

@@ -20,9 +20,9 @@ from plait.generation.computes import Computes
 from plait.generation.exact import ExactForward
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.ragged import NewTokens, RaggedBatch, ragged, with_chunks
 from plait.generation.refused import Refused
-from plait.generation.rows import DecodeBatch, Drafts, with_chunks
+from plait.generation.rows import DecodeBatch, Drafts
 from plait.models.language_model import LanguageModel
 
 BACKENDS: tuple[type[Backend], ...] = (CompiledForward,)

@@ -134,6 +134,45 @@ def ragged(
     )
 
 
+def with_chunks(rows: RaggedBatch | None, chunks: RaggedBatch, read: Sequence[int]) -> RaggedBatch:
+    """One batch of both, the rows first.
+
+    Args:
+        read: rows of `chunks` whose logits are wanted; those of all `rows` are.
+    """
+    device = chunks.token_ids_T.device
+    read_R = uploaded(read, torch.int64, device)
+    if rows is None:
+        return RaggedBatch(
+            chunks.token_ids_T,
+            chunks.position_ids_T,
+            chunks.starts_S1,
+            chunks.held_S,
+            chunks.tables_SM,
+            chunks.places_T,
+            chunks.num_new,
+            chunks.num_held,
+            read_R=read_R,
+        )
+    count = rows.num_tokens
+    width = max(rows.tables_SM.shape[1], chunks.tables_SM.shape[1])
+    tables = [
+        torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=-1)
+        for tensor in (rows.tables_SM, chunks.tables_SM)
+    ]
+    return RaggedBatch(
+        torch.cat([rows.token_ids_T, chunks.token_ids_T]),
+        torch.cat([rows.position_ids_T, chunks.position_ids_T]),
+        torch.cat([rows.starts_S1, chunks.starts_S1[1:] + count]),
+        torch.cat([rows.held_S, chunks.held_S]),
+        torch.cat(tables),
+        torch.cat([rows.places_T, chunks.places_T]),
+        (*rows.num_new, *chunks.num_new),
+        (*rows.num_held, *chunks.num_held),
+        read_R=torch.cat([torch.arange(count, device=device), read_R + count]),
+    )
+
+
 @dataclass(frozen=True)
 class _ByKernel:
     """Samples that the kernel computes in one call: their rows, and what the call says of them."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, chain
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from plait.data.across import uploaded
-from plait.generation.ragged import SHORT_ROWS, NewTokens, RaggedBatch, ragged
+from plait.generation.ragged import SHORT_ROWS, NewTokens, RaggedBatch
 from plait.generation.sampler import SamplingRows
 from plait.generation.settings import Sampling
 from plait.policy.blocks import num_blocks_for
@@ -153,9 +156,10 @@ class DecodeBatch:
         return new
 
     def batch(self, drafts: Drafts) -> RaggedBatch:
-        """`ragged` of `new_tokens`; without drafts views in its place, which are valid until the batch changes."""
+        """What `ragged` makes of `new_tokens`, with tables as wide as there is room for. Tables, and without drafts the
+        rest, are views, which are valid until the batch changes."""
         if drafts:
-            return ragged(self.new_tokens(drafts), self._block_tokens, device=self.numbers.device)
+            return self._drafted(drafts)
         count = len(self.keys)
         _, newest_B, computed_B, _ = self.numbers[:, :count].unbind(0)
         tables_BM = self._tables[:count]
@@ -171,6 +175,29 @@ class DecodeBatch:
             num_held=tuple(self._held),
         )
 
+    def _drafted(self, drafts: Drafts) -> RaggedBatch:
+        """`batch` with drafts. The tables stand where they are: to say those of long contexts anew would take longer
+        than all else that the host does for a step."""
+        count, device = len(self.keys), self.numbers.device
+        new = [(newest, *drafts.get(key, ())) for key, newest in zip(self.keys, self._newest, strict=True)]
+        num_new = tuple(map(len, new))
+        assert max(num_new) <= SHORT_ROWS, f"a draft of {max(num_new) - 1} tokens"
+        numbers = np.stack([np.fromiter(chain.from_iterable(new), np.int64), *_places_of(num_new)])
+        token_ids_T, rows_T, further_T = uploaded(numbers, torch.int64, device).unbind(0)
+        computed_B, tables_BM = self.numbers[2, :count], self._tables[:count]
+        positions_T = computed_B[rows_T] + further_T
+        blocks_T = tables_BM[rows_T, positions_T // self._block_tokens]
+        return RaggedBatch(
+            token_ids_T=token_ids_T,
+            position_ids_T=positions_T,
+            starts_S1=uploaded([0, *accumulate(num_new)], torch.int32, device),
+            held_S=computed_B.int(),
+            tables_SM=tables_BM,
+            places_T=torch.add(positions_T % self._block_tokens, blocks_T, alpha=self._block_tokens),
+            num_new=num_new,
+            num_held=tuple(self._held),
+        )
+
     def draws(self, num_new: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Noise keys of the samples [D] and the places in the response of the tokens that they draw next [D].
 
@@ -181,8 +208,7 @@ class DecodeBatch:
         noise_keys_B, _, _, places_B = self.numbers[:, :count].unbind(0)
         if sum(num_new) == count:
             return noise_keys_B, places_B
-        numbers = [(row, further) for row, count in enumerate(num_new) for further in range(count)]
-        rows_D, further_D = uploaded(numbers, torch.int64, places_B.device).unbind(1)
+        rows_D, further_D = uploaded(np.stack(_places_of(num_new)), torch.int64, places_B.device).unbind(0)
         return noise_keys_B[rows_D], places_B[rows_D] + further_D
 
     def parameters(self, vocab_size: int) -> SamplingRows:
@@ -234,40 +260,12 @@ class DecodeBatch:
         self._starts = torch.arange(new_rows + 1, dtype=torch.int32, device=self._starts.device)
 
 
-def with_chunks(rows: RaggedBatch | None, chunks: RaggedBatch, read: Sequence[int]) -> RaggedBatch:
-    """One batch of both, the rows first.
+def _places_of(num_new: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], ...]:
+    """Of each token the row that it belongs to, and how many of that row's stand before it: int64 [D] each.
 
     Args:
-        read: rows of `chunks` whose logits are wanted; those of all `rows` are.
+        num_new: tokens of each row.
     """
-    device = chunks.token_ids_T.device
-    read_R = uploaded(read, torch.int64, device)
-    if rows is None:
-        return RaggedBatch(
-            chunks.token_ids_T,
-            chunks.position_ids_T,
-            chunks.starts_S1,
-            chunks.held_S,
-            chunks.tables_SM,
-            chunks.places_T,
-            chunks.num_new,
-            chunks.num_held,
-            read_R=read_R,
-        )
-    count = rows.num_tokens
-    width = max(rows.tables_SM.shape[1], chunks.tables_SM.shape[1])
-    tables = [
-        torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=-1)
-        for tensor in (rows.tables_SM, chunks.tables_SM)
-    ]
-    return RaggedBatch(
-        torch.cat([rows.token_ids_T, chunks.token_ids_T]),
-        torch.cat([rows.position_ids_T, chunks.position_ids_T]),
-        torch.cat([rows.starts_S1, chunks.starts_S1[1:] + count]),
-        torch.cat([rows.held_S, chunks.held_S]),
-        torch.cat(tables),
-        torch.cat([rows.places_T, chunks.places_T]),
-        (*rows.num_new, *chunks.num_new),
-        (*rows.num_held, *chunks.num_held),
-        read_R=torch.cat([torch.arange(count, device=device), read_R + count]),
-    )
+    counts_B = np.array(num_new, np.int64)
+    firsts_B = counts_B.cumsum() - counts_B
+    return np.arange(len(counts_B)).repeat(counts_B), np.arange(counts_B.sum()) - firsts_B.repeat(counts_B)
