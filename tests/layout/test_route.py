@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plait.errors import LayoutError, RunError
 from plait.layout.atoms import MoveClass, demand
@@ -16,9 +21,9 @@ from plait.layout.move import plan_move
 from plait.layout.move_cost import Bandwidths, cost
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.params import Param
-from plait.layout.route import split
+from plait.layout.route import SWEEPS, Chunk, routes, split
 from tests.layout.judge import judge
-from tests.layout.played_moves import allocate, execute
+from tests.layout.played_moves import allocate, execute, played_seconds
 
 ONE = (Param("w", (240,)),)
 
@@ -134,7 +139,7 @@ def test_cost_by_hand() -> None:
     plan = plan_move(string({0: (0, 240)}, "a"), target, Cluster(2, 2))
     speeds = Bandwidths(near=960, far=96, copy=1e9, near_latency=0.5, far_latency=1.0)
     assert plan.traffic.num_messages == 2
-    assert cost(plan.traffic, speeds).seconds == pytest.approx(12.5)
+    assert played_seconds(plan.traffic, speeds) == pytest.approx(12.5)
     assert cost(plan.traffic, speeds).bound == pytest.approx(11.0)
 
 
@@ -142,8 +147,71 @@ def test_ranks_that_share_a_network_interface_wait_for_it() -> None:
     source, target = string({0: (0, 120), 1: (120, 240)}, "a"), string({2: (0, 120), 3: (120, 240)}, "b")
     plan = plan_move(source, target, Cluster(2, 2))
     alone = Bandwidths(near=960, far=48, copy=1e9, far_latency=0.0, shared=False)
-    assert cost(plan.traffic, alone).seconds == pytest.approx(10.0)
-    assert cost(plan.traffic, replace(alone, shared=True)).seconds == pytest.approx(20.0)
+    assert played_seconds(plan.traffic, alone) == pytest.approx(10.0)
+    assert played_seconds(plan.traffic, replace(alone, shared=True)) == pytest.approx(20.0)
     copied = plan_move(source, string({0: (0, 120)}, "c"), Cluster(2, 2))
     assert {action.kind for _, action in copied} == {MoveKind.COPY}
-    assert cost(copied.traffic, replace(alone, copy=48.0)).seconds == pytest.approx(10.0)
+    assert played_seconds(copied.traffic, replace(alone, copy=48.0)) == pytest.approx(10.0)
+
+
+def plain_routes(chunks: list[Chunk], cluster: Cluster) -> list[list[tuple[int, int]]]:
+    """`routes`, where each sender is sought among all that could send."""
+    node_out, far_out, far_in, near_out = (defaultdict[int, int](int) for _ in range(4))
+    chosen: list[list[tuple[int, int]]] = [[] for _ in chunks]
+
+    def count(sender: int, receiver: int, size: int) -> None:
+        if cluster.node_of(sender) == cluster.node_of(receiver):
+            near_out[sender] += size
+        else:
+            node_out[cluster.node_of(sender)] += size
+            far_out[sender] += size
+            far_in[receiver] += size
+
+    def choose(chunk: Chunk, *, forward: bool) -> Iterator[tuple[int, int]]:
+        hops = dict.fromkeys(chunk.holders, 0)
+        mine: dict[int, list[int]] = {}
+        for rank in chunk.needers:
+            mine.setdefault(cluster.node_of(rank), []).append(rank)
+        far = [node for node in mine if node not in {cluster.node_of(rank) for rank in chunk.holders}]
+        sends, inside = list(chunk.holders), list(chunk.holders)
+        for node in sorted(far, key=lambda node: (node_out[node], node)):
+            entry = min(mine[node], key=lambda rank: (far_in[rank], near_out[rank], rank))
+            nodes = {n: [rank for rank in sends if cluster.node_of(rank) == n] for n in map(cluster.node_of, sends)}
+            origin = min(nodes, key=lambda n: (node_out[n], min(hops[rank] for rank in nodes[n]), n))
+            sender = min(nodes[origin], key=lambda rank: (far_out[rank], near_out[rank], hops[rank], rank))
+            hops[entry] = hops[sender] + 1
+            yield sender, entry
+            mine[node].remove(entry)
+            inside.append(entry)
+            if forward and not cluster.is_store(entry):
+                sends.append(entry)
+        for node, ranks in mine.items():
+            have = [rank for rank in inside if cluster.node_of(rank) == node]
+            for rank in sorted(ranks, key=lambda rank: (near_out[rank], rank)):
+                sender = min(have, key=lambda rank: (near_out[rank], hops[rank], rank))
+                hops[rank] = hops[sender] + 1
+                yield sender, rank
+                have += [rank] if forward else []
+
+    order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].holders), -chunks[i].num_elements, i))
+    for sweep in range(SWEEPS):
+        for i in order:
+            for edge in chosen[i]:
+                count(*edge, -chunks[i].num_elements)
+            chosen[i] = []
+            for edge in choose(chunks[i], forward=sweep > 0):
+                count(*edge, chunks[i].num_elements)
+                chosen[i].append(edge)
+    return chosen
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.sampled_from([1, 2, 4]), st.integers(0, 2))
+def test_senders_are_those_that_have_least_to_do(draw: Random, nodes: int, devices: int, num_stores: int) -> None:
+    cluster = Cluster(nodes, devices)
+    ranks = range(cluster.num_devices + num_stores)
+    chunks: list[Chunk] = []
+    for _ in range(draw.randint(1, 8)):
+        holders = sorted(draw.sample(ranks, draw.randint(1, max(1, len(ranks) // 2))))
+        needers = [rank for rank in ranks if rank not in holders and draw.random() < 0.6]
+        chunks += [Chunk(tuple(holders), tuple(needers), (), draw.randint(1, 20))] * draw.randint(1, 4)
+    assert routes(chunks, cluster) == plain_routes(chunks, cluster)

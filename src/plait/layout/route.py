@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappush, heapreplace
+from typing import NamedTuple
 
 from plait.layout.atoms import MoveClass, TensorBox
 from plait.layout.boxes import Box, boxes_of_range
@@ -32,8 +34,7 @@ class Chunk:
     num_elements: int
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """One message. `seq` counts all messages of the move; each rank works through its own in this order.
 
     In a round a rank sends at most one message and receives at most one.
@@ -120,9 +121,8 @@ def routes(chunks: Sequence[Chunk], cluster: Cluster) -> list[list[tuple[int, in
     choices of all others; with small chunks this descends to the least sum of squares of the loads, where the greatest
     load is least as well. In the first sweep only holders send: where they are balanced by themselves, nobody forwards.
     """
-    ranks = {rank for chunk in chunks for rank in (*chunk.holders, *chunk.needers)}
-    node_of = {rank: cluster.node_of(rank) for rank in ranks}
-    stores = {rank for rank in ranks if cluster.is_store(rank)}
+    node_of = {rank: cluster.node_of(rank) for rank in _ranks(chunks)}
+    stores = _stores(chunks, cluster)
     loads = Loads()
     chosen: list[list[tuple[int, int]]] = [[] for _ in chunks]
     order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].holders), -chunks[i].num_elements, i))
@@ -152,12 +152,16 @@ def _deliver(
     edges: list[tuple[int, int]] = []
     entries: dict[int, list[int]] = {}
     node_out, far_out, far_in, near_out = loads.node_out, loads.far_out, loads.far_in, loads.near_out
+    # The least loaded stands first in a heap; whoever sends is put back with what it has to do then.
+    nodes = [(node_out[node], 0, node) for node in having]
+    heapify(nodes)
     for node in sorted((node for node in lacking if node not in having), key=lambda node: (node_out[node], node)):
         entry = min(lacking[node], key=lambda rank: (far_in[rank], near_out[rank], rank))
-        from_node = min(having, key=lambda n: (node_out[n], min(hops[rank] for rank in having[n]), n))
+        out, hop, from_node = nodes[0]
         sender = min(having[from_node], key=lambda rank: (far_out[rank], near_out[rank], hops[rank], rank))
         edges.append((sender, entry))
         node_out[from_node] += size
+        heapreplace(nodes, (out + size, hop, from_node))
         far_out[sender] += size
         far_in[entry] += size
         lacking[node].remove(entry)
@@ -165,15 +169,17 @@ def _deliver(
         entries[node] = [entry]
         if forward and entry not in stores:
             having[node].append(entry)
+            heappush(nodes, (node_out[node], hops[entry], node))
     for node, ranks in lacking.items():
-        have = entries.get(node) or having[node]
-        for rank in sorted(ranks, key=lambda rank: (near_out[rank], rank)):
-            sender = min(have, key=lambda rank: (near_out[rank], hops[rank], rank))
+        have = [(near_out[rank], hops[rank], rank) for rank in entries.get(node) or having[node]]
+        heapify(have)
+        for _, rank in sorted((near_out[rank], rank) for rank in ranks):
+            out, hop, sender = have[0]
             edges.append((sender, rank))
             near_out[sender] += size
-            hops[rank] = hops[sender] + 1
+            heapreplace(have, (out + size, hop, sender))
             if forward:
-                have.append(rank)
+                heappush(have, (near_out[rank], hop + 1, rank))
     return edges
 
 
@@ -187,14 +193,16 @@ def rounds(chunks: Sequence[Chunk], routes: Sequence[Sequence[tuple[int, int]]],
     sending: dict[int, int] = defaultdict(int)
     receiving: dict[int, int] = defaultdict(int)
     placed: list[tuple[int, int, int, int, int]] = []
+    stores = _stores(chunks, cluster)
     for index, (chunk, edges) in enumerate(zip(chunks, routes, strict=True)):
         rounds_of_ranks = dict.fromkeys(chunk.holders, 0)
         for hop, (sender, receiver) in enumerate(edges):
-            busy = (sending[sender] | receiving[receiver]) >> rounds_of_ranks[sender]
-            at = rounds_of_ranks[sender] + (~busy & (busy + 1)).bit_length() - 1
-            if not cluster.is_store(sender):
+            first = rounds_of_ranks[sender]
+            busy = (sending[sender] | receiving[receiver]) >> first
+            at = first + (~busy & (busy + 1)).bit_length() - 1
+            if sender not in stores:
                 sending[sender] |= 1 << at
-            if not cluster.is_store(receiver):
+            if receiver not in stores:
                 receiving[receiver] |= 1 << at
             rounds_of_ranks[receiver] = at + 1
             placed.append((at, index, hop, sender, receiver))
@@ -202,6 +210,14 @@ def rounds(chunks: Sequence[Chunk], routes: Sequence[Sequence[tuple[int, int]]],
         Transfer(seq, at, sender, receiver, chunks[index])
         for seq, (at, index, _, sender, receiver) in enumerate(sorted(placed))
     ]
+
+
+def _ranks(chunks: Sequence[Chunk]) -> set[int]:
+    return {rank for chunk in chunks for rank in (*chunk.holders, *chunk.needers)}
+
+
+def _stores(chunks: Sequence[Chunk], cluster: Cluster) -> set[int]:
+    return {rank for rank in _ranks(chunks) if cluster.is_store(rank)}
 
 
 def interleaved(classes: Sequence[Sequence[Chunk]]) -> list[Chunk]:
