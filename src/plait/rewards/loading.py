@@ -80,9 +80,10 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
 
 def load_file(path: Path) -> ModuleType:
     """Import a file as a module of its own, anew where it has changed since; its folder becomes importable, as when it
-    is run as a script."""
+    is run as a script, and the packages that the file is in, so that it may import relatively to them."""
     resolved = path.resolve()
-    name = f"plait_user_{resolved.stem}"
+    package, *places = _packages_of(resolved)
+    name = f"{package}.plait_user_{resolved.stem}".removeprefix(".")
     source = resolved.read_bytes()
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(resolved) and _sources.get(name) == source:
@@ -90,8 +91,7 @@ def load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, resolved)
     assert spec is not None, f"{resolved} has no loader"
     assert spec.loader is not None, f"{resolved} has no loader"
-    if str(resolved.parent) not in sys.path:
-        sys.path.append(str(resolved.parent))
+    sys.path += [place for place in dict.fromkeys([str(resolved.parent), *places]) if place not in sys.path]
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     _sources[name] = source
@@ -103,3 +103,13 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _packages_of(file: Path) -> tuple[str, ...]:
+    """Dotted, the packages that a file is in, and the folder that these are found in; of a file in none "" alone."""
+    names: list[str] = []
+    folder = file.parent.parent if file.name == "__init__.py" else file.parent  # that one is a package itself
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return (".".join(names), str(folder)) if names else ("",)

@@ -1,0 +1,66 @@
+"""A function is found by its file or its module, with what it imports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.errors import ConfigError
+from plait.rewards.loading import load_function
+
+
+@pytest.fixture(autouse=True)
+def modules_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if "plait_user_" in name or name.startswith("my_scores"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """my_scores.inner, whose modules import each other relatively."""
+    inner = tmp_path / "my_scores" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").write_text("")
+    (inner.parent / "words.py").write_text("def count(text): return float(len(text.split()))\n")
+    (inner / "length.py").write_text(
+        "from ..words import count\n"
+        "def words(completions, **_): return [count(text) for text in completions]\n"
+        "def late(completions, **_):\n"
+        "    from .. import words\n"
+        "    return [words.count(text) for text in completions]\n"
+    )
+    return inner
+
+
+@pytest.mark.parametrize("name", ["words", "late"])
+def test_a_file_in_a_package_may_import_relatively(package: Path, name: str) -> None:
+    function = load_function(f"{package}/length.py:{name}")
+    assert function(["one two", ""]) == [2.0, 0.0]
+
+
+def test_a_file_in_a_package_that_changes_is_imported_anew(package: Path) -> None:
+    load_function(f"{package}/length.py:words")
+    (package / "length.py").write_text("from .. import words as ours\ndef words(completions): return ours.__name__\n")
+    assert load_function(f"{package}/length.py:words")([]) == "my_scores.words"
+
+
+def test_the_file_of_a_package_itself_may_import_relatively(package: Path) -> None:
+    (package / "__init__.py").write_text("from .length import words\n")
+    assert load_function(f"{package}/__init__.py:words")(["one two"]) == [2.0]
+
+
+def test_a_file_in_no_package_imports_what_is_beside_it_and_nothing_relatively(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("ONE = 1.0\n")
+    (tmp_path / "scores.py").write_text("from beside_it import ONE\ndef one(completions): return [ONE]\n")
+    assert load_function(f"{tmp_path}/scores.py:one")([""]) == [1.0]
+    (tmp_path / "scores.py").write_text("from .beside_it import ONE\ndef one(completions): return [ONE]\n")
+    with pytest.raises(ConfigError, match=r"scores.py:1: ImportError: attempted relative import with no known parent"):
+        load_function(f"{tmp_path}/scores.py:one")
+    del sys.modules["beside_it"]
