@@ -76,10 +76,11 @@ def answer(key: str, value: Any = None) -> str:
         key: dotted; of a recipe's `options` with that before it.
         value: what stands there; of a section of keys the first that is known is answered.
     """
-    entry_of_leaf = next(filter(None, map(_find, _leaves(key.removeprefix("options."), value))), None)
-    if entry_of_leaf is None:
+    key_of_theirs = key.removeprefix("options.")
+    found = next(filter(None, map(_find, _leaves(key_of_theirs, value))), None) or _section_of_theirs(key_of_theirs)
+    if found is None:
         return ""
-    system, name, entry = entry_of_leaf
+    system, name, entry = found
     if entry.keys == (key,) and not isinstance(value, Mapping):
         return ""  # ours of the same name, which is not known in this place
     place = "" if name == key else f" `{name}`"
@@ -100,13 +101,26 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
 
 def _find(key: str) -> tuple[System, str, OtherName] | None:
     """The entry of the name itself, else of a dotted one that ends with it; else, of a key in a section of ours, of a
-    name that ends as it does and whose key is in that section: `optimizer.lr`."""
-    every = [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]
+    name that ends as it does and whose key is in that section (`optimizer.lr`, `sampling.max_completion_length`), or of
+    one that has none (`lora.use_dora`)."""
+    every = _every()
     exact = next((named for named in every if named[1] == key), None)
     if exact is not None or key in _ANYWHERE:
         return exact
     if (whole := next((named for named in every if named[1].endswith(f".{key}")), None)) is not None:
         return whole
     section, _, leaf = key.rpartition(".")
-    ends = (named for named in every if section and named[1].endswith(f".{leaf}"))
-    return next((named for named in ends if any(ours.rpartition(".")[0] == section for ours in named[2].keys)), None)
+    ends = [named for named in every if section and named[1].rpartition(".")[2] == leaf]
+    of_section = (named for named in ends if any(ours.rpartition(".")[0] == section for ours in named[2].keys))
+    return next(of_section, None) or next((named for named in ends if named[1] == leaf and not named[2].keys), None)
+
+
+def _section_of_theirs(key: str) -> tuple[System, str, OtherName] | None:
+    """The entry of a name that holds what stands in it, whatever that is: `peft_config.r`."""
+    parts = key.split(".")
+    wholes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((named for whole in wholes for named in _every() if named[1] == whole), None)
+
+
+def _every() -> list[tuple[System, str, OtherName]]:
+    return [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]
