@@ -18,7 +18,7 @@ from plait.errors import ModelError
 from plait.layout.params import ALIGNMENT_BYTES
 from plait.models import scalar_loading
 from plait.models.files.saving import save_pretrained
-from plait.models.language_loading import from_module, load_model, prepare
+from plait.models.language_loading import from_module, load_model, prepare, read_tokens
 from plait.models.parallel import part_loading
 from plait.models.scalar_loading import ScalarHead, over_decoder
 from tests.cases import slow_but
@@ -133,6 +133,19 @@ def test_a_saved_folder_loads_in_transformers_and_here(family: str, tmp_path: Pa
     messages = [{"role": "user", "content": "what is 3 plus 4?"}]
     text = tiny_tokenizer().apply_chat_template(messages, tokenize=False)
     assert AutoTokenizer.from_pretrained(tmp_path / "final").apply_chat_template(messages, tokenize=False) == text
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["stated for generation", "by the configuration alone"])
+def test_end_tokens_are_known_without_weights(stated: bool, tmp_path: Path) -> None:
+    module = tiny("llama", dtype=torch.float32, eos_token_id=[7, 9])
+    module.generation_config.eos_token_id = [5, 7]
+    save_pretrained(from_module(module, tiny_tokenizer(), "float32"), tmp_path / "it")
+    if not stated:
+        (tmp_path / "it" / "generation_config.json").unlink()
+    tokenizer, ends = read_tokens(str(tmp_path / "it"))
+    assert ends == load_model(str(tmp_path / "it"), dtype="float32").eos_token_ids
+    assert ends == ((5, 7, 9, 2) if stated else (7, 9, 2))
+    assert tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
 
 
 def test_saved_settings_are_the_models_own(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from plait.models.files import hub
 from plait.models.files.saving import merged_weight, save_pretrained
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
+from plait.models.loading import read_tokens
 from plait.models.lora import add_lora, check_targets, targets_of, without_lora
 from plait.models.lora_files import load_adapter, save_adapter
 from plait.models.lora_settings import LoraSettings
@@ -162,6 +163,7 @@ def test_a_saved_adapter_names_its_base_from_the_root_on(tmp_path: Path, monkeyp
     save_adapter(view, tmp_path / "it")
     monkeypatch.chdir(tmp_path / "it")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "it").peft_config["default"].r == 4
+    assert read_tokens("../it")[1] == view.eos_token_ids == (2,), "those of its base"
 
 
 def test_a_saved_adapter_names_a_base_of_a_hub_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from plait.layout.params import FlatLayout
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.backbone import Backbone
 from plait.models.compute import attention, cpu_linear, gated_mlp, rms_norm, rope
-from plait.models.files.pretrained import config_of, module_of, tokenizer_of
+from plait.models.files.pretrained import config_of, generation_of, module_of, tokenizer_of
 from plait.models.files.saving import without_progress_bars
 from plait.models.head import NO_HEAD, find_head
 from plait.models.language_model import LanguageModel
@@ -101,6 +101,20 @@ def read_config(name: str) -> tuple[Path, Any, Any]:
         config = config_of(folder, name)
         check_family(causal_class(config, name), config, name)
         return folder, config, tokenizer_of(folder, name)
+
+
+def read_tokens(name: str) -> tuple[Any, tuple[int, ...]]:
+    """The tokenizer and the end tokens of the model that `load_model` makes of a checkpoint. Reads no weights.
+
+    Raises:
+        ModelError: see `read_config`.
+    """
+    folder, config, tokenizer = read_config(name)
+    with _reading(name):
+        from transformers import GenerationConfig
+
+        generation = generation_of(folder) or GenerationConfig.from_model_config(config)
+    return tokenizer, eos_token_ids(generation, config.get_text_config(), tokenizer)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -31,3 +32,16 @@ def load_model(name: str, *, dtype: str = "bfloat16", device: torch.device | str
         raise base_missing(name, adapter, error) from error
     view = load_adapter(base, adapter.folder, name="adapter")
     return replace(view, tokenizer=tokenizer_of(adapter.folder, name)) if adapter.has_tokenizer else view
+
+
+def read_tokens(name: str) -> tuple[Any, tuple[int, ...]]:
+    """The tokenizer and the end tokens of the model that `load_model` gives. Reads no weights.
+
+    Raises:
+        ModelError: see there.
+    """
+    adapter = adapter_of(name)
+    if adapter is None:
+        return language_loading.read_tokens(name)
+    tokenizer, ends = language_loading.read_tokens(adapter.base)
+    return tokenizer_of(adapter.folder, name) if adapter.has_tokenizer else tokenizer, ends

@@ -20,6 +20,7 @@ from plait.models.compute.attention import AttentionContext
 from plait.models.compute.float64 import kept_float64
 from plait.models.draws import generator
 from plait.models.files.claims import read_object
+from plait.models.files.pretrained import generation_of
 from plait.models.language_loading import eos_token_ids, max_positions, prepare, read_folder
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.part import require_whole
@@ -150,7 +151,7 @@ def over_decoder(
     module = ScalarModule(decoder, nn.Parameter(head.weight_1H))
     layout = layout_of(module)
     config = decoder.config.get_text_config()
-    eos = eos_token_ids(_generation_config(folder), config, tokenizer)
+    eos = eos_token_ids(generation_of(folder), config, tokenizer)
     if has_weights:
         weights = move_into_flat(module, layout, dtype, device)
     else:
@@ -244,11 +245,3 @@ def without_reports() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _generation_config(folder: Path | None) -> Any:
-    from transformers import GenerationConfig
-
-    if folder is None or not (folder / "generation_config.json").exists():
-        return None
-    return GenerationConfig.from_pretrained(folder)

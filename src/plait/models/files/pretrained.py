@@ -56,6 +56,15 @@ def config_of(folder: Path, name: str) -> Any:
     return config
 
 
+def generation_of(folder: Path | None) -> Any:
+    """The generation configuration in a checkpoint's folder, where chat models add end tokens; None without one."""
+    from transformers import GenerationConfig
+
+    if folder is None or not (folder / "generation_config.json").exists():
+        return None
+    return GenerationConfig.from_pretrained(folder)
+
+
 def module_of(folder: Path, name: str, dtype: Any, *, decoder_only: bool) -> tuple[Any, dict[str, Any]]:
     """The weights in a checkpoint's folder, as a module, and Transformers' report about them.
 

@@ -24,7 +24,7 @@ from plait.layout.params import Parameters
 from plait.layout.shards import check
 from plait.models import scalar_loading
 from plait.models.files.checkpoint_files import CheckpointFiles
-from plait.models.files.pretrained import new_module
+from plait.models.files.pretrained import generation_of, new_module
 from plait.models.flat_weights import FlatWeights, cut_block
 from plait.models.language_loading import load_model, read_config, read_folder, without_weights
 from plait.models.parallel.partial import Values, cut_from, cut_layers, part_of, take_weights
@@ -88,8 +88,6 @@ class PartLoader:
         return model
 
     def _without_weights(self, name: str, scalar: bool) -> Any:
-        from transformers import GenerationConfig
-
         if name not in self._read:
             self._read[name] = read_config(name)
         folder, config, tokenizer = self._read[name]
@@ -97,8 +95,8 @@ class PartLoader:
             module = new_module(copy.deepcopy(config), self._dtype, decoder_only=scalar)
         if scalar:
             return scalar_loading.over_decoder(module, tokenizer, folder, self._head(name), self._dtype, self._device)
-        if (folder / "generation_config.json").exists():
-            module.generation_config = GenerationConfig.from_pretrained(folder)
+        if (stated := generation_of(folder)) is not None:
+            module.generation_config = stated
         return without_weights(module, tokenizer, self._dtype, self._device)
 
     def _head(self, name: str) -> ScalarHead:

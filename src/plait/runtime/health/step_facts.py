@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Grain, Node
+from plait.models.loading import read_tokens
 from plait.runtime.health.loss_splits import split_gaps
 from plait.runtime.health.patient import Patient
 from plait.runtime.steps.step import StepState
@@ -31,7 +33,7 @@ class StepFacts:
 
     def __init__(self, patient: Patient) -> None:
         self._patient = patient
-        self._ends = self._end_ids()
+        self._stops, self._ends = self._end_ids()
 
     def of_step(self, state: StepState, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the rules read; a fact that does not apply is absent."""
@@ -57,7 +59,7 @@ class StepFacts:
             facts["off_policy"] = float(0 < lag <= self._patient.recipe.max_staleness)
         if sampling.stop:
             return facts | {"stop_strings": 1.0}
-        stops = self._stop_ids()
+        stops = self._stops
         if stops:
             finished = [sample for sample in samples if sample.finish_reason is FinishReason.STOP]
             if finished:
@@ -100,22 +102,19 @@ class StepFacts:
                 facts |= mask_edges(rows, rows.columns[mask], self._ends)
         return facts
 
-    def _stop_ids(self) -> frozenset[int]:
-        stated_ids = self._patient.recipe.sampling.stop_token_ids
-        actor = self._patient.models.get("actor")
-        own_ids = () if actor is None else actor.eos_token_ids
-        return frozenset(own_ids if stated_ids is None else stated_ids)
-
-    def _end_ids(self) -> frozenset[int]:
-        """Tokens that end a turn: those that end a response here, and those that do so in the families of models."""
-        actor = self._patient.models.get("actor")
-        ids = set(self._stop_ids())
+    def _end_ids(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Tokens that end a response here; and those that end a turn, here or in the families of models."""
+        recipe, actor = self._patient.recipe, self._patient.models.get("actor")
+        tokenizer: Any = None
+        own_ids: tuple[int, ...] = ()
         if actor is not None:
-            ids |= set(actor.eos_token_ids)
-            if actor.tokenizer is not None:
-                vocabulary = actor.tokenizer.get_vocab()
-                ids |= {vocabulary[token] for token in END_TOKENS if token in vocabulary}
-        return frozenset(ids)
+            tokenizer, own_ids = actor.tokenizer, actor.eos_token_ids
+        elif "actor" in self._patient.roles:  # it is with other ranks alone
+            tokenizer, own_ids = read_tokens(recipe.model)
+        stated_ids = recipe.sampling.stop_token_ids
+        stops = frozenset(own_ids if stated_ids is None else stated_ids)
+        vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
+        return stops, stops.union(own_ids, (vocabulary[token] for token in END_TOKENS if token in vocabulary))
 
 
 def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str, float]:
