@@ -15,7 +15,6 @@ import pytest
 from plait.launch import monitor
 from plait.launch.failures import Ended, WorkerError
 from plait.launch.local import LocalProcesses
-from tests.cases import slow_but
 from tests.launch.workers import Echo, Summing, Unbuildable, waiter
 from tests.processes import alive, gone, until
 
@@ -125,7 +124,8 @@ def test_an_exception_is_held_back_for_the_death_that_may_have_caused_it(pair, m
 # -- freeze
 
 
-@pytest.mark.parametrize("by", slow_but(["controller"], ["itself", "controller"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["itself", "controller"])
 def test_a_stopped_process_is_found_by_its_silence(by, tmp_path):
     with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 2) as group:
         waiting = waiter(group, 0, 1, tmp_path)
@@ -153,12 +153,13 @@ def test_a_long_action_is_no_freeze():
 
 
 def test_sending_to_a_stopped_process_does_not_block():
-    with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 1) as group:
+    with LocalProcesses(freeze_after_s=FREEZE_S / 2).start(Echo, 1) as group:
         os.kill(group.pids[0], signal.SIGSTOP)
         handle = group.submit(0, "back", bytes(20_000_000))
         assert failure_of(handle, limit_s=FREEZE_S + 20.0).ended is Ended.FROZEN
 
 
+@pytest.mark.slow
 def test_a_machine_that_was_held_up_does_not_take_that_for_silence():
     with LocalProcesses(freeze_after_s=FREEZE_S).start(Echo, 1) as group:
         with group._monitor.changed:  # controller and worker alike stand still
@@ -173,7 +174,7 @@ def test_a_machine_that_was_held_up_does_not_take_that_for_silence():
 
 
 def test_an_exception_interrupts_who_waits_for_another_rank_once(pair):
-    waiting = pair.submit(0, "nap", 1.5)
+    waiting = pair.submit(0, "nap", 1.0)
     failed = pair.submit(1, "fail", "lost")
     failure = failure_of(waiting)
     assert (failure.ended, failure.rank, failure.action) == (Ended.RAISED, 1, "fail")
@@ -226,7 +227,7 @@ def test_a_start_that_fails_or_is_late_leaves_nothing(tmp_path):
 
 
 def test_disjoint_ranks_run_at_the_same_time(pair):
-    first, second = pair.submit(0, "interval", 0.5), pair.submit(1, "interval", 0.5)
+    first, second = pair.submit(0, "interval", 0.3), pair.submit(1, "interval", 0.3)
     (start0, end0), (start1, end1) = first.result(LIMIT_S), second.result(LIMIT_S)
     assert max(start0, start1) < min(end0, end1)
 

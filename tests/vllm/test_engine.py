@@ -123,11 +123,17 @@ def faulty(fault: str, **keys: Any) -> Any:
     [
         ("dies", r"vLLM's process for `actor` was killed by SIGKILL in `step` after [\d.]+ s"),
         ("raises", r"vLLM's process for `actor` raised MemoryError: no block is left in `step`"),
-        ("hangs", r"vLLM's process for `actor` has not answered within the deadline of 1 s in `step`"),
+        ("hangs", r"vLLM's process for `actor` has not answered within the deadline of 0.5 s in `step`"),
     ],
 )
-def test_a_process_that_fails_is_named_with_its_last_words(tiny_folder: Path, fault: str, words: str) -> None:  # noqa: F811
-    engine = engine_of(tiny_folder, faulty(fault), answer_s=1.0 if fault == "hangs" else 60.0)
+def test_a_process_that_fails_is_named_with_its_last_words(
+    tiny_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr("plait.vllm.engine.CLOSE_S", 0.1)  # one that hangs does not end by itself
+    engine = engine_of(tiny_folder, faulty(fault), answer_s=0.5 if fault == "hangs" else 60.0)
     (pid,) = engine.group.pids
     engine._is_behind = False
     engine.add(request(0))

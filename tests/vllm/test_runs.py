@@ -56,18 +56,18 @@ def test_a_run_that_is_resumed_draws_what_it_would_have_drawn(
     monkeypatch: Any,
 ) -> None:
     keys: dict[str, Any] = {"sampling.engine": "vllm", "checkpoint.every": 1}
-    whole = make_recipe(**keys, steps=3, run_dir=str(tmp_path / "whole"))
-    parts = [make_recipe(**keys, steps=steps, run_dir=str(tmp_path / "parts")) for steps in (1, 3)]
+    whole = make_recipe(**keys, steps=2, run_dir=str(tmp_path / "whole"))
+    parts = [make_recipe(**keys, steps=steps, run_dir=str(tmp_path / "parts")) for steps in (1, 2)]
     with standing_in(monkeypatch):
         run(whole)
         run(parts[0])
         run(parts[1], resume=True)
         with pytest.raises(ConfigError, match=r"begun with other values of `sampling.engine`"):
             run(
-                make_recipe(**keys | {"sampling.engine": "plait"}, steps=4, run_dir=str(tmp_path / "parts")),
+                make_recipe(**keys | {"sampling.engine": "plait"}, steps=3, run_dir=str(tmp_path / "parts")),
                 resume=True,
             )
-    assert [samples(parts[1], step) for step in (1, 2, 3)] == [samples(whole, step) for step in (1, 2, 3)]
+    assert [samples(parts[1], step) for step in (1, 2)] == [samples(whole, step) for step in (1, 2)]
 
 
 def test_an_evaluation_by_itself_ends_its_engine(make_recipe: MakeRecipe, monkeypatch: Any) -> None:  # noqa: F811
