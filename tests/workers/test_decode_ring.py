@@ -85,7 +85,7 @@ def test_ranks_that_share_layers_are_stages_together(four: Group, groups: int) -
     equals(seen, requests, exact=False)
 
 
-@settings(max_examples=examples(6, 60))
+@settings(max_examples=examples(4, 60))
 @given(
     st.lists(
         st.tuples(st.integers(1, 40), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans()),
@@ -119,7 +119,7 @@ def test_shares_are_equal_and_get_smaller_as_samples_end(two: Group) -> None:
 
 @pytest.mark.parametrize("groups", slow_but([3], [2, 3]))
 def test_a_pool_that_is_too_small_lands_all_before_anybody_gives_way(two: Group, groups: int) -> None:
-    requests = [request(uid, 20, [26, 26]) for uid in range(3)]
+    requests = [request(uid, 20, [16, 16]) for uid in range(3)]
     how = {"decode_groups": groups, "kv_tokens": 112, "exact": True}
     seen = ask(two, "generated", {"pp": 2}, how, requests)
     equals(seen, requests, exact=True)
@@ -127,7 +127,8 @@ def test_a_pool_that_is_too_small_lands_all_before_anybody_gives_way(two: Group,
     assert max(seen[0].in_flight) == groups
 
 
-@pytest.mark.parametrize("groups", slow_but([3], [1, 2, 3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2, 3])
 def test_drafts_within_the_ring(two: Group, groups: int) -> None:
     """Greedy samples of one prompt repeat themselves; what is guessed changes no sample."""
     requests = [request(uid, 12, [30, 30, 30], temperature=0.0) for uid in range(2)]
@@ -136,7 +137,7 @@ def test_drafts_within_the_ring(two: Group, groups: int) -> None:
     assert max(one.drafted for one in seen) >= 10
 
 
-@pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
+@pytest.mark.parametrize("sizes", [{"tp": 2}, pytest.param({"pp": 2}, marks=pytest.mark.slow)], ids=["tp", "pp"])
 def test_guesses_change_no_bit_of_an_instance_of_two_ranks(two: Group, sizes: dict[str, int]) -> None:
     """With filters, and chunks of prompts that samples share."""
     requests = [request(uid, 40, [20, 14], temperature=0.1, top_k=40, top_p=0.95) for uid in range(2)]
@@ -158,7 +159,7 @@ BESIDE = {
     "a small pool": {"kv_tokens": 64},
 }
 SIZES = {"tp": {"tp": 2}, "pp": {"pp": 2}, "ring": {"pp": 2, "groups": 3}}
-MISLED = [("tp", "a small pool", "wrong at last"), ("ring", "a small pool", "at random")]
+MISLED = [("ring", "a small pool", "wrong at last")]
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ def test_a_stage_that_stands_still_is_named() -> None:
     """Nobody waits without end, and who waits says for whom."""
     with LocalProcesses(threads=1).start(TeamWorker, 2) as group:
         requests = [request(uid, 7, [30, 30]) for uid in range(3)]
-        handle = group.submit(range(2), "run", "tests.workers.ring_runs", "stalled", 1, 1.5, requests)
-        with pytest.raises(WorkerError, match=r"rank 0 expected rank 1 to take part in (recv|send) .* within 1.5 s"):
+        handle = group.submit(range(2), "run", "tests.workers.ring_runs", "stalled", 1, 1.0, requests)
+        with pytest.raises(WorkerError, match=r"rank 0 expected rank 1 to take part in (recv|send) .* within 1 s"):
             handle.result(LIMIT_S)
         group.close(grace_s=0.0)  # that one sleeps on

@@ -83,6 +83,7 @@ def played(group: Group, cases: list[tuple[Any, ...]], count: int) -> int:
     return sum(moved)
 
 
+@pytest.mark.slow
 def test_samples_that_move_between_two_processes_say_the_same(two: Group) -> None:
     assert played(two, ON_TWO, examples(5, 40)) > 0
 

@@ -70,7 +70,9 @@ def test_samples_go_on_in_another_process(two: Group, dtype: str, exact: bool) -
     assert target.num_held == [1, 1 + (1 + 2) + 1 + (2 + 2)]
 
 
-@pytest.mark.parametrize(("dtype", "stages"), [("float32", 1), ("float32", 2), ("bfloat16", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "stages"), slow_but([("float32", 1)], [("float32", 1), ("float32", 2), ("bfloat16", 2)])
+)
 def test_samples_that_leave_in_the_middle_of_guesses_say_the_same(two: Group, dtype: str, stages: int) -> None:
     """Tokens and log-probs to the same bits, at once and ahead, from what was guessed on both sides; and the target
     knows of every kind of guess what the source knew, or more."""
