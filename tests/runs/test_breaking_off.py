@@ -24,6 +24,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.api import run
 from plait.runtime.session import Session
+from tests.cases import slow_but
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -70,7 +71,7 @@ def wrong_inputs(tmp_path: Path) -> list[tuple[dict[str, Any], type[PlaitError],
     ]
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("which", slow_but([0, 2], [0, 1, 2]))
 def test_wrong_input_leaves_the_old_run_and_the_folder_as_they_were(
     make_recipe: MakeRecipe, tmp_path: Path, tiny_folder: Path, which: int
 ) -> None:

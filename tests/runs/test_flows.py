@@ -117,7 +117,7 @@ def test_an_evaluation_leaves_training_as_it_was(
     make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
 ) -> None:
     """No draw, no order of the data and no weight depends on whether held-out items were looked at in between."""
-    keys = {"steps": 3, "evaluation.items": 3}
+    keys = {"steps": 2, "evaluation.items": 3}
     seldom = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "seldom"), **keys)
     often = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "often"), **keys, **{"evaluation.every": 1})
     run(seldom)
@@ -133,8 +133,8 @@ FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
 
 @pytest.mark.parametrize("flow", slow_but(["safe_rlhf"], FLOWS))
 def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str) -> None:
-    """Killed in the middle of the fourth step of five, with a checkpoint every two; carried values go on too."""
-    keys = {"steps": 5, "checkpoint.every": 2}
+    """Killed in the middle of the last of four steps, with a checkpoint every two; carried values go on too."""
+    keys = {"steps": 4, "checkpoint.every": 2}
     whole = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "whole"), **keys)
     run(whole)
     killed = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "killed"), **keys)
@@ -147,7 +147,7 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, s
 def test_adapters_alone_are_trained_and_saved(
     make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
 ) -> None:
-    keys = {"lora": {"rank": 4}, "steps": 5, "checkpoint.every": 2, "optimizer.learning_rate": 1e-2}
+    keys = {"lora": {"rank": 4}, "steps": 4, "checkpoint.every": 2, "optimizer.learning_rate": 1e-2}
     recipe = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "whole"), **keys)
     run(recipe)
     final = recipe.run_dir / "final"
@@ -183,7 +183,7 @@ def test_roles_with_adapters_share_one_base(make_recipe: MakeRecipe, data: dict[
 
 
 def test_dynamic_sampling_draws_until_groups_differ(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    keys = {"steps": 5, "checkpoint.every": 2, "prompts_per_step": 3, "options": {"dynamic_sampling": True}}
+    keys = {"steps": 4, "checkpoint.every": 2, "prompts_per_step": 3, "options": {"dynamic_sampling": True}}
     (tmp_path / "some.py").write_text(
         "def some(prompts, completions, **columns):\n"
         "    return [float(i) if int(p.split()[2]) % 2 else 1.0 for i, p in enumerate(prompts)]\n"

@@ -27,6 +27,7 @@ def kl_of(recipe: Recipe) -> list[float]:
     return [float(row["kl"]) for row in read_rows(recipe.run_dir / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_policy_after_every_step_has_no_kl_to_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     assert kl_of(make_recipe(**KEYS))[-1] > 0.1
     followed = make_recipe(
@@ -82,7 +83,7 @@ def test_a_resumed_run_has_the_same_reference(make_recipe: MakeRecipe, tmp_path:
 def test_the_doctor_knows_when_it_may_change(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = KEYS | {"reference.sync_every": 2, "reference.mixup": 0.5, "run_dir": str(tmp_path / "run")}
+    keys = KEYS | {"steps": 3, "reference.sync_every": 2, "reference.mixup": 0.5, "run_dir": str(tmp_path / "run")}
 
     def is_said() -> bool:
         return "after its last sync" in (tmp_path / "run" / "doctor.jsonl").read_text()

@@ -72,9 +72,17 @@ def full_export(name: str, error: Exception) -> Callable[[pytest.MonkeyPatch, li
             "evaluations.jsonl cannot be written: No space left on device",
             marks=pytest.mark.slow,
         ),
-        (full_log("trace.json"), "trace.json cannot be written: No space left on device"),
+        pytest.param(
+            full_log("trace.json"),
+            "trace.json cannot be written: No space left on device",
+            marks=pytest.mark.slow,
+        ),
         (full_samples, r"step-000003\.jsonl cannot be written: No space left on device"),
-        (full_export("best", FULL), r"best weights so far cannot be written to .*best: .*No space left"),
+        pytest.param(
+            full_export("best", FULL),
+            r"best weights so far cannot be written to .*best: .*No space left",
+            marks=pytest.mark.slow,
+        ),
         (
             full_export("final", SafetensorError("No space left")),
             r"final weights cannot be written to .*final: No space",

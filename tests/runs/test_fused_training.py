@@ -167,8 +167,8 @@ def test_an_order_is_as_short_as_it_can_be_and_keeps_to_the_memory_that_is_left(
 ) -> None:
     """Two equal models of two stages: no bubbles, but where a rank may hold one micro-batch of each alone."""
     recipe = placed("ppo", "short", **PPO[1], plan=str(write_plan(place, "short", FOUND)))
-    plan = prepare(recipe).plan
     prepared = prepare(recipe)
+    plan = prepared.plan
     facts = facts_of(prepared, replace(plan, schedules=()))
     costs = costs_of_run(prepared, SampleLengths(Lengths.fixed(8), prepared.lengths.responses))
     workload = workload_of(facts, costs)

@@ -15,6 +15,7 @@ from plait.runtime import api
 from plait.runtime.api import run
 from plait.runtime.folder.export import trained_roles
 from plait.runtime.session import Session
+from tests.cases import slow_but
 from tests.runs.test_breaking_off import MakeRecipe, checkpoints_of, steps_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoints"
@@ -35,7 +36,7 @@ def poisoned_after(step: int, buffer: str, patch: pytest.MonkeyPatch) -> None:
     patch.setitem(api.train_session.__globals__, "run_step", poison)
 
 
-@pytest.mark.parametrize("buffer", ["masters", "exp_avg_sq"])
+@pytest.mark.parametrize("buffer", slow_but(["masters"], ["masters", "exp_avg_sq"]))
 def test_what_is_not_finite_is_not_saved(make_recipe: MakeRecipe, buffer: str) -> None:
     recipe = make_recipe(steps=4, **{"checkpoint.every": 1, "doctor.enabled": False})
     with pytest.MonkeyPatch.context() as patch:

@@ -67,7 +67,7 @@ def replayed(recipe: Recipe, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("on_update", "most"), [("keep", 1), ("recompute", 2)])
+@pytest.mark.parametrize(("on_update", "most"), slow_but([("recompute", 2)], [("keep", 1), ("recompute", 2)]))
 def test_the_next_batch_fills_the_places_that_become_free(make_recipe: MakeRecipe, on_update: str, most: int) -> None:
     recipe = make_recipe(steps=STEPS, max_staleness=most, on_update=on_update, **FEW)
     assert run(recipe).finished

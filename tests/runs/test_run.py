@@ -132,6 +132,7 @@ def test_the_final_folder_loads_in_transformers(make_recipe: MakeRecipe, tmp_pat
         export_checkpoint(recipe.run_dir, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_reward_rises(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(steps=25, **{"prompts_per_step": 6, "samples_per_prompt": 8, "optimizer.learning_rate": 0.01})
     run(recipe)
@@ -195,10 +196,10 @@ def test_keys_from_python_are_laid_over_those_of_the_file(tmp_path: Path, monkey
 
 
 def test_a_step_that_is_asked_to_stop_is_finished_and_saved(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    undisturbed = make_recipe(steps=6, run_dir=str(tmp_path / "whole"))
+    undisturbed = make_recipe(steps=4, run_dir=str(tmp_path / "whole"))
     run(undisturbed)
 
-    stopped = make_recipe(steps=6)
+    stopped = make_recipe(steps=4)
     (tmp_path / "reward.py").write_text(
         "import os, signal\n"
         "def count_sevens(completions, **columns):\n"
@@ -213,7 +214,7 @@ def test_a_step_that_is_asked_to_stop_is_finished_and_saved(make_recipe: MakeRec
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "handlers are given back"
     outcome = run(stopped, resume=True)
     assert outcome.finished
-    assert [row["step"] for row in logged(stopped)] == list(range(1, 7))
+    assert [row["step"] for row in logged(stopped)] == list(range(1, 5))
     for left, right in zip(logged(undisturbed), logged(stopped), strict=True):
         assert {k: v for k, v in left.items() if not k.startswith(("timing_", "perf/"))} == {
             k: v for k, v in right.items() if not k.startswith(("timing_", "perf/"))

@@ -78,9 +78,9 @@ def accepted(run_dir: Path) -> float:
     return sum(row.get("perf/spec/accepted_tokens", 0.0) for row in read_rows(run_dir / "metrics.jsonl"))
 
 
-QUICK = ("adaptive", "a pool of keys that is too small", "a draft model")
-"""Five are guessed as four are; where guesses pay is decided alike whoever makes them; tests of the engine have chunks
-and small pools of texts."""
+QUICK = ("a pool of keys that is too small",)
+"""Five are guessed as four are; where guesses pay is decided in the run by default below, and an instance of two has a
+draft model there; tests of the engine have chunks and small pools of texts."""
 
 
 @pytest.mark.parametrize("how", slow_but(QUICK, HOW))
@@ -93,7 +93,8 @@ def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder
         assert accepted(Path(recipe.run_dir)) > 0
 
 
-@pytest.mark.parametrize("how", slow_but([4], ["auto", 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["auto", 4])
 def test_in_exact_mode_to_the_bit(how: Any, place: Path, tiny_folder: Path) -> None:
     keys = {"sampling.exact": True, "dtype": "float32"}
     without, drafting = (
@@ -153,7 +154,8 @@ def test_all_ranks_take_the_same_drafts(
 GUESSED = ("draft_tokens", "accepted_tokens", "acceptance_of_history")
 
 
-@pytest.mark.parametrize("plan", slow_but([None], [None, "instances", "tp2"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [None, "instances", "tp2"])
 def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
     plan: str | None, place: Path, tiny_folder: Path, plain: Path
 ) -> None:
