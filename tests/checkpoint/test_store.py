@@ -22,6 +22,7 @@ from plait.checkpoint import store as store_module
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError
 from plait.models.files import tensor_file
+from tests.cases import examples
 from tests.forked import exit_code_of, forked
 
 
@@ -88,7 +89,7 @@ def test_everything_comes_back_exactly(tmp_path: Path):
     assert found.state == {"seed": 2**70, "x": [0.1, -math.inf], "none": None, "nested": {"a": [1, "ü"]}, "flag": True}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(6, 15), deadline=None)
 @given(
     st.dictionaries(
         st.text(),
@@ -243,7 +244,7 @@ def lines_of_save(work: Callable[[], None], kill_at: int | None) -> int:
 
 
 def test_a_kill_at_any_line_of_a_save_leaves_a_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """20 lines drawn from all that a save executes: writing, renaming, pruning. Chunks are small, so files are torn."""
+    """Lines drawn from all that a save executes: writing, renaming, pruning. Chunks are small, so files are torn."""
     monkeypatch.setattr(tensor_file, "CHUNK_BYTES", 1000)
     prepared = tmp_path / "prepared"
     for step in (1, 2, 3):
@@ -257,7 +258,7 @@ def test_a_kill_at_any_line_of_a_save_leaves_a_good_checkpoint(tmp_path: Path, m
     assert num_lines > 100
     draw = random.Random(0)
     found_steps = set()
-    for kill_at in [num_lines - 1, *draw.sample(range(1, num_lines - 1), 19)]:
+    for kill_at in [num_lines - 1, *draw.sample(range(1, num_lines - 1), examples(9, 19))]:
         store = fresh(f"line-{kill_at}")
         child = forked(lambda kill_at=kill_at, store=store: lines_of_save(lambda: save(store, 4), kill_at))
         assert exit_code_of(child) == -signal.SIGKILL, "the child was to die inside the save"

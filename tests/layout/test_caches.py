@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from plait.errors import LayoutError
 from plait.layout.caches import cache, cache_parameters
 from plait.layout.mesh import Cluster, Layout
+from tests.cases import examples
 from tests.layout.judge import judge
 from tests.layout.uniform_caches import uniform
 
 CLUSTER = Cluster(2, 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_caches_between_instances(groups: int, layers: int, data) -> None:
     """A sample that migrates takes its keys and values along, re-split by heads and by layers."""

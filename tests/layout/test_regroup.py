@@ -12,6 +12,7 @@ from plait.layout.holdings import weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.regroup import assign, regrouped
+from tests.cases import examples
 from tests.layout.cases import pairs
 from tests.layout.test_golden import SMALL
 
@@ -26,7 +27,7 @@ def test_assignment_is_the_best_of_all(size: int, data) -> None:
     assert sum(gain[row, chosen[row]] for row in range(size)) == best
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(pairs(), st.booleans())
 def test_never_moves_more_than_the_given_order(case, across_nodes: bool) -> None:
     parameters, cluster, before, after = case

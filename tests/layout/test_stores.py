@@ -53,7 +53,7 @@ def test_actions_of_files() -> None:
     assert max(plan.traffic.sent_bytes(rank) for rank in range(4)) < 4 * SMALL.num_elements
 
 
-@settings(max_examples=examples(20, 40), deadline=None)
+@settings(max_examples=examples(10, 40), deadline=None)
 @given(pairs())
 def test_each_rank_writes_its_own_file(case) -> None:
     """Replicas too: whichever of them holds an element, the one whose file it is in writes it."""

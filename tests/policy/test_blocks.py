@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.policy.blocks import Blocks, num_blocks_for, prefix_keys
+from tests.cases import examples
 
 
 def test_by_hand() -> None:
@@ -121,5 +122,5 @@ class Holders(RuleBasedStateMachine):
             assert self.blocks.is_shared(block) == (sum(block in table for table in self.tables) > 1)
 
 
-Holders.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Holders.TestCase.settings = settings(max_examples=examples(25, 60), stateful_step_count=40, deadline=None)
 TestHolders = Holders.TestCase

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.early_scores import foretold
 from plait.policy.fusion_gate import RolloutSize
 from plait.schedule.fusion_times import FusionTimes
+from tests.cases import examples
 
 THREE = RolloutSize(samples=3, instances=2, max_batch=8)
 ALIKE = [(11,)]
@@ -91,6 +92,7 @@ def test_without_lengths_or_with_one_instance_there_is_nothing() -> None:
 groups = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=4), min_size=1, max_size=6)
 
 
+@settings(max_examples=examples(25, 100))
 @given(groups, st.integers(2, 4), st.integers(1, 3), st.floats(0, 0.5), st.integers(0, 9))
 def test_what_holds_of_any_rollout(
     lengths: list[list[int]], instances: int, together: int, token_s: float, seed: int

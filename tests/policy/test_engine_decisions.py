@@ -60,7 +60,7 @@ def simulated(request: Request, said: dict[tuple[int, int], Sequence[int]], *, c
 
 
 SIZES = [(1, 1, None, 0), (3, 20, None, 0), (8, 64, None, 0), (64, 1000, None, 0), (8, 64, 96, 0), (64, 7, 96, 64)]
-QUICK = (SIZES[0], SIZES[2], *SIZES[4:])
+QUICK = (SIZES[2], SIZES[5])
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,7 @@ def played(model: LanguageModel, settings: SamplingSettings, everything: Sequenc
     return {(sample.prompt.uid, sample.index): sample.token_ids for sample in samples}
 
 
-@pytest.mark.parametrize(
-    ("kv_tokens", "prefix_cache_tokens"), slow_but([(None, 0), (112, 64)], [(None, 0), (112, 0), (112, 64)])
-)
+@pytest.mark.parametrize(("kv_tokens", "prefix_cache_tokens"), slow_but([(112, 64)], [(None, 0), (112, 0), (112, 64)]))
 def test_also_when_requests_come_and_go_and_samples_move(kv_tokens, prefix_cache_tokens, decided):
     model = tiny_model("llama")
     settings = SamplingSettings(

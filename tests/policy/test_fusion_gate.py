@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.fusion_gate import (
@@ -20,6 +20,7 @@ from plait.policy.fusion_gate import (
     pays,
 )
 from plait.policy.threshold import Backlog, Rollout, Waiting, comings, drained, outcome
+from tests.cases import examples
 
 FREES = Rollout(num_instances=2, step_s=lambda n: 1.0, score_s=2.0, max_batch=8, frees=True)
 
@@ -124,6 +125,7 @@ def test_nothing_is_gathered_where_nothing_is_known_or_gained() -> None:
     assert paid.gain_s >= paid.needed_s
 
 
+@settings(max_examples=examples(25, 100))
 @given(
     st.lists(st.integers(1, 200), min_size=1, max_size=40),
     st.floats(0.001, 1.0),

@@ -192,7 +192,7 @@ def last_s(
     return last_end_s(ends)
 
 
-@settings(max_examples=examples(75, 150), deadline=None)
+@settings(max_examples=examples(40, 150), deadline=None)
 @given(loads, curves, st.integers(1, 12), st.floats(0.0, 20.0), st.floats(0.0, 0.05))
 def test_what_holds_of_every_decision(
     load: Load, step_s: StepSeconds, slots: int, pause_s: float, token_s: float

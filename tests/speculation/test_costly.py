@@ -154,6 +154,7 @@ def test_a_copy_that_takes_a_third_of_a_step_is_of_use_to_fixed_lengths_of_few_s
     assert auto.speculation.counts.figures()["drafted_steps"] < 0.01
 
 
+@pytest.mark.slow
 def test_auto_has_most_of_the_best_fixed_length() -> None:
     best = max(with_model(length, 2, 0.8, 0.003).run(200) for length in (1, 2, 4, 8))
     assert with_model("adaptive", 2, 0.8, 0.003).run(200) > 0.8 * best

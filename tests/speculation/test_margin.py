@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.speculation.margin import MOST_LOST, WINDOW, Margin
+from tests.cases import examples
 
 
 def covers(margin: Margin, price_s: float, plain_s: float = 1.0, once_s: float = 0.0) -> bool:
@@ -44,7 +45,7 @@ def test_what_was_gained_counts_only_while_it_is_in_the_window() -> None:
     assert margin.room_s(1.0) == pytest.approx(0.608)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(25, 50), deadline=None)
 @given(st.lists(st.tuples(st.floats(0.5, 1.5), st.floats(0.0, 2.0), st.booleans()), min_size=40, max_size=100))
 def test_who_spends_only_what_it_covers_never_falls_below_it(steps: list[tuple[float, float, bool]]) -> None:
     """Each step is as long as a plain one of the same samples, or loses a price that was covered, or gains as much.

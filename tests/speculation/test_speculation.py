@@ -124,6 +124,7 @@ def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
     assert figures["saved_s"] == pytest.approx(simulated.plain - simulated.seconds, rel=0.15)
 
 
+@pytest.mark.slow
 def test_auto_is_about_as_good_as_the_best_fixed_length() -> None:
     best = max(Simulated(length, 4, 0.85).run(400) for length in (1, 2, 4, 8))
     assert Simulated("adaptive", 4, 0.85).run(400) > 0.93 * best

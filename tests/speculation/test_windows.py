@@ -153,10 +153,8 @@ QUICK = [
     ("some", 4, "stairs"),
     ("good, then none", 1, "CPU"),
     ("good, then none", 8, "CPU with a matrix unit"),
-    ("good, then poor", 8, "stairs"),
     ("good now and then", 8, "stairs"),
     ("good of half of the samples", 4, "CPU"),
-    ("good of half of the samples", 32, "GPU"),
 ]
 
 
@@ -234,8 +232,12 @@ def test_the_first_step_of_so_many_samples_has_no_guesses() -> None:
     assert sum(drafted[150:]) > 50
 
 
-@pytest.mark.parametrize("curve", ["CPU", "CPU with a matrix unit"])
-@pytest.mark.parametrize("num_samples", slow_but([1, 8], [1, 4, 8]))
+@pytest.mark.parametrize(
+    ("num_samples", "curve"),
+    slow_but(
+        [(1, "CPU with a matrix unit"), (8, "CPU")], itertools.product((1, 4, 8), ("CPU", "CPU with a matrix unit"))
+    ),
+)
 def test_where_they_come_true_most_is_gained(num_samples: int, curve: str) -> None:
     """As code at temperature 0.3: 1.5 times as fast and more, where that is possible at all."""
     best = ideal(num_samples, 0.8, curve)
