@@ -87,7 +87,9 @@ QUICK = [*((beside, "what was said") for beside in BESIDE), ("all of it", "at ra
 
 @pytest.mark.parametrize(("beside", "drafter"), slow_but(QUICK, itertools.product(BESIDE, DRAFTERS)))
 def test_with_guesses_as_without_to_the_bit(beside: str, drafter: str, plain: dict[str, Told]) -> None:
-    without = plain.setdefault(beside, Told(BESIDE[beside], NoSpeculation()))
+    if beside not in plain:
+        plain[beside] = Told(BESIDE[beside], NoSpeculation())
+    without = plain[beside]
     guessing = DRAFTERS[drafter]()
     found = Told(BESIDE[beside], guessing)
     assert found.said == without.said

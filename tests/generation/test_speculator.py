@@ -74,8 +74,8 @@ def test_what_samples_hold_is_known_at_the_first_step_of_a_rollout() -> None:
         assert asked[0] == (1, num_tokens), "the prompt is computed"
 
 
-PLENTY, CHUNKS, SCARCE = SETTINGS = [{}, {"max_prefill_tokens": 9, "max_running": 3}, {"kv_tokens": 96}]
-QUICK = [*(("random", one) for one in SETTINGS), ("its own words", PLENTY)]
+SETTINGS = [{}, {"max_prefill_tokens": 9, "max_running": 3}, {"kv_tokens": 96}]
+QUICK = [("random", SETTINGS[2]), ("its own words", SETTINGS[0])]
 
 
 @pytest.mark.parametrize(("drafter", "settings"), slow_but(QUICK, itertools.product(DRAFTERS, SETTINGS)), ids=str)
@@ -91,7 +91,7 @@ def test_no_drafter_changes_a_token(drafter: str, settings: dict) -> None:
     assert speculates.counts.drafted > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", slow_but([torch.bfloat16], [torch.float32, torch.bfloat16]), ids=str)
 def test_in_exact_mode_to_the_bit(dtype: torch.dtype) -> None:
     model = tiny_model("llama", dtype=dtype)
     plain, _ = drained(Engine(model, SamplingSettings(max_running=5, exact=True)), ASKED)
