@@ -22,7 +22,7 @@ SMALL = decoder_parameters(
 )
 
 
-@settings(max_examples=examples(20, 60), deadline=None)
+@settings(max_examples=examples(10, 60), deadline=None)
 @given(pairs())
 def test_moves_inside_one_memory(case) -> None:
     parameters, cluster, before, after = case

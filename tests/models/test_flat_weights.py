@@ -14,6 +14,7 @@ from plait.layout.shards import shard
 from plait.models import flat_weights
 from plait.models.flat_weights import FlatWeights
 from plait.models.parallel.peers import Peers
+from tests.cases import examples
 from tests.layout.nests import nested
 
 SMALL = decoder_parameters(
@@ -48,7 +49,7 @@ def gaps(layout: FlatLayout) -> torch.Tensor:
     return empty
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(
     case=st.sampled_from(CASES),
     cuts=st.lists(st.integers(0, 500), min_size=2, max_size=2),

@@ -147,7 +147,8 @@ def test_activation_checkpointing_changes_no_gradient(family: str) -> None:
 
 
 def test_the_head_is_small_and_keyed_by_the_seed_alone() -> None:
-    base = tiny_model("llama", dtype=torch.float32, hidden_size=1024, num_attention_heads=128, num_key_value_heads=128)
+    wide = {"hidden_size": 1024, "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 1}
+    base = tiny_model("llama", dtype=torch.float32, **wide)
     torch.manual_seed(1)
     state = torch.get_rng_state()
     heads = [scalar_of(base, seed=seed).module.score.weight.detach() for seed in (3, 3, 4)]

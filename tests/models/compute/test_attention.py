@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,7 @@ from plait.models.compute.attention import PackedContext
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.packed_attention import plan
 from plait.models.compute.pieces import Piece, cut
+from tests.cases import examples, slow_but
 
 HQ, HKV, D, E = 6, 2, 4, 3
 
@@ -95,13 +97,11 @@ OPTIONS = [
     {"window": 1, "softcap": 0.8, "sinks": True},
 ]
 CUTS = {"whole groups": (10**12, 64), "every tile": (-(10**6), 64), "tiny tiles": (0, 3), "as shipped": (None, None)}
+ALL = list(itertools.product([0, 4], range(len(OPTIONS)), CUTS, [True, False], [0, 1500, 1 << 19]))
 
 
-@pytest.mark.parametrize("block_scores", [0, 1500, 1 << 19], ids=["alone", "some", "together"])
-@pytest.mark.parametrize("keep_probs", [True, False])
-@pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("which", range(len(OPTIONS)), ids=lambda which: str(OPTIONS[which]))
-@pytest.mark.parametrize("root", [0, 4])
+# Every seventh: among them are every two of these, whichever.
+@pytest.mark.parametrize(("root", "which", "name", "keep_probs", "block_scores"), slow_but(ALL[::7], ALL))
 def test_every_cut_computes_the_dense_attention(
     root: int,
     which: int,
@@ -146,7 +146,7 @@ group_shapes = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(group_shapes, st.integers(1, 64), st.one_of(st.none(), st.integers(1, 500)))
 def test_a_cut_covers_every_token_once_and_shows_it_all_it_may_see(
     shape: list, num_heads: int, window: int | None

@@ -318,7 +318,7 @@ def kept_bytes(worker: Any, *, splits_tokens: bool) -> tuple[int, int] | None:
     team = team_of(worker, 1, 2, 1, splits_tokens=splits_tokens)
     if team is None:
         return None
-    part = part_of(tiny_model("llama", num_hidden_layers=6), team)
+    part = part_of(tiny_model("llama", num_hidden_layers=3), team)
     part.module.requires_grad_(True)
     return _kept_bytes(part, checkpoint=False), _kept_bytes(part, checkpoint=True)
 

@@ -98,14 +98,18 @@ LAYOUTS = [
         marks=pytest.mark.slow,
     ),
     pytest.param(
-        "llama", sizes(tp=2, pp=2, stages=(1, 2)), {"num_hidden_layers": 3, "vocab_size": 323}, id="both, tied"
+        "llama",
+        sizes(tp=2, pp=2, stages=(1, 2)),
+        {"num_hidden_layers": 3, "vocab_size": 323},
+        id="both, tied",
+        marks=pytest.mark.slow,
     ),
     pytest.param("qwen2", sizes(tp=2, pp=2), {}, id="both, with biases", marks=pytest.mark.slow),
     pytest.param("qwen3", sizes(tp=4), {}, id="head norms", marks=pytest.mark.slow),
     pytest.param("gemma2", sizes(tp=2, pp=2), {"vocab_size": 321}, id="softcaps", marks=pytest.mark.slow),
     pytest.param("olmo2", sizes(tp=4), {}, id="gathered, shared groups", marks=pytest.mark.slow),
     pytest.param("phi3", sizes(tp=3), {}, id="fused and gathered", marks=pytest.mark.slow),
-    pytest.param("mixtral", sizes(tp=2, pp=2), {}, id="experts"),
+    pytest.param("mixtral", sizes(tp=2, pp=2), {}, id="experts", marks=pytest.mark.slow),
     pytest.param("deepseek_v2", sizes(tp=2), {}, id="latent attention", marks=pytest.mark.slow),
     pytest.param("gpt_neox", sizes(tp=3), {}, id="fused heads", marks=pytest.mark.slow),
     pytest.param("starcoder2", sizes(tp=2), {}, id="biases behind the sum", marks=pytest.mark.slow),
@@ -223,7 +227,7 @@ def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]
             id="converted while read",
             marks=pytest.mark.slow,
         ),
-        pytest.param("llama", sizes(tp=4), {"scalar": True, "options": LONG}, id="scalar"),
+        pytest.param("llama", sizes(tp=2), {"scalar": True, "options": LONG}, id="scalar"),
         pytest.param(
             "gemma3_text",
             sizes(tp=2),
@@ -232,7 +236,7 @@ def judge_read(four: Workers, tmp_path: Path, family: str, shape: dict[str, Any]
             marks=pytest.mark.slow,
         ),
         pytest.param("qwen3_moe", sizes(tp=2), {}, id="experts that are stacked"),
-        pytest.param("llama", sizes(tp=2, pp=2), {"scales": False}, id="proven on the whole"),
+        pytest.param("llama", sizes(tp=2), {"scales": False}, id="proven on the whole"),
     ],
 )
 def test_a_part_from_its_slices_of_a_checkpoint(
