@@ -193,8 +193,8 @@ def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:
 
 def test_samples_come_and_go_without_a_wait(made: Any) -> None:
     device = made(max_running=2, kv_tokens=48)
-    for uid in range(4):
-        device.add(request_of(uid, sampling=Sampling(max_tokens=10 + uid)))
+    for uid in range(3):
+        device.add(request_of(uid, sampling=Sampling(max_tokens=7 + uid)))
     steps = 0
     while device.engine.has_work:
         assert device.step().waited == []

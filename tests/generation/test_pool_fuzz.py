@@ -26,7 +26,7 @@ from plait.generation.settings import SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.paged_attention import KEYS
 from plait.policy.step import Key
-from tests.cases import examples
+from tests.cases import examples, slow_but
 from tests.generation.requests import with_head
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
@@ -258,7 +258,7 @@ def test_in_float64_by_the_module() -> None:
 
 
 @needs_vectors
-@pytest.mark.parametrize("machine", [Float32Loop, BFloat16Loop, AheadLoop])
+@pytest.mark.parametrize("machine", slow_but([Float32Loop, AheadLoop], [Float32Loop, BFloat16Loop, AheadLoop]))
 def test_to_the_bit_by_the_compiled_forward(machine: type[Loop]) -> None:
     run(machine, examples(4, 12))
 
