@@ -79,7 +79,7 @@ KL: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["grpo", "rloo-loss", "ppo-reused"], KL))
+@pytest.mark.parametrize("name", slow_but(["grpo", "rloo-loss"], KL))
 def test_the_kl_stops_where_it_should(name: str) -> None:
     """The maximum of E r − β KL(π ‖ π_ref) is π ∝ π_ref · exp(r / β): a wrong sign or weight of the KL misses it."""
     flow, options = KL[name]
@@ -129,10 +129,10 @@ def test_the_weight_of_the_kl_settles_where_the_kl_is_at_its_target() -> None:
 
 def test_the_critic_learns_the_values() -> None:
     """The policy does not move: V before the last token is what is left to earn, and explains the returns."""
-    options = PPOOptions(kl_coef=0, critic_warmup_steps=120, value_clip=None, lam=0.9)
+    options = PPOOptions(kl_coef=0, critic_warmup_steps=80, value_clip=None, lam=0.9)
     run = TabularRun(ppo, options, REFERENCE, {"reward": worth}, samples_per_prompt=60, scalar_rates={"critic": 1.0})
     before = run.probabilities
-    assert np.array_equal(run.train(steps=120, rate=1.0), before), "the critic alone is trained"
+    assert np.array_equal(run.train(steps=80, rate=1.0), before), "the critic alone is trained"
     means = (np.exp(REFERENCE) * REWARDS).sum(-1)
     critic = run.scalars["critic"].detach().numpy()
     for state in range(2):
@@ -213,11 +213,11 @@ def test_a_reward_model_learns_the_odds() -> None:
             RewardModelOptions(center_rewards_coefficient=centre, mini_batches=1),
             ONE_PLACE,
             given=given,
-            scalar_rates={"reward": 3.0},
+            scalar_rates={"reward": 6.0},
         )
         with torch.no_grad():
             run.scalars["reward"] += 5.0
-        run.train(steps=500, rate=1.0)
+        run.train(steps=250, rate=1.0)
         scores = run.scalars["reward"].detach()[0, 1:].numpy()
         if not centre:
             assert scores - scores.mean() == pytest.approx(np.log([6, 2, 1]) - np.log([6, 2, 1]).mean(), abs=1e-3)
@@ -240,6 +240,6 @@ def test_dpo_learns_the_odds_over_the_reference(name: str) -> None:
     """Response 1 is preferred to 0 in three pairs of four: β times the gap of log-ratios has a closed form."""
     options, gap = DPO[name]
     run = TabularRun(dpo, options, ONE_PLACE, given=preferences({(1, 0): 3, (0, 1): 1}))
-    ratios = np.log(run.train(steps=800, rate=1.0)[0, 0]) - ONE_PLACE[0, 0]
+    ratios = np.log(run.train(steps=400, rate=2.0)[0, 0]) - ONE_PLACE[0, 0]
     assert options.beta * (ratios[1] - ratios[0]) == pytest.approx(gap, abs=0.01)
     assert run.history[-1]["rewards/accuracies"] == 0.75

@@ -68,10 +68,10 @@ def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
         "two": "import sys; print('first'); print('last', file=sys.stderr); sys.exit(3)",
     }
     monkeypatch.setattr(gpu, "command_of", lambda part, *of: [sys.executable, "-c", says[part]])
-    asked = ["--limit-s", "2", "--folder", str(tmp_path / "models"), "--report", str(tmp_path / "report")]
+    asked = ["--limit-s", "1", "--folder", str(tmp_path / "models"), "--report", str(tmp_path / "report")]
     assert gpu.main(["--tiny", "--parts", "decode,training,two", *asked]) == 1
     out = capfd.readouterr().out
-    assert "-- decode tiny: stopped after 2 s" in out
+    assert "-- decode tiny: stopped after 1 s" in out
     assert "-- training tiny: done" in out
     assert "-- two: exit code 3" in out
     logs = {name: (tmp_path / "report" / f"{name}.log").read_text() for name in says}
@@ -81,7 +81,7 @@ def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(
     machine, *ended = results(tmp_path / "report")
     assert machine["torch"] == torch.__version__
     assert [(one["part"], one["shape"], one["ended"]) for one in ended] == [
-        ("decode", "tiny", "stopped after 2 s"),
+        ("decode", "tiny", "stopped after 1 s"),
         ("training", "tiny", "done"),
         ("two", "", "exit code 3"),
     ]
@@ -95,11 +95,11 @@ def test_each_shape_is_a_process_with_the_time_of_the_part(
     shape_of = "import json, sys, time; (shape,) = json.load(open(sys.argv[1]))['shapes']; "
     command = [sys.executable, "-c", f"{shape_of} time.sleep({seconds}[shape])"]
     monkeypatch.setattr(gpu, "command_of", lambda part, job, options: [*command, str(job)])
-    monkeypatch.setattr(gpu, "LIMITS", {"decode": 2})
+    monkeypatch.setattr(gpu, "LIMITS", {"decode": 1})
     job = gpu.Job("cpu", "float32", ("135M", "1.5B"), True, str(tmp_path), str(tmp_path))
     options, forever = options_of(gpu, "--tiny"), float("inf")
     assert gpu.run_part("decode", "135M", job, options, forever) == "done"
-    assert gpu.run_part("decode", "1.5B", job, options, forever) == "stopped after 2 s"
+    assert gpu.run_part("decode", "1.5B", job, options, forever) == "stopped after 1 s"
     monkeypatch.setattr(gpu, "LIMITS", {"decode": 60, "two": 6})
     until = time.monotonic() + 8
     assert gpu.run_part("decode", "135M", job, options, until) == "not begun: there is no time left"
@@ -107,7 +107,7 @@ def test_each_shape_is_a_process_with_the_time_of_the_part(
     assert gpu.run_part("two", "", of_two, options, until) == "done"
     assert [(one["part"], one["shape"], one["ended"]) for one in results(tmp_path)] == [
         ("decode", "135M", "done"),
-        ("decode", "1.5B", "stopped after 2 s"),
+        ("decode", "1.5B", "stopped after 1 s"),
         ("decode", "135M", "not begun: there is no time left"),
         ("two", "", "done"),
     ]
@@ -285,7 +285,7 @@ def test_steps_count_that_were_done_before_time_was_up(
         "Popen",
         lambda command, **how: started([sys.executable, "-c", stands_still, command[-1]], **how),
     )
-    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path), time.time() + predicted.SPARE_S + 5)
+    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path), time.time() + predicted.SPARE_S + 2)
     assert predicted.train(job, "tiny", tmp_path / "recipe.json", files) == 3
     assert [(one["kind"], one["step"], one["perf/step_s"]) for one in results(tmp_path)] == [
         ("step", 1, 0.5),

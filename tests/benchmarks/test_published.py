@@ -16,6 +16,7 @@ import pytest
 from plait.cli import main
 from plait.cost.cluster_file import read_cluster
 from plait.cost.hardware import Software
+from tests.cases import slow_but
 from tests.given_plan import leave_others_out
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,7 @@ def test_three_constants_foretell_the_heuristic_within_eight_percent(published: 
     assert published.mean_error(points) < 0.08
 
 
+@pytest.mark.slow
 def test_the_constants_are_the_fit(published: ModuleType) -> None:
     """A tenth more or less of any of them is worse."""
     points = list(published.real_points())
@@ -104,8 +106,7 @@ def test_bytes_of_transitions_are_those_of_the_paper(published: ModuleType) -> N
 KINDS = (
     "papers",
     "algorithms",
-    "sizes",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("others", "mapper")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("sizes", "others", "mapper")),
 )
 
 
@@ -148,7 +149,9 @@ def test_a_user_foretells_every_kind_of_row_by_recipe_cluster_file_and_plan(
             assert found["seconds_per_step"] == pytest.approx(row.seconds, rel=0.15)
 
 
-@pytest.mark.parametrize("name", ["real_remax", "real_grpo", "real_safe_rlhf"])
+@pytest.mark.parametrize(
+    "name", slow_but(["real_remax", "real_grpo"], ["real_remax", "real_grpo", "real_safe_rlhf"])
+)
 def test_other_algorithms_in_reals_setting(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

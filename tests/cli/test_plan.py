@@ -48,7 +48,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = ("--cluster", "4xA100-80G", "--lengths", "64:128~0.5")
-    code, out, _ = run(capsys, "plan", recipe, *place, "--seconds", 0.3, "--out", "found.json", "--json")
+    code, out, _ = run(capsys, "plan", recipe, *place, "--seconds", 0.1, "--out", "found.json", "--json")
     found = json.loads(out)
     assert code == 0
     assert found["feasible"] is True
@@ -112,11 +112,11 @@ def test_as_many_evaluations_find_the_same_plan(recipe: str, capsys: pytest.Capt
     place = ("--cluster", "4xA100-80G", "--lengths", "64:128", "--model", "smollm2-135m", "--json")
     records = []
     for _ in range(2):
-        code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 60, "--seed", 2)
+        code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 20, "--seed", 2)
         assert code == 0
         records.append({key: value for key, value in json.loads(out).items() if key != "seconds_spent"})
     assert records[0] == records[1]
-    code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 10**6, "--seconds", 0.2)
+    code, out, _ = run(capsys, "plan", recipe, *place, "--evaluations", 10**6, "--seconds", 0.05)
     assert code == 0
     assert json.loads(out)["evaluations"] < 10**6
 
@@ -132,8 +132,11 @@ def test_a_plan_that_is_left_open_is_said_to_be_searched(
     assert run(capsys, *ask, "--plan", "colocated")[2] == ""
 
 
-def test_a_cluster_with_a_price_says_what_steps_cost(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_with_a_price_says_what_steps_cost(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1,000 steps on the devices of a node, by the price of an hour in the file that ships."""
+    leave_others_out(monkeypatch)
     place = ("--cluster", str(RENTED), "--lengths", "64:128", "--plan", "colocated")
     code, out, _ = run(capsys, "simulate", recipe, *place, "--json")
     assert code == 0
@@ -167,7 +170,7 @@ def test_a_person_gets_a_table(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_following, "visible_devices", lambda: 0)
-    code, out, _ = run(capsys, "plan", recipe, "--cluster", "4xH200", "--seconds", 0.3)
+    code, out, _ = run(capsys, "plan", recipe, "--cluster", "4xH200", "--evaluations", 30)
     assert code == 0
     for words in ("predicted", "actor.generate", "rank 0", "other plans", "plan 2", "split", "tokens"):
         assert words in out
@@ -210,8 +213,11 @@ def test_the_rank_that_lacks_room_is_that_of_the_smaller_device(
     assert line.endswith("of 40.00 GiB")
 
 
-def test_ranks_that_do_the_same_share_a_row(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_do_the_same_share_a_row(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of them, or each half of a split; a link that nothing is seen on has no row."""
+    leave_others_out(monkeypatch)
     place = ("--cluster", "8xH200", "--lengths", "64:128")
     for plan, ranks in (("colocated", ["0-7"]), ("split", ["0-3", "4-7"])):
         code, out, _ = run(capsys, "simulate", recipe, *place, "--plan", plan)
@@ -238,7 +244,7 @@ def test_it_fits_the_terminal(
     columns: int, recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    code, out, _ = run(capsys, "plan", recipe, "--cluster", "8xA100-80G", "--seconds", 0.2)
+    code, out, _ = run(capsys, "plan", recipe, "--cluster", "4xA100-80G", "--evaluations", 20)
     assert code == 0
     *lines, command = out.splitlines()
     assert command.startswith("plait train ")
@@ -310,7 +316,10 @@ def test_this_machine_has_as_many_gpus_as_a_run_would_take(
     assert json.loads(out)["devices"] == devices
 
 
-def test_keys_of_the_recipe_may_stand_behind_it(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_the_recipe_may_stand_behind_it(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_others_out(monkeypatch)
     place = ("--cluster", "4xA100-80G", "--lengths", "64:128", "--json")
     _, whole, _ = run(capsys, "simulate", recipe, *place, "--plan", "one-mesh")
     code, half, _ = run(capsys, "simulate", recipe, "--prompts_per_step", "32", *place, "--plan", "one-mesh")
@@ -368,7 +377,10 @@ def test_keys_and_values_take_their_share_of_the_cluster_that_is_planned_for(
         assert max(held) <= 0.3 * gib * 2**30
 
 
-def test_a_named_plan_is_cut_as_stated(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_named_plan_is_cut_as_stated(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_others_out(monkeypatch)
     words = ("simulate", recipe, "--cluster", "8xA100-80G", "--plan", "colocated", "--lengths", "64:128", "--json")
     code, out, _ = run(capsys, *words, "--tp", 2, "--pp", 2, "--decode-tp", 4)
     assert code == 0
@@ -380,8 +392,9 @@ def test_a_named_plan_is_cut_as_stated(recipe: str, capsys: pytest.CaptureFixtur
 
 
 def test_a_cluster_file_says_how_wrong_predictions_were(
-    recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    leave_others_out(monkeypatch)
     text = (SHIPPED / "A100-80G.yaml").read_text()
     (tmp_path / "mine.yaml").write_text(text + "calibration: {source: held against ten runs, error: 0.044}\n")
     words = ("simulate", recipe, "--plan", "colocated", "--lengths", "64:128", "--devices", 8)
@@ -396,6 +409,7 @@ def test_runs_on_such_devices_say_how_wrong_they_were_foretold(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    leave_others_out(monkeypatch)
     run_record = RunRecord(devices=8, foretold_s=10.0, measured_s=8.0)
     profile = PROFILE.model_copy(update={"machine": "NVIDIA H100 80GB HBM3", "device": "cuda", "runs": (run_record,)})
     keep_profile(profile)
@@ -444,7 +458,7 @@ def test_a_pool_beside_other_models_has_what_they_leave(
     place = ("--cluster", "mine.yaml", "--lengths", "2048:256", "--data.max_prompt_tokens", 2048, "--json")
     many = ("--prompts_per_step", 4096, "--sampling.max_running", 4096, "--sampling.kv_tokens", 10_000_000)
     named = run(capsys, "simulate", recipe, *many, *place, "--devices", 8, "--plan", "colocated", "--tp", 8)
-    for code, out, _ in (named, run(capsys, "plan", recipe, *many, *place, "--devices", 8, "--seconds", 0.5)):
+    for code, out, _ in (named, run(capsys, "plan", recipe, *many, *place, "--devices", 8, "--evaluations", 30)):
         told = json.loads(out)
         assert code == 0
         assert told["feasible"]

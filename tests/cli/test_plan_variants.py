@@ -65,7 +65,7 @@ def test_a_recipe_may_state_epochs(recipe: str, capsys: pytest.CaptureFixture[st
 
 def test_a_search_weighs_plans_by_the_overlapped_step(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With samples that may be older it takes no plan that is slower than split devices, which overlap."""
-    ask = ("plan", recipe, *PLACE, "--evaluations", 400, "--model", "smollm2-135m")
+    ask = ("plan", recipe, *PLACE, "--evaluations", 100, "--model", "smollm2-135m")
     ahead = told(capsys, *ask, "--max_staleness", 1)
     named = {one["name"]: one["seconds_per_step"] for one in ahead["baselines"] if one["feasible"]}  # type: ignore[attr-defined]
     assert ahead["seconds_per_step"] <= min(named.values())  # type: ignore[operator]
@@ -110,7 +110,7 @@ def test_acceptance_may_be_stated(recipe: str, capsys: pytest.CaptureFixture[str
     assert fixed["seconds_per_step"] == auto["seconds_per_step"] < off["seconds_per_step"]  # type: ignore[operator]
     beside = told(capsys, *ask, *stated)["by_key"]["with sampling.speculation adaptive"]  # type: ignore[index]
     assert beside["seconds_per_step"] == auto["seconds_per_step"]
-    searched = told(capsys, "plan", recipe, *PLACE, "--evaluations", 200, "--sampling.speculation", 4, *stated[:2])
+    searched = told(capsys, "plan", recipe, *PLACE, "--evaluations", 40, "--sampling.speculation", 4, *stated[:2])
     assert searched["speculation"] == auto["speculation"]
     words = [*map(str, ask), "--sampling.speculation", "4", "--acceptance-rate", "0.5"]
     words.remove("--json")

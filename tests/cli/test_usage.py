@@ -50,9 +50,10 @@ def plait(*argv: str) -> subprocess.CompletedProcess[str]:
             "error: `--out`: expected a path as it is, in which nothing but a `~` at its beginning is replaced, "
             "found `o/${X}`\n",
         ),
-        (
+        pytest.param(
             ["export", "run", "--out", "o", "--dtype", "int8"],
             "error: `--dtype`: expected float32, bfloat16 or float64, found `int8`\n",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -225,7 +225,7 @@ def together_in(space: PlanSpace) -> tuple[Place, ...]:
     return state
 
 
-@settings(deadline=None, max_examples=examples(6, 40))
+@settings(deadline=None, max_examples=examples(3, 40))
 @given(
     st.booleans(),
     st.integers(150, 400),

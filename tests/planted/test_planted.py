@@ -64,7 +64,7 @@ def test_the_suite_catches(bug: Bug) -> None:
         assert any(name in node for node in outcomes.failed), f"{check} does not notice: {bug.name}"
 
 
-@pytest.mark.parametrize("bug", slow_but(SHOWN[::4], SHOWN), ids=str)
+@pytest.mark.parametrize("bug", slow_but(SHOWN[::8], SHOWN), ids=str)
 def test_the_doctor_names(bug: Bug, recipe_of: Any, ending_folder: Path, data: dict[str, str]) -> None:
     keys = {"model": str(ending_folder)}
     recipe = recipe_of(**keys) if bug.flow == "grpo" else flow_recipe(bug.flow, recipe_of, data, **keys)

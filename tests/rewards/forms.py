@@ -50,6 +50,10 @@ def reward_func(queries, prompts, labels, **kwargs):
     return {"rewards": rewards, "scores": rewards / 2, "extra_logs": {"length": [len(q) for q in queries], "k": 7.0}}
 
 
+def in_lists(queries, prompts, labels):
+    return [float(query == prompt + right) for query, prompt, right in zip(queries, prompts, labels, strict=True)]
+
+
 def logs_tuples(queries, prompts):
     return {"rewards": (1.0, 2.0), "scores": (0.5, 1.0), "extra_logs": {"length": tuple(map(len, queries))}}
 

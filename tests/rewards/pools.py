@@ -9,7 +9,7 @@ from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
 
-LIMIT_S = 1.0
+LIMIT_S = 0.5
 """Time limit of calls that are meant to pass it."""
 
 

@@ -13,6 +13,7 @@ from plait.errors import RunError
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import FailureKind
+from tests.cases import slow_but
 from tests.processes import gone
 from tests.rewards import samples
 from tests.rewards.pools import LIMIT_S, score
@@ -24,8 +25,8 @@ from tests.rewards.samples import group
     [
         ("raise", FailureKind.RAISED, "ValueError: cannot read this", "in faulty"),
         ("exit", FailureKind.RAISED, "SystemExit: 3", "in faulty"),
-        ("hang", FailureKind.TIMEOUT, "limit of 1 s (`reward.timeout_s`)", "in faulty"),
-        ("hang in C", FailureKind.TIMEOUT, "limit of 1 s", ""),
+        ("hang", FailureKind.TIMEOUT, f"limit of {LIMIT_S:g} s (`reward.timeout_s`)", "in faulty"),
+        ("hang in C", FailureKind.TIMEOUT, f"limit of {LIMIT_S:g} s", ""),
         ("die", FailureKind.DIED, "exit code 7", ""),
         ("segfault", FailureKind.DIED, "SIGSEGV", "in faulty"),
         ("skip", FailureKind.MISCOUNTED, "0 scores for 1 samples", ""),
@@ -133,7 +134,7 @@ def test_columns_that_cannot_be_sent_are_named():
 # -- forks
 
 
-@pytest.mark.parametrize("function", [samples.forks, samples.forks_unseen])
+@pytest.mark.parametrize("function", slow_but([samples.forks_unseen], [samples.forks, samples.forks_unseen]))
 def test_what_a_forked_child_brings_back_is_nobodys_reward(function):
     """Every sample keeps its own reward, in calls after the fork too."""
     groups = [group(uid, "fork" if uid % 3 == 0 else "x" * uid) for uid in range(1, 13)]

@@ -12,6 +12,7 @@ import pytest
 
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from tests.cases import slow_but
 from tests.processes import alive, gone
 from tests.rewards import samples
 from tests.rewards.pools import score
@@ -95,7 +96,7 @@ def start_script(tmp_path, word):
     return process, int(pid)
 
 
-@pytest.mark.parametrize("word", ["hang", "hang in C"])
+@pytest.mark.parametrize("word", slow_but(["hang"], ["hang", "hang in C"]))
 def test_workers_die_with_a_parent_that_is_killed(tmp_path, word):
     process, worker = start_script(tmp_path, word)
     assert alive(worker)

@@ -131,8 +131,10 @@ def templated(*texts: str, **columns: object) -> list[Sample]:
 
 @pytest.mark.parametrize("column", slow_but(["label"], ["labels", "label"]))
 def test_openrlhf_gets_queries_and_labels_and_may_return_tensors(column):
-    (one,) = score(forms.reward_func, templated("a", "bb", **{column: "bb"}))
+    functions = [forms.reward_func, forms.column_of_tensor]
+    (one,) = score(functions, templated("a", "bb", **{column: "bb"}), weights=(1.0, 0.0), workers=1)
     assert one.rewards == (0.0, 1.0), "a query is the prompt after the template and the response"
+    assert one.scores["column_of_tensor"] == (1.0, 2.0), "[N, 1] is read as [N]"
     assert one.extras == {"scores": (0.0, 0.5), "length": (16, 17)}
     assert one.metrics == {
         "rewards/reward_func/scores": (0.0, 0.5),
@@ -148,9 +150,7 @@ def test_what_openrlhf_logs_as_tuples_is_logged_as_lists_are():
     assert one.metrics["rewards/logs_tuples/length"] == (16.0, 17.0)
 
 
-def test_openrlhf_returns_that_are_bare_or_wrong():
-    (one,) = score(forms.column_of_tensor, group(0, "a", "bb"))
-    assert one.rewards == (1.0, 2.0), "[N, 1] is read as [N]"
+def test_openrlhf_returns_that_are_wrong():
     with pytest.raises(RunError, match=r"dict with `rewards`, found keys \['reward'\]"):
         score(forms.wrong_dict, group(0, "a"))
     with pytest.raises(RunError, match="`x` has 1 values for 2 samples, though not for one alone"):
@@ -168,9 +168,9 @@ def test_arrays_are_read_without_their_library():
 def test_the_three_forms_in_one_pool():
     columns = {"answer": "b", "ground_truth": "b", "data_source": "s", "label": "b"}
     (one,) = score(
-        [forms.trl, forms.compute_score, forms.reward_func], group(0, "a", "b", **columns), weights=(1.0, 10.0, 100.0)
+        [forms.trl, forms.compute_score, forms.in_lists], group(0, "a", "b", **columns), weights=(1.0, 10.0, 100.0)
     )
-    assert one.scores == dict.fromkeys(("trl", "compute_score", "reward_func"), (0.0, 1.0))
+    assert one.scores == dict.fromkeys(("trl", "compute_score", "in_lists"), (0.0, 1.0))
     assert one.rewards == (0.0, 111.0)
 
 

@@ -49,7 +49,7 @@ def test_1f1b_by_hand():
     assert [most[""] for most in in_flight(schedule)] == [3, 2, 1]
 
 
-@settings(deadline=None, max_examples=examples(15, 40))
+@settings(deadline=None, max_examples=examples(6, 40))
 @given(workloads())
 def test_every_schedule_produced_is_valid(workload):
     bare = Workload(workload.pipelines, workload.num_ranks)

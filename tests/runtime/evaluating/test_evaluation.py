@@ -52,7 +52,7 @@ BEST: dict[str, tuple[list[float | None], int]] = {
 """Values of the evaluations, and the step whose weights are kept."""
 
 
-@pytest.mark.parametrize("which", slow_but(["the first of equals", "nothing at first"], BEST))
+@pytest.mark.parametrize("which", slow_but(["nothing at first"], BEST))
 def test_the_best_weights_are_kept(make_recipe: MakeRecipe, tmp_path: Path, which: str) -> None:
     """Evaluations: before, after steps 1 and 2 (due), and after step 3, where none is due."""
     values, best = BEST[which]

@@ -251,7 +251,7 @@ class LateEngine(StaleEngine):
         super().update_weights(version)
 
 
-@pytest.mark.parametrize("engine", [StaleEngine, LateEngine])
+@pytest.mark.parametrize("engine", slow_but([StaleEngine], [StaleEngine, LateEngine]))
 def test_an_engine_with_old_weights_is_named(recipe_of: MakeRecipe, monkeypatch: Patch, engine: type) -> None:
     monkeypatch.setattr(instances, "Engine", engine)
     findings = said(recipe_of(), steps=4)

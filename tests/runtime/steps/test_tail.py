@@ -204,11 +204,7 @@ TRUTHS = {
 WRONGS = [(1.0, 1.0, 1.0, 1.0), *product((1 - WRONG, 1 + WRONG), repeat=4)]
 
 
-QUICK = [
-    ("scores long", "log-normal 1 to 200"),
-    ("scores briefly, weights come back", "short or long"),
-    ("fixed steps", "log-normal 1 to 200"),
-]
+QUICK = [("scores briefly, weights come back", "short or long")]
 
 
 @pytest.mark.parametrize(("costs", "name"), slow_but(QUICK, product(TRUTHS, LENGTHS)))
