@@ -96,7 +96,7 @@ quick.install()
 warm.install()
 disk.install()
 
-# `make test` tries the same examples each time; `make test-all` tries new ones, twice as many.
-settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=50)
+# `make test` tries the same examples each time; `make test-all` tries new ones, three times as many.
+settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=33)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

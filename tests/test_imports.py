@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsed import tree
+
 ROOT = Path(__file__).parents[1]
 
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "pandas", "reasoning_gym", "sympy", "rich", "accelerate")
@@ -86,7 +88,7 @@ def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def missing_in(path: Path) -> Iterator[str]:
     """What a file imports of ours, at its top or in functions, and is not there."""
-    for node in statements(ast.parse(path.read_text()).body):
+    for node in statements(tree(path).body):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("plait", "tests"):
             file = file_of(node.module)
             known = frozenset() if file is None else bound_in(file)

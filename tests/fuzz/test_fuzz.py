@@ -47,7 +47,7 @@ def _params() -> Iterable[Any]:
 
 @pytest.fixture(autouse=True)
 def _templates_without_end_are_broken_off_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "RENDER_LIMIT_S", 1.0)
+    monkeypatch.setattr(chat, "RENDER_LIMIT_S", 0.4)
 
 
 @pytest.mark.parametrize("case", list(_params()))

@@ -125,15 +125,15 @@ def test_seconds_are_those_in_which_plans_are_tried(monkeypatch: pytest.MonkeyPa
         return baselines(space)
 
     monkeypatch.setattr(plan_search.plan_baselines, "baselines", slow)
-    found = search(problem(4), Budget(10**9, 5.0, clock))
+    found = search(problem(4), Budget(10**9, 2.0, clock))
     assert found.stopped_by == "seconds"
-    assert found.evaluations > 50, "five hundred ticks of the clock, of which many tries are spared by their bound"
-    assert 105 <= found.seconds < 106
+    assert found.evaluations > 50, "two thousand ticks of the clock, of which many tries are spared by their bound"
+    assert 102 <= found.seconds < 103
 
 
 def test_the_same_seed_finds_the_same_plan_and_a_larger_budget_none_that_is_worse() -> None:
     of = problem(4)
-    runs = [search(of, Budget(budget), seed=3) for budget in (150, 150, 450)]
+    runs = [search(of, Budget(budget), seed=3) for budget in (80, 80, 240)]
     values = [run.best.judged.value for run in runs if run.best is not None]
     assert runs[0].trace == runs[1].trace
     assert plan_of(runs[0], of) == plan_of(runs[1], of)
@@ -448,7 +448,7 @@ def test_the_heuristic_of_real_is_tensor_parallel_inside_nodes_and_a_pipeline_ov
     assert {(p.tp, p.pp, p.dp) for place in places for p in place.placements} == {(4, 2, 1)}
 
 
-@settings(deadline=None, max_examples=examples(10, 25))
+@settings(deadline=None, max_examples=examples(5, 25))
 @given(
     st.sampled_from([1, 2, 3, 4, 6, 8]),
     st.integers(1, 2),

@@ -12,6 +12,7 @@ from plait.errors import ConfigError, RunError
 from plait.rewards import pool as pool_of
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
+from tests.cases import slow_but
 from tests.processes import until
 from tests.rewards import samples
 from tests.rewards.pools import score
@@ -127,7 +128,7 @@ def test_what_a_call_took_is_its_own_time():
         assert slow >= 0.2
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", slow_but([3], [1, 3]))
 def test_results_do_not_depend_on_order_or_number_of_workers(workers):
     groups = [group(uid, "x" * (uid % 6 + 1), "y") for uid in range(8)]
     random.Random(workers).shuffle(groups)

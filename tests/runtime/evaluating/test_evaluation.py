@@ -175,7 +175,7 @@ def test_of_a_long_value_no_more_is_made_than_a_sample_may_say() -> None:
     assert made < 110
 
 
-@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("every", slow_but([0], [0, 1]))
 def test_trackers_get_each_step_once_and_the_last_evaluation_with_the_last_step(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
