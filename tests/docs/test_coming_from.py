@@ -17,7 +17,7 @@ from plait.cli.help import options_of
 from plait.errors import ConfigError
 from plait.recipes.algorithm import BUILT_IN, load_flow, options_class
 from plait.recipes.keys import parse_overrides
-from plait.recipes.other_names import System, answer, systems
+from plait.recipes.other_names import System, answer, answer_value, systems
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, validate_options
 
@@ -32,6 +32,40 @@ local_rollout_forward_batch_size response_length kl_coef kl_estimator cliprange 
 whiten_rewards missing_eos_penalty num_sample_generations model_adapter_name ref_adapter_name
 """
 """Of `PPOConfig` and `PPOTrainer`, which TRL 1.10 has and 1.16 has not."""
+SAME = {"data.seed", "data.shuffle"}
+"""Names of verl's that are keys of ours, and are taken."""
+OVERLONG = {
+    f"{section}.{name}"
+    for section in (
+        "reward_model.overlong_buffer",
+        "reward_model.reward_kwargs.overlong_buffer_cfg",
+        "reward.reward_kwargs.overlong_buffer_cfg",
+    )
+    for name in ("enable", "len", "penalty_factor")
+}
+ELSEWHERE = OVERLONG | {
+    "actor_rollout_ref.actor.megatron",
+    "actor_rollout_ref.ref.megatron",
+    "actor_rollout_ref.rollout.update_weights_bucket_megabytes",
+    "algo.advantage.is_correction_enable",
+    "algo.advantage.is_correction_type",
+    "async_training.partial_rollout",
+    "async_training.require_batches",
+    "async_training.staleness_threshold",
+    "async_training.trigger_parameter_sync_step",
+    "critic.megatron",
+    "custom_reward_function.reward_kwargs",
+    "data.response_key",
+    "data.sampler.class_name",
+    "data.sampler.class_path",
+    "reward.custom_reward_function.reward_kwargs",
+    "reward_model.launch_reward_fn_async",
+    "reward_model.max_length",
+    "reward_model.micro_batch_size_per_gpu",
+    "reward_model.strategy",
+}
+"""Dotted names that are not in the lists: of other trainers of verl, of its older versions, and those that its command
+line adds by `+`; of older versions of OpenRLHF."""
 
 
 def page(system: System) -> str:
@@ -49,7 +83,7 @@ def page(system: System) -> str:
         lines += ["", f"## {title}", "", f"| {system.title} | here | |", "|---|---|---|"]
         for entry in entries:
             theirs, ours = (", ".join(f"`{name}`" for name in names) for names in (entry.names, entry.keys))
-            lines.append(f"| {theirs} | {ours or 'none'} | {entry.say} |")
+            lines.append(f"| {theirs} | {ours or 'none'} | {entry.note} |")
     return "\n".join(lines) + "\n"
 
 
@@ -115,6 +149,41 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
     assert names - elsewhere == fields
 
 
+def names_of(system: str) -> list[str]:
+    """All names that are in its list here."""
+    lines = (Path(__file__).parent / f"names_of_{system}.txt").read_text().splitlines()
+    sections = (line.partition(":") for line in lines if not line.startswith("#"))
+    return [f"{section}.{name}".lstrip(".") for section, _, names in sections for name in names.split()]
+
+
+@pytest.mark.parametrize("id", ["verl", "openrlhf"])
+def test_every_name_of_another_system_is_in_its_table_and_exists(id: str) -> None:
+    """By itself, or as one of a section that is."""
+    (mine,) = (system for system in systems() if system.id == id)
+    table = {name for entry in mine.entries() for name in entry.names}
+    every = names_of(id)
+    around = {name: {name, *(name[: dot.start()] for dot in re.finditer(r"\.", name))} for name in every}
+    assert len(every) > 200
+    assert [name for name in every if name not in SAME and not around[name] & table] == []
+    assert [name for name in every if name not in SAME and not answer(name)] == []
+    exist = set().union(*around.values()) | ELSEWHERE
+    assert [name for name in table if "." in name and name not in exist] == []
+
+
+def test_values_have_other_names_too() -> None:
+    for system in systems():
+        for entry in system.entries():
+            for theirs in entry.values:
+                assert all(f"`{theirs}` is" in answer_value(key, theirs) for key in entry.keys)
+    with pytest.raises(ConfigError, match=r"found 'low_var_kl'; verl's `low_var_kl` is `k3` here \(docs/coming-from-v"):
+        validate_options(PolicyOptions, {"kl_estimator": "low_var_kl"})
+    with pytest.raises(ConfigError, match=r"^key `algorithm`: no algorithm `gae`; verl's `gae` is `ppo` here \(docs"):
+        load_flow("gae")
+    with pytest.raises(ConfigError, match=r"^key `algorithm`: no algorithm `dapo`; it is `grpo` with other options \("):
+        load_flow("dapo")
+    assert answer_value("options.kl_estimator", "k9") == answer_value("options.kl_estimator", 3) == ""
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [
@@ -140,6 +209,12 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
         ("optimizer.lr", ": verl's `actor_rollout_ref.actor.optim.lr` is `optimizer.learning_rate` here"),
         ("critic.optimizer.lr", ": verl's `critic.optim.lr` is `critic.optimizer.learning_rate` here"),
         ("critic.optim.lr", ": verl's is `critic.optimizer.learning_rate` here"),
+        (
+            "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+            ": verl's `actor_rollout_ref.actor.fsdp_config` is `plan` here",
+        ),
+        ("global_profiler.steps", ", verl's `global_profiler`, has no equivalent here: every action of every step"),
+        ("logger.wandb.org", ": OpenRLHF's `logger.wandb` is `trackers` here"),
         ("n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
         ("rollout.n_samples_per_prompt", ": OpenRLHF's is `samples_per_prompt` here (docs/coming-from-openrlhf.md)"),
         ("batch_size", ": OpenRLHF's `rollout.batch_size` is `prompts_per_step` here"),
@@ -180,7 +255,7 @@ def test_the_recipe_for_a_script_of_trl_is_one(tmp_path: Path) -> None:
 def test_the_recipe_for_a_command_is_one(system: str, tmp_path: Path) -> None:
     """Its names are those of the table, and its mini-batches those of the command."""
     command = (DOCS / f"coming-from-{system}.md").read_text().partition("```\n")[2].partition("```")[0]
-    names = re.findall(r"(?:--([a-z_]+))|(?:\s([a-z_.]+)=)", command)
+    names = re.findall(r"(?:--([a-z_.]+))|(?:\s([a-z_.]+)=)", command)
     assert names
     assert [name for pair in names if not answer(name := pair[0] or pair[1])] == []
     recipe = recipe_of(system, tmp_path)
@@ -202,8 +277,10 @@ def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> Non
         load_recipe(recipe)
     with pytest.raises(ConfigError, match=r"^unknown key `algorithm.adv_estimator`: verl's is `algorithm` here"):
         parse_overrides(["--algorithm.adv_estimator", "grpo"])
-    with pytest.raises(ConfigError, match=r"found `trainer.total_epochs=3`; did you mean `--trainer.total_epochs=3`\?"):
+    with pytest.raises(ConfigError, match=r"found `trainer.total_epochs=3`: verl's is `epochs` here \(verl"):
         parse_overrides(["trainer.total_epochs=3"])
+    with pytest.raises(ConfigError, match=r"found `\+steps=3`; did you mean `--steps=3`\?"):
+        parse_overrides(["+steps=3"])
     with pytest.raises(
         ConfigError, match=r"^unknown key `options.epsilon_high`: TRL's `epsilon_high` is `options.clip"
     ):

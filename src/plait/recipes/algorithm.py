@@ -12,6 +12,7 @@ from typing import Any
 from plait.dataflow import Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.recipes.keys import nearest
+from plait.recipes.other_names import answer_value
 from plait.recipes.recipe_file import option_names, validate_options
 from plait.rewards.loading import load_function
 from plait.user_code import UserCode, is_users, title_of
@@ -28,6 +29,10 @@ BUILT_IN = {
     "dpo": "plait.algorithms.dpo:dpo",
 }
 
+_OF_GRPO = "; it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"
+RELATIVES = {"dapo": _OF_GRPO, "dr_grpo": _OF_GRPO, "drgrpo": _OF_GRPO, "gspo": _OF_GRPO}
+"""What others have as an algorithm → what to say of it."""
+
 
 def load_flow(name: str) -> Callable[..., Any]:
     """A built-in flow by name, or the function of `FILE.py:FUNCTION` or `package.module:function`.
@@ -38,9 +43,9 @@ def load_flow(name: str) -> Callable[..., Any]:
     if name in BUILT_IN:
         return load_function(BUILT_IN[name], key="algorithm")
     if name.isidentifier():
+        near = RELATIVES.get(name) or answer_value("algorithm", name) or nearest(name, list(BUILT_IN))
         raise ConfigError(
-            f"key `algorithm`: no algorithm `{name}`{nearest(name, list(BUILT_IN))}; "
-            f"give one of {', '.join(BUILT_IN)}, or FILE.py:FUNCTION"
+            f"key `algorithm`: no algorithm `{name}`{near}; give one of {', '.join(BUILT_IN)}, or FILE.py:FUNCTION"
         )
     return load_function(name, key="algorithm")
 

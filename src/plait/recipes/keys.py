@@ -41,8 +41,8 @@ def parse_overrides(
         token = queue.pop(0)
         if not token.startswith("--"):
             option = token.lstrip("+-")
-            remedy = f"did you mean `--{option}`?" if "=" in option else "put quotes around a value with spaces"
-            raise ConfigError(f"expected `--key value`, found `{token}`; {remedy}")
+            remedy = f"; did you mean `--{option}`?" if "=" in option else "; put quotes around a value with spaces"
+            raise ConfigError(f"expected `--key value`, found `{token}`{answer(option.partition('=')[0]) or remedy}")
         name, separator, value = token[2:].partition("=")
         if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
             raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")

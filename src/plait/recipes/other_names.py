@@ -5,6 +5,7 @@ The names are data, in `other_names.yaml` beside this file; `docs/coming-from-*.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ import yaml
 
 FILE = Path(__file__).with_name("other_names.yaml")
 _ANYWHERE = frozenset(
-    "path name enable type mode n dtype strategy len device logger steps estimator".split()  # noqa: SIM905
+    "path name enable type mode n dtype strategy len device logger steps estimator rollout".split()  # noqa: SIM905
 )
 """Last parts of dotted names that alone say too little."""
 
@@ -29,6 +30,14 @@ class OtherName:
     """Ours; none where there is no equivalent."""
     say: str
     """The conversion, or why there is none and what to do instead; empty where the name alone differs."""
+    values: Mapping[str, str]
+    """Value there → what it is here, as Markdown, where values have other names too."""
+
+    @property
+    def note(self) -> str:
+        """Values and what is to be said, for the docs and for messages."""
+        values = ", ".join(f"`{theirs}` is {ours}" for theirs, ours in self.values.items())
+        return "; ".join(filter(None, (values, self.say)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,9 @@ def systems() -> tuple[System, ...]:
 
 
 def _entries(group: list[dict[str, Any]]) -> tuple[OtherName, ...]:
-    return tuple(OtherName(tuple(e["names"]), tuple(e.get("keys", ())), e.get("say", "")) for e in group)
+    return tuple(
+        OtherName(tuple(e["names"]), tuple(e.get("keys", ())), e.get("say", ""), e.get("values", {})) for e in group
+    )
 
 
 def answer(key: str, value: Any = None) -> str:
@@ -77,7 +88,7 @@ def answer(key: str, value: Any = None) -> str:
         value: what stands there; of a section of keys the first that is known is answered.
     """
     key_of_theirs = key.removeprefix("options.")
-    found = next(filter(None, map(_find, _leaves(key_of_theirs, value))), None) or _section_of_theirs(key_of_theirs)
+    found = next(filter(None, map(_find, _leaves(key_of_theirs, value))), None)
     if found is None:
         return ""
     system, name, entry = found
@@ -86,13 +97,22 @@ def answer(key: str, value: Any = None) -> str:
     place = "" if name == key else f" `{name}`"
     page = f" (docs/coming-from-{system.id}.md)"
     if not entry.keys:
-        return f", {system.title}'s{place}, has no equivalent here: {entry.say}{page}"
+        return f", {system.title}'s{place}, has no equivalent here: {entry.note}{page}"
     ours = " and ".join(f"`{own_key}`" for own_key in entry.keys)
-    return f": {system.title}'s{place} is {ours} here{f' ({entry.say})' if entry.say else ''}{page}"
+    return f": {system.title}'s{place} is {ours} here{f' ({entry.note})' if entry.note else ''}{page}"
+
+
+def answer_value(key: str, value: Any) -> str:
+    """What to say of a value that a key of ours does not take, where another system calls something so; else empty."""
+    for system in systems():
+        for entry in system.entries():
+            if key in entry.keys and isinstance(value, str) and value in entry.values:
+                return f"; {system.title}'s `{value}` is {entry.values[value]} here (docs/coming-from-{system.id}.md)"
+    return ""
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner)
     else:
@@ -100,27 +120,20 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
 
 
 def _find(key: str) -> tuple[System, str, OtherName] | None:
-    """The entry of the name itself, else of a dotted one that ends with it; else, of a key in a section of ours, of a
-    name that ends as it does and whose key is in that section (`optimizer.lr`, `sampling.max_completion_length`), or of
-    one that has none (`lora.use_dora`)."""
-    every = _every()
+    """The entry of the name itself, else of a dotted one that ends with it, else of the section that it is in; else, of
+    a key in a section of ours, of a name that ends as it does and whose key is in that section (`optimizer.lr`,
+    `sampling.max_completion_length`), or of one that has none (`lora.use_dora`)."""
+    every = [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]
     exact = next((named for named in every if named[1] == key), None)
     if exact is not None or key in _ANYWHERE:
         return exact
     if (whole := next((named for named in every if named[1].endswith(f".{key}")), None)) is not None:
         return whole
+    sections = [key[: place.start()] for place in reversed([*re.finditer(r"\.", key)])]
+    inside = next((named for around in sections for named in every if named[1] == around), None)
+    if inside is not None:
+        return inside
     section, _, leaf = key.rpartition(".")
     ends = [named for named in every if section and named[1].rpartition(".")[2] == leaf]
     of_section = (named for named in ends if any(ours.rpartition(".")[0] == section for ours in named[2].keys))
     return next(of_section, None) or next((named for named in ends if named[1] == leaf and not named[2].keys), None)
-
-
-def _section_of_theirs(key: str) -> tuple[System, str, OtherName] | None:
-    """The entry of a name that holds what stands in it, whatever that is: `peft_config.r`."""
-    parts = key.split(".")
-    wholes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    return next((named for whole in wholes for named in _every() if named[1] == whole), None)
-
-
-def _every() -> list[tuple[System, str, OtherName]]:
-    return [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]

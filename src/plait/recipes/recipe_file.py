@@ -24,7 +24,7 @@ from plait.recipes.keys import (
     takes_list,
     unknown_key,
 )
-from plait.recipes.other_names import answer
+from plait.recipes.other_names import answer, answer_value
 from plait.recipes.recipe import Recipe, check_read
 from plait.settings import Settings
 from plait.yaml_text import parse
@@ -162,7 +162,9 @@ def _explain(error: ValidationError, *section: str) -> str:
         elif isinstance(cause := detail.get("ctx", {}).get("error"), ValueError):
             lines.append(f"key `{key}`: {cause}" if key else str(cause))  # which says what was found, and where
         else:
-            lines.append(f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(detail['input'])}")
+            found = detail["input"]
+            said = f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(found)}{answer_value(key, found)}"
+            lines.append(f"key `{key}`: {said}")
     return "; ".join(lines)
 
 
