@@ -117,7 +117,7 @@ def test_a_folder_that_is_taken_is_refused_before_any_work(
     monkeypatch.setattr(api, "prepare", lambda *_, **__: pytest.fail("data were drawn"))
     with pytest.raises(ConfigError, match="holds a run already"):
         run(recipe)
-    with pytest.raises(ConfigError, match="begun with other values of `seed`"):
+    with pytest.raises(ConfigError, match=r"begun with other values of `seed` \(0 then, 1 now\); give"):
         run(make_recipe(steps=1, seed=1), resume=True)
 
 

@@ -112,5 +112,8 @@ def test_a_key_that_is_new_since_a_run_was_begun_has_its_default(make_recipe: Ma
     del stored["epochs"], stored["evaluation"]["pass_at"], stored["data"]["more"][0]["shuffle"]
     path = tmp_path / "stored.yaml"
     path.write_text(yaml.safe_dump(stored))
-    assert changed_keys(path, recipe) == []
-    assert changed_keys(path, make_recipe(**{"optimizer.warmup_ratio": 0.1})) == ["data.more", "optimizer.warmup_ratio"]
+    assert changed_keys(path, recipe) == {}
+    assert list(changed_keys(path, make_recipe(**{"optimizer.warmup_ratio": 0.1}))) == [
+        "data.more",
+        "optimizer.warmup_ratio",
+    ]

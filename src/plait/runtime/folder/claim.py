@@ -6,6 +6,7 @@ from pathlib import Path
 
 from plait.errors import ConfigError
 from plait.observe.trackers import check_trackers
+from plait.recipes.keys import shown
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.stored_recipe import changed_keys
@@ -62,10 +63,13 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
 def _check_same(stored: Path, recipe: Recipe) -> None:
     """Raises ConfigError where a run was begun with other values of keys that may not differ, or its recipe cannot be
     read."""
-    changed = [key for key in changed_keys(stored, recipe) if key not in RESUMABLE_KEYS]
+    changed = [
+        f"`{key}` ({shown(then)} then, {shown(now)} now)"
+        for key, (then, now) in changed_keys(stored, recipe).items()
+        if key not in RESUMABLE_KEYS
+    ]
     if changed:
-        listed = ", ".join(f"`{key}`" for key in changed)
         raise ConfigError(
-            f"key `run_dir`: the run in `{recipe.run_dir}` was begun with other values of {listed}; give the recipe as "
-            f"it was (see {stored}), or begin a new run in another `run_dir`"
+            f"key `run_dir`: the run in `{recipe.run_dir}` was begun with other values of {', '.join(changed)}; "
+            f"give the recipe as it was (see {stored}), or begin a new run in another `run_dir`"
         )

@@ -44,13 +44,13 @@ def _stored(path: Path) -> dict[str, Any]:
         return read_tree(path)
 
 
-def changed_keys(old: Path, new: Recipe) -> list[str]:
-    """Dotted keys in which a stored recipe differs from `new`; a KV pool that `new` leaves open does not, nor does the
-    default of a key that there was not when it was stored."""
-
+def changed_keys(old: Path, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys in which a stored recipe differs from `new`, each with its value then and now; a KV pool that `new`
+    leaves open does not, nor does the default of a key that there was not when it was stored."""
     new = as_begun(old, new)
     before, after = _flat(_stored(old)), keys_of(new)
-    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    both = {key: (before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())}
+    return {key: (then, now) for key, (then, now) in both.items() if then != now}
 
 
 def keys_of(recipe: Recipe) -> dict[str, Any]:
