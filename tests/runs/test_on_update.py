@@ -119,7 +119,8 @@ def begun_along(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> Path:
 )
 def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, on_update: str, point: int) -> None:
     """On one process the order of all steps is one, so the record of a run is a function of its seed, too."""
-    kill_and_resume(make_recipe, tmp_path, points=(point,), seed=4, max_staleness=2, on_update=on_update, **FEW)
+    keys = FEW | {"steps": 4, "max_staleness": 2, "on_update": on_update}
+    kill_and_resume(make_recipe, tmp_path, points=(point,), seed=4, **keys)
 
 
 @pytest.mark.slow

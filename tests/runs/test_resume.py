@@ -23,9 +23,8 @@ from plait.runtime.steps.calls import Calls
 from tests.forked import exit_code_of, forked
 
 MakeRecipe = Callable[..., Recipe]
-STEPS = 5
 KEYS: dict[str, Any] = {
-    "steps": STEPS,
+    "steps": 5,
     "checkpoint.every": 2,
     "evaluation.items": 3,
     "evaluation.every": 2,
@@ -55,22 +54,25 @@ def steps_in_trace(run_dir: Path) -> list[int]:
 def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: Sequence[int], seed: int, **keys: Any) -> None:
     """Point 0 of every four is in a save, 1 in an evaluation or at the end (`END`), the others are anywhere."""
     keys = KEYS | keys
+    steps, evaluated = list(range(1, keys["steps"] + 1)), [*range(0, keys["steps"], 2), keys["steps"]]
     whole = make_recipe(run_dir=str(tmp_path / "whole"), **keys)
     started = time.monotonic()
     assert exit_code_of(forked(lambda: run(whole))) == 0
     seconds = time.monotonic() - started
     expected = result_of(whole.run_dir)
-    assert [row["step"] for row in expected["metrics"]] == list(range(1, STEPS + 1))
-    assert [row["step"] for row in expected["evaluations"]] == [0, 2, 4, STEPS]
+    assert [row["step"] for row in expected["metrics"]] == steps
+    assert [row["step"] for row in expected["evaluations"]] == evaluated
 
     draw = random.Random(seed)
     killed = 0
     for point in points:
         recipe = make_recipe(run_dir=str(tmp_path / f"killed-{point}"), **keys)
         if point % 4 == 0:
-            killed += kill_inside_save(recipe, nth_save=draw.randrange(3), after_calls=draw.randrange(12))
+            nth_save = draw.randrange(len(evaluated) - 1)
+            killed += kill_inside_save(recipe, nth_save, after_calls=draw.randrange(12))
         elif point % 4 == 1:
-            killed += kill_inside(recipe, *END[point // 4 % len(END)], after_calls=draw.randrange(8))
+            where, method, nth_call = END[point // 4 % len(END)]
+            killed += kill_inside(recipe, where, method, nth_call % len(evaluated), after_calls=draw.randrange(8))
         else:
             pid = forked(lambda recipe=recipe: run(recipe))
             time.sleep(draw.uniform(0.0, 1.05 * seconds))
@@ -78,20 +80,21 @@ def kill_and_resume(make_recipe: MakeRecipe, tmp_path: Path, points: Sequence[in
         resume = (recipe.run_dir / "recipe.yaml").is_file()  # killed before that, there is nothing to resume
         assert exit_code_of(forked(lambda recipe=recipe, resume=resume: run(recipe, resume=resume))) == 0, point
         assert result_of(recipe.run_dir) == expected, f"kill point {point}"
-        assert sorted(set(steps_in_trace(recipe.run_dir))) == list(range(1, STEPS + 1))
-        assert len(steps_in_trace(recipe.run_dir)) == 4 * STEPS, "each optimizer step once in the trace"
+        assert sorted(set(steps_in_trace(recipe.run_dir))) == steps
+        assert len(steps_in_trace(recipe.run_dir)) == 4 * len(steps), "each optimizer step once in the trace"
     assert killed >= (len(points) + 1) // 2, "most points hit a living run"
 
 
 IN_SAVE_EXPORT_AND_ANYWHERE = (0, 5, 2)
 END = [
-    (Session, "evaluate", 3),  # the last of four evaluations
+    (Session, "evaluate", -1),
     (Session, "export_final", 0),
     (Session, "evaluate", 0),
-    (Session, "record_evaluation", 3),
+    (Session, "record_evaluation", -1),
     (Session, "record_evaluation", 1),  # with a folder best/
 ]
-"""Class, method, and which of its calls: places outside the steps that a run is killed in."""
+"""Class, method, and which of its calls (-1: of the last evaluation): places outside the steps in which a run is
+killed."""
 
 
 def kill(pid: int) -> bool:
@@ -162,7 +165,7 @@ def kill_in_step(recipe: Recipe, step: int) -> None:
 
 def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     run(make_recipe(run_dir=str(tmp_path / "first"), **KEYS | {"steps": 1}))  # what is done once, no fork does again
-    kill_and_resume(make_recipe, tmp_path, points=IN_SAVE_EXPORT_AND_ANYWHERE, seed=0)
+    kill_and_resume(make_recipe, tmp_path, points=IN_SAVE_EXPORT_AND_ANYWHERE, seed=0, steps=3)
 
 
 @pytest.mark.slow
