@@ -182,11 +182,11 @@ def test_it_is_not_asked_for_what_is_known_anyway() -> None:
 
 def test_a_model_that_gets_better_is_noticed() -> None:
     simulated = with_model("adaptive", 2, 0.0, 0.002)
-    simulated.run(300)
+    simulated.run(150)
     model = model_of(simulated)
     model.right = 0.9
     simulated.speculation.grow_old()
-    simulated.run(1000)
+    simulated.run(400)
     simulated.seconds = simulated.plain = 0.0
     assert simulated.run(100) > 1.4
 

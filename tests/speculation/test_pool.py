@@ -160,7 +160,7 @@ def test_tokens_that_are_not_recorded_need_no_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "prompt_tokens", "tokens"), [(1 << 20, 200, 50), (1 << 17, 1, 1), (1 << 16, 3, 900)]
+    ("budget", "prompt_tokens", "tokens"), [(1 << 20, 200, 50), (1 << 16, 1, 1), (1 << 16, 3, 900)]
 )
 def test_the_budget_holds_all_that_python_takes_also_while_texts_are_dropped(
     budget: int, prompt_tokens: int, tokens: int

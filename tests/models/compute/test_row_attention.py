@@ -209,11 +209,7 @@ def test_it_is_compiled_once_for_rows_of_any_length_and_for_as_many_kinds_as_the
     kernel = flex_plan.compiled(count)
     rows = [a_batch((200, [150, 7]), (40, [1])), a_batch((130, [20])), a_batch((300, [2, 3, 4]))]
     plain, windowed, capped = FORMS
-    kinds = [
-        *((2, True, form) for form in (plain, windowed)),
-        *((4, True, form) for form in (windowed, capped)),
-        (2, False, windowed),
-    ]
+    kinds = [(2, True, plain), (4, True, windowed), (4, True, capped), (2, False, windowed)]
     with torch._dynamo.config.patch(recompile_limit=len(kinds) - 2):
         for heads, grads, form in kinds:
             before = len(traced)
