@@ -18,6 +18,7 @@ from plait.models.scalar_loading import scalar_view
 from plait.models.scalar_model import ScalarModel
 from plait.training.memory import parameter_bytes
 from plait.training.trainer import Trainer
+from tests.cases import slow_but
 from tests.models.tiny import tiny, tiny_llama
 from tests.training.batches import ADVANTAGES, make_trainer, random_rows, run_all, scorer, train
 from tests.training.exact import ExactFloat64
@@ -148,7 +149,7 @@ def test_roles_on_one_backbone_train_apart():
     assert not any(name.startswith("training/") for name in metrics)
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint", slow_but([True], [False, True]))
 def test_a_state_of_adapters_continues_bit_for_bit(checkpoint):
     options = {"checkpoint_activations": checkpoint, "micro_batch_tokens": 40}
     straight = make_trainer(adapted(tiny_llama(torch.bfloat16)), **options)

@@ -132,16 +132,19 @@ def trained(trainer: Trainer, columns: Any, loss: Any, **asked: Any) -> tuple[La
 
 
 QUICK = [
-    (Ratio.TOKEN, language, False),
-    (Ratio.TOKEN, adapted, True),
-    (Ratio.SEQUENCE_MEAN, language, True),
-    (Ratio.SEQUENCE_MEAN, adapted, False),
+    ("pieces", Ratio.TOKEN, language, False),
+    ("kernel", Ratio.TOKEN, adapted, True),
+    ("pieces", Ratio.SEQUENCE_MEAN, language, True),
+    ("kernel", Ratio.SEQUENCE_MEAN, adapted, False),
 ]
-"""Every two of a ratio, a model and activations that are kept or computed again: no code knows all three."""
+"""Every two of a ratio, a model and activations that are kept or computed again: no code knows all three. Of attention
+in pieces and by the kernel every two with a ratio and with activations; with a model in the tests below."""
 
 
 @pytest.mark.parametrize(
-    ("ratio", "make", "checkpoint"), slow_but(QUICK, itertools.product(Ratio, (language, adapted), (False, True)))
+    ("reads", "ratio", "make", "checkpoint"),
+    slow_but(QUICK, itertools.product(("pieces", "kernel"), Ratio, (language, adapted), (False, True))),
+    indirect=["reads"],
 )
 def test_grpo_waits_for_the_device_where_mini_batches_end(
     reads: Reads, ratio: Ratio, make: Callable[[], Any], checkpoint: bool
@@ -153,6 +156,7 @@ def test_grpo_waits_for_the_device_where_mini_batches_end(
     assert len(reads) == 4, "of each mini-batch what it adds up to, and the norm of its gradient"
 
 
+@pytest.mark.parametrize("reads", slow_but(["kernel"], ["pieces", "kernel"]), indirect=True)
 def test_ppo_waits_for_the_device_where_mini_batches_end(reads: Reads) -> None:
     """With a coefficient that changes from step to step, which the loss compares with 0."""
     loss = loss_of(ppo, PPOOptions(kl_coef=0.05))
@@ -180,7 +184,17 @@ def test_a_critic_waits_for_the_device_where_mini_batches_end(reads: Reads) -> N
     assert len(reads) == 4
 
 
-@pytest.mark.parametrize(("make", "what"), [(language, Score.LOGPROBS), (critic, Score.VALUES), (critic, Score.SCORE)])
+SCORED = [(language, Score.LOGPROBS), (critic, Score.VALUES), (critic, Score.SCORE)]
+
+
+@pytest.mark.parametrize(
+    ("reads", "make", "what"),
+    slow_but(
+        [("kernel", *SCORED[0]), ("pieces", *SCORED[0]), ("pieces", *SCORED[1]), ("kernel", *SCORED[2])],
+        [(how, *scored) for how in ("pieces", "kernel") for scored in SCORED],
+    ),
+    indirect=["reads"],
+)
 def test_scoring_waits_for_the_device_where_it_ends(reads: Reads, make: Callable[[], Any], what: Score) -> None:
     launches, trainer = Launches(), scorer(make(), 48, 0.7)
     with launches:

@@ -20,7 +20,7 @@ from plait.training.mini_batch import LossCall
 from plait.training.passes import OpenMiniBatch
 from plait.training.pipeline import execute
 from plait.training.trainer import Trainer
-from tests.cases import examples
+from tests.cases import examples, slow_but
 from tests.models.tiny import tiny_llama
 from tests.training.batches import ADVANTAGES, make_trainer, random_rows, run_all
 from tests.training.schedules import shuffled
@@ -105,7 +105,7 @@ def together(trainers: dict[str, Trainer], rows: Rows, seed: int) -> tuple[dict[
     return {role: call.metrics() for role, call in begun.items()}, done
 
 
-@pytest.mark.parametrize("models", [two_models, two_adapters])
+@pytest.mark.parametrize("models", slow_but([two_adapters], [two_models, two_adapters]))
 def test_a_schedule_of_both_gives_the_bits_of_each_alone(models):
     rows = rows_with()
     alone = models()
@@ -113,7 +113,7 @@ def test_a_schedule_of_both_gives_the_bits_of_each_alone(models):
     expected = states(alone)
     assert metrics["actor"]["training/optimizer_steps"] == 2
 
-    for seed in range(examples(2, 4)):
+    for seed in range(examples(1, 4)):
         trainers = models()
         found, done = together(trainers, rows, seed)
         assert found == metrics
