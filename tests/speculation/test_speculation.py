@@ -115,7 +115,7 @@ def test_auto_is_hardly_slower_where_guesses_do_not_come_true(share: float, num_
     assert slowest_window(simulated.steps) > 0.98
 
 
-@pytest.mark.parametrize(("num_samples", "least"), [(1, 2.0), (8, 1.25)])
+@pytest.mark.parametrize(("num_samples", "least"), slow_but([(1, 2.0)], [(1, 2.0), (8, 1.25)]))
 def test_auto_is_faster_where_they_do(num_samples: int, least: float) -> None:
     simulated = Simulated("adaptive", num_samples, 0.95)
     assert simulated.run(400) > least

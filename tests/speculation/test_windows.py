@@ -280,6 +280,7 @@ class Noisy(Engine):
         return self.pace * super().forward_s(num_rows)
 
 
+@pytest.mark.slow
 def test_seconds_that_vary_cost_half_a_percent_more() -> None:
     """Against plain steps of the same seconds; against those of a clock that does not vary even plain decoding has
     windows of 0.981. What is gained by chance is spent, too: that is the half percent. To account by what the fit
