@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from plait.data.packed import pack
 from plait.data.records import Prompt
@@ -36,11 +36,11 @@ from plait.models.working_weights import adapted_layers, layout_of
 from plait.training.optimizer import MasterOptimizer
 from plait.training.settings import OptimizerSettings
 from tests.cases import slow_but
-from tests.models.oracle import RAGGED, eager_logprobs, gradients, largest_error
+from tests.models.oracle import RAGGED, Groups, eager_logprobs, gradients, largest_error
 from tests.models.test_admission import IN_PLACE
 from tests.models.test_scalar_model import gradients as scalar_gradients
 from tests.models.test_scalar_model import hf_scores, scores_of
-from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model
+from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
 
 peft = pytest.importorskip("peft")
 
@@ -481,6 +481,29 @@ def test_a_scalar_adapter_carries_its_head_to_peft(tmp_path: Path) -> None:
     torch.testing.assert_close(hf_scores(tmp_path / "merged", RAGGED), expected, rtol=0, atol=1e-4)
     other = scalar_view(tiny_llama(torch.float32, weight_scale=0.05), seed=5)
     assert torch.equal(scores_of(load_adapter(other, tmp_path / "adapter", name="x"), RAGGED), expected)
+
+
+def test_the_padding_token_beside_a_scalar_adapter_is_no_end_of_sequence(tmp_path: Path) -> None:
+    """A base whose padding token is EOS, as of most chat models: peft would read the score one token early."""
+    base = tiny_model("llama", dtype=torch.float32, weight_scale=0.05, pad_token_id=2)
+    base.tokenizer = tiny_tokenizer()
+    base.tokenizer.pad_token = base.tokenizer.eos_token
+    view = stirred(add_lora(scalar_view(base, seed=1), RANK_4, name="reward", seed=0))
+    save_pretrained(base, tmp_path / "base")
+    save_adapter(view, tmp_path / "adapter")
+    groups: Groups = (([5, 6], [[7, 8, 2], [9]]), ([10, 11, 12], [[13, 2]]))
+    theirs = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "base",
+        attn_implementation="eager",
+        num_labels=1,
+        pad_token_id=AutoTokenizer.from_pretrained(tmp_path / "adapter").pad_token_id,
+    )
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    samples = [[*prompt, *response] for prompt, responses in groups for response in responses]
+    with torch.no_grad():
+        got = torch.cat([theirs(input_ids=torch.tensor([ids])).logits[0] for ids in samples])
+    torch.testing.assert_close(got, scores_of(view, groups), rtol=0, atol=1e-4)
+    assert base.tokenizer.pad_token_id == 2
 
 
 def test_an_adapter_that_peft_trained_is_read(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ class BackboneModel:
     def config(self) -> Any:
         return self.module.config
 
+    def tokenizer_of_folder(self) -> Any:
+        """What is written beside the weights, or an adapter; None where there is no tokenizer."""
+        return self.tokenizer
+
     @property
     def device(self) -> torch.device:
         return self.weights.device

@@ -43,7 +43,8 @@ adapter: it is one of other weights than the base has. (An adapter that peft has
 
 def save_adapter(model: Model, folder: str | Path) -> None:
     """Write the adapter alone (and the head of a scalar model) as peft does, in the compute dtype, whole or not at all:
-    `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it.
+    `peft.PeftModel.from_pretrained(base, folder)` gives the same model elsewhere. The tokenizer goes with it; beneath a
+    scalar model's adapter the base has to have its padding token (see `ScalarModel.tokenizer_of_folder`).
 
     Raises:
         ModelError: a weight is not finite; nothing is written.
@@ -67,8 +68,8 @@ def save_adapter(model: Model, folder: str | Path) -> None:
     def write(work: Path) -> None:
         config.save_pretrained(work)
         save_file(tensors, work / "adapter_model.safetensors", metadata={"format": "pt"})
-        if model.tokenizer is not None:
-            model.tokenizer.save_pretrained(work)
+        if (tokenizer := model.tokenizer_of_folder()) is not None:
+            tokenizer.save_pretrained(work)
 
     write_folder(folder, write)
 

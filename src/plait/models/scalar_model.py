@@ -117,22 +117,26 @@ class ScalarModel(BackboneModel):
         return replace(self, module=module, weights=weights, backbone=Backbone(module.base_model))
 
     def export(self, dtype: torch.dtype) -> Export:
-        """What `saving.save_pretrained` writes: a `...ForSequenceClassification` with one label.
-
-        Its class reads the score at the last token that is not the padding token, so that one must not be an
-        end-of-sequence token: where it is, another special token becomes the padding token of the folder.
-        """
+        """What `saving.save_pretrained` writes: a `...ForSequenceClassification` with one label."""
         assert self.part is None or self.part.is_whole, "a part of a model cannot be exported"
-        pad_token_id = self._pad_token_id()
         config = copy.deepcopy(self.config)
         config.num_labels = 1
-        config.get_text_config().pad_token_id = pad_token_id
+        config.get_text_config().pad_token_id = self._pad_token_id()
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             skeleton = _classifier_class(self.module.base_model)(config)
+        state = cpu_state(self.module, dtype, adapter_name(self.own))
+        return Export(skeleton, state, dtype, self.tokenizer_of_folder())
+
+    def tokenizer_of_folder(self) -> Any:
+        """See `BackboneModel.tokenizer_of_folder`.
+
+        A `...ForSequenceClassification` reads the score at the last token that is not the padding token, so that one
+        must not be an end-of-sequence token: where it is, another special token becomes the padding token.
+        """
         tokenizer = copy.deepcopy(self.tokenizer)
         if tokenizer is not None:
-            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
-        return Export(skeleton, cpu_state(self.module, dtype, adapter_name(self.own)), dtype, tokenizer)
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(self._pad_token_id())
+        return tokenizer
 
     def _pad_token_id(self) -> int:
         if self.passed_token_id is not None:
