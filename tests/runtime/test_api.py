@@ -84,3 +84,45 @@ def test_a_reward_may_be_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recipe_is_a_path_or_keys() -> None:
     with pytest.raises(ConfigError, match="expected the path of a recipe, or its keys as arguments, found a dict"):
         plait.train({"model": "m"})  # type: ignore[arg-type]
+
+
+def test_keys_may_be_paths_and_data_several_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
+    sources = [{"source": Path("a.jsonl"), "weight": 2}, {"source": "b.jsonl", "weight": 1}]
+    plait.train(model=Path("folder/model"), data=sources, reward=sevens)
+    plait.train(model="m", data={"source": Path("a.jsonl"), "evaluation_source": Path("e.jsonl")}, reward=sevens)
+    several, one = asked
+    assert several.model == "folder/model"
+    assert [(source.source, source.weight) for source in several.data.sources] == [("a.jsonl", 2), ("b.jsonl", 1)]
+    assert (one.data.source, one.data.evaluation_source) == ("a.jsonl", "e.jsonl")
+
+
+def test_sources_from_python_take_the_place_of_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
+    (tmp_path / "r.yaml").write_text("model: m\ndata: {source: a.jsonl, size: 3}\nreward: {functions: [well_formed]}\n")
+    plait.train(tmp_path / "r.yaml", data=[{"source": "b.jsonl"}, {"source": "c.jsonl"}])
+    assert [(source.source, source.size) for source in asked[0].data.sources] == [("b.jsonl", None), ("c.jsonl", None)]
+
+
+class Dataset:
+    """As of `datasets`."""
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (Dataset(), "Dataset"),
+        ([{"prompt": "2 + 3?", "answer": "5"}], "list"),
+        ({"source": Dataset()}, "Dataset"),
+        ({"source": "d.jsonl", "evaluation_source": [{"prompt": "2 + 3?"}]}, "list"),
+        ([{"source": "d.jsonl"}, {"source": Dataset()}], "Dataset"),
+    ],
+)
+def test_rows_are_no_source(data: Any, kind: str) -> None:
+    said = (
+        rf"^`data` says where rows are, and does not hold them: found a {kind}; write what .* `save_to_disk\(FOLDER\)`"
+    )
+    with pytest.raises(ConfigError, match=said):
+        plait.train(model="m", data=data, reward=sevens)

@@ -54,7 +54,7 @@ def merged(tree: Mapping[str, Any], overrides: Sequence[tuple[str, Any]]) -> dic
     """
     changed = with_sections(without_other_length(copy.deepcopy(dict(tree)), dict(overrides)))
     for key, value in overrides:
-        _set(changed, key.split("."), value, key)
+        _set(changed, key.split("."), with_sections({key: value})[key], key)
     return changed
 
 

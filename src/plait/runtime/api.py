@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def train(
         resume: continue the run in `run_dir`.
         trust_run_code: run the flow and rewards that a recipe file in a run's own folder names.
         keys: recipe keys; a section is a dict (`sampling={"temperature": 0.9}`) and is laid over the recipe's, as
-            `options` are; beside an `algorithm`, of which the recipe's may not be, `options` take their place.
+            `options` are; beside an `algorithm`, of which the recipe's may not be, `options` take their place. A list
+            of sources takes the place of `data`.
 
     Returns:
         The outcome; of several stages that of the last one that ran.
@@ -83,6 +85,8 @@ def train(
         RunError: the run had to stop.
     """
     refuse_while_importing("`plait.train`")
+    for name in ("data", "pretraining"):
+        _refuse_rows(name, keys.get(name))
     overrides = [
         pair for name, value in keys.items() for pair in flattened(name, value, replaces=algorithm is not None)
     ]
@@ -231,6 +235,7 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
     Args:
         replaces: an algorithm is given beside it: options are one value.
     """
+    value = _without_paths(value)
     is_options = name.rpartition(".")[2] == "options"
     if not isinstance(value, dict) or name.endswith(".parameters") or (is_options and replaces):
         return [(name, value)]
@@ -238,6 +243,31 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
         return [(f"{name}.{key}", child) for key, child in value.items()]
     replaces |= "algorithm" in value
     return [pair for key, child in value.items() for pair in flattened(f"{name}.{key}", child, replaces=replaces)]
+
+
+def _without_paths(value: Any) -> Any:
+    """The same, or a path's text: a recipe holds texts."""
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_paths(item) for key, item in value.items()}
+    return fspath(value) if isinstance(value, PathLike) else value
+
+
+def _refuse_rows(name: str, value: Any) -> None:
+    """See that a key says where rows are; one that holds them, or an object that does, is a ConfigError."""
+    several = (
+        isinstance(value, list) and value and all(isinstance(item, Mapping) and "source" in item for item in value)
+    )
+    sections: list[Any] = value if several else [value]
+    named = [item.get(key) for item in sections if isinstance(item, Mapping) for key in ("source", "evaluation_source")]
+    for found in named or sections:
+        if not isinstance(found, str | PathLike | Mapping | None):
+            raise ConfigError(
+                f"`{name}` says where rows are, and does not hold them: found a {type(found).__name__}; write what a "
+                "program has made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
+                f"`{name}={{'source': FOLDER}}` (docs/data.md)"
+            )
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:
