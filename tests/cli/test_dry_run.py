@@ -97,6 +97,17 @@ def test_what_needs_the_model(
     assert message in capsys.readouterr().err
 
 
+def test_a_run_on_ray_says_how_many_ranks_it_has(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the run asks for it before anything else."""
+    path = str(write_recipe(make_recipe(launcher="ray"), tmp_path / "recipe.json"))
+    for nodes in ([], ["--nodes", "2"]):
+        assert main(["train", path, "--dry-run", *nodes]) == 2
+        assert "error: `launcher` ray: say with `devices` how many ranks the run has" in capsys.readouterr().err
+    assert main(["train", path, "--dry-run", "--devices", "2", "--plan", "colocated"]) == 0
+
+
 def test_dry_run_of_a_run_to_resume(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,3 +30,5 @@ def test_export_defaults_to_the_dtype_of_the_run_and_lists_the_steps(
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     assert main(["export", str(tmp_path), "--out", str(out)]) == 2
     assert "holds no run" in capsys.readouterr().err
+    assert main(["export", f"{run_dir}/checkpoints/step-2/", "--out", str(out)]) == 2
+    assert f"is a checkpoint of the run `{run_dir}`: give that, with `--step 2`" in capsys.readouterr().err

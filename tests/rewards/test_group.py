@@ -94,6 +94,7 @@ def test_what_cannot_be_read_as_one_score_each(returned):
     [
         ("length", "expected FILE.py:FUNCTION"),
         ("rewards.py", "expected FILE.py:FUNCTION"),
+        ("http://localhost:5000/score", "found `http://.*`; a service is asked by a function of yours"),
         ("no/such.py:f", "`no/such.py` does not exist"),
         ("/dev/null/such.py:f", r"`/dev/null/such.py` cannot be read \(Not a directory\)"),
         ("my-module:f", "neither a Python file nor a module"),

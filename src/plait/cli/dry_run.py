@@ -19,7 +19,7 @@ from plait.cost.rank_order import BetterOrder, better_orders
 from plait.dataflow import CallKind, CallName, Dataflow
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
-from plait.recipes.device_checks import check_device
+from plait.recipes.device_checks import check_device, ranks_on_ray
 from plait.recipes.engine_checks import said_of_program
 from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
@@ -50,6 +50,8 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
     Raises:
         UserError: the run would be refused: the folder, a tracker, the data, the flow, a reward or the model.
     """
+    if recipe.launcher == "ray":
+        ranks_on_ray(recipe)
     if nodes > 1 and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
         recipe = recipe.model_copy(update={"devices": nodes * num_devices(recipe)})
     if resume:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plait.errors import ConfigError
 from plait.models.devices import check_cuda, check_cuda_dtype
+from plait.recipes.plan_files import ranks_of
 from plait.recipes.recipe import Recipe
 
 
@@ -21,6 +22,14 @@ def check_served(recipe: Recipe) -> None:
             f"{recipe.device}; leave `sampling.draft_model` out"
         )
     check_cuda_dtype(recipe.dtype, "`device`")
+
+
+def ranks_on_ray(recipe: Recipe) -> int:
+    """How many ranks a run asks of a Ray cluster. Raises ConfigError where nothing says it."""
+    num_ranks = ranks_of(recipe.plan) or recipe.devices
+    if num_ranks == 0:
+        raise ConfigError("`launcher` ray: say with `devices` how many ranks the run has, or give a plan file")
+    return num_ranks
 
 
 def check_device(recipe: Recipe) -> None:

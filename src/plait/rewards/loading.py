@@ -28,8 +28,10 @@ def split_path(path: str, *, key: str = "reward.functions") -> tuple[str, str]:
     if not separator:
         module, _, name = path.rpartition(".")
     if not module or not all(part.isidentifier() for part in name.split(".")) or path.endswith(".py"):
+        service = "; a service is asked by a function of yours" if "://" in path else ""
         raise ConfigError(
             f"`{key}`: expected FILE.py:FUNCTION, package.module:function or package.module.function, found `{path}`"
+            f"{service}"
         )
     if module.endswith(".py") or "/" in module:
         if not os.path.isfile(module):

@@ -58,7 +58,7 @@ def export_checkpoint(
     """
     if not os.path.isfile(path := run_dir / RECIPE):
         raise ConfigError(
-            f"RUN_DIR: `{run_dir}` holds no run of plait: its {RECIPE} {why_no_file(path)}; give the folder of a run"
+            f"RUN_DIR: `{run_dir}` holds no run of plait: its {RECIPE} {why_no_file(path)}; {_run_around(run_dir)}"
         )
     check_folder(out, "--out", overwrite=overwrite, inputs=(run_dir,))
     recipe = load_recipe(run_dir / RECIPE)
@@ -136,3 +136,11 @@ def _copy_masters(weights: torch.Tensor, checkpoint: Checkpoint, role: str) -> N
             "run began with has been replaced since"
         )
     weights.copy_(masters)
+
+
+def _run_around(folder: Path) -> str:
+    """What to give in place of a folder that is no run: of a checkpoint, its run and step."""
+    run, step = folder.parent.parent, folder.name.removeprefix("step-")
+    if folder.parent.name == CHECKPOINTS and step.isdecimal() and os.path.isfile(run / RECIPE):
+        return f"it is a checkpoint of the run `{run}`: give that, with `--step {step}`"
+    return "give the folder of a run"

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from plait.cost.hardware import Link
-from plait.errors import ConfigError, UserError
+from plait.errors import UserError
 from plait.launch.local import LocalNode
 from plait.launch.machine import hardware
 from plait.launch.node import Node
@@ -20,7 +20,7 @@ from plait.launch.nodes.introduction import listening
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
-from plait.recipes.plan_files import ranks_of
+from plait.recipes.device_checks import ranks_on_ray
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.stored_recipe import said_keys
 from plait.runtime.prediction.network import NOT_MEASURED, Network
@@ -138,11 +138,8 @@ def _attached(
 
 def _need(recipe: Recipe, num_nodes: int) -> Need:
     """What a run asks of a Ray cluster. Raises ConfigError where nothing says how many ranks it has."""
-    num_ranks = ranks_of(recipe.plan) or recipe.devices
-    if num_ranks == 0:
-        raise ConfigError("`launcher` ray: say with `devices` how many ranks the run has, or give a plan file")
     cores = {"CPU": float(recipe.threads or 1)}
-    return Need(num_ranks, {"GPU": 1.0, **cores} if recipe.device == "cuda" else cores, num_nodes)
+    return Need(ranks_on_ray(recipe), {"GPU": 1.0, **cores} if recipe.device == "cuda" else cores, num_nodes)
 
 
 def _said_of(error: BaseException) -> str:
