@@ -261,7 +261,7 @@ class DecodeBatch:
 
 
 def _places_of(num_new: Sequence[int]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], ...]:
-    """Of each token the row that it belongs to, and how many of that row's stand before it: int64 [D] each.
+    """The row of each token, and how many tokens of that row stand before it: int64 [D] each.
 
     Args:
         num_new: tokens of each row.
