@@ -33,8 +33,6 @@ PATIENCE = 120
 """Plans that a chain tries without improvement before it starts anew."""
 MOST_EXHAUSTIVE = 4000
 """Plans of a space that is tried in whole."""
-SHARE_OF_WARM = 10
-"""A plan to start from is improved with a budget that is smaller by this."""
 MOST_LEADERS = 8
 """Kinds of plans, of which the best is kept."""
 
@@ -87,7 +85,6 @@ def search(
     *,
     seed: int = 0,
     given: Sequence[tuple[str, State]] = (),
-    warm: State | None = None,
     space: PlanSpace | None = None,
     betas: Sequence[float] = BETAS,
 ) -> SearchResult:
@@ -95,12 +92,11 @@ def search(
 
     Args:
         given: further baselines by name, in places of `space`.
-        warm: a plan to start from, in places of `space`: the result is no worse.
         space: of the problem, where plans of it are at hand.
         betas: of the chains; 0 accepts every plan, infinity none that is worse.
     """
     hunt = _Hunt(problem, space or PlanSpace(problem), budget or Budget(), seed, betas)
-    return hunt.run(given, warm)
+    return hunt.run(given)
 
 
 @dataclass
@@ -128,7 +124,7 @@ class _Hunt:
     best: Candidate | None = None
     trace: list[tuple[int, float]] = field(default_factory=list)
 
-    def run(self, given: Sequence[tuple[str, State]], warm: State | None) -> SearchResult:
+    def run(self, given: Sequence[tuple[str, State]]) -> SearchResult:
         began = self.budget.clock()
         self.objective = Objective(self.space.problem)
         self.moves = Moves(self.space)
@@ -145,9 +141,6 @@ class _Hunt:
                     break
         else:
             stopped_by = self._walk([places for _, places in named])
-        if warm is not None:
-            self.judge(warm)
-            self._improve(warm)
         for candidate in baselines:
             self._keep(candidate)
         leaders = sorted(self.leaders.values(), key=lambda leader: (leader.judged.value, leader is not self.best))
@@ -277,18 +270,6 @@ class _Hunt:
         assert state is not None, "a space that has plans has random ones"
         chain.state, chain.value = state, self.judge(state).value
         chain.best, chain.waited = chain.value, 0
-
-    def _improve(self, warm: State) -> None:
-        """Descend from a given plan, on evaluations of its own."""
-        limit = self.objective.evaluations + max(50, self.budget.evaluations // SHARE_OF_WARM)
-        rng = Random(f"{self.seed} warm")
-        state, value = warm, self.judge(warm).value
-        for _ in range(100 * limit):
-            if self._stop(limit) is not None:
-                return
-            tried = self.moves.near(state, rng)
-            if (new := self.judge(tried).value) <= value:
-                state, value = tried, new
 
 
 def _kind(places: State, cluster: ClusterSpec) -> tuple[object, ...]:

@@ -258,11 +258,10 @@ class Planning:
         """The planning of the same steps, with pools that stay."""
         return replace(self, pools_stay=True)
 
-    def search(self, budget: Budget, seed: int = 0, warm: Plan | None = None) -> SearchResult:
+    def search(self, budget: Budget, seed: int = 0) -> SearchResult:
         """Baselines are the named plans, and those that others would make."""
         given = [(name, tuple(places_of(plan, self.space.places))) for name, plan in self.named.items()]
-        start = None if warm is None else tuple(places_of(warm, self.space.places))
-        return search(self.problem, budget, seed=seed, given=given, warm=start, space=self.space)
+        return search(self.problem, budget, seed=seed, given=given, space=self.space)
 
     def plan_of(self, places: Sequence[Place], name: str) -> Plan:
         """A completed plan of what a search found; a call that is not on its own stands where its role does. Where
