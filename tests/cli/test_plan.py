@@ -83,6 +83,37 @@ def test_a_found_plan_is_a_file_that_is_foretold_alike(recipe: str, capsys: pyte
     assert "--overwrite" in err
 
 
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "nodes", "said"),
+    [
+        ("16xH100", 2, 1, "its `num_ranks` are 2, but the cluster `16xH100` has 16 devices; say --devices 2"),
+        ("2xH100", 16, 1, "its `num_ranks` are 16, but the cluster `2xH100` has 2 devices; say --devices 16"),
+        ("8xH100", 8, 2, "its `nodes` are 2, but the cluster `8xH100` has 1; say another --cluster"),
+    ],
+)
+def test_a_plan_of_other_devices_is_not_foretold(
+    cluster: str, ranks: int, nodes: int, said: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Plan("other", ranks, nodes=nodes).save("other.json")
+    place = ("--cluster", cluster, "--lengths", "64:128", "--model", "smollm2-135m")
+    code, out, err = run(capsys, "simulate", recipe, *place, "--plan", "other.json")
+    assert (code, out) == (2, "")
+    assert f"plan `other.json`: {said}" in err
+
+
+def test_a_plan_whose_file_names_no_nodes_is_on_those_of_the_cluster(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Plan("open", 16).save("open.json")
+    Plan("stated", 16, nodes=2).save("stated.json")
+    place = ("--cluster", "16xH100", "--lengths", "64:128", "--model", "smollm2-135m", "--json")
+    told = [
+        json.loads(run(capsys, "simulate", recipe, *place, "--plan", f"{name}.json")[1]) for name in ("open", "stated")
+    ]
+    assert told[0]["calls"] == told[1]["calls"]
+    assert told[0]["seconds_per_step"] == told[1]["seconds_per_step"]
+
+
 def test_plans_of_others_take_what_they_take_by_themselves(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And what each of them spends more or less time on is said, whether the plan was found or given."""
     place = ("--cluster", "2xH200", "--lengths", "64:128", "--model", "smollm2-135m", "--json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from plait.cost.cluster import ClusterSpec
 from plait.cost.held_parameters import parameter_rows
 from plait.cost.model_parameters import parameters_of
 from plait.cost.model_work import ModelWork
@@ -93,6 +94,26 @@ def on_nodes(plan: Plan, nodes: int, label: str = "`plan`") -> Plan:
             f"each; set `devices`, or `num_ranks` of a plan file, to a multiple of {nodes}"
         )
     return replace(plan, nodes=nodes)
+
+
+def on_cluster(plan: Plan, cluster: ClusterSpec, label: str = "`plan`") -> Plan:
+    """A plan of all devices of a cluster, on its nodes.
+
+    Raises:
+        ConfigError: it has more or fewer ranks, or is on another number of nodes.
+    """
+    where = f"but the cluster `{cluster.name}` has"
+    if plan.num_ranks != cluster.num_devices:
+        raise ConfigError(
+            f"{label}: its `num_ranks` are {plan.num_ranks}, {where} {cluster.num_devices} devices; say "
+            f"--devices {plan.num_ranks}, another --cluster, or another plan"
+        )
+    if plan.nodes not in (1, cluster.nodes):
+        raise ConfigError(
+            f"{label}: its `nodes` are {plan.nodes}, {where} {cluster.nodes}; say another --cluster, or leave `nodes` "
+            "out of the plan"
+        )
+    return on_nodes(plan, cluster.nodes, label)
 
 
 def planned_models(models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]) -> dict[str, PlannedModel]:

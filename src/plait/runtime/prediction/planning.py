@@ -22,7 +22,7 @@ from plait.cost.model_parameters import parameters_of
 from plait.cost.move_bound import LARGE, BoundedMoves
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placed import Facts, Placed
-from plait.cost.placement import check_layouts, check_sharded, on_nodes, planned_models, with_room
+from plait.cost.placement import check_layouts, check_sharded, on_cluster, on_nodes, planned_models, with_room
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.workload import Workload
 from plait.dataflow import CallKind, Dataflow
@@ -242,7 +242,8 @@ class Planning:
         name = NAMES[0] if name == AUTO else name
         if name in NAMES:
             return self.named[name] if name in self.named else self._by_name(name)
-        return self._completed(plan_file(name, EVERY_NAME), f"plan `{name}`")
+        label = f"plan `{name}`"
+        return self._completed(on_cluster(plan_file(name, EVERY_NAME), self.cluster, label), label)
 
     def predict(self, plan: Plan) -> Prediction:
         """Play a completed plan; with scoring in parts, where it lets a run have that, and the recipe or what is
