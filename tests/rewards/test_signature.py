@@ -194,6 +194,8 @@ def test_a_column_that_two_functions_log_keeps_both():
         (forms.reward_func, ["label"], None),
         (forms.wrong_dict, [], None),
         (forms.trl, ["anwser"], r"needs `answer` \(did you mean `anwser`\?\)"),
+        (forms.by_the_step, [], r"needs `trainer_state` \(which TRL gives and plait does not, docs/rewards.md\), but"),
+        (forms.by_the_step, ["trainer_state"], None),
     ],
 )
 def test_columns_that_are_missing_are_said_before_any_work(function, columns, said):

@@ -51,5 +51,7 @@ def missing_arguments(function: str, signature: Signature, columns: Sequence[str
 
 def _from(form: Form, name: str) -> str:
     """Where it would come from, if not from the column of its name."""
+    if form is Form.TRL and name in ("trainer_state", "environments"):
+        return " (which TRL gives and plait does not, docs/rewards.md)"
     sources = COLUMNS_OF.get((form, name))
     return f" (column {' or '.join(f'`{source}`' for source in sources)})" if sources else ""
