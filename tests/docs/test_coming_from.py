@@ -287,6 +287,17 @@ def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> Non
         validate_options(PolicyOptions, {"epsilon_high": 0.28})
 
 
+def test_all_unknown_keys_of_a_recipe_are_answered_at_once(tmp_path: Path) -> None:
+    recipe = tmp_path / "trl.yaml"
+    recipe.write_text("model_name_or_path: m\nseed: 1\nmax_steps: 5\nstepps: 5\nsampling: {n: 1}\n")
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(recipe)
+    first, second, third = str(refused.value).split("; unknown key ")
+    assert first == "unknown key `model_name_or_path`: TRL's is `model` here (docs/coming-from-trl.md)"
+    assert second.startswith("`max_steps`: TRL's is `steps` here (counts batches here and optimizer steps there;")
+    assert third == "`stepps`; did you mean `steps`?"
+
+
 if __name__ == "__main__":
     for one in systems():
         path_of(one).write_text(page(one))

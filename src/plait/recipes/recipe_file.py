@@ -129,10 +129,10 @@ def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> di
     Keys inside `options` and task parameters are their owners'.
     """
     checked: dict[str, Any] = {}
+    if unknown := [unknown_key(f"{prefix}{name}", tree[name]) for name in tree if name not in model.model_fields]:
+        raise ConfigError("; ".join(map(str, unknown)))  # all of them: another system's recipe has only such
     for name, value in tree.items():
-        info = model.model_fields.get(name)
-        if info is None:
-            raise unknown_key(f"{prefix}{name}", value)
+        info = model.model_fields[name]
         section = section_of(info.annotation)
         if section is not None and not (value is None and NoneType in alternatives(info.annotation)):
             if not isinstance(value, Mapping):
