@@ -11,6 +11,8 @@ import pytest
 from plait.algorithms.dpo import DPOOptions
 from plait.algorithms.grpo import GRPOOptions
 from plait.algorithms.rloo import RLOOOptions
+from plait.generation.settings import SamplingSettings
+from plait.recipes.recipe import Recipe
 from plait.training.settings import OptimizerSettings
 
 trl = pytest.importorskip("trl")
@@ -46,6 +48,8 @@ def test_the_aggregation_of_grpo():
         ("`reward_model`: `optimizer.learning_rate`", OptimizerSettings().learning_rate, "RewardConfig"),
         ("`sft`: `optimizer.learning_rate`", OptimizerSettings().learning_rate, "SFTConfig"),
         ("`optimizer.schedule`", OptimizerSettings().schedule.value, "GRPOConfig"),
+        ("`sampling.max_response_tokens`", SamplingSettings().max_response_tokens, "GRPOConfig"),
+        ("`rloo`: `samples_per_prompt`", Recipe.model_fields["samples_per_prompt"].default, "RLOOConfig"),
     ],
 )
 def test_a_default_is_what_the_page_says(begin, ours, config):
@@ -61,6 +65,12 @@ def as_value(cell: str) -> Any:
         return {"true": True, "false": False}.get(first) if first in ("true", "false") else float(first)
     except ValueError:
         return first
+
+
+def test_the_length_of_a_run():
+    _, ours, theirs, name = row("the length of a run")
+    assert ours == f"steps: {Recipe.model_fields['steps'].default}"
+    assert theirs == f"epochs: {default(trl.GRPOConfig, name):g}"
 
 
 def test_what_else_the_page_says_of_trl():
