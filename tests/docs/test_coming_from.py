@@ -230,7 +230,9 @@ def test_what_holds_other_keys_is_answered_for_what_stands_in_it_or_for_itself()
     assert answer("rollout", {"n_samples_per_prompt": 8}).startswith(": OpenRLHF's `rollout.n_samples_per_prompt` is")
 
 
-@pytest.mark.parametrize("key", ["stepps", "n", "path", "model.name", "rollout", "x", "lora.lr", "options.gamma"])
+@pytest.mark.parametrize(
+    "key", ["stepps", "n", "path", "model.name", "rollout", "x", "lora.lr", "options.gamma", "seed.x"]
+)
 def test_what_is_nobodys_gets_no_answer(key: str) -> None:
     assert answer(key) == ""
 

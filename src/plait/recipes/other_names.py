@@ -130,7 +130,8 @@ def _find(key: str) -> tuple[System, str, OtherName] | None:
     if (whole := next((named for named in every if named[1].endswith(f".{key}")), None)) is not None:
         return whole
     sections = [key[: place.start()] for place in reversed([*re.finditer(r"\.", key)])]
-    inside = next((named for around in sections for named in every if named[1] == around), None)
+    theirs = (named for around in sections for named in every if named[1] == around and named[2].keys != (around,))
+    inside = next(theirs, None)
     if inside is not None:
         return inside
     section, _, leaf = key.rpartition(".")
