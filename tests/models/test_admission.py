@@ -18,7 +18,7 @@ from plait.models.compute import cpu_linear, row_attention
 from plait.models.language_loading import from_module, load_model
 from plait.models.shape import ModelShape
 from tests.cases import slow_but
-from tests.models.tiny import FAMILIES, MOE, save_tiny, self_check_once, tiny, tiny_model
+from tests.models.tiny import FAMILIES, MOE, save_tiny, self_check_once, tiny, tiny_model, tiny_with_images
 from tests.models.wrong import attend_wrongly
 
 LINEAR: dict[str, Any] = {
@@ -135,6 +135,15 @@ def test_a_wrong_gradient_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         admission.self_check(model, "it")
     assert [param.requires_grad for param in model.module.parameters()] == before
     assert all(param.grad is None for param in model.module.parameters())
+
+
+def test_what_counts_as_out_of_reach_of_texts_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from_module(tiny_with_images(), None)
+    module = tiny_with_images()
+    norm = module.get_decoder().norm.weight
+    monkeypatch.setattr(admission, "unreached", lambda module: [norm])
+    with pytest.raises(ModelError, match="check of its self-check: texts reach weights outside its decoder of texts"):
+        from_module(module, None)
 
 
 def test_gradients_are_compared_of_a_bounded_number_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:

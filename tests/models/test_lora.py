@@ -24,7 +24,7 @@ from plait.models.backbone_model import copy_of
 from plait.models.compute import widened
 from plait.models.files import hub
 from plait.models.files.saving import merged_weight, save_pretrained
-from plait.models.language_loading import load_model
+from plait.models.language_loading import from_module, load_model
 from plait.models.language_model import LanguageModel
 from plait.models.loading import read_tokens
 from plait.models.lora import add_lora, check_targets, targets_of, without_lora
@@ -40,7 +40,7 @@ from tests.models.oracle import RAGGED, Groups, eager_logprobs, gradients, large
 from tests.models.test_admission import IN_PLACE
 from tests.models.test_scalar_model import gradients as scalar_gradients
 from tests.models.test_scalar_model import hf_scores, scores_of
-from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer
+from tests.models.tiny import FAMILIES, tiny, tiny_llama, tiny_model, tiny_tokenizer, tiny_with_images
 
 peft = pytest.importorskip("peft")
 
@@ -398,6 +398,13 @@ def test_a_parameter_of_three_dims_beside_the_layers_is_no_mixture() -> None:
     layers = nn.ModuleList([nn.ModuleDict({"q_proj": nn.Linear(4, 4), "up_proj": nn.Linear(4, 4)})])
     decoder = nn.ModuleDict({"vision_tower": tower, "layers": layers})
     assert {"layers.0.q_proj", "layers.0.up_proj"} <= targets_of(RANK_4, decoder).keys()
+
+
+def test_a_model_that_reads_images_is_adapted() -> None:
+    base = from_module(tiny_with_images(), None)
+    view = stirred(add_lora(base, RANK_4, name="a", seed=0))
+    assert "model.language_model.layers.0.self_attn.q_proj.lora_A.weight" in view.own.parameters
+    assert (logprobs_of(view) - logprobs_of(base)).abs().max() > 1e-3
 
 
 def test_layers_whose_name_is_a_number_are_not_adapted() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from plait.layout.holdings import weights, zero_shards
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.params import Heads, Parameters
 from plait.layout.shards import check
-from plait.models.working_weights import layout_of
+from plait.models.reach import unreached
+from plait.models.working_weights import copy_module, layout_of, move_into_flat
 from tests.layout.judge import judge
-from tests.models.tiny import tiny
+from tests.models.tiny import tiny, tiny_with_images
 
 
 def parameters_of(family: str, **options) -> Parameters:
@@ -48,3 +50,19 @@ def test_a_tied_family() -> None:
     tied = parameters_of("llama", tie_word_embeddings=True)
     assert tied.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
     assert tied.params[0].ends == "both"
+
+
+def test_what_no_text_reaches_is_beside_the_buffer() -> None:
+    """In the compute dtype, as its module may be asked for it; and once for a model and its copies."""
+    module = tiny_with_images()
+    layout, beside = layout_of(module), unreached(module)
+    stored = {block.param.name for block in layout.blocks}
+    assert {name.split(".")[1] for name in stored} == {"language_model"}
+    assert len(stored) + len(beside) == len(list(module.parameters()))
+    before = [param.detach().clone() for param in beside]
+    move_into_flat(module, layout, torch.float64, "cpu")
+    assert all(torch.equal(param, old.double()) for param, old in zip(beside, before, strict=True))
+    twin, weights = copy_module(module, layout)
+    assert list(map(id, unreached(twin))) == list(map(id, beside))
+    assert weights.numel() == layout.num_elements
+    assert unreached(tiny("gemma3_text")) == []

@@ -163,6 +163,23 @@ def tiny(
     return module.to(dtype).eval()
 
 
+def tiny_with_images(*, dtype: torch.dtype = torch.float32) -> Any:
+    """A random gemma3 with its encoder of images, whose layers have the names of the decoder's; see `tiny`."""
+    images = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config={**COMMON, **FAMILIES["gemma3_text"]},
+        vision_config={**images, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        for param in module.parameters():
+            param.add_(torch.randn_like(param), alpha=0.1)
+    return module.to(dtype).eval()
+
+
 def tiny_model(
     family: str = "llama", *, dtype: torch.dtype = torch.float64, device: str = "cpu", **options: Any
 ) -> LanguageModel:

@@ -30,6 +30,7 @@ from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.row_attention import pieces_plan
 from plait.models.files.pretrained import code_refusal, needs_code
 from plait.models.module_names import wildcard
+from plait.models.reach import any_reached, reached, unreached
 from plait.models.shape import config_fields
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -41,15 +42,12 @@ forwards take their softmax in float32, also in a float64 model. A wrong attenti
 CHECK_QUANTILE = {torch.bfloat16: 0.75, torch.float16: 0.75}
 """In narrow dtypes a rounding may send a token to another expert; a quarter of the tokens may differ more."""
 
-
 GRADIENT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 0.75, torch.float16: 0.75}
 """The same of the gradients of all layers' weights of one name together, relative to their norm. A gradient that is
 missing or of another function is wrong by 1 or more; roundings and other experts make up to half of it in bfloat16."""
 
 COMPARED_ELEMENTS = 1 << 22
-"""Elements of the weights whose gradients are compared, the smallest first. The backward passes through all layers for
-them.
-"""
+"""Elements of the weights whose gradients are compared, the smallest first; for them a backward passes all layers."""
 
 
 _OF_CONFIGS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -184,19 +182,23 @@ def _guarded(model: CheckedModel, name: str, what: str) -> Iterator[None]:
 def _check_gradients(
     model: CheckedModel, name: str, batch: PackedBatch, samples: list[list[int]], places: list[int]
 ) -> None:
-    """Compare the gradients of one random combination of the logits, packed and eager."""
+    """Compare the gradients of a random combination of the logits, packed and eager; `unreached` weights get none."""
     compared, context = compared_parameters(model.module), PackedContext(batch, planned=pieces_plan)
+    beside = unreached(model.module)
     required = [(param, param.requires_grad) for param in model.module.parameters()]
     try:
-        for param in compared.values():
+        for param in (*compared.values(), *beside):
             param.requires_grad_(True)
         with _guarded(model, name, "training forward or backward"), torch.enable_grad(), cpu_linear.everywhere():
             packed_TV = model.logits(model.hidden(batch.token_ids_T, batch.position_ids_T, context))
+            strays = any_reached(packed_TV, beside)
             packed = _gradients(packed_TV[places], compared)
             eager = _gradients(_eager_logits(model, samples), compared)
     finally:
         for param, before in required:
             param.requires_grad_(before)
+    if strays:
+        raise _refusal(model.module.config, name, "self-check", "texts reach weights outside its decoder of texts")
     allowed = GRADIENT_TOLERANCE[model.weights.dtype]
     largest = max(float(grad.norm()) for grad in eager.values())
     for key, expected in eager.items():
@@ -207,9 +209,9 @@ def _check_gradients(
 
 
 def compared_parameters(module: Any) -> dict[str, torch.nn.Parameter]:
-    """By name the smallest of a module, up to COMPARED_ELEMENTS in all; one at least."""
+    """By name the smallest of a module that texts reach, up to COMPARED_ELEMENTS in all; one at least."""
     compared, room = {}, COMPARED_ELEMENTS
-    for name, param in sorted(module.named_parameters(), key=lambda item: item[1].numel()):
+    for name, param in sorted(reached(module), key=lambda item: item[1].numel()):
         if compared and param.numel() > room:
             break
         compared[name] = param

@@ -63,7 +63,7 @@ def add_lora(model: AnyModel, settings: LoraSettings, *, name: str, seed: int) -
     params: dict[Param, Tensor | None] = {}
     for at, layer in layers.items():
         full = f"{prefix}.{at}"
-        param_a, param_b = _params(full, hosts[f"{full}.weight"], layer, settings.rank)
+        param_a, param_b = _params(full, hosts.get(f"{full}.weight"), layer, settings.rank)
         params[param_a] = _draw(param_a, name, seed)
         params[param_b] = None
     params |= {Param(at, tuple(weight.shape)): weight for at, weight in base.parameters_of_views().items()}
@@ -175,12 +175,12 @@ def _linear_layers(decoder: Any) -> dict[str, nn.Module]:
     return layers
 
 
-def _params(full: str, host: Param, layer: Any, rank: int) -> tuple[Param, Param]:
+def _params(full: str, host: Param | None, layer: Any, rank: int) -> tuple[Param, Param]:
     """A and B of a layer. Tensor parallelism cuts B where it cuts the layer's outputs, A where it cuts its inputs."""
     shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
     plain_a = Param(f"{full}.lora_A.weight", shape_a, layer_of(full))
     plain_b = Param(f"{full}.lora_B.weight", shape_b, layer_of(full))
-    if host.cut is None or layer.fan_in_fan_out:
+    if host is None or host.cut is None or layer.fan_in_fan_out:
         return plain_a, plain_b
     if host.cut == 0:
         return plain_a, replace(host, name=plain_b.name, shape=shape_b)

@@ -5,6 +5,8 @@ the dim that tensor parallelism would cut, from the family's own `tp_plan`.
 
 A layer that carries adapters is wrapped by peft (`q_proj.base_layer.weight`, `q_proj.lora_A.NAME.weight`). Here it goes
 by the name it has without them, and the adapters, which live in buffers of their own (`OwnPart`), are left out.
+
+So is what no text reaches (`unreached`): an encoder of images stays in the module as it was read, beside the buffer.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from plait.errors import ModelError
 from plait.layout.params import FlatLayout, Param
 from plait.models.lora_settings import LoraSettings
 from plait.models.module_names import wildcard
+from plait.models.reach import unreached
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Compute dtypes by their names in a recipe."""
@@ -44,12 +47,16 @@ def dtype_of(dtype: str) -> torch.dtype:
 
 
 def layout_of(module: nn.Module) -> FlatLayout:
-    """The one-rank layout of a module's parameters, in the module's order; tied names are aliases of one Param."""
+    """The one-rank layout of a module's parameters, in the module's order; tied names are aliases of one Param. Without
+    those that no text reaches."""
     plan: Mapping[str, str] = getattr(module, "tp_plan", None) or {}
+    beside = {id(param) for param in unreached(module)}
     params: list[Param] = []
     aliases: dict[str, str] = {}
     name_of: dict[int, str] = {}
     for name, tensor in _plain(module, dict(module.named_parameters(remove_duplicate=False))).items():
+        if id(tensor) in beside:
+            continue
         if id(tensor) in name_of:
             aliases[name] = name_of[id(tensor)]
             continue
@@ -116,7 +123,7 @@ def _cut(name: str, shape: tuple[int, ...], plan: Mapping[str, str]) -> tuple[in
 
 
 def move_into_flat(module: nn.Module, layout: FlatLayout, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Make every parameter of the module a view of a new flat buffer, one after another.
+    """Make every parameter of the layout a view of a new flat buffer, one after another.
 
     Each old tensor is freed as soon as it is copied, so the peak is one model and one parameter. Buffers (rotary
     frequencies, router biases) keep their dtype and move to the device.
@@ -131,6 +138,8 @@ def move_into_flat(module: nn.Module, layout: FlatLayout, dtype: torch.dtype, de
         view.copy_(param.detach())
         param.data = view
         param.grad = None
+    for param in unreached(module):
+        param.data = param.data.to(dtype)
     module.to(device)
     for block, start, _ in layout.entries:
         address = module.get_parameter(block.param.name).data_ptr()
@@ -139,7 +148,8 @@ def move_into_flat(module: nn.Module, layout: FlatLayout, dtype: torch.dtype, de
 
 
 def copy_module(module: Any, layout: FlatLayout) -> tuple[Any, Tensor]:
-    """A copy of a module, without adapters, whose parameters are views of a new flat buffer [layout.num_elements]."""
+    """A copy of a module, without adapters, whose parameters are views of a new flat buffer [layout.num_elements]. What
+    no text reaches is one for both."""
     first = next(module.parameters())
     weights = torch.zeros(layout.num_elements, dtype=first.dtype, device=first.device)
     for block, start, stop in layout.entries:
@@ -148,12 +158,12 @@ def copy_module(module: Any, layout: FlatLayout) -> tuple[Any, Tensor]:
 
 
 def skeleton(module: Any, layout: FlatLayout) -> Any:
-    """A copy of a module, without adapters and without weights: its parameters are on the meta device."""
+    """A copy of a module, without adapters and without weights: the parameters of the layout are on the meta device."""
     return _copy(module, layout, lambda start, stop: torch.empty(stop - start, device="meta"))
 
 
 def _copy(module: Any, layout: FlatLayout, storage: Callable[[int, int], Tensor]) -> Any:
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(param): param for param in unreached(module)}
     for block, start, stop in layout.entries:
         param = module.get_parameter(block.param.name)
         memo[id(param)] = nn.Parameter(storage(start, stop).view(block.shape), requires_grad=param.requires_grad)

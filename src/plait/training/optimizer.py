@@ -39,7 +39,8 @@ class MasterOptimizer:
     trains its own.
 
     Weight decay applies to parameters of two or more dims (matrices, embeddings), not to norms and biases. A parameter
-    that got no gradient counts as having a gradient of 0.
+    that got no gradient, as an expert without a token, counts as having a gradient of 0; what no text can reach is no
+    trained parameter (`models.reach.unreached`).
 
     Args:
         model: of several ranks, this one's part.

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.errors import ModelError
+from plait.models.reach import text_decoder
 
 
 class StageView:
@@ -99,7 +100,7 @@ def decoder_list(decoder: nn.Module, num_layers: int) -> nn.ModuleList:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for module in decoder.modules():
+    for module in text_decoder(decoder).modules():
         is_list = isinstance(module, nn.ModuleList) and len(module) == num_layers
         if is_list and all(isinstance(layer, GradientCheckpointingLayer) for layer in module):
             return module
