@@ -135,9 +135,8 @@ class Session:
             with writing(self.directory.files.plan):  # of this stay: a run that is resumed may have another than before
                 write_file(self.directory.files.plan, prepared.plan.to_json())
             self._write_history()
-            self.records = stack.enter_context(
-                Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
-            )
+            records = Records(prepared, self.directory, resume=self._resume, last_step=self.done.step)
+            self.records = stack.enter_context(records)
             self.doctor = stack.enter_context(self._open_doctor()) if recipe.doctor.enabled else None
             self.moves = RolloutMoves.of(prepared, self.directory.files, self.done.step)
             rollout = self.executor.calls.rollout
@@ -285,8 +284,9 @@ class Session:
 
     def _write_history(self) -> None:
         """Begin this stay; say which of the user's files have changed since the one before."""
+        recipe, plan, step = self.recipe, self.prepared.plan, self.done.step
         with writing(self.directory.path):
-            for line in self.history.begin(self._origin, self.recipe, self.done.step, self.progress.message):
+            for line in self.history.begin(self._origin, recipe, plan, step, self.progress.message):
                 self.progress.message(f"warning: {line}")
 
     def _cut_back(self, checkpoint: Checkpoint | None) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.folder.history import History, Origin, code_files
+from plait.schedule.plan import Placement, Plan
+from plait.schedule.timeline import Timeline
 from tests.cases import examples
 from tests.models.tiny import save_tiny
 from tests.runs.test_breaking_off import MakeRecipe, steps_of, tree, write_reward
@@ -109,10 +112,37 @@ def test_an_input_is_another_where_its_link_was_turned_and_unknown_where_it_cann
     for target in ("one.jsonl", "two.jsonl", "/proc/self/mem", "two.jsonl"):  # the third fails when it is read
         link.unlink(missing_ok=True)
         link.symlink_to(target)
-        said.append(History(folder, resume=True).begin(Origin.here(), recipe, 0, print))
+        said.append(History(folder, resume=True).begin(Origin.here(), recipe, Plan("p", 1), 0, print))
     assert [len(lines) for lines in said] == [0, 1, 0, 0]
     assert "`data.source`" in said[1][0]
     assert "two.jsonl is another than" in said[1][0]
+
+
+def test_steps_of_another_plan_or_machine_are_not_comparable(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """By hand: what a stay that begins after a step can be compared from."""
+    folder, recipe = tmp_path / "run", make_recipe()
+    folder.mkdir()
+    one, named = Plan("one", 1), Plan("the same", 1, predicted=Timeline(()))
+    other = Plan("one", 1, (Placement("actor.train", "train", (0,)),))
+
+    def comparable_from(plan: Plan, step: int) -> int:
+        History(folder, resume=True).begin(Origin.here(), recipe, plan, step, print)
+        return History(folder, resume=True).comparable_from
+
+    def rewrite(change: Callable[[dict[str, Any]], object]) -> None:
+        """Change what the newest stay says."""
+        told = history(recipe)
+        change(told["stays"][-1])
+        (folder / "run.json").write_text(json.dumps(told))
+
+    assert [comparable_from(one, 0), comparable_from(named, 2)] == [0, 0]
+    assert [comparable_from(other, 4), comparable_from(other, 6), comparable_from(other, 3)] == [4, 4, 3]
+    assert comparable_from(one, 8) == 8, "though it was the plan before"
+    rewrite(lambda stay: stay["machine"].update(cores=stay["machine"]["cores"] + 1))
+    assert comparable_from(one, 9) == 9
+    rewrite(lambda stay: stay.pop("plan"))
+    assert comparable_from(one, 10) == 10, "as older versions wrote it"
+    assert comparable_from(one, 11) == 10
 
 
 def test_a_failed_stay_says_how_it_ended(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -219,7 +249,10 @@ def test_a_damaged_file_of_a_run_is_one_message(two_steps: Recipe, make_recipe: 
     assert run(recipe, resume=True).step == 3, "what was said harmed nothing"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": "plait-run", "version": 1, "stays": [{}], "saved_step": 1}'])
+ONE_STAY = '{"format": "plait-run", "version": 1, "stays": [%s], "saved_step": 1}'
+
+
+@pytest.mark.parametrize("content", ["", "[]", ONE_STAY % "{}", ONE_STAY % '{"code": []}'])
 def test_a_damaged_history_is_said(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(DataError, match=r"run\.json"):

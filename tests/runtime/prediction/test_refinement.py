@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from plait.cost.calibration import calibrated
 from plait.cost.kept_profiles import kept_profiles
 from plait.cost.profile import DraftRecord, KindRecord
+from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.prediction.forecast import STEP, read_forecast
 from plait.runtime.prediction.guesses import drafts_of
 from plait.runtime.prediction.refinement import run_record
 from tests.runs.profiles import keep_made_up_profile
@@ -75,6 +78,26 @@ def test_a_run_corrects_the_profile_of_its_machine(
     other = make_recipe(steps=3, dtype="float64", run_dir=str(tmp_path / "other"))
     run(other)
     assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "no profile is of its dtype"
+
+
+def test_a_run_that_goes_on_under_another_plan_is_measured_by_the_steps_since(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps on two devices, then two and one on one. Of these the first is left out, as of any run."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    recipe = make_recipe()
+    profile = keep_made_up_profile(recipe)
+    run(make_recipe(steps=2, devices=2, plan="split"))
+    for steps in (4, 5):
+        run(make_recipe(steps=steps), resume=True)
+        rows = read_rows(recipe.run_dir / "metrics.jsonl")
+        seconds = median(row["timing_s/step"] for row in rows[3:])
+        forecast = read_forecast(recipe.run_dir)
+        assert forecast is not None
+        assert [one.name for one in forecast.memory] == ["0"]
+        assert {one.name: one.measured for one in forecast.calls}[STEP] == seconds
+        (kept,) = kept_profiles(profile.machine, "cpu")
+        assert (kept.runs[-1].devices, kept.runs[-1].steps, kept.runs[-1].measured_s) == (1, steps - 3, seconds)
 
 
 def test_a_run_on_given_texts_corrects_it_by_these(

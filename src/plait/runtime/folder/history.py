@@ -1,9 +1,10 @@
 """How a run came to be: RUN_DIR/run.json has each stay at it (a start or a resume), RUN_DIR/code what it ran.
 
 A stay: when it began and ended, and how; after which error, if the run went on by itself; the steps that it did; the
-command, the versions, the machine; of each file of the user's that it ran (flow, rewards, judges, the recipe as it
-was given) the path, the SHA-256 and a copy; and of each local data file and model the path and a digest.
-Files that the code imports are not among them. `saved_step` is the newest step that a checkpoint was ever written of.
+command, the versions, the machine, a digest of the plan; of each file of the user's that it ran (flow, rewards,
+judges, the recipe as it was given) the path, the SHA-256 and a copy; and of each local data file and model the path and
+a digest. Files that the code imports are not among them. `saved_step` is the newest step that a checkpoint was ever
+written of.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from plait.paths import working_folder
 from plait.recipes.recipe import Recipe
 from plait.recipes.trust import code_of
 from plait.runtime.folder.named_inputs import digest_of, named_inputs, said_of_reading
+from plait.schedule.plan import Plan
 
 HISTORY, CODE = "run.json", "code"
 FORM = FileForm("run")
@@ -79,7 +82,17 @@ class History:
         if resume and self._path.exists():
             self._read()
 
-    def begin(self, origin: Origin, recipe: Recipe, from_step: int, tell: Callable[[str], None]) -> list[str]:
+    @property
+    def comparable_from(self) -> int:
+        """Steps after this one were done by the plan and on the machine of the newest stay, so that what they took can
+        be compared. Stays that do not say their plan, as older versions wrote them, count as of another."""
+        newest, *earlier = reversed(self._stays)
+        alike = takewhile(lambda stay: "plan" in stay and _setting(stay) == _setting(newest), earlier)
+        return min(stay["from_step"] for stay in (newest, *alike))
+
+    def begin(
+        self, origin: Origin, recipe: Recipe, plan: Plan, from_step: int, tell: Callable[[str], None]
+    ) -> list[str]:
         """Write that a stay begins. Returns what a person should know of files that are others than in the stay before.
 
         Args:
@@ -108,6 +121,7 @@ class History:
             "folder": origin.folder,
             "process": os.getpid(),
             "machine": {"host": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
+            "plan": plan_digest(plan),
             "versions": versions(),
             "code": code,
             "inputs": inputs,
@@ -176,6 +190,11 @@ def code_files(recipe: Recipe, origin: Origin) -> dict[str, Path]:
     return files
 
 
+def plan_digest(plan: Plan) -> str:
+    """The same for plans that run alike: neither the name nor the prediction is in it."""
+    return hashlib.sha256(replace(plan, name="", predicted=None).to_json().encode()).hexdigest()
+
+
 @cache
 def versions() -> Mapping[str, str]:
     """Versions of Python, plait, and of the packages that a result depends on and that are there."""
@@ -215,9 +234,19 @@ def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]], *same: str
     return [file for file, digest in found if None not in (digest, file["sha256"]) and digest != file["sha256"]]
 
 
+def _setting(stay: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the seconds and bytes of its steps depend on."""
+    return stay.get("plan"), stay.get("machine")
+
+
 def _is_stay(stay: Any) -> bool:
     """Whether it is one; the first versions wrote no inputs."""
-    return isinstance(stay, dict) and _are_files(stay.get("code")) and _are_files(stay.get("inputs", []))
+    return (
+        isinstance(stay, dict)
+        and type(stay.get("from_step")) is int
+        and _are_files(stay.get("code"))
+        and _are_files(stay.get("inputs", []))
+    )
 
 
 def _are_files(files: Any) -> bool:

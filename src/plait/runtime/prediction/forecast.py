@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from plait.cost.corrections import Correction, Corrections, carried_record
 from plait.cost.device_memory import memory_of_plan
 from plait.cost.working_memory import outside_terms
-from plait.observe.run_log import read_steps
 from plait.output import write_file
 from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
@@ -144,22 +144,22 @@ def seconds_a_step(timeline: Timeline, name_of: Callable[[Span], str]) -> dict[s
     return {name: seconds / steps for name, seconds in busiest_s(timeline, name_of).items()}
 
 
-def write_forecast(prepared: Prepared, folder: Path) -> None:
-    """Hold the prediction of a run against the steps in its folder, and write that there; nothing before a step is
-    done.
+def write_forecast(prepared: Prepared, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Hold the prediction of a run against its steps, and write that in its folder; nothing before a step is done.
+
+    Args:
+        rows: metrics of the steps by this plan.
 
     Raises:
         OSError: it cannot be written.
     """
-    files = RunFiles(folder)
-    rows = read_steps(files.metrics)
     if rows:
         _, calibration = machine_of(prepared.recipe, prepared.shape, prepared.plan.num_ranks)
         profile, roles = calibration.profile, [model.role for model in prepared.models]
         corrections = Corrections({} if profile is None else profile.ratios(prepared.plan.num_ranks))
         carried = corrections.carried(prepared.plan.placements, roles)
         forecast = forecast_of(prepared.plan, calibration.source, _held_bytes(prepared), rows, carried)
-        write_file(files.forecast, forecast.to_json())
+        write_file(RunFiles(folder).forecast, forecast.to_json())
 
 
 def read_forecast(folder: Path) -> Forecast | None:

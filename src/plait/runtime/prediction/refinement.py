@@ -8,6 +8,7 @@ import fcntl
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from plait.cost.corrections import MOVE
 from plait.cost.drafts import Drafts
@@ -30,10 +31,14 @@ from plait.schedule.named_plans import MODE_OF
 from plait.schedule.plan import Plan
 
 
-def refine(prepared: Prepared, folder: Path) -> Profile | None:
+def refine(prepared: Prepared, folder: Path, rows: Sequence[Mapping[str, Any]]) -> Profile | None:
     """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells, and keep
-    that with the profile; returns it. None where there is no such profile, or too little was measured."""
-    rows = read_steps(RunFiles(folder).metrics)
+    that with the profile; returns it. None where there is no such profile, or too little was measured.
+
+    Args:
+        folder: of the run, whose samples have the lengths.
+        rows: metrics of its steps by this plan.
+    """
     if len(rows) <= WARM_UP:
         return None
     recipe, plan = prepared.recipe, prepared.plan
