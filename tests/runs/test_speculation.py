@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +181,13 @@ def test_a_resumed_run_guesses_as_well_as_one_that_went_on(
 def test_a_resumed_run_without_its_samples_has_lost_guesses_and_nothing_else(
     place: Path, tiny_folder: Path, plain: Path
 ) -> None:
+    """One that has them guesses from what was said before it was stopped."""
     keys = {"sampling.speculation": 4, "checkpoint.every": 2}
-    recipe = recipe_of(place, tiny_folder, "lost", **keys)
+    recipe, kept = (recipe_of(place, tiny_folder, name, **keys) for name in ("lost", "kept"))
     run(recipe_of(place, tiny_folder, "lost", **keys, steps=2))
+    shutil.copytree(recipe.run_dir, kept.run_dir)
+    run(kept, resume=True)
+    assert read_rows(Path(kept.run_dir) / "metrics.jsonl")[-1]["perf/spec/acceptance_of_history"] > 0
     texts = {path: path.read_text() for path in (Path(recipe.run_dir) / "samples").glob("step-*.jsonl")}
     gone, *damaged = texts
     gone.unlink()
