@@ -159,7 +159,7 @@ BESIDE = {
     "a small pool": {"kv_tokens": 64},
 }
 SIZES = {"tp": {"tp": 2}, "pp": {"pp": 2}, "ring": {"pp": 2, "groups": 3}}
-MISLED = [("ring", "a small pool", "wrong at last")]
+MISLED = [("ring", "a small pool", "at random")]
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +180,10 @@ def test_guesses_that_mislead_change_no_bit_of_an_instance_of_two_ranks(
     seen = ask(two, "misled", ranks, how, UNLIKE, drafter)
     assert seen[0].said == plain.said
     assert sorted(one.drafted >= 10 for one in seen) == [False, True]
-    if sizes != "ring":  # which of its shares has room depends on how many tokens each step gave
+    if sizes != "ring":
         assert (seen[0].preempted > 0) == (plain.preempted > 0) == (beside == "a small pool")
+    elif (sizes, beside, drafter) in MISLED:  # else it depends on how many tokens each step gave
+        assert seen[0].preempted > 0
 
 
 @pytest.mark.parametrize("groups", slow_but([3], [1, 2, 3]))
