@@ -38,9 +38,9 @@ from tests.rewards.samples import group
     ],
 )
 def test_the_culprit_is_found_and_dropped_alone(word, kind, said, trace):
-    (bad, good) = score(
-        [samples.faulty, samples.length], group(12, "a", word, "cc"), group(13, "d"), on_error="drop", timeout_s=LIMIT_S
-    )
+    groups = group(12, "a", word, "cc"), group(13, "d")
+    limit = {"timeout_s": LIMIT_S} if kind is FailureKind.TIMEOUT else {}
+    (bad, good) = score([samples.faulty, samples.length], *groups, on_error="drop", **limit)
     (failure,) = bad.failures
     assert (failure.uid, failure.function, failure.kind) == ("12.1", "faulty", kind)
     assert said in failure.message

@@ -182,7 +182,7 @@ def test_what_cannot_be_loaded_is_said_before_any_work(tmp_path, source, path, s
 
 
 def test_a_file_that_hangs_while_it_is_imported(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool_of, "IMPORT_LIMIT_S", 0.6)
+    monkeypatch.setattr(pool_of, "IMPORT_LIMIT_S", 1.0)
     (tmp_path / "rewards.py").write_text("import time\ntime.sleep(1000)")
     with (
         RewardPool(reward_functions([f"{tmp_path}/rewards.py:f"])) as pool,
