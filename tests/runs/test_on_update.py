@@ -121,6 +121,8 @@ def test_killed_runs_resume_exactly(make_recipe: MakeRecipe, tmp_path: Path, on_
     """On one process the order of all steps is one, so the record of a run is a function of its seed, too."""
     keys = FEW | {"steps": 4, "max_staleness": 2, "on_update": on_update}
     kill_and_resume(make_recipe, tmp_path, points=(point,), seed=4, **keys)
+    rows = read_rows(tmp_path / "whole" / "metrics.jsonl")
+    assert sum(row["off_policy/mixed"] for row in rows) > 0, "samples went on with new weights"
 
 
 @pytest.mark.slow
