@@ -66,7 +66,7 @@ def test_a_rank_may_wait_for_one_that_goes_on(tmp_path, monkeypatch):
         waiting = waiter(group, 0, 1, tmp_path)
         assert group.submit(1, "nap", 3 * STALLED_S).result(LIMIT_S)
         assert not waiting.done
-        group.close(grace_s=0.0)  # they wait for ever
+        group.close(grace_s=0.0)  # rank 0 waits for ever
 
 
 @pytest.mark.slow
@@ -92,4 +92,4 @@ def test_what_a_rank_waited_for_before_it_stood_still_is_nothing(tmp_path):
         going = {2}  # rank 0 is asked; a little later rank 1 stands still, too
         assert group.submit(2, "nap", 3 * STALLED_S).result(LIMIT_S)
         assert (waiting.done, other.done) == (False, False)
-        group.close(grace_s=0.0)
+        group.close(grace_s=0.0)  # ranks 0 and 1 wait for ever
