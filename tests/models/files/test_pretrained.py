@@ -151,6 +151,7 @@ def test_only_one_module_calls_transformers_auto_classes_and_never_trusts() -> N
                 and isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr in ("from_pretrained", "from_config")
+                and ast.unparse(node.func.value) != "GenerationConfig"  # numbers alone
             ):
                 calls.append(ast.unparse(node))
     assert importing == {"pretrained.py"}
