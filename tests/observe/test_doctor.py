@@ -296,6 +296,7 @@ def test_rewards_that_told_apart_until_updates_broke_the_policy(moved: dict[str,
     ("first", "then"),
     [
         ({}, {"actor/entropy": 1.8}),  # prompts that are too hard, or solved
+        ({"reward": 0.5}, {"reward": 1.0, "actor/entropy": 0.1}),  # a task that is learned: all answers are right
         (DEAD, {"actor/entropy": 3.7}),  # rewards that never told anything apart
         ({"actor/entropy": 0.01}, {"actor/entropy": 0.02}),  # a policy that hardly explored when it began
     ],
@@ -307,6 +308,13 @@ def test_rewards_alone_are_looked_at_where_the_policy_is_what_it_was(
     doctor.examine(1, HEALTHY | first)
     doctor.examine(2, HEALTHY | DEAD | then)
     assert [row.key for row in doctor.summary() if row.severity is ERROR] == ["reward.functions"]
+
+
+def test_rewards_that_hardly_told_anything_apart_do_not_accuse_updates() -> None:
+    doctor = Doctor()
+    doctor.examine(1, HEALTHY | {"frac_reward_zero_std": 0.85})
+    doctor.examine(2, HEALTHY | {"frac_reward_zero_std": 0.9, "actor/entropy": 0.1, "reward": 0.49})
+    assert "broken_policy" not in {row.rule for row in doctor.summary()}
 
 
 @pytest.mark.parametrize("unknown", [math.nan, math.inf])

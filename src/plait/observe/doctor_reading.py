@@ -73,7 +73,13 @@ FIRST_DIFF = f"first/{DIFF}"
 FIRST_ENTROPY = "first/actor/entropy"
 DEAD_GROUPS = "frac_reward_zero_std"
 FIRST_DEAD_GROUPS = f"first/{DEAD_GROUPS}"
-BASELINES = {FIRST_DIFF: DIFF, FIRST_ENTROPY: "actor/entropy", FIRST_DEAD_GROUPS: DEAD_GROUPS}
+FIRST_REWARD = "first/reward"
+BASELINES = {
+    FIRST_DIFF: DIFF,
+    FIRST_ENTROPY: "actor/entropy",
+    FIRST_DEAD_GROUPS: DEAD_GROUPS,
+    FIRST_REWARD: "reward",
+}
 """Name of a baseline → metric whose first value it is."""
 
 

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import math
 
-from plait.observe.doctor_reading import DEAD_GROUPS, FIRST_DEAD_GROUPS, FIRST_ENTROPY, Reading, Severity, Sign
+from plait.observe.doctor_reading import (
+    DEAD_GROUPS,
+    FIRST_DEAD_GROUPS,
+    FIRST_ENTROPY,
+    FIRST_REWARD,
+    Reading,
+    Severity,
+    Sign,
+)
 
 ENTROPY_GROWN = 1.5
 """How many times the first step's entropy a policy has that says anything: training makes it smaller."""
@@ -143,12 +151,15 @@ def reward_dropped(reading: Reading) -> Sign | None:
 
 
 def broken_policy(reading: Reading) -> Sign | None:
-    """Rewards that told responses apart at first, and do not any more: if the policy is far from what it was, that is
-    why. As long as they do not, it is the same policy, whatever it says now."""
+    """Rewards that told responses apart at first, and do not any more, though they are no higher: if the policy is far
+    from what it was, that is why. As long as they do not, it is the same policy, whatever it says now."""
     share, first = _dead_share(reading), reading.first(FIRST_DEAD_GROUPS)
-    if share is None or first is None or first >= share:
+    if share is None or first is None or first >= reading.settings.dead_groups:
         return None
-    moved = _far_away(reading) or ("nothing is learned" if reading.streaks["broken_policy"] > 1 else None)
+    reward, first_reward = reading.get("reward"), reading.first(FIRST_REWARD)
+    if reward is not None and first_reward is not None and reward > first_reward:
+        return None  # they are equal because the task is learned
+    moved = _far_away(reading) or ("little is learned" if reading.streaks["broken_policy"] > 1 else None)
     if moved is None:
         return None
     return Sign(
