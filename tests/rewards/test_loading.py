@@ -64,3 +64,25 @@ def test_a_file_in_no_package_imports_what_is_beside_it_and_nothing_relatively(t
     with pytest.raises(ConfigError, match=r"scores.py:1: ImportError: attempted relative import with no known parent"):
         load_function(f"{tmp_path}/scores.py:one")
     del sys.modules["beside_it"]
+
+
+def test_a_package_of_the_same_name_elsewhere_is_not_taken_for_it(package: Path, tmp_path: Path) -> None:
+    """The second file would have been run with what the first imports."""
+    load_function(f"{package}/length.py:words")
+    other = tmp_path / "other" / "my_scores"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "words.py").write_text("def count(text): return -1.0\n")
+    (other / "length.py").write_text("from .words import count\ndef words(completions): return [count(completions)]\n")
+    with pytest.raises(ConfigError, match=r"length.py:1: .*`my_scores` is not found in .*other, as .*give it another"):
+        load_function(f"{other}/length.py:words")
+    (other / "length.py").write_text("def words(completions): return [-1.0]\n")
+    assert load_function(f"{other}/length.py:words")([]) == [-1.0]
+
+
+def test_two_packages_themselves_import_each_its_own(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("from .said import text\n")
+        (tmp_path / name / "said.py").write_text(f"def text(): return '{name}'\n")
+    assert [load_function(f"{tmp_path}/{name}/__init__.py:text")() for name in ("one", "two")] == ["one", "two"]

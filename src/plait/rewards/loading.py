@@ -82,10 +82,16 @@ def _loaded(module_name: str, name: str, path: str, key: str) -> Any:
 
 def load_file(path: Path) -> ModuleType:
     """Import a file as a module of its own, anew where it has changed since; its folder becomes importable, as when it
-    is run as a script, and the packages that the file is in, so that it may import relatively to them."""
+    is run as a script, and the packages that the file is in, so that it may import relatively to them.
+
+    Raises:
+        ImportError: it imports relatively, and another package is found by the name of its own.
+    """
     resolved = path.resolve()
     package, *places = _packages_of(resolved)
-    name = f"{package}.plait_user_{resolved.stem}".removeprefix(".")
+    sys.path += [place for place in dict.fromkeys([str(resolved.parent), *places]) if place not in sys.path]
+    other = _other_package(package.partition(".")[0], *places) if package else None
+    name = f"{package}.plait_user_{resolved.stem}" if package and other is None else f"plait_user_{resolved.stem}"
     source = resolved.read_bytes()
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(resolved) and _sources.get(name) == source:
@@ -93,16 +99,19 @@ def load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, resolved)
     assert spec is not None, f"{resolved} has no loader"
     assert spec.loader is not None, f"{resolved} has no loader"
-    sys.path += [place for place in dict.fromkeys([str(resolved.parent), *places]) if place not in sys.path]
     module = importlib.util.module_from_spec(spec)
+    for inner in [inner for inner in sys.modules if inner.startswith(f"{name}.")]:
+        del sys.modules[inner]  # of another `__init__.py`, which had this name
     sys.modules[name] = module
     _sources[name] = source
     try:
         with importing(str(resolved)):
             # What was read, not what Python keeps compiled of the file: that may be older by less than a second.
             exec(compile(source, str(resolved), "exec", dont_inherit=True), module.__dict__)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if other is not None and isinstance(error, ImportError) and "no known parent package" in str(error):
+            error.msg += f": `{package}` is not found in {places[0]}, as {other} comes first; give it another name"
         raise
     return module
 
@@ -115,3 +124,13 @@ def _packages_of(file: Path) -> tuple[str, ...]:
         names.insert(0, folder.name)
         folder = folder.parent
     return (".".join(names), str(folder)) if names else ("",)
+
+
+def _other_package(name: str, place: str) -> str | None:
+    """Where Python finds a package of this name, if that is not in `place`."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module that was made by hand
+        spec = None
+    found = (spec and spec.origin) or f"a module `{name}`"
+    return None if Path(found).resolve() == Path(place, name, "__init__.py") else found
