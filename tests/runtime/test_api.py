@@ -126,3 +126,17 @@ def test_rows_are_no_source(data: Any, kind: str) -> None:
     )
     with pytest.raises(ConfigError, match=said):
         plait.train(model="m", data=data, reward=sevens)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (({"source": "a.jsonl"}, {"sorce": "b.jsonl"}), "unknown key `data.more.0.sorce`; did you mean"),
+        (["a.jsonl", "b.jsonl"], "`data` is a section of keys, such as `data.source`, found"),
+        ([], "`data` is a section of keys"),
+        ({"source": [Path("a.jsonl")]}, r"key `data.source`: .*found \['a.jsonl'\]"),
+    ],
+)
+def test_what_is_wrong_but_holds_no_rows_is_said_as_in_a_recipe(data: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plait.train(model="m", data=data, reward=sevens)

@@ -246,8 +246,8 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
 
 
 def _without_paths(value: Any) -> Any:
-    """The same, or a path's text: a recipe holds texts."""
-    if isinstance(value, list):
+    """The same, or a path's text: a recipe holds texts. A tuple becomes a list."""
+    if isinstance(value, list | tuple):
         return [_without_paths(item) for item in value]
     if isinstance(value, dict):
         return {key: _without_paths(item) for key, item in value.items()}
@@ -256,18 +256,17 @@ def _without_paths(value: Any) -> Any:
 
 def _refuse_rows(name: str, value: Any) -> None:
     """See that a key says where rows are; one that holds them, or an object that does, is a ConfigError."""
-    several = (
-        isinstance(value, list) and value and all(isinstance(item, Mapping) and "source" in item for item in value)
-    )
-    sections: list[Any] = value if several else [value]
-    named = [item.get(key) for item in sections if isinstance(item, Mapping) for key in ("source", "evaluation_source")]
-    for found in named or sections:
-        if not isinstance(found, str | PathLike | Mapping | None):
-            raise ConfigError(
-                f"`{name}` says where rows are, and does not hold them: found a {type(found).__name__}; write what a "
-                "program has made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
-                f"`{name}={{'source': FOLDER}}` (docs/data.md)"
-            )
+    keys = ("source", "evaluation_source")
+    several = isinstance(value, list | tuple) and any(isinstance(item, Mapping) and "source" in item for item in value)
+    for section in value if several else [value]:
+        for found in map(section.get, keys) if isinstance(section, Mapping) else [section]:
+            rows = isinstance(found, list | tuple) and any(isinstance(item, Mapping) for item in found)
+            if rows or not isinstance(found, list | tuple | str | int | float | PathLike | Mapping | None):
+                raise ConfigError(
+                    f"`{name}` says where rows are, and does not hold them: found a {type(found).__name__}; write what "
+                    "a program has made first, by `save_to_disk(FOLDER)` of `datasets` or as JSONL, and give "
+                    f"`{name}={{'source': FOLDER}}` (docs/data.md)"
+                )
 
 
 def evaluate_model(recipe: Recipe) -> Evaluation:
