@@ -45,8 +45,11 @@ def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.Monk
         ([], ""),
         (["actor.generate/s0", "", "serve"], ""),
         (["load models", "load models"], ""),
-        (["actor.generate/s0", "load models", ""], "rank 1 still loads models; the others wait"),
-        (["wait", *["load models"] * 10], "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more still load models; the others wait"),
+        (["actor.generate/s0", "load models", ""], "rank 1 still loads models; what needs them waits"),
+        (
+            ["wait", *["load models"] * 10],
+            "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more still load models; what needs them waits",
+        ),
     ],
 )
 def test_ranks_are_named_for_which_a_leader_waits_that_has_its_models(actions: list[str], said: str) -> None:

@@ -131,7 +131,7 @@ def still_loading(actions: Sequence[str]) -> str:
         return ""
     shown = ", ".join(map(str, loading[:8])) + (f" and {len(loading) - 8} more" if len(loading) > 8 else "")
     is_one = len(loading) == 1
-    return f"rank{'' if is_one else 's'} {shown} still load{'s' if is_one else ''} models; the others wait"
+    return f"rank{'' if is_one else 's'} {shown} still load{'s' if is_one else ''} models; what needs them waits"
 
 
 def spread(plan: Plan) -> str:
