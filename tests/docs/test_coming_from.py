@@ -291,13 +291,15 @@ def test_a_command_line_a_recipe_and_options_are_answered(tmp_path: Path) -> Non
 
 def test_all_unknown_keys_of_a_recipe_are_answered_at_once(tmp_path: Path) -> None:
     recipe = tmp_path / "trl.yaml"
-    recipe.write_text("model_name_or_path: m\nseed: 1\nmax_steps: 5\nstepps: 5\nsampling: {n: 1}\n")
+    data = "[{source: s}, {train_files: f}]"
+    recipe.write_text(f"model_name_or_path: m\nlora: {{r: 1}}\nmax_steps: 5\nstepps: 5\ndata: {data}\n")
     with pytest.raises(ConfigError) as refused:
         load_recipe(recipe)
-    first, second, third = str(refused.value).split("; unknown key ")
+    first, inside, second, third, of_list = str(refused.value).split("; unknown key ")
     assert first == "unknown key `model_name_or_path`: TRL's is `model` here (docs/coming-from-trl.md)"
     assert second.startswith("`max_steps`: TRL's is `steps` here (counts batches here and optimizer steps there;")
     assert third == "`stepps`; did you mean `steps`?"
+    assert (inside, of_list[:24]) == ("`lora.r`; did you mean `lora.rank`?", "`data.more.0.train_files")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
@@ -81,8 +81,10 @@ def recipe_of(tree: Mapping[str, Any]) -> Recipe:
     Raises:
         ConfigError: a key is unknown or missing, or a value does not fit.
     """
+    if unknown := list(_unknown(tree, Recipe)):
+        raise ConfigError("; ".join(unknown))
     try:
-        return Recipe.model_validate(_checked(tree, Recipe, ""))
+        return Recipe.model_validate(_checked(tree, Recipe))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
 
@@ -123,14 +125,27 @@ def _set(tree: dict[str, Any], path: list[str], value: Any, key: str) -> None:
     tree[path[-1]] = value
 
 
-def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str) -> dict[str, Any]:
-    """The tree with every name found among the keys, and single values made lists where lists are taken.
+def _unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """What to say of each key that there is not: another system's recipe has many."""
+    for name, value in tree.items():
+        info = model.model_fields.get(name)
+        if info is None:
+            yield str(unknown_key(f"{prefix}{name}", value))
+            continue
+        section, element = section_of(info.annotation), element_of(info.annotation)
+        if section is not None and isinstance(value, Mapping):
+            yield from _unknown(value, section, f"{prefix}{name}.")
+        elif element is not None and isinstance(value, list | tuple):
+            for place, item in enumerate(value):
+                yield from _unknown(item if isinstance(item, Mapping) else {}, element, f"{prefix}{name}.{place}.")
+
+
+def _checked(tree: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """The tree, whose keys are all known, with single values made lists where lists are taken.
 
     Keys inside `options` and task parameters are their owners'.
     """
     checked: dict[str, Any] = {}
-    if unknown := [unknown_key(f"{prefix}{name}", tree[name]) for name in tree if name not in model.model_fields]:
-        raise ConfigError("; ".join(map(str, unknown)))  # all of them: another system's recipe has only such
     for name, value in tree.items():
         info = model.model_fields[name]
         section = section_of(info.annotation)
