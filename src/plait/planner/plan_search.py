@@ -3,7 +3,7 @@ every rank has room at any time.
 
 Small spaces are tried in whole. Else a portfolio of seeded chains goes on: some accept worse plans now and then, all
 start anew. Every other try is of the chain whose plan is best. Which plans are tried follows from the seed alone, so a
-search with a larger budget tries the same first. A plan to start from is improved beside, on a budget of its own.
+search with a larger budget tries the same first.
 """
 
 from __future__ import annotations
