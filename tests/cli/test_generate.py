@@ -133,7 +133,7 @@ def test_what_is_guessed_changes_no_response(
             "--history is what guesses are taken from, but --speculation is off",
         ),
         (["--history", "PROMPTS"], "prompts.jsonl:1: expected a sample of a model of"),
-        (["--speculation", "auto", "--history", "none.jsonl"], "none.jsonl"),
+        (["--history", "none.jsonl"], "--history: none.jsonl is not there; give what an earlier"),
         (["--history", "FOLDER"], "has no samples of steps (`samples/step-*.jsonl`); give a run's folder"),
         (
             ["--speculation", "off", "--draft-model", "MODEL"],

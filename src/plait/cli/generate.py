@@ -156,7 +156,8 @@ def _history(options: Options) -> list[Path]:
     """Files of earlier samples, if there are any.
 
     Raises:
-        ConfigError: they are given, and nothing is guessed; the folder is no run's, or the run has none yet.
+        ConfigError: they are given, and nothing is guessed; there is no such file; the folder is no run's, or the run
+            has none yet.
     """
     from plait.runtime.folder.run_files import newest_samples
 
@@ -164,7 +165,13 @@ def _history(options: Options) -> list[Path]:
         return []
     if options.speculation == "off":
         raise ConfigError("--history is what guesses are taken from, but --speculation is off; set it to auto")
-    return newest_samples(options.history, "--history") if options.history.is_dir() else [options.history]
+    if options.history.is_dir():
+        return newest_samples(options.history, "--history")
+    if not options.history.exists():
+        raise ConfigError(
+            f"--history: {options.history} is not there; give what an earlier `plait generate` wrote, or a run's folder"
+        )
+    return [options.history]
 
 
 def _job(
