@@ -49,6 +49,11 @@ class Counted:
     alone_s: float
     """What the forward and the drawing took of these."""
 
+    @property
+    def num_computed(self) -> int:
+        """Rows, guesses included."""
+        return self.num_rows + self.num_drafted
+
 
 class Ledger:
     """What one engine's steps took, and what guesses gained in them."""
@@ -60,6 +65,8 @@ class Ledger:
         self._counts = Counts()
         self._quiet: list[tuple[int, int, float]] = []
         """Rows (0, if there were prompts), context, seconds of steps that are not accounted for."""
+        self.is_behind_prompts = False
+        """Whether the last step computed prompts: the next one finds caches cold, and is no measure of what steps take."""
         self.since_plain, self.resting = 0, 0
         """Steps with guesses since the last one without; steps that guesses still rest."""
         self.window: list[tuple[float, float]] = []
@@ -105,8 +112,9 @@ class Ledger:
             self.margin.done(seconds, 0.0)
             if num_rows:
                 self.since_plain, self.resting = 0, max(0, self.resting - 1)
-                self.cost.observe(num_rows, num_context, seconds)
+                self._measured(num_rows, num_context, seconds)
                 self._took(seconds)
+            self.is_behind_prompts = num_rows == 0
         self._quiet.clear()
 
     def done(self, step: Counted, spent: Spent, *, is_paid: bool) -> None:
@@ -119,9 +127,13 @@ class Ledger:
         self.account()
         counts = self._counts
         is_first = step.num_drafted > 0 and counts.steps_with_drafts == 0  # it loads kernels, and says little
+        seconds = step.seconds
+        if self.is_behind_prompts:
+            seconds += min(0.0, self.cost.of(step.num_computed, step.num_context) - step.alone_s)
         if not is_first:
-            self.cost.observe(step.num_rows + step.num_drafted, step.num_context, step.alone_s)
-        self._took(step.seconds)
+            self._measured(step.num_computed, step.num_context, step.alone_s)
+        self.is_behind_prompts = False
+        self._took(seconds)
         if step.num_drafted:
             self.since_plain += 1
             counts.steps_with_drafts += 1
@@ -133,12 +145,12 @@ class Ledger:
         if step.num_drafted or is_paid:
             plain_s = self.plain_s(step.num_rows, step.num_context) * step.num_drawn / step.num_rows
             if not is_first:
-                counts.saved_s += plain_s - step.seconds
-                self._judge(plain_s, step.seconds)
-            lost_s = spent.before_s + step.seconds - plain_s if step.num_drafted else lost_s
+                counts.saved_s += plain_s - seconds
+                self._judge(plain_s, seconds)
+            lost_s = spent.before_s + seconds - plain_s if step.num_drafted else lost_s
         else:
             counts.saved_s -= spent.drafted_s
-        self.margin.done(step.seconds, lost_s)
+        self.margin.done(seconds, lost_s)
 
     def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float, spent: Spent) -> None:
         """A step that computed prompts beside running samples; see `Speculation.mixed`."""
@@ -147,6 +159,12 @@ class Ledger:
         if num_drafted:
             more_s = self.cost.of(num_rows + num_drafted, num_context) - self.cost.of(num_rows, num_context)
         self.margin.done(seconds, spent.seconds + more_s)
+        self.is_behind_prompts = True
+
+    def _measured(self, num_computed: int, num_context: int, seconds: float) -> None:
+        """A step of so many rows took so long."""
+        if not self.is_behind_prompts:
+            self.cost.observe(num_computed, num_context, seconds)
 
     def _took(self, seconds: float) -> None:
         self._counts.steps += 1

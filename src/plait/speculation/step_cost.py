@@ -178,8 +178,7 @@ class StepCost:
         features_PF, aims_P = np.vstack([features_PF, without_F]), np.append(seconds_P, seconds_P[least])
         trust_P = np.append(trust_P, WITHOUT)
         weights_F = non_negative_fit(features_PF * (trust_P / aims_P)[:, None], trust_P)
-        ends_E = np.array([0.0, *KNOTS, FAR])
-        self._lines = ends_E, _features(ends_E, np.zeros(len(ends_E))) @ weights_F
+        self._lines = _lines(weights_F, rows_P.max())
         self._token_s = float(weights_F[2])
         ratio_P = seconds_P / np.maximum(features_PF[:-1] @ weights_F, 1e-12)
         near = rows_P.round().astype(int)
@@ -201,6 +200,19 @@ def _bucket(num_rows: int) -> int:
         return num_rows
     shift = num_rows.bit_length() - 4
     return (shift << 4) + (num_rows >> shift) + 16
+
+
+def _lines(weights_F: FloatArray, most_rows: float) -> tuple[FloatArray, FloatArray]:
+    """Ends of the lines of a fit, and its seconds there, without context. Of more rows than were measured each takes no
+    longer than in the largest step: where kernels take rows by eights, the ninth says nothing of the tenth."""
+    ends_E = np.array([0.0, *KNOTS, FAR])
+    lines_E = _features(ends_E, np.zeros(len(ends_E))) @ weights_F
+    inner = ends_E < most_rows
+    end_s = float(_features(np.array([most_rows]), np.zeros(1))[0] @ weights_F)
+    row_s = end_s / most_rows
+    if lines_E[-1] <= row_s * FAR:
+        return ends_E, lines_E
+    return np.array([*ends_E[inner], most_rows, FAR]), np.array([*lines_E[inner], end_s, row_s * FAR])
 
 
 def _features(num_rows_P: NDArray, num_context_P: NDArray) -> FloatArray:
