@@ -182,6 +182,28 @@ def test_more_rows_never_seem_to_cost_less_than_fewer_of_the_fit() -> None:
     assert cost.seconds(np.array([1, 2, 3]), 100) == pytest.approx([0.01] * 3, rel=0.01)
 
 
+def test_beyond_what_was_measured_a_row_takes_no_longer_than_before() -> None:
+    """Kernels take rows by eights: the ninth and tenth take 5 ms, and the fit went on so, to 91 ms for 40 rows. By the
+    2.1 ms that each of ten rows took, these are 84; of fewer than were measured it stays as it is."""
+    cost = StepCost()
+    for rows, seconds in ((8, 0.016), (10, 0.021)) * 20:
+        cost.observe(rows, 100, seconds)
+    assert cost.seconds(np.array([8, 10, 12, 40]), 100) == pytest.approx([0.016, 0.021, 0.0252, 0.084], rel=0.02)
+    slow = StepCost()
+    for rows, seconds in ((8, 0.016), (10, 0.017)) * 20:
+        slow.observe(rows, 100, seconds)
+    assert slow.of(40, 100) == pytest.approx(0.032, rel=0.02), "half a millisecond a row, as between these"
+
+
+def test_of_two_steps_of_as_many_rows_the_shorter_counts() -> None:
+    """In the longer one the machine may have done something else; a step never takes too little time."""
+    cost = StepCost()
+    for rows, seconds in ((8, 0.016), (8, 0.016), (10, 0.018), (10, 0.026)):
+        cost.observe(rows, 100, seconds)
+    cost.settle()
+    assert cost.of(10, 100) == pytest.approx(0.018, rel=0.02)
+
+
 def test_what_steps_may_take_by_hand() -> None:
     """Four rows take 10 ms, eight take 14, which the fit makes 10, 11, 12, 13 and 14: five to eight may take those of
     eight, but five no more than a row more of four. Of ten the fit says 16, and a row more of eight each 17.5."""

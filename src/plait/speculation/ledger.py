@@ -66,7 +66,7 @@ class Ledger:
         self._quiet: list[tuple[int, int, float]] = []
         """Rows (0, if there were prompts), context, seconds of steps that are not accounted for."""
         self.is_behind_prompts = False
-        """Whether the last step computed prompts: the next one finds caches cold, and is no measure of what steps take."""
+        """Whether the last step computed prompts: the next one finds caches cold, and measures nothing."""
         self.since_plain, self.resting = 0, 0
         """Steps with guesses since the last one without; steps that guesses still rest."""
         self.window: list[tuple[float, float]] = []
@@ -127,13 +127,11 @@ class Ledger:
         self.account()
         counts = self._counts
         is_first = step.num_drafted > 0 and counts.steps_with_drafts == 0  # it loads kernels, and says little
-        seconds = step.seconds
-        if self.is_behind_prompts:
-            seconds += min(0.0, self.cost.of(step.num_computed, step.num_context) - step.alone_s)
+        warm_s = self._warm_s(step)
         if not is_first:
             self._measured(step.num_computed, step.num_context, step.alone_s)
         self.is_behind_prompts = False
-        self._took(seconds)
+        self._took(step.seconds)
         if step.num_drafted:
             self.since_plain += 1
             counts.steps_with_drafts += 1
@@ -145,12 +143,12 @@ class Ledger:
         if step.num_drafted or is_paid:
             plain_s = self.plain_s(step.num_rows, step.num_context) * step.num_drawn / step.num_rows
             if not is_first:
-                counts.saved_s += plain_s - seconds
-                self._judge(plain_s, seconds)
-            lost_s = spent.before_s + seconds - plain_s if step.num_drafted else lost_s
+                counts.saved_s += plain_s - warm_s
+                self._judge(plain_s, warm_s)
+            lost_s = spent.before_s + warm_s - plain_s if step.num_drafted else lost_s
         else:
             counts.saved_s -= spent.drafted_s
-        self.margin.done(seconds, lost_s)
+        self.margin.done(step.seconds, lost_s)
 
     def mixed(self, num_rows: int, num_drafted: int, num_context: int, seconds: float, spent: Spent) -> None:
         """A step that computed prompts beside running samples; see `Speculation.mixed`."""
@@ -160,6 +158,12 @@ class Ledger:
             more_s = self.cost.of(num_rows + num_drafted, num_context) - self.cost.of(num_rows, num_context)
         self.margin.done(seconds, spent.seconds + more_s)
         self.is_behind_prompts = True
+
+    def _warm_s(self, step: Counted) -> float:
+        """What a step would have taken if it were not the first behind prompts: without guesses it was as cold."""
+        if not self.is_behind_prompts:
+            return step.seconds
+        return step.seconds + min(0.0, self.cost.of(step.num_computed, step.num_context) - step.alone_s)
 
     def _measured(self, num_computed: int, num_context: int, seconds: float) -> None:
         """A step of so many rows took so long."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import median, median_low
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,8 +166,8 @@ class StepCost:
 
     def _fit(self) -> None:
         for key in self._buckets.keys() - self._medians.keys():
-            rows, context, seconds = (median(column) for column in zip(*self._buckets[key], strict=True))
-            self._medians[key] = rows, context, seconds
+            rows, context, seconds = zip(*self._buckets[key], strict=True)
+            self._medians[key] = median(rows), median(context), median_low(seconds)
         medians_P3 = np.array([self._medians[key] for key in self._buckets])
         rows_P, context_P, seconds_P = medians_P3.T
         features_PF = _features(rows_P, context_P)
