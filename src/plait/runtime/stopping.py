@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """By which a command is asked to stop."""
 LEADERS_SIGNAL = signal.SIGUSR2
 """By which a rank that leads is: no scheduler sends it unless told to, as SIGTERM is sent to all processes of a job."""
+_SAID_S = 10.0
+"""That a last word may take."""
 
 
 @contextlib.contextmanager
@@ -45,20 +48,34 @@ def saying_what_is_good(progress: Progress, good: Callable[[], str], rescue: Cal
 
 
 class Stop:
-    """Set by a signal; a second signal interrupts at once."""
+    """Set by a signal; a second signal interrupts at once. What is said then is said by a thread: the signal may have
+    come in the middle of a message, and whoever sends that holds what a second one would wait for."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.asked = False
         self.doing = "leaving"
         """What will still be done after a signal, in words."""
         self._say = say
+        self._texts: queue.SimpleQueue[str] = queue.SimpleQueue()  # takes texts also from a handler
+        self._thread = threading.Thread(target=self._say_all, name="plait-stop", daemon=True)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        with contextlib.suppress(RuntimeError):  # the signal came in the middle of a write to the same stream
-            self._say(f"{self.doing}; once more to leave at once")
+        self._texts.put(f"{self.doing}; once more to leave at once")
+
+    def __enter__(self) -> Stop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._texts.put("")
+        self._thread.join(_SAID_S)
+
+    def _say_all(self) -> None:
+        while text := self._texts.get():
+            self._say(text)
 
 
 Handler = Callable[[int, FrameType | None], None]
@@ -68,8 +85,7 @@ Handler = Callable[[int, FrameType | None], None]
 @contextlib.contextmanager
 def stop_signals(progress: Progress, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[Stop]:
     """These signals ask to stop while inside (in a main thread)."""
-    stop = Stop(progress.message)
-    with signals_to(stop, numbers):
+    with Stop(progress.message) as stop, signals_to(stop, numbers):
         yield stop
 
 
