@@ -150,7 +150,9 @@ def broken_off(
     assert re.search(rf"in `{re.escape(named)}(/[^`]*)?` after", broken.stderr), broken.stderr
     meanwhile = next(line for line in broken.stderr.splitlines() if line.startswith(f"  meanwhile rank {other}"))
     assert not waits or f"rank {rank}" in meanwhile, meanwhile  # whom it waited for, or whose connection broke
-    assert "the checkpoint of step 1 is good" in broken.stderr
+    # A leader that is stopped goes on while it writes its stack, and may get through with what it was saving.
+    good = "[12]" if (fault, action, rank) == ("stop", "save", 0) else "1"
+    assert re.search(f"the checkpoint of step {good} is good", broken.stderr), broken.stderr
     if fault == "raise":
         assert "exec(lines[2])" in broken.stderr, "the worker's own traceback"
     assert left_of(recipe.run_dir) == []

@@ -42,7 +42,8 @@ def test_a_run_follows_the_unequal_stages_that_a_search_finds(
     two equal halves would take longer. Weights and samples are those of one process."""
     sizes = {"num_hidden_layers": 4, "intermediate_size": 16, "layer_types": None}
     model = save_tiny(tmp_path / "model", dtype=torch.float64, **sizes)
-    recipe = make_recipe(model=str(model), dtype="float64", prompts_per_step=4, steps=2)
+    keys = {"optimizer.epsilon": 1e-5}  # or Adam makes steps of the rounding of gradients that are almost zero
+    recipe = make_recipe(model=str(model), dtype="float64", prompts_per_step=4, steps=2, **keys)
     known = outline(recipe)
     shape = known.shapes[recipe.model]
     assert 2 < shape.head_in_layers(shape.vocabulary) < 3

@@ -28,21 +28,22 @@ from plait.dataflow import per_group
 from plait.cost.aliasing import Aliasing
 from plait.workers.rank_state import RankState
 
-nested, moving = Aliasing.of, RankState.moving
+nested, moving_all = Aliasing.of, RankState.moving_all
 Aliasing.of = lambda self, role, rank: {} if "APART" in os.environ else nested(self, role, rank)
 
 
-def noted(self, role, number):
+def noted(self, role, numbers):
     if "HELD" in os.environ:
-        models = [model for one in self.roles.values() for model in one.rank_state.values()]
+        models = [model for one in self.roles.values() for model in one.parts.values()]
         storages = [p.untyped_storage() for model in models for p in model.module.parameters()]
         held = sum({one.data_ptr(): one.nbytes() for one in storages}.values())
         with open(f"{os.environ['HELD']}-{self.rank}", "w") as file:
-            file.write(f"{held} {self.roles[role].moves[number].received_bytes(self.rank)}")
-    return moving(self, role, number)
+            received = sum(self.roles[role].moves[number].traffic.received_bytes(self.rank) for number in numbers)
+            file.write(f"{held} {received}")
+    return moving_all(self, role, numbers)
 
 
-RankState.moving = noted
+RankState.moving_all = noted
 
 
 def flow(prompts, actor, reward):
