@@ -80,6 +80,7 @@ def recorded(place: Path, placed: Callable[..., Recipe]) -> Callable[[str, dict[
     """A flow's run on one process, and its tokens; run once."""
 
     def get(flow: str, keys: dict[str, Any], engines: Callable[[Any], None]) -> Path:
+        keys = keys | {"steps": STEPS}
         name = f"recorded_{flow}_{zlib.crc32(repr(sorted(keys.items())).encode()):08x}"
         if not (place / name).exists():
             told: dict[int, int] = {}
@@ -92,7 +93,7 @@ def recorded(place: Path, placed: Callable[..., Recipe]) -> Callable[[str, dict[
                 return token_ids_B, logprobs_B
 
             engines(choose)
-            run(placed(flow, name, steps=STEPS, dtype="float32", **keys, **smooth_of(flow)))
+            run(placed(flow, name, dtype="float32", **keys, **smooth_of(flow)))
             (place / f"{name}.json").write_text(json.dumps(told))
         return place / name
 
@@ -115,7 +116,8 @@ def test_recorded_tokens_have_the_same_numbers(
     (place / f"replay_{name}.py").write_text(source + REPLAY.replace("TOLD", f"{expected}.json"))
     algorithm = f"PLACE/replay_{name}.py:{ALGORITHMS[flow]}"
     there = where(place, name, plan)
-    recipe = placed(flow, name, steps=STEPS, dtype="float32", **keys, **there, **smooth_of(flow), algorithm=algorithm)
+    keys = keys | {"steps": STEPS, "dtype": "float32"}
+    recipe = placed(flow, name, **keys, **there, **smooth_of(flow), algorithm=algorithm)
     run(recipe)
     found = recipe.run_dir
     assert tokens_of(found) == tokens_of(expected)
