@@ -20,7 +20,7 @@ from plait.runtime.evaluating.engine_gate import check_engines
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.evaluating.measure import measure
 from plait.runtime.folder.directory import RunDirectory
-from plait.runtime.folder.history import History, Origin
+from plait.runtime.folder.history import FINISHED, STOPPED, History, Origin
 from plait.runtime.folder.moments import Moments
 from plait.runtime.folder.progressed import Progressed, check_not_gone, check_steps, resumed_from
 from plait.runtime.folder.stored_recipe import changed_keys, recipe_text
@@ -87,7 +87,7 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         finished = self.done.step >= self.recipe.steps
-        ended = f"{kind.__name__}: {error}" if kind is not None else "finished" if finished else "stopped"
+        ended = f"{kind.__name__}: {error}" if kind is not None else FINISHED if finished else STOPPED
         self.history.end(ended, self.done.step)
         self._stack.close()
 

@@ -80,24 +80,30 @@ def test_a_run_corrects_the_profile_of_its_machine(
     assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "no profile is of its dtype"
 
 
-def test_a_run_that_goes_on_under_another_plan_is_measured_by_the_steps_since(
+def test_a_run_that_goes_on_is_measured_by_the_steps_of_its_plan_and_no_step_corrects_a_profile_twice(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two steps on two devices, then two and one on one. Of these the first is left out, as of any run."""
+    """Two steps on two devices, then two and three on one, and at last none. The first of each stay's is left out of
+    the profile, as any run's is; what the folder says is of all three stays on one device."""
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
     recipe = make_recipe()
     profile = keep_made_up_profile(recipe)
     run(make_recipe(steps=2, devices=2, plan="split"))
-    for steps in (4, 5):
+    for steps, counted in ((4, 1), (7, 2), (7, 0)):
+        records = kept_profiles(profile.machine, "cpu")[0].runs
         run(make_recipe(steps=steps), resume=True)
         rows = read_rows(recipe.run_dir / "metrics.jsonl")
-        seconds = median(row["timing_s/step"] for row in rows[3:])
         forecast = read_forecast(recipe.run_dir)
         assert forecast is not None
         assert [one.name for one in forecast.memory] == ["0"]
-        assert {one.name: one.measured for one in forecast.calls}[STEP] == seconds
+        assert {one.name: one.measured for one in forecast.calls}[STEP] == median(
+            row["timing_s/step"] for row in rows[3:]
+        )
         (kept,) = kept_profiles(profile.machine, "cpu")
-        assert (kept.runs[-1].devices, kept.runs[-1].steps, kept.runs[-1].measured_s) == (1, steps - 3, seconds)
+        assert kept.runs[: len(records)] == records
+        assert [(run.devices, run.steps) for run in kept.runs[len(records) :]] == [(1, counted)] * (counted > 0)
+        if counted:
+            assert kept.runs[-1].measured_s == median(row["timing_s/step"] for row in rows[-counted:])
 
 
 def test_a_run_on_given_texts_corrects_it_by_these(

@@ -38,6 +38,8 @@ from plait.schedule.plan import Plan
 HISTORY, CODE = "run.json", "code"
 FORM = FileForm("run")
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "peft")
+FINISHED, STOPPED = "finished", "stopped"
+"""How a stay ends whose measurements are then counted; any other says its error, or nothing after a kill."""
 _COPIED_BYTES = 1 << 20
 """A larger file is known by its hash alone."""
 
@@ -86,9 +88,20 @@ class History:
     def comparable_from(self) -> int:
         """Steps after this one were done by the plan and on the machine of the newest stay, so that what they took can
         be compared. Stays that do not say their plan, as older versions wrote them, count as of another."""
+        return min(stay["from_step"] for stay in self._comparable())
+
+    @property
+    def uncounted_from(self) -> int:
+        """Of these steps those after this one are in no profile yet: stays that finished or stopped have put theirs
+        there."""
+        newest, *earlier = self._comparable()
+        uncounted = takewhile(lambda stay: stay.get("how") not in (FINISHED, STOPPED), earlier)
+        return min(stay["from_step"] for stay in (newest, *uncounted))
+
+    def _comparable(self) -> list[dict[str, Any]]:
+        """Stays with the plan and machine of the newest, back from it."""
         newest, *earlier = reversed(self._stays)
-        alike = takewhile(lambda stay: "plan" in stay and _setting(stay) == _setting(newest), earlier)
-        return min(stay["from_step"] for stay in (newest, *alike))
+        return [newest, *takewhile(lambda stay: "plan" in stay and _setting(stay) == _setting(newest), earlier)]
 
     def begin(
         self, origin: Origin, recipe: Recipe, plan: Plan, from_step: int, tell: Callable[[str], None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from plait.observe.run_log import read_steps
 from plait.runtime.folder.history import History
@@ -16,14 +15,8 @@ from plait.runtime.prediction.refinement import refine
 
 def conclude(prepared: Prepared, folder: Path) -> None:
     """Leave the prediction beside what was measured in the run's folder, and correct the kept profile by it."""
-    rows = comparable_rows(folder)
+    history, steps = History(folder, resume=True), read_steps(RunFiles(folder).metrics)
+    rows_after = lambda begun: [row for row in steps if row["step"] > begun]
     with contextlib.suppress(OSError):  # a full disk has been said
-        write_forecast(prepared, folder, rows)
-    refine(prepared, folder, rows)
-
-
-def comparable_rows(folder: Path) -> list[dict[str, Any]]:
-    """Metrics of the steps that were done by the run's plan of now, and on this machine: before it was resumed, it may
-    have had others."""
-    begun = History(folder, resume=True).comparable_from
-    return [row for row in read_steps(RunFiles(folder).metrics) if row["step"] > begun]
+        write_forecast(prepared, folder, rows_after(history.comparable_from))
+    refine(prepared, folder, rows_after(history.uncounted_from))
