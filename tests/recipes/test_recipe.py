@@ -232,6 +232,13 @@ def test_messages_are_one_line(tmp_path: Path) -> None:
         (["--run_dir", "--steps", "1"], "`--run_dir` needs a value"),
         (["--model", "--steps", "1"], "`--model` needs a value .*`--model=--steps`"),
         (["--stepz", "--steps", "1"], "unknown key `stepz`; did you mean `steps`"),
+        (
+            ["--stepz", "1", "--overwrite", "--dry-rum", "--num_generations=8", "trainer.epochs=3", "--seed", "["],
+            "^unknown key `stepz`; did you mean `steps`.; `--overwrite` needs a value .true or false.; unknown option "
+            "`--dry-rum`; did you mean `--dry-run`.; unknown key `num_generations`: TRL's is `samples_per_prompt` here "
+            r"\(.*\); expected `--key value`, found `trainer.epochs=3`; did you mean .*; `--seed`: `\[` is not valid",
+        ),
+        (["--model", "--- {q}", "--stepz", "1"], r"^`--model` needs a value \(.*: `--model=--- \{q\}`\)$"),
         (["--dry-rum"], "unknown option `--dry-rum`; did you mean `--dry-run`"),
         (["--steps", "[1"], "`--steps`: `\\[1` is not valid YAML"),
         (["--prompts_per_step", "1000000"], "key `prompts_per_step`: expected at most 131,072 in size"),
@@ -248,6 +255,8 @@ def test_algorithm_options_are_checked_against_their_class() -> None:
     assert validate_options(GRPOOptions, {"clip_high": 0.28}).clip_high == 0.28
     with pytest.raises(ConfigError, match=r"unknown key `options\.clip_hihg`; did you mean `options\.clip_high`"):
         validate_options(GRPOOptions, {"clip_hihg": 0.28})
+    with pytest.raises(ConfigError, match=r"^unknown key `options\.beam`; unknown key `options\.clip_hihg`; did"):
+        validate_options(GRPOOptions, {"beam": 4, "clip_high": 0.2, "clip_hihg": 0.28})
     with pytest.raises(ConfigError, match=r"key `options\.kl_estimator`"):
         validate_options(GRPOOptions, {"kl_estimator": "k9"})
 

@@ -33,30 +33,43 @@ def parse_overrides(
         stages: names that a key may begin with, `--NAME.key value`.
 
     Raises:
-        ConfigError: a token is no option, a key is unknown, or an option has no value.
+        ConfigError: tokens are no options, keys are unknown, or options have no value; each is answered.
     """
     pairs: list[tuple[str, Any]] = []
+    wrong: list[str] = []
     queue = list(tokens)
     while queue:
-        token = queue.pop(0)
-        if not token.startswith("--"):
-            option = token.lstrip("+-")
-            remedy = f"; did you mean `--{option}`?" if "=" in option else "; put quotes around a value with spaces"
-            raise ConfigError(f"expected `--key value`, found `{token}`{answer(option.partition('=')[0]) or remedy}")
-        name, separator, value = token[2:].partition("=")
-        if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
-            raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
-        key = name.replace("-", "_")
-        stage, _, rest = key.partition(".")
-        annotation = _annotation(rest if stage in stages and rest else key)
-        if not separator:
-            if not queue or queue[0].startswith("--"):
-                needs = "a value (true or false)" if annotation is bool else "a value"
-                hint = f" (one that begins with dashes: `--{name}={queue[0]}`)" if queue and annotation is str else ""
-                raise ConfigError(f"`--{name}` needs {needs}{hint}")
-            value = queue.pop(0)
-        pairs.append((key, _value(name, annotation, value)))
+        try:
+            pairs.append(_override(queue, flags, stages))
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("; ".join(wrong))
     return pairs
+
+
+def _override(queue: list[str], flags: Sequence[str], stages: Sequence[str]) -> tuple[str, Any]:
+    """The next pair, taken from the queue; of a key that is not understood its value is taken too."""
+    token = queue.pop(0)
+    if not token.startswith("--"):
+        option = token.lstrip("+-")
+        remedy = f"; did you mean `--{option}`?" if "=" in option else "; put quotes around a value with spaces"
+        raise ConfigError(f"expected `--key value`, found `{token}`{answer(option.partition('=')[0]) or remedy}")
+    name, separator, value = token[2:].partition("=")
+    if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
+        raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
+    has_value = bool(separator) or bool(queue and not queue[0].startswith("--"))
+    value = value if separator or not has_value else queue.pop(0)
+    key = name.replace("-", "_")
+    stage, _, rest = key.partition(".")
+    annotation = _annotation(rest if stage in stages and rest else key)
+    if not has_value:
+        needs = "a value (true or false)" if annotation is bool else "a value"
+        hint = f" (one that begins with dashes: `--{name}={queue[0]}`)" if queue and annotation is str else ""
+        if hint:
+            queue.clear()  # which of the others are keys is not known
+        raise ConfigError(f"`--{name}` needs {needs}{hint}")
+    return key, _value(name, annotation, value)
 
 
 def _annotation(key: str) -> Any:

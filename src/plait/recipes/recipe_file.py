@@ -210,16 +210,14 @@ def validate_options(
         lets_be: keys may be without effect (`Recipe.lets_be`).
 
     Raises:
-        ConfigError: a key is unknown, missing, ill-typed, or without effect.
+        ConfigError: keys are unknown, or one is missing, ill-typed, or without effect.
     """
     from pydantic import TypeAdapter
 
     names = option_names(cls)
-    for name in options:
-        if names and name not in names:
-            key = f"options.{name}"
-            said = answer(key) or elsewhere(name) or _said_of_own(name) or nearest(name, names, "options.")
-            raise ConfigError(f"unknown key `{key}`{said}")
+    said_of = lambda key, name: answer(key) or elsewhere(name) or _said_of_own(name) or nearest(name, names, "options.")
+    if unknown := [(f"options.{name}", name) for name in options if names and name not in names]:
+        raise ConfigError("; ".join(f"unknown key `{key}`{said_of(key, name)}" for key, name in unknown))
     try:
         checked = TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
