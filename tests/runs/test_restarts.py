@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from plait.recipes.recipe import Recipe
+from plait.runtime.processes.worker import LOADS
 from tests.runs.faulty_runs import plait_train, recipe_of
 from tests.runs.nodes import left_of
 from tests.runs.plans import assert_equal_runs
+from tests.runs.test_breaking_off import tree
 from tests.runs.test_faults import place as place
 from tests.runs.test_faults import undisturbed as undisturbed
 
@@ -57,6 +59,28 @@ def test_one_process_goes_on_too(place: Path, tiny_folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1: the run goes on from the checkpoint of step 1, on 1 rank of 1 node" in done.stderr
     assert_equal_runs(recipe.run_dir, whole.run_dir, tolerance=0.0)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_lost_before_it_has_replaced_another_does_not_go_on_with_that(
+    place: Path, tiny_folder: Path, undisturbed: Path
+) -> None:
+    """The first was to have two steps with another seed. A start that may not be repeated leaves it as it was."""
+    old = recipe_of(place, tiny_folder, "replaced", steps=2, seed=7)
+    assert plait_train(old).returncode == 0
+    before = tree(old.run_dir)
+    kept = recipe_of(place, tiny_folder, "replaced", overwrite=True)
+    planted(kept, 0, LOADS, f"plant.unlink(); {KILL}", step=2)
+    lost = plait_train(kept)
+    assert lost.returncode == 1, lost.stderr
+    assert "no step is saved; begin the run again" in lost.stderr
+    assert tree(old.run_dir) == before
+    recipe = recipe_of(place, tiny_folder, "replaced", overwrite=True, restarts=1)
+    planted(recipe, 0, LOADS, f"plant.unlink(); {KILL}", step=2)
+    done = plait_train(recipe)
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1: the run goes on from the beginning: no step is saved" in done.stderr
+    assert_equal_runs(recipe.run_dir, undisturbed, tolerance=0.0)
 
 
 @pytest.mark.slow

@@ -87,8 +87,10 @@ def test_a_checkpoint_is_read_through_once_for_each_restart(
     def supervise(prepared: Any, **_: Any) -> Any:
         raise losses.pop()
 
-    with RunDirectory.claim(tmp_path / "run") as directory, pytest.raises(RanksLost):
-        supervised(supervise, prepared, directory, lambda recipe: prepared, resume=False, origin=Origin.here())
+    with RunDirectory.claim(tmp_path / "run") as directory:
+        directory.begin("steps: 3\n")
+        with pytest.raises(RanksLost):
+            supervised(supervise, prepared, directory, lambda recipe: prepared, resume=False, origin=Origin.here())
     assert len(read) == reads
 
 

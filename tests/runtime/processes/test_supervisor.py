@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from plait.errors import RESUME
+from plait.runtime.folder.directory import RunDirectory
+from plait.runtime.folder.run_files import OLD_WORKERS
 from plait.runtime.processes import supervisor
 from plait.runtime.processes.supervisor import crowding, still_loading, way_on
+from plait.runtime.processes.worker_output import worker_output
 
 
 def test_more_threads_than_cores_are_said() -> None:
@@ -23,10 +26,41 @@ def test_more_threads_than_cores_are_said() -> None:
 
 
 def test_only_a_run_that_has_begun_is_to_be_resumed(tmp_path: Path) -> None:
+    """Nor is the one that it was to replace."""
     job: Any = SimpleNamespace(run_dir=tmp_path, recipe=SimpleNamespace(checkpoint=SimpleNamespace(keep_last=1)))
-    assert way_on(job) == "no step is saved; begin the run again"
-    (tmp_path / "recipe.yaml").touch()
-    assert way_on(job) == f"no step is saved; {RESUME} begins again at step 1"
+    for _ in range(2):
+        with RunDirectory.claim(tmp_path, overwrite=True) as directory:
+            assert way_on(job, directory) == "no step is saved; begin the run again"
+            RunDirectory.lent(tmp_path).begin("model: m\n")
+            assert way_on(job, directory) == f"no step is saved; {RESUME} begins again at step 1"
+            assert directory.begun
+
+
+def test_what_ranks_have_printed_is_replaced_when_another_run_begins(tmp_path: Path) -> None:
+    """By hand: what is there after starts that begin, do not, or are killed before they do."""
+    log = tmp_path / "workers/rank0.log"
+
+    def start(text: str, *, begins: bool = False, resume: bool = False) -> None:
+        claim = RunDirectory.resume(tmp_path) if resume else RunDirectory.claim(tmp_path, overwrite=True)
+        with claim as directory, worker_output(directory, resume=resume), open(log, "a") as output:
+            output.write(text)
+            if begins:
+                RunDirectory.lent(tmp_path).begin(f"model: {text}\n")
+
+    start("one ", begins=True)
+    start("refused ")
+    start("resumed ", resume=True)
+    assert log.read_text() == "one resumed "
+    log.parent.rename(tmp_path / OLD_WORKERS)
+    log.parent.mkdir()
+    log.write_text("of a start that was killed")
+    start("again", resume=True)
+    assert log.read_text() == "one resumed again"
+    start("two", begins=True)
+    assert [log.read_text(), (tmp_path / OLD_WORKERS).exists()] == ["two", False]
+    with RunDirectory.claim(tmp_path, overwrite=True) as directory:
+        directory.begin("model: on one device\n")
+    assert not log.parent.exists()
 
 
 def test_the_timer_of_a_second_signal_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

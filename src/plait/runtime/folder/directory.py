@@ -23,11 +23,13 @@ from plait.runtime.folder.run_files import (
     EVALUATIONS,
     FORECAST,
     METRICS,
+    OLD_WORKERS,
     PLAN,
     RECIPE,
     SAMPLES,
     SUMMARY,
     TRACE,
+    WORKERS,
     RunFiles,
 )
 from plait.runtime.folder.run_lock import LOCK, Lent, Lock
@@ -35,7 +37,8 @@ from plait.runtime.folder.run_lock import LOCK, Lent, Lock
 _LOGS = (METRICS, TRACE)
 """Files that grow row by row; a checkpoint states how long each was."""
 _LOGGED = (METRICS, EVALUATIONS, DOCTOR, TRACE, SAMPLES, "tensorboard", "wandb")
-_CLEARED = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY, FORECAST, *DECISIONS)
+_RUN = (RECIPE, PLAN, CHECKPOINTS, *_LOGGED, BEST, FINAL, MERGED, HISTORY, CODE, SUMMARY, FORECAST, *DECISIONS)
+_CLEARED = (*_RUN, OLD_WORKERS)
 """What `overwrite` removes, in this order: without a recipe nothing can be resumed by mistake half-way."""
 _STEP_FILE = re.compile(r"\.?(?:step|eval)-(\d+)\b.*")
 
@@ -51,6 +54,7 @@ class RunDirectory:
         self._made = made
         """Folders that `claim` made, the innermost first."""
         self._old_output_bytes = self.files.reward_output.stat().st_size if self.files.reward_output.exists() else None
+        self._old_recipe = _identity(self.files.recipe)
 
     @classmethod
     def claim(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
@@ -78,7 +82,7 @@ class RunDirectory:
             directory = cls(path, Lock(path), begun=False, made=made)
         except OSError as error:
             raise ConfigError(f"key `run_dir`: {path} cannot be written: {why_not_written(path, error)}") from error
-        if not overwrite and (entries := [name for name in _CLEARED if name in _names(path)]):
+        if not overwrite and (entries := [name for name in _RUN if name in _names(path)]):
             directory.close()
             raise ConfigError(
                 f"key `run_dir`: {path} holds a run already ({', '.join(entries[:3])}); continue it with {RESUME}, "
@@ -112,8 +116,8 @@ class RunDirectory:
         return self._begun
 
     def note_begun(self) -> None:
-        """Another process, to which it was lent, may have begun a run in it."""
-        self._begun = self._begun or self.files.recipe.is_file()
+        """Another process, to which it was lent, may have begun a run: the recipe is not the one from before then."""
+        self._begun = self._begun or _identity(self.files.recipe) not in (None, self._old_recipe)
 
     def begin(self, recipe: str) -> None:
         """Clear what an earlier run wrote and store `recipe` (YAML), from which on the run can be resumed.
@@ -205,7 +209,8 @@ class RunDirectory:
         self.close()
 
     def _clear(self) -> None:
-        for name in _CLEARED:
+        # What ranks print is written now where it is they that clear.
+        for name in (*_CLEARED, *([WORKERS] if self._lock.held else [])):
             entry = self.path / name
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -222,6 +227,15 @@ class RunDirectory:
             file.truncate(0)
             file.seek(0)
             file.write(new)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Another one where a file was written anew; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _names(path: Path) -> set[str]:

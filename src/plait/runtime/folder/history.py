@@ -92,7 +92,7 @@ class History:
 
     @property
     def uncounted_from(self) -> int:
-        """Of these steps those after this one are in no profile yet: stays that finished or stopped have put theirs
+        """Steps after this one are comparable and in no profile yet: stays that finished or stopped have put theirs
         there."""
         newest, *earlier = self._comparable()
         uncounted = takewhile(lambda stay: stay.get("how") not in (FINISHED, STOPPED), earlier)

@@ -18,6 +18,7 @@ RUN_DIR/
     rebalancing.jsonl          which samples instances gave to others, and why
     forecast.json              seconds of calls and kinds of actions, memory of ranks: predicted beside measured
     summary.txt                what the command printed at the end
+    workers/rank0.log          of a run on several devices: what each of its processes printed
     run.lock                   locked by the process that works here (`run_lock`)
 """
 
@@ -40,6 +41,8 @@ DECISIONS = (FUSION, REBALANCING, MOMENTS)
 DOCTOR = "doctor.jsonl"
 REWARD_OUTPUT = "rewards.log"
 SUMMARY = "summary.txt"
+WORKERS, OLD_WORKERS = "workers", ".workers.old"
+"""What ranks printed: those of the newest stay; and of the run before, until another one begins in its place."""
 SAMPLES, CHECKPOINTS, BEST = "samples", "checkpoints", "best"
 _NEWEST = 20
 """Steps of a run whose samples say how those of another will be."""
@@ -64,6 +67,8 @@ class RunFiles:
         self.checkpoints = path / CHECKPOINTS
         self.best = path / BEST
         self.final = path / FINAL
+        self.workers = path / WORKERS
+        self.old_workers = path / OLD_WORKERS
 
     def samples(self, step: int) -> Path:
         return self.path / SAMPLES / f"step-{step:06d}.jsonl"

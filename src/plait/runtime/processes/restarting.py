@@ -78,7 +78,7 @@ def supervised(
             return supervise(prepared, resume=resume, origin=origin)
         except RanksLost as lost:
             # To see that a checkpoint is whole takes minutes of a large model's: once, and only for another start.
-            saved = _saved(directory) if restarts.are_left else 0
+            saved = _saved(directory) if restarts.are_left and directory.begun else 0
             restarts.count(lost, saved, _places(nodes))
             prepared = _on_what_is_left(prepared, prepared_for, lost, places, nodes)
             resume = directory.begun

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import signal
 import threading
 import time
@@ -27,20 +26,19 @@ from plait.observe.progress import Progress
 from plait.runtime.controller import Outcome
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin
-from plait.runtime.folder.run_files import RECIPE
+from plait.runtime.folder.run_files import RunFiles
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.processes.nodes import threads_of
 from plait.runtime.processes.progress_relay import ProgressRelay
 from plait.runtime.processes.restarting import RanksLost
 from plait.runtime.processes.worker import LOADS, Job, Worker
+from plait.runtime.processes.worker_output import STATUS, worker_output
 from plait.runtime.step_metrics import watched
 from plait.runtime.stopping import LEADERS_SIGNAL, signals_to
 from plait.schedule.plan import Plan
 from plait.workers.ranks import LEADER
 from plait.workers.status_file import LINE_BYTES, StatusFile, read_progress, read_status
 
-WORKERS, STATUS = "workers", "actions"
-"""Folder of a run directory: what each rank printed; and a file in it: what each is doing."""
 RUN_S = 365 * 24 * 3600.0
 _ONE_WISH_S = 2.0
 """Signals to several nodes in so short a time are one."""
@@ -74,17 +72,14 @@ def supervise(
     recipe, plan = prepared.recipe, prepared.plan
     num_ranks = plan.num_ranks
     path = directory.path if nodes is None else directory.path.resolve()
-    folder = path / WORKERS
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    status = folder / STATUS
-    StatusFile.create(status, num_ranks)
     places = [LocalNode()] if nodes is None else nodes.nodes
     threads = threads_of(recipe, num_ranks, places)
     loading(f"{num_ranks} processes, each with its part of {recipe.model}")
     job = Job(recipe, plan, _by_name(flow), path, resume, threads, origin or Origin.here())
-    try:
+    folder = RunFiles(path).workers
+    status = folder / STATUS
+    with worker_output(directory, resume=resume):
+        StatusFile.create(status, num_ranks)
         late = lambda: still_loading(read_status(status))
         with Progress(recipe.steps, watched=watched(prepared)) as progress, ProgressRelay(progress, late) as relay:
             crowded = recipe.device == "cpu" and len(places) == 1
@@ -102,12 +97,7 @@ def supervise(
                 status=(status, LINE_BYTES),
                 nodes=places,
             )
-            return _run(launcher, num_ranks, job, nodes, status)
-    finally:
-        (folder / STATUS).unlink(missing_ok=True)
-        directory.note_begun()
-        if not directory.begun:
-            shutil.rmtree(folder, ignore_errors=True)
+            return _run(launcher, job, directory, nodes, status)
 
 
 def crowding(num_ranks: int, threads: int, cores: int) -> str:
@@ -145,8 +135,9 @@ def spread(plan: Plan) -> str:
     )
 
 
-def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | None, status: Path) -> Outcome:
+def _run(launcher: LocalProcesses, job: Job, directory: RunDirectory, nodes: Gathered | None, status: Path) -> Outcome:
     signals: HandedOnSignals | None = None
+    num_ranks = job.plan.num_ranks
     try:
         with launcher.start(Worker, num_ranks, arguments=(job,)) as group, handing_on_signals(group) as signals:
             if nodes is not None:
@@ -162,15 +153,15 @@ def _run(launcher: LocalProcesses, num_ranks: int, job: Job, nodes: Gathered | N
             raise KeyboardInterrupt(*error.__cause__.args) from None
         if signals is not None and signals.ended_it(error.failure):
             raise KeyboardInterrupt from None
-        raise _explained(error, job, status) from error
+        raise _explained(error, job, directory, status) from error
     except NodeLost as error:
-        raise RanksLost(str(error), way_on(job)) from error
+        raise RanksLost(str(error), way_on(job, directory)) from error
     finally:
         if nodes is not None:
             nodes.on_wish(lambda: None)
 
 
-def _explained(error: WorkerError, job: Job, status: Path) -> Exception:
+def _explained(error: WorkerError, job: Job, directory: RunDirectory, status: Path) -> Exception:
     """What the user is told: an error of the input or of the run itself as one process would say it."""
     cause, failure = error.__cause__, error.failure
     if isinstance(cause, UserError) or (isinstance(cause, RunError) and failure.rank == LEADER):
@@ -180,8 +171,8 @@ def _explained(error: WorkerError, job: Job, status: Path) -> Exception:
         peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
         failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
     if failure.ended in (Ended.DIED, Ended.FROZEN, Ended.STALLED):
-        return RanksLost(str(failure), way_on(job), failure)
-    return RunError(f"{failure}\n{way_on(job)}")
+        return RanksLost(str(failure), way_on(job, directory), failure)
+    return RunError(f"{failure}\n{way_on(job, directory)}")
 
 
 def _action(actions: list[str], rank: int, method: str) -> str:
@@ -189,15 +180,17 @@ def _action(actions: list[str], rank: int, method: str) -> str:
     return (actions[rank] if rank < len(actions) else "") or method
 
 
-def way_on(job: Job) -> str:
+def way_on(job: Job, directory: RunDirectory) -> str:
     """What is kept of a run whose ranks are lost, and the command that goes on from it."""
-    store = CheckpointStore(job.run_dir / "checkpoints", keep_last=job.recipe.checkpoint.keep_last)
+    directory.note_begun()
+    if not directory.begun:  # checkpoints are those of the run that it was to replace
+        return "no step is saved; begin the run again"
+    store = CheckpointStore(RunFiles(job.run_dir).checkpoints, keep_last=job.recipe.checkpoint.keep_last)
     with contextlib.suppress(RunError):
         if (checkpoint := store.latest()) is not None:
             where = f"the checkpoint of step {checkpoint.step} is good ({checkpoint.folder})"
             return f"{where}; go on from it with {RESUME}"
-        begun = (job.run_dir / RECIPE).is_file()
-        return f"no step is saved; {f'{RESUME} begins again at step 1' if begun else 'begin the run again'}"
+        return f"no step is saved; {RESUME} begins again at step 1"
     return f"no checkpoint in {store.folder} is whole"
 
 
