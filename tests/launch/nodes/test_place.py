@@ -66,7 +66,14 @@ def test_srun_says_it_and_a_batch_script_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("names", "first"),
-    [("a", "a"), ("a,b", "a"), ("gpu[003-007,12],login", "gpu003"), ("r[1,2]-n,x", "r1-n"), ("n7,n[8-9]", "n7")],
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("gpu[003-007,12],login", "gpu003"),
+        ("r[1,2]-n,x", "r1-n"),
+        ("n7,n[8-9]", "n7"),
+        ("rack[02-3]n[1,5-8]-ib,x", "rack02n1-ib"),
+    ],
 )
 def test_the_first_of_slurms_hosts(names: str, first: str) -> None:
     assert first_host(names) == first
@@ -85,6 +92,8 @@ def test_the_first_of_slurms_hosts(names: str, first: str) -> None:
         ("local", NodeOptions(2, 0, "a:1"), {}, "--nodes is for a run that is begun on each node, but `launcher` is"),
         ("auto", NodeOptions(), TORCHRUN | {"RANK": "x"}, "the variable RANK: expected a number, found 'x'"),
         ("auto", NodeOptions(), TORCHRUN | {"MASTER_ADDR": ""}, "the variable MASTER_ADDR is not set"),
+        ("auto", NodeOptions(), TORCHRUN | {"MASTER_PORT": "65535"}, "MASTER_PORT: expected a port of up to"),
+        ("auto", NodeOptions(), SRUN | {"SLURM_STEP_NODELIST": "n[1"}, "SLURM_NODELIST: expected the names of hosts"),
         ("auto", NodeOptions(), SRUN | {"SLURM_STEP_NODELIST": "[1]"}, "SLURM_NODELIST: expected the names of hosts"),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plait.errors import ConfigError
 
+_LAST_PORT = 65_535
 _LEAST_PORT, _PORTS = 20_000, 20_000
 """Under Slurm the leader's port is made of the job's number."""
 _NEEDS = (
@@ -121,7 +122,14 @@ def _by_torchrun(options: NodeOptions, environ: Mapping[str, str]) -> Attached:
     elif tasks > 1:
         # torchrun itself listens on MASTER_PORT, where it keeps its own store.
         taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        leader = (_text(environ, "MASTER_ADDR"), _number(environ, "MASTER_PORT") + taken)
+        port = _number(environ, "MASTER_PORT") + taken
+        if not 1 <= port <= _LAST_PORT:
+            behind = ", behind that of torchrun itself" if taken else ""
+            raise ConfigError(
+                f"the variable MASTER_PORT: expected a port of up to {_LAST_PORT}{behind}, found {port - taken}; give "
+                "--leader HOST:PORT"
+            )
+        leader = (_text(environ, "MASTER_ADDR"), port)
     else:
         leader = ("", 0)
     nodes = max(1, tasks // max(1, local))
@@ -152,21 +160,21 @@ def leader_of(text: str) -> tuple[str, int]:
         ConfigError: it is something else.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) < 65536:
-        raise ConfigError(f"--leader: expected HOST:PORT with a port from 1 to 65535, found `{text:.80}`")
+    if not colon or not host or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= _LAST_PORT:
+        raise ConfigError(f"--leader: expected HOST:PORT with a port from 1 to {_LAST_PORT}, found `{text:.80}`")
     return host, int(port)
 
 
 def first_host(names: str) -> str:
-    """The first of Slurm's list of hosts: `gpu[003-007,12],login` → `gpu003`.
+    """The first of Slurm's list of hosts: `gpu[003-007,12],login` → `gpu003`, `rack[2-3]n[1-8]` → `rack2n1`.
 
     Raises:
         ConfigError: the list does not begin with a name.
     """
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", names)
+    match = re.match(r"[^,\[\]]+(?:\[\d[^\]]*\][^,\[\]]*)*(?=,|$)", names)
     if match is None:
         raise ConfigError(f"SLURM_NODELIST: expected the names of hosts, found `{names:.80}`; give --leader HOST:PORT")
-    return match[1] + (match[2] or "") + (match[3] or "")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[0])
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
