@@ -43,7 +43,7 @@ NODE_OPTIONS = {
 def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Train a model: generate, score, learn, again and again."""
     tokens, place = node_options(tokens)
-    path, overrides, flags = read_recipe("train", tokens, FLAGS)
+    path, overrides, flags = read_recipe("train", tokens, {**FLAGS, **NODE_OPTIONS})
 
     from plait.recipes.stages import stage_names
     from plait.recipes.trust import user_recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable
 from types import NoneType, UnionType
@@ -34,7 +35,8 @@ def explain(error: CycloptsError) -> str:
             parent = f"plait {command}".strip()
             return _unknown("command", error.unused_tokens[0], [name for name in error.app if name[0] != "-"], parent)
         case UnknownOptionError():
-            return _unknown_option(error.token.keyword or error.token.value, command)
+            found = error.token.keyword or error.token.value
+            return _unknown_options((found, *(error.root_input_tokens or ())), command)
         case MissingArgumentError():
             assert error.argument is not None
             return _missing(error, error.argument, command)
@@ -53,8 +55,18 @@ def explain(error: CycloptsError) -> str:
     return " ".join(str(error).split())
 
 
-def _unknown_option(name: str, command: str) -> str:
-    return _unknown("option", name, [option.name for option in options_of(command)], f"plait {command}")
+def _unknown_options(tokens: Iterable[str], command: str) -> str:
+    """What is said of those among the tokens that the command has not; empty where it has all."""
+    known = [option.name for option in options_of(command)]
+    names = dict.fromkeys(token.split("=")[0] for token in tokens if token.startswith("-") and not _is_number(token))
+    return "; ".join(_unknown("option", name, known, f"plait {command}") for name in names if name not in known)
+
+
+def _is_number(token: str) -> bool:
+    with contextlib.suppress(ValueError):
+        float(token)
+        return True
+    return False
 
 
 def _unknown(what: str, name: str, names: Iterable[str], parent: str) -> str:
@@ -67,14 +79,10 @@ def _unknown(what: str, name: str, names: Iterable[str], parent: str) -> str:
 def _missing(error: MissingArgumentError, argument: Argument, command: str) -> str:
     if error.keyword is not None:
         return f"`{error.keyword}` needs a value"
-    options = options_of(command)
-    known = {option.name for option in options}
-    for token in error.unused_tokens or ():  # a required option may be there, but misspelt
-        name = token.split("=")[0]
-        if name.startswith("--") and name not in known:
-            return _unknown_option(name, command)
+    if said := _unknown_options(error.unused_tokens or (), command):  # a required option may be there, but misspelt
+        return said
     name = _name(argument)
-    meaning = next((option.meaning for option in options if option.name == name), "")
+    meaning = next((option.meaning for option in options_of(command) if option.name == name), "")
     return f"`{name}` is missing ({meaning}); usage: `{usage_of(command)}`"
 
 

@@ -29,7 +29,7 @@ def parse_overrides(
     that holds a list, it is a YAML list if it begins with `[`, else its only element; any other is read as YAML.
 
     Args:
-        flags: options without a value that the command has besides, offered where a name is near to theirs.
+        flags: options that the command has besides, offered where a name is near to theirs.
         stages: names that a key may begin with, `--NAME.key value`.
 
     Raises:
@@ -56,10 +56,10 @@ def _override(queue: list[str], flags: Sequence[str], stages: Sequence[str]) -> 
         remedy = f"; did you mean `--{option}`?" if "=" in option else "; put quotes around a value with spaces"
         raise ConfigError(f"expected `--key value`, found `{token}`{answer(option.partition('=')[0]) or remedy}")
     name, separator, value = token[2:].partition("=")
-    if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
-        raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
     has_value = bool(separator) or bool(queue and not queue[0].startswith("--"))
     value = value if separator or not has_value else queue.pop(0)
+    if flag := difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.8):
+        raise ConfigError(f"unknown option `{token}`; did you mean `{flag[0]}`?")
     key = name.replace("-", "_")
     stage, _, rest = key.partition(".")
     annotation = _annotation(rest if stage in stages and rest else key)
