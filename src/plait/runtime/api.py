@@ -156,10 +156,11 @@ def _run_claimed(
     origin: Origin,
     nodes: Gathered | None,
 ) -> Outcome:
-    def prepared_for(recipe: Recipe, resume: bool = True) -> Prepared:
+    def prepared_for(recipe: Recipe) -> Prepared:
         num_nodes = 1 if nodes is None else nodes.num_nodes
-        plan = kept_plan(recipe, directory.files, num_nodes) if resume else None
-        earlier = _plan_in(directory.files.plan) if resume else None
+        # Else the plan that is there is that of a run to be replaced.
+        plan = kept_plan(recipe, directory.files, num_nodes) if directory.begun else None
+        earlier = _plan_in(directory.files.plan) if directory.begun else None
         network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
         machines = Machines(num_nodes, network)
         prepared = prepare(recipe, flow=flow, kept=Kept(plan, earlier), machines=machines)
@@ -167,7 +168,7 @@ def _run_claimed(
 
     if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
         say(unlike, file=sys.stderr)
-    prepared = prepared_for(recipe, resume)
+    prepared = prepared_for(recipe)
     joined_bytes = {} if nodes is None else nodes.joined_bytes
     warn_of_room(prepared, prepared.plan, prepared.lengths, joined_bytes)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:

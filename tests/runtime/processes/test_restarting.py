@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +12,14 @@ import pytest
 
 from plait.checkpoint.store import CheckpointStore
 from plait.launch.failures import Ended, Failure
+from plait.recipes.recipe import Recipe
+from plait.runtime import api
+from plait.runtime.api import run
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.history import Origin, Restart
+from plait.runtime.processes import supervisor
 from plait.runtime.processes.restarting import RanksLost, Restarts, supervised
+from plait.schedule.plan import Placement, Plan
 
 ENDED: Any = object()
 
@@ -116,3 +123,31 @@ def test_a_loss_begins_the_same_plan_again_as_a_resume(tmp_path: Path, capsys: p
         "error: rank 1 was killed",
         "restart 1 of 1: the run goes on from the beginning: no step is saved, on 2 ranks of 1 node, plan split",
     ]
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_run_that_was_to_be_replaced_is_not_taken_for_the_places_that_are_left(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That was for two ranks, as many as are left of four, and had no critic."""
+    folder = make_recipe().run_dir
+    with RunDirectory.claim(folder) as directory:
+        directory.begin("model: m\n")
+        Plan("split", 2, (Placement("actor.train", "train", (0,)),)).save(directory.files.plan)
+    place = SimpleNamespace(node=0, cores=1, devices=0, own_devices=False)
+    nodes: Any = SimpleNamespace(nodes=[place, place], num_nodes=1, links=[], joined_bytes={}, tell=lambda text: None)
+    tried: list[Any] = []
+
+    def supervise(prepared: Any, **_: Any) -> Any:
+        tried.append(prepared)
+        nodes.nodes.pop()
+        if nodes.nodes:
+            raise lost("a rank died")
+        return ENDED
+
+    monkeypatch.setattr(supervisor, "supervise", supervise)
+    monkeypatch.setattr(api, "gathered_nodes", lambda *_: nullcontext(nodes))
+    ppo = {"algorithm": "ppo", "options": {}, "devices": 4, "plan": "auto", "restarts": 1, "overwrite": True}
+    assert run(make_recipe(steps=1, **ppo)) is ENDED
+    assert [prepared.plan.num_ranks for prepared in tried] == [4, 2]
+    assert "critic.train" in {placement.call for placement in tried[1].plan.placements}
