@@ -22,6 +22,7 @@ from plait.checkpoint import store as store_module
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RunError
 from plait.models.files import tensor_file
+from plait.models.files.tensor_file import FileDigest
 from tests.cases import examples
 from tests.forked import exit_code_of, forked
 
@@ -45,8 +46,10 @@ def state_of(step: int) -> dict:
     return {"step": step, "best": -math.inf if step == 1 else step / 7, "offsets": {"metrics.jsonl": 10 * step}}
 
 
-def save(store: CheckpointStore, step: int, *, numel: int = 1000) -> Path:
-    return store.save(step, tensors_of(step, numel), state_of(step))
+def save(
+    store: CheckpointStore, step: int, *, numel: int = 1000, write_parts: store_module.WriteParts | None = None
+) -> Path:
+    return store.save(step, tensors_of(step, numel), state_of(step), write_parts)
 
 
 def check_is_whole(store: CheckpointStore, step: int, numel: int = 1000) -> None:
@@ -200,10 +203,10 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays_good(tmp_path: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         message = (
             r"checkpoint of step 5 cannot be written to .*: File too large: here a file may have 100,000 bytes; raise "
-            r"that limit \(`ulimit -f`\); it needs 1\.1 MiB; the last good one is step 4.*--resume.*keep_last"
+            r"that limit \(`ulimit -f`\); it needs 3\.1 MiB; the last good one is step 4.*--resume.*keep_last"
         )
         with pytest.raises(RunError, match=message):
-            save(store, 5, numel=100_000)
+            save(store, 5, numel=100_000, write_parts=lambda _: ({"of-ranks": FileDigest(2 << 20, 0)}, {}))
 
     assert exit_code_of(forked(work)) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4"]

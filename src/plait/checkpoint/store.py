@@ -123,28 +123,26 @@ class CheckpointStore:
             RunError: the file system refuses it, such as a full disk; nothing of this checkpoint is left, the
                 earlier ones are untouched.
         """
-        entries = [
-            TensorEntry(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()
-        ]
+        entries = [TensorEntry(name, _DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()]
         state_bytes = _encode_state(state)
         final, unfinished = self._path(step), self._path(step, ".tmp")
+        parts: dict[str, FileDigest] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
             unfinished.mkdir()
-            digests: dict[str, FileDigest] = {}
             if write_parts is not None:
-                digests, added = write_parts(unfinished)
+                parts, added = write_parts(unfinished)
                 state_bytes = _encode_state({**state, **added})
-            digests |= {
+            digests = parts | {
                 _TENSORS: write_tensor_file(
                     unfinished / _TENSORS, entries, lambda entry: _bytes_of(tensors[entry.name])
                 ),
                 _STATE: write_durably(unfinished / _STATE, state_bytes),
             }
             files = {name: asdict(digest) for name, digest in digests.items()}
-            manifest = {"format": _FORMAT, "step": step, "files": files}
-            write_durably(unfinished / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            manifest = json.dumps({"format": _FORMAT, "step": step, "files": files}, indent=1)
+            write_durably(unfinished / _MANIFEST, manifest.encode())
             sync(unfinished)
             if final.exists():  # a damaged one, or the same step saved twice
                 shutil.rmtree(self._path(step, ".replaced"), ignore_errors=True)
@@ -153,7 +151,8 @@ class CheckpointStore:
             sync(self.folder)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise RunError(self._refusal(step, error, file_bytes(entries) + len(state_bytes))) from error
+            needed_bytes = file_bytes(entries) + len(state_bytes) + sum(part.size_bytes for part in parts.values())
+            raise RunError(self._refusal(step, error, needed_bytes)) from error
         except RunError as error:  # of a part
             shutil.rmtree(unfinished, ignore_errors=True)
             raise RunError(f"the checkpoint of step {step}: {error}; {self._good()}") from error
