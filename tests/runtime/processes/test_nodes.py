@@ -10,9 +10,10 @@ import pytest
 from plait.launch import machine
 from plait.launch.machine import cpu_cores, cpu_flags, cpu_name, hardware
 from plait.launch.nodes.gathering import Gathered
+from plait.launch.nodes.place import Attached
 from plait.recipes.recipe import Recipe
 from plait.runtime.processes import nodes
-from plait.runtime.processes.nodes import said_of_kinds, threads_of
+from plait.runtime.processes.nodes import gathered_nodes, said_of_kinds, threads_of
 
 CPU = ("cpu", "a CPU")
 
@@ -33,6 +34,20 @@ def test_machines_of_another_kind_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert "as this one is (NVIDIA H100), but node 2 (host) has NVIDIA A100; to count each as what it is" in said
     assert said_of_kinds(of, "cpu") is None, "their processors are alike"
     assert said_of_kinds(gathered(()), "cpu") is None, "it does not say"
+
+
+def test_a_leader_that_has_only_a_name_of_its_own_for_itself_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    found = SimpleNamespace(check_folder=lambda _: None, end=lambda *_: None)
+    monkeypatch.setattr(nodes, "gather", lambda *_, **__: found)
+    for host, count in (("node0", 2), ("node0", 1), ("localhost", 2), ("127.0.0.1", 2)):
+        monkeypatch.setattr(nodes, "resolved", lambda _: "127.0.1.1")
+        place = Attached(0, 2, 0, (host, 0), None, "--node", nodes=count)
+        with gathered_nodes(Recipe.model_construct(), place, 0, tmp_path, said.append):
+            pass
+    assert [line.startswith("node0 is 127.0.1.1 on this machine") for line in said] == [True, *[False] * 4]
 
 
 @pytest.mark.parametrize(("num_ranks", "threads"), [(8, 2), (4, 4), (2, 4), (3, 4)])

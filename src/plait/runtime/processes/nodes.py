@@ -91,6 +91,17 @@ def said_of_kinds(nodes: Gathered, device: str) -> str | None:
     )
 
 
+def said_of_loopback(host: str, address: str, num_nodes: int) -> str | None:
+    """What a person should know where the leader's host is this machine for itself alone, as many a machine's own name
+    is (127.0.1.1 in /etc/hosts); None: it is not, or was named so."""
+    if num_nodes == 1 or not address.startswith("127.") or host == "localhost" or host.startswith("127."):
+        return None
+    return (
+        f"{host} is {address} on this machine, by which no other machine can join; if others are to, give the address "
+        "that they reach this one by, with --leader on each node"
+    )
+
+
 def devices_of(recipe: Recipe, nodes: Sequence[Node]) -> int:
     """Ranks of a run that does not say how many: one for each device of the nodes, or on the CPU one for each node."""
     if recipe.device == "cpu":
@@ -127,6 +138,8 @@ def _attached(
     own = address if attached.address is None else resolved(attached.address)
     place = LocalNode(own, interface_variables(own, os.environ), own_devices=attached.own_devices)
     listener = listening(address, attached.leader[1])
+    if (unreached := said_of_loopback(attached.leader[0], address, attached.num_nodes)) is not None:
+        say(unreached)
     say(
         f"waiting for {attached.tasks - 1} more command{'s' * (attached.tasks > 2)} of this run (by {attached.by}) at "
         f"{attached.leader[0]}:{attached.leader[1]}"
