@@ -118,9 +118,11 @@ def _check_one_node(place: NodeOptions) -> None:
 def _serve(attached: Attached, recipe: Recipe) -> int:
     """Serve the run that node 0 leads; what is to be trained it says."""
     from plait.launch.nodes.joining import join
+    from plait.runtime.folder.node_files import said_files
     from plait.runtime.folder.stored_recipe import said_keys
 
-    return join(attached, recipe.run_dir, lambda text: say(text, file=sys.stderr), keys=said_keys(recipe))
+    tell = lambda text: say(text, file=sys.stderr)
+    return join(attached, recipe.run_dir, tell, keys=said_keys(recipe), files=said_files(recipe))
 
 
 def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes: int, *, resume: bool) -> int:

@@ -24,10 +24,10 @@ from plait.launch.nodes.joining import serve
 
 sys.path.insert(0, sys.argv[5])
 port, task, node, key = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4])
-keys = tuple(map(tuple, json.loads(sys.argv[6])))
+said = {name: tuple(map(tuple, pairs)) for name, pairs in json.loads(sys.argv[6]).items()}
 channel, own = introduced(dialled(("127.0.0.1", port), time.monotonic() + 30), key)
 try:
-    code = serve(channel, own, who(task, node, "127.0.0.1", own_devices=False, keys=keys), print)
+    code = serve(channel, own, who(task, node, "127.0.0.1", own_devices=False, **said), print)
 except RunError as error:
     print(error)
     code = 1
@@ -35,11 +35,11 @@ sys.exit(code)
 """
 
 
-def agent(port, task, node=None, key=KEY, group=None, keys=()):
-    """group: of bounded memory, that it is in; keys: of the recipe that it was begun with."""
+def agent(port, task, node=None, key=KEY, group=None, **said):
+    """group: of bounded memory, that it is in; said: keys and files of the recipe that it was begun with."""
     node = task if node is None else node
     root = str(Path(__file__).parents[3])  # where ranks find the workers of tests
-    arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex(), root, json.dumps(keys)]
+    arguments = ["-c", AGENT, str(port), str(task), str(node), key.hex(), root, json.dumps(said)]
     return subprocess.Popen(
         [sys.executable, *arguments] if group is None else inside(group, *arguments),
         stdout=subprocess.PIPE,

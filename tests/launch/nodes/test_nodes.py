@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -337,13 +338,26 @@ def test_another_recipe_is_said_on_both_sides() -> None:
         end(process)
 
 
-def test_another_version_is_refused_on_both_sides() -> None:
+TORCHLESS = tuple((what, "0.1" if what == "torch" else version) for what, version in me().versions)
+
+
+@pytest.mark.parametrize(
+    ("ours", "says"),
+    [
+        ({"versions": TORCHLESS}, r"node 1 .* has torch .*, node 0 .* has 0.1; install the same"),
+        (
+            {"files": (("`model` /m", "1"), ("`algorithm` /f.py:grpo", "3"), ("`model` /elsewhere", "4"))},
+            r"^node 1 \(.*\) has other files than node 0 \(.*\) under `algorithm` /f.py:grpo; copy the same to",
+        ),
+    ],
+    ids=["a version", "a file"],
+)
+def test_what_must_be_equal_and_is_not_is_refused_on_both_sides(ours: dict[str, Any], says: str) -> None:
     listener = listening("127.0.0.1", 0)
-    process = agent(listener.getsockname()[1], 1)
+    process = agent(listener.getsockname()[1], 1, files=(("`model` /m", "1"), ("`algorithm` /f.py:grpo", "2")))
     try:
-        older = replace(me(), versions=tuple((what, "0.1" if what == "torch" else v) for what, v in me().versions))
-        with pytest.raises(ConfigError, match=r"node 1 .* has torch .*, node 0 .* has 0.1; install the same"):
-            gather(listener, KEY, [1], older, place=None, deadline_s=LIMIT_S)
+        with pytest.raises(ConfigError, match=says):
+            gather(listener, KEY, [1], replace(me(), **ours), place=None, deadline_s=LIMIT_S)
         assert process.wait(LIMIT_S) == 2
     finally:
         end(process)

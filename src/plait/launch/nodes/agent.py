@@ -249,7 +249,13 @@ def signals_of(agent: Agent) -> Iterator[None]:
 
 
 def who(
-    task: int, node: int, address: str, *, own_devices: bool, keys: tuple[tuple[str, str], ...] = ()
+    task: int,
+    node: int,
+    address: str,
+    *,
+    own_devices: bool,
+    keys: tuple[tuple[str, str], ...] = (),
+    files: tuple[tuple[str, str], ...] = (),
 ) -> messages.Joined:
     """What this process says of itself and of its machine. Arguments: see `Joined`."""
     import socket
@@ -267,4 +273,5 @@ def who(
         versions(),
         hardware(),
         keys,
+        files,
     )

@@ -153,7 +153,7 @@ def gather(
 
     Raises:
         RunError: some have not come in time, or will not; names those that have.
-        ConfigError: one has another version of something.
+        ConfigError: one has another version of something, or other files.
     """
     come: queue.SimpleQueue[NodeLink] = queue.SimpleQueue()
     links: dict[int, NodeLink] = {}
@@ -249,6 +249,10 @@ def _admit(
             text = f"{name} has {what} {version}, {own.label} has {ours}; install the same on all nodes"
             link.end(2, text)
             raise ConfigError(text)
+    if other := link.joined.other_files(own):
+        text = f"{name} has other files than {own.label} under {', '.join(other)}; copy the same to all nodes"
+        link.end(2, text)
+        raise ConfigError(text)
     links[task] = link
     link.send(Welcome(silent_after_s))
     told(f"{name} has joined ({len(links)} of {len(tasks)})")

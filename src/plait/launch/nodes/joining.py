@@ -27,13 +27,14 @@ def join(
     say: Callable[[str], None],
     *,
     keys: tuple[tuple[str, str], ...] = (),
+    files: tuple[tuple[str, str], ...] = (),
     deadline_s: float = JOIN_S,
 ) -> int:
     """Serve the run of the leader until it ends; the exit code that it gives.
 
     Args:
         folder: of the run, shared by all nodes: the key is there, where no variable has it.
-        keys: of the recipe that this command was given, which the leader compares with its own.
+        keys, files: of the recipe that this command was given, which the leader compares with its own (`Joined`).
 
     Raises:
         ConfigError: the leader's host is unknown, the key cannot be used, or an address is none of this machine.
@@ -46,7 +47,7 @@ def join(
     say(f"node {attached.node} waits for the leader at {attached.leader[0]}:{attached.leader[1]}")
     channel, key = _met(address, folder, time.monotonic() + deadline_s)
     own_address = stated or channel.link.getsockname()[0]
-    me = who(attached.task, attached.node, own_address, own_devices=attached.own_devices, keys=keys)
+    me = who(attached.task, attached.node, own_address, own_devices=attached.own_devices, keys=keys, files=files)
     return serve(channel, key, me, say)
 
 

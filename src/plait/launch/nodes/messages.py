@@ -49,6 +49,7 @@ class Joined:
     versions:     (what, version) that must be equal on all nodes
     hardware:     (`device` of a recipe, its kind there in words)
     keys:         (key of the recipe, its value) that it was begun with; none where it was given no recipe
+    files:        (key and what it names, digest of that) of what its ranks read for themselves; none as of keys
     """
 
     task: int
@@ -63,6 +64,7 @@ class Joined:
     versions: tuple[tuple[str, str], ...]
     hardware: tuple[tuple[str, str], ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
@@ -77,6 +79,11 @@ class Joined:
             for key, value in self.keys
             if theirs.get(key, value) != value
         ]
+
+    def other_files(self, other: Joined) -> list[str]:
+        """What both read under one name, each for itself, and have with other contents."""
+        theirs = dict(other.files)
+        return [name for name, digest in self.files if theirs.get(name, digest) != digest]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from plait.cost.hardware import Link
@@ -17,11 +18,13 @@ from plait.launch.nodes.agent import who
 from plait.launch.nodes.gathering import NODE_SILENT_S, Gathered, gather
 from plait.launch.nodes.interfaces import interface_variables, resolved
 from plait.launch.nodes.introduction import listening
+from plait.launch.nodes.messages import Joined
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.room import Need
 from plait.launch.nodes.run_key import leaders_key
 from plait.recipes.device_checks import ranks_on_ray
 from plait.recipes.recipe import Recipe
+from plait.runtime.folder.node_files import said_files
 from plait.runtime.folder.stored_recipe import said_keys
 from plait.runtime.prediction.network import NOT_MEASURED, Network
 
@@ -49,7 +52,8 @@ def gathered_nodes(
     with ExitStack() as stack:
         if attached is not None:
             key = stack.enter_context(leaders_key(folder, os.environ))
-            gathered = _attached(attached, key, silent_after_s, say, said_keys(recipe))
+            me = partial(who, 0, 0, keys=said_keys(recipe), files=said_files(recipe))
+            gathered = _attached(attached, key, silent_after_s, say, me)
         else:
             from plait.launch.nodes.on_ray import started_by_ray
 
@@ -132,8 +136,12 @@ def _attached(
     key: bytes,
     silent_after_s: float,
     say: Callable[[str], None],
-    keys: tuple[tuple[str, str], ...],
+    me: Callable[..., Joined],
 ) -> Gathered:
+    """
+    Args:
+        me: what this command says of itself, of its address and of whether its devices are its own.
+    """
     address = resolved(attached.leader[0])
     own = address if attached.address is None else resolved(attached.address)
     place = LocalNode(own, interface_variables(own, os.environ), own_devices=attached.own_devices)
@@ -144,9 +152,9 @@ def _attached(
         f"waiting for {attached.tasks - 1} more command{'s' * (attached.tasks > 2)} of this run (by {attached.by}) at "
         f"{attached.leader[0]}:{attached.leader[1]}"
     )
-    me = who(0, 0, own, own_devices=attached.own_devices, keys=keys)
     tasks = range(1, attached.tasks)
-    return gather(listener, key, tasks, me, place=place, silent_after_s=silent_after_s, told=say)
+    own_word = me(own, own_devices=attached.own_devices)
+    return gather(listener, key, tasks, own_word, place=place, silent_after_s=silent_after_s, told=say)
 
 
 def _need(recipe: Recipe, num_nodes: int) -> Need:
