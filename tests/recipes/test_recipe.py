@@ -251,6 +251,16 @@ def test_malformed_options(tokens: list[str], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_an_unknown_key_of_a_stage_is_said_with_its_stage() -> None:
+    tokens = ["--sft.steps", "3", "--sft.stepz=1", "--stepz", "1", "--ppo.sft.steps", "1"]
+    with pytest.raises(ConfigError) as refused:
+        parse_overrides(tokens, stages=("sft", "ppo"))
+    of_stage, of_all, twice = str(refused.value).split("; did you mean `steps`?")[:3]
+    assert of_stage == "stage `sft`: unknown key `stepz`"
+    assert of_all == "; unknown key `stepz`"
+    assert twice.startswith("; stage `ppo`: unknown key `sft.steps`")
+
+
 def test_algorithm_options_are_checked_against_their_class() -> None:
     assert validate_options(GRPOOptions, {"clip_high": 0.28}).clip_high == 0.28
     with pytest.raises(ConfigError, match=r"unknown key `options\.clip_hihg`; did you mean `options\.clip_high`"):
