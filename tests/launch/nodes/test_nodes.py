@@ -293,6 +293,31 @@ def test_who_has_another_key_is_named_by_its_address() -> None:
         end(process)
 
 
+class OfAnotherVersion:
+    """Pickled so that nobody can read it."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+def test_who_says_what_this_version_cannot_read_is_turned_away() -> None:
+    listener = listening("127.0.0.1", 0)
+    closed: list[bytes] = []
+
+    def join() -> None:
+        channel, _ = introduced(dialled(listener.getsockname(), time.monotonic() + LIMIT_S), KEY)
+        channel.put(OfAnotherVersion())
+        channel.link.settimeout(LIMIT_S)
+        closed.append(channel.link.recv(1))
+
+    other = threading.Thread(target=join)
+    other.start()
+    with pytest.raises(RunError, match=r"turned away: 127\.0\.0\.1 \(it has another version of plait: ValueError"):
+        gather(listener, KEY, [1], me(), place=None, deadline_s=2.0)
+    other.join(LIMIT_S)
+    assert closed == [b""]
+
+
 def test_a_command_that_is_given_twice_is_told_so_and_the_first_stays() -> None:
     listener = listening("127.0.0.1", 0)
     port = listener.getsockname()[1]

@@ -226,7 +226,11 @@ def _first_word(channel: Channel) -> Joined:
                     if isinstance(message, Joined):
                         return message
     except Forged as error:
+        channel.link.close()
         raise Stranger(str(error)) from error
+    except Exception as error:  # what it pickled is of classes that this version has otherwise
+        channel.link.close()
+        raise Stranger(f"it has another version of plait: {error!r}") from error
     channel.link.close()
     raise Stranger("it has not said who it is")
 
