@@ -144,6 +144,8 @@ def test_grpo_may_be_stale(keys: dict[str, Any]) -> None:
 def test_every_built_in_flow_asks_what_its_roles_can() -> None:
     for name in BUILT_IN:
         checks.check_calls(built_in(name))
+    for name in ("ppo", "safe_rlhf"):
+        checks.check_calls(built_in(name, bootstrap_truncated=True))
 
 
 def asks_for_values(prompts, actor, ref):

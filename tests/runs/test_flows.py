@@ -25,7 +25,7 @@ from plait.runtime.prepare import prepare
 from plait.workers.loading import build_models
 from tests.cases import slow_but
 from tests.runs.test_resume import kill_in_step, result_of
-from tests.runs.written import logged
+from tests.runs.written import logged, samples_of
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -110,6 +110,22 @@ def test_flows_with_critics(make_recipe: MakeRecipe, data: dict[str, str], flow:
     names |= {"lambda", "episode_cost", "cost", "actor/ptx_loss"} if flow == "safe_rlhf" else {"kl_coef"}
     assert names <= rows[-1].keys(), sorted(names - rows[-1].keys())
     assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+@pytest.mark.slow
+def test_a_critic_says_what_follows_truncated_responses(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
+    """Their score is left out of what the critic learns, and its value of their end stands there."""
+    keys = {"options": {"kl_coef": 0, "bootstrap_truncated": True}, "reward.functions": [data["cost"]]}
+    keys |= {"sampling.stop": ["1", "a", "e"], "optimizer.learning_rate": 1e-9, "critic.optimizer.learning_rate": 0.1}
+    recipe = recipe_of("ppo", make_recipe, data, steps=2, **keys)
+    run(recipe)
+    samples = samples_of(recipe, 2)
+    cut = [sample["finish_reason"] == "length" for sample in samples]
+    assert {*cut} == {False, True}
+    assert [sample["critic_value_after"] != 0 for sample in samples] == cut
+    scores = [0.0 if is_cut else sample["reward_score"] for is_cut, sample in zip(cut, samples, strict=True)]
+    assert [sample["critic_scores_of_finished"] for sample in samples] == scores
+    assert all(math.isfinite(value) for row in logged(recipe) for value in row.values())
 
 
 @pytest.mark.parametrize("flow", ["sft", "ppo"])

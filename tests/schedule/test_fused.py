@@ -223,8 +223,9 @@ def test_every_role_in_it_follows_it() -> None:
         complete(Plan("mine", 2, (*placed("0,1 pp2", "1,0 pp2"), third), (MINE,)), flow(), MODELS, "here")
 
 
-def test_a_critic_that_is_warmed_up_may_train_together_with_its_actor() -> None:
-    complete(plan_of("0,1 pp2", "1,0 pp2", MINE, 2), flow(critic_warmup_steps=3), MODELS, "here")
+@pytest.mark.parametrize("options", [{"critic_warmup_steps": 3}, {"bootstrap_truncated": True}])
+def test_a_critic_that_is_warmed_up_or_scores_may_train_together_with_its_actor(options: dict[str, Any]) -> None:
+    complete(plan_of("0,1 pp2", "1,0 pp2", MINE, 2), flow(**options), MODELS, "here")
 
 
 def unequal(prompts: Any, actor: Any, critic: Any, options: Any) -> None:

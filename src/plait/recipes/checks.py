@@ -19,8 +19,8 @@ from plait.settings import Settings
 _CALLS = {
     "actor": {"generate", "logprobs", "train"},
     "ref": {"logprobs", "generate"},
-    "critic": {"values", "train"},
-    "cost_critic": {"values", "train"},
+    "critic": {"values", "score", "train"},
+    "cost_critic": {"values", "score", "train"},
     "reward": {"score", "train"},
     "cost": {"score", "train"},
 }
@@ -145,7 +145,7 @@ def check_calls(flow: Dataflow) -> None:
         if call not in _CALLS[node.role]:
             can = ", ".join(sorted(_CALLS[node.role]))
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` cannot `{call}`; it can {can}")
-        if call in ("score", "train") and {"score", "train"} <= flow.call_kinds(node.role):
+        if node.role in REWARD_ROLES and {"score", "train"} <= flow.call_kinds(node.role):
             raise FlowError(f"flow `{flow.name}`: role `{node.role}` scores and is trained; take two flows for that")
 
 

@@ -21,8 +21,8 @@ def check_calls(flow: Dataflow, roles: Sequence[str]) -> None:
     Raises:
         ConfigError: calls that would train together depend on each other, or make unequal numbers of optimizer steps.
     """
-    rewards = {str(node.role) for node in flow.of_kind(CallKind.SCORE) if node.scoring is Score.SCORE}
-    before = needs_of(flow, rewards)
+    scored_by = {str(node.role) for node in flow.of_kind(CallKind.SCORE) if node.scoring is Score.SCORE}
+    before = needs_of(flow, scored_by - flow.trained_roles)  # a critic that is asked for scores leaves no sample out
     for group in fused_calls(flow, roles):
         numbers = {node.id for node in group}
         for node in group:
