@@ -173,6 +173,7 @@ def test_the_controller_by_hand():
     assert coef(6.6) == pytest.approx(0.1 * (1 + 0.1 * 0.05)), "10 % above its target"
     assert coef(60.0) == pytest.approx(0.1 * (1 + 0.2 * 0.05)), "at most 20 %"
     assert coef(-1.0) == pytest.approx(0.1 * (1 - 0.2 * 0.05))
+    assert coef(0.0, horizon=10) == pytest.approx(0.1 * 0.8**5), "a batch of five horizons: no weight of 0 or below it"
 
 
 def test_the_kl_is_measured_over_whole_responses():

@@ -52,11 +52,13 @@ def adapted_kl_coef(
     """The proportional controller of Ziegler et al. 2019 (arXiv 1909.08593, §2.2): the weight of the next step.
 
     β' = β (1 + e · n / horizon) with e = clip(KL / target − 1, −0.2, 0.2) and n responses in the batch; their K_β is
-    n / horizon.
+    n / horizon. A batch of more than `horizon` responses counts as n / horizon batches of so many: the weight stays
+    above 0.
 
     Args:
         measured: KL of a whole response in nats, as `mean_kl`; `target` likewise.
         responses: any column of the batch, for n.
     """
     error = float(np.clip(measured / target - 1, -0.2, 0.2))
-    return kl_coef * (1 + error * len(responses) / horizon)
+    count = len(responses)
+    return kl_coef * (1 + error * min(count, horizon) / horizon) ** max(1.0, count / horizon)
