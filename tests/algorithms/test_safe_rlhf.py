@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from plait.algorithms.safe_rlhf import (
     SafeRLHFOptions,
     combined,
+    exponential,
     last_costs,
     safe_rlhf,
     updated_log_lambda,
@@ -37,6 +38,19 @@ def test_the_multiplier_ascends_its_lagrangian():
     slope = (math.exp(log_lambda + step) - math.exp(log_lambda - step)) / (2 * step) * gap
     found = updated_log_lambda(log_lambda, gap, threshold=0.0, rate=0.5, largest=math.inf)
     assert found - log_lambda == pytest.approx(0.5 * slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("largest", [None, 1e300])
+def test_a_multiplier_without_a_bound_stays_a_number(largest):
+    """Costs far above their limit make it grow as exp(exp(…))."""
+    graph = graph_of(safe_rlhf, SafeRLHFOptions(lambda_max=largest, lambda_lr=1.0))
+    update = next(node for node in graph.nodes if node.call == "next_log_lambda")
+    log_lambda = 0.0
+    for _ in range(3):
+        log_lambda = updated_log_lambda(log_lambda, 1e3, **update.computing.constants)
+    reward_advantages, cost_advantages = np.array([1.0, -2.0]), np.array([1.5, 0.25])
+    found = combined(reward_advantages, cost_advantages, exponential(log_lambda))
+    assert found.tolist() == (-cost_advantages).tolist()
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), max_size=5), max_size=6), st.integers(1, 7))

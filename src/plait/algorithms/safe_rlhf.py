@@ -23,6 +23,9 @@ from plait.algorithms.sft import cross_entropy
 from plait.dataflow import Given, Level, Prompts, Role, carried, per_batch, per_sample
 from plait.dataflow.handles import ColumnHandle
 
+MOST_LOG_LAMBDA = 40.0
+"""λ = e⁴⁰ where `lambda_max` sets no bound: (A_r − λ A_c) / (1 + λ) is −A_c there, to the last bit of float64."""
+
 
 class SafeRLHFOptions(PPOOptions):
     kl_coef: float = Field(0.02, ge=0, description="weight of the KL to the reference, half of it in the cost")
@@ -102,7 +105,7 @@ def lagrange_multiplier(costs: ColumnHandle, options: SafeRLHFOptions) -> Column
         level=Level.BATCH,
         threshold=options.cost_threshold,
         rate=options.lambda_lr,
-        largest=math.inf if options.lambda_max is None else math.log(options.lambda_max),
+        largest=MOST_LOG_LAMBDA if options.lambda_max is None else min(MOST_LOG_LAMBDA, math.log(options.lambda_max)),
     )
     log_lambda.becomes(updated)
     return per_batch(exponential, updated, name="lambda", level=Level.BATCH)
