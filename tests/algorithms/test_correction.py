@@ -173,8 +173,9 @@ def test_a_flow_without_a_policy_loss_has_none() -> None:
 
 
 def test_a_batch_used_once_has_a_ratio_to_corrected_samples_only() -> None:
-    with pytest.raises(ConfigError, match="has no ratio"):
-        correction_of(grpo, {"old_logprobs": "engine"}, 1)
+    """Also where its KL is measured by them."""
+    with pytest.raises(ConfigError, match="has no ratio to them, and `max_staleness`"):
+        correction_of(ppo, {"old_logprobs": "engine"}, 1)
 
 
 @pytest.mark.parametrize("options", [GRPOOptions, PPOOptions, ReMaxOptions])

@@ -331,6 +331,7 @@ def test_the_dual_clip_is_an_option():
         ({"kl_coef": 0, "target_kl": 6.0}, r"set `options\.kl_coef` above 0 or"),
         ({"lam": 1.5}, "less than or equal to 1"),
         ({"dual_clip": 1.0}, "greater than 1"),
+        ({"missing_eos_penalty": 1.0, "bootstrap_truncated": True}, r"set `options\.missing_eos_penalty` to 0 or"),
     ],
 )
 def test_options_that_contradict_are_refused(options, message):

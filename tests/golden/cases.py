@@ -116,7 +116,7 @@ ONE_PROCESS: dict[str, Case] = {
     "option.linear": Case(GRPO | _F32 | LINEAR),
     "option.exact": Case(GRPO | _F32 | {"sampling.exact": True}),
     "option.exact.bfloat16": Case(GRPO | _BF16 | {"sampling.exact": True}),
-    "option.engine_logprobs": Case(_flow(ROLLOUT, "grpo", old_logprobs="engine", kl_coef=0.05) | _BF16),
+    "option.engine_logprobs": Case(_flow(ROLLOUT, "grpo", old_logprobs="engine", kl_coef=0.05, mini_batches=2) | _BF16),
     "option.cooler": Case(GRPO | _BF16 | {"sampling.temperature": 0.7}),
     "option.stop": Case(GRPO | _F32 | {"sampling.stop": ["1", "a"], "sampling.max_response_tokens": 20}),
     "option.preempted": Case(

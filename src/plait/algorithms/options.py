@@ -66,6 +66,16 @@ class PolicyOptions(UpdateOptions):
     def check_read(self) -> None:
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
         self._check_switch("correction", "`options.correction`", "correction_low", "correction_high")
+        if self.old_logprobs is LogprobSource.ENGINE and self.updates == 1 and not self.measures_kl:
+            raise ValueError(
+                "old_logprobs is engine, but a batch that is used once has no ratio to them; set "
+                "`options.mini_batches` or `options.epochs` above 1, or `options.old_logprobs` to trainer"
+            )
+
+    @property
+    def measures_kl(self) -> bool:
+        """Whether a KL of the policy that the batch begins with is measured: for the reward, or to steer its weight."""
+        return self.kl_coef > 0
 
     @model_validator(mode="after")
     def _check_correction(self) -> Self:
@@ -121,6 +131,10 @@ class KLInLossOptions(PolicyOptions):
     def check_read(self) -> None:
         super().check_read()
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_in", "weigh_kl_by_ratio")
+
+    @property
+    def measures_kl(self) -> bool:
+        return self.kl_coef > 0 and self.kl_in is KLPlace.REWARD
 
     @model_validator(mode="after")
     def _check_weighing(self) -> Self:

@@ -49,6 +49,11 @@ class PPOOptions(CriticOptions):
                 "whiten_rewards and reward_norm both divide rewards by a deviation; set `options.whiten_rewards` to "
                 "false or `options.reward_norm` to none"
             )
+        if self.missing_eos_penalty and self.bootstrap_truncated:
+            raise ValueError(
+                "missing_eos_penalty is taken off the score of a truncated response, which bootstrap_truncated leaves "
+                "out; set `options.missing_eos_penalty` to 0 or `options.bootstrap_truncated` to false"
+            )
         if self.target_kl is not None and self.kl_coef == 0:
             raise ValueError(
                 "target_kl needs a weight of the KL to begin with; set `options.kl_coef` above 0 or "
@@ -59,6 +64,10 @@ class PPOOptions(CriticOptions):
     def check_read(self) -> None:
         super().check_read()
         self._check_switch("target_kl", "`options.target_kl`", "kl_horizon")
+
+    @property
+    def measures_kl(self) -> bool:
+        return super().measures_kl or self.target_kl is not None
 
     @property
     def kl_controller(self) -> KLController | None:
