@@ -185,6 +185,11 @@ def test_constants_and_levels_of_a_computation(grain):
     assert str(node.outputs[0]) == "x[token]"
 
 
+def test_a_function_that_does_not_say_what_it_takes_may_be_called():
+    """As some built-in ones of Python and, before NumPy 2.4, those of NumPy."""
+    assert flow_of(lambda s, r: per_sample(max, r, s.finished, name="x")).nodes[2].fn is max
+
+
 def call_missing_role(prompts, actor, rewrd):
     pass
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -166,12 +166,9 @@ def _compute(
     if level is Level.BATCH and grain is not Grain.BATCH:
         raise FlowError(f"{call} cannot make one value for the whole batch; use per_batch")
     inputs = {str(i): column_of(handle, rows, call) for i, handle in enumerate(columns)}
-    try:
-        inspect.signature(fn).bind(*inputs.values(), **options.constants)
-    except (TypeError, ValueError) as error:
-        raise FlowError(
-            f"{call} cannot be called with {len(inputs)} columns and {sorted(options.constants)}: {error}"
-        ) from None
+    if (problem := _unfit(fn, len(inputs), options.constants)) is not None:
+        given = f"{len(inputs)} columns and {sorted(options.constants)}"
+        raise FlowError(f"{call} cannot be called with {given}: {problem}")
     node = tracer.add(
         name,
         CallKind.COMPUTE,
@@ -183,3 +180,17 @@ def _compute(
         options=options,
     )
     return ColumnHandle(tracer, node.outputs[0])
+
+
+def _unfit(fn: Callable[..., Any], count: int, constants: Mapping[str, Any]) -> TypeError | None:
+    """Why a function cannot be called with so many columns and these constants. None: it can; or it does not say what
+    it takes, as `max`, and is seen when it is called."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*range(count), **constants)
+    except TypeError as error:
+        return error
+    return None
