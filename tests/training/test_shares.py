@@ -8,8 +8,8 @@ import pytest
 
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import zero_shards
-from plait.layout.mesh import Layout, Mesh, Parallelism
-from plait.layout.params import Block, Parameters
+from plait.layout.mesh import Coordinates, Layout, Mesh, Parallelism
+from plait.layout.params import Block, FlatLayout, Param, Parameters
 from plait.layout.shards import check, shard
 from plait.training.shares import Share
 
@@ -68,3 +68,12 @@ def test_only_the_ends_of_a_pipeline_share_a_tied_embedding():
     assert tied[0] == tied[3] == ((0, 37 * 12),)
     assert all(share.tied == () for _, _, _, share in shares_of(UNTIED, Parallelism(pp=4)))
     assert all(share.tied == () for _, _, _, share in shares_of(TIED, Parallelism(tp=2)))
+
+
+def test_biases_of_experts_are_no_matrix():
+    """They are stacked, as those of gpt-oss: a row for each expert."""
+    experts = "model.layers.0.mlp.experts"
+    shapes = {f"{experts}.down_proj": (4, 8, 6), f"{experts}.down_proj_bias": (4, 6), "model.norm.weight": (6,)}
+    layout = FlatLayout.one_rank(Param(name, shape) for name, shape in shapes.items())
+    share = Share.of(layout, [], Parallelism(), Coordinates(0, 0, 0))
+    assert [piece.is_matrix for piece in share.pieces] == [True, False, False]

@@ -38,9 +38,9 @@ class MasterOptimizer:
     A parameter requires a gradient only while its role trains: roles may share a module, and of its parameters each
     trains its own.
 
-    Weight decay applies to parameters of two or more dims (matrices, embeddings), not to norms and biases. A parameter
-    that got no gradient, as an expert without a token, counts as having a gradient of 0; what no text can reach is no
-    trained parameter (`models.reach.unreached`).
+    Weight decay applies to parameters of two or more dims (matrices, embeddings), not to norms and biases, those of
+    stacked experts among them. A parameter that got no gradient, as an expert without a token, counts as having a
+    gradient of 0; what no text can reach is no trained parameter (`models.reach.unreached`).
 
     Args:
         model: of several ranks, this one's part.

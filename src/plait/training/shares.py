@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from plait.layout.mesh import Coordinates, Parallelism
-from plait.layout.params import FlatLayout
+from plait.layout.params import Block, FlatLayout
 from plait.layout.shards import zero_range
 
 
@@ -25,7 +25,7 @@ class UpdatedRange:
     start: int
     stop: int
     is_matrix: bool
-    """Whether it belongs to a parameter of two or more dims."""
+    """Whether it belongs to a parameter of two or more dims; the biases of several experts in one are vectors."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Share:
         start, stop = bounds[place.dp], bounds[place.dp + 1]
         blocks = layout.entries[skipped:]
         pieces = [
-            UpdatedRange(max(low, start), min(high, stop), len(block.shape) >= 2)
+            UpdatedRange(max(low, start), min(high, stop), _is_matrix(block))
             for block, low, high in blocks
             if max(low, start) < min(high, stop)
         ]
@@ -81,6 +81,10 @@ class Share:
             counted=_runs([(low, high) for low, high in own if low < high], pieces, start, stop),
             tied=tuple((low, high) for _, low, high in doubled),
         )
+
+
+def _is_matrix(block: Block) -> bool:
+    return len(block.shape) >= 2 and not block.param.name.endswith("bias")
 
 
 def _runs(
