@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor
 
 from plait.errors import DataError
 from plait.launch.interface import Group
-from plait.models.parallel.peers import Peers
+from plait.models.parallel.peers import FIRST_INNER_TAG, Peers
+from plait.models.parallel.transfer import Transfer
 from plait.policy.packing import MicroBatch
 from plait.schedule.generators import gpipe, one_at_a_time, one_f_one_b, opposite
 from plait.schedule.pipeline import Workload, fused_workload
 from plait.schedule.schedule import Schedule, parse, with_transfers
 from plait.schedule.validate import validate
-from plait.training.pipeline import RECEIVES_AHEAD, execute, forwards_only, message_lines, pipeline_of
+from plait.training.pipeline import CALL_TAGS, RECEIVES_AHEAD, execute, forwards_only, message_lines, pipeline_of
 from tests.cases import slow_but
+from tests.training.batches import run_all
 from tests.training.schedules import shuffled
 
 RAGGED = (7, 1, 4, 9, 2, 5)
@@ -139,6 +143,56 @@ def test_forwards_only_sends_on_without_end(four):
     validate(schedule)
     answers = four.submit(range(4), "pipeline", schedule, tokens).result(60.0)
     assert [len(done) for done, _ in answers] == [len(row) for row in with_transfers(schedule).rows]
+
+
+class Ends:
+    """The peers of one end of a pipeline of two: they write down the tags, and whatever is waited for is there."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.tags: dict[str, int] = {}
+
+    def isend(self, tensor: Tensor, peer: int, tag: int, what: str) -> Transfer:
+        return self.irecv(tensor, peer, tag, what)
+
+    def irecv(self, tensor: Tensor, peer: int, tag: int, what: str) -> Transfer:
+        assert peer == 1 - self.index
+        self.tags[what.replace("1RECV_F", "0SEND_F")] = tag
+        return Transfer(tensor, lambda: None)
+
+
+class Passing:
+    """A stage that computes nothing."""
+
+    def __init__(self, is_last: bool) -> None:
+        self._is_last = is_last
+
+    def forward(self, index: int, inputs: Tensor | None) -> Tensor | None:
+        return None if self._is_last else self.room(index)
+
+    def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
+        raise AssertionError("forwards only")
+
+    def room(self, index: int) -> Tensor:
+        return torch.zeros(1, 1)
+
+    def tokens(self, index: int) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("count", "in_a_row"), slow_but([(10, 4)], [(10, 4), (9000, CALL_TAGS)]))
+def test_a_call_may_have_any_number_of_micro_batches(monkeypatch, count, in_a_row):
+    """Scoring a large batch in small micro-batches takes thousands of them: each message has a tag of its own, the same
+    at both ends."""
+    monkeypatch.setattr("plait.training.pipeline.CALL_TAGS", in_a_row)
+    micros = [MicroBatch(((i,),), 1) for i in range(count)]
+    schedule = forwards_only(Workload((pipeline_of("ref", 0, range(2), micros),), 2))
+    both = [Ends(0), Ends(1)]
+    for end in both:
+        run_all(execute(schedule, {("ref", 0): Passing(end.index == 1)}, end, name="ref.logprobs"))
+    assert both[0].tags == both[1].tags
+    assert len(set(both[0].tags.values())) == count
+    assert max(both[0].tags.values()) < FIRST_INNER_TAG
 
 
 def test_what_is_no_pipeline_is_refused():

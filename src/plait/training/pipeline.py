@@ -31,7 +31,8 @@ MOST_SENDS = 8
 """On their way at once where no backward says that they have come."""
 
 CALL_TAGS = 1 << 12
-"""Tags of one call; those of calls that run at the same time are kept apart by a hash of their names."""
+"""Tags in a row; those of calls that run at the same time are kept apart by a hash of their names. A call with more
+messages between two ranks has several such rows."""
 
 _TRANSFERS = {Kind.SEND_FORWARD, Kind.RECV_FORWARD, Kind.SEND_BACKWARD, Kind.RECV_BACKWARD}
 
@@ -211,10 +212,11 @@ class _Row:
 
 def _check(schedule: Schedule) -> None:
     rank_of = {action.id: action.rank for action in schedule}
+    known = set(rank_of)
     for action in schedule:
         if action.kind not in {Kind.FORWARD, Kind.BACKWARD, *_TRANSFERS} or action.index is None:
             raise DataError(f"{action.id} on rank {action.rank}: expected forwards and backwards of micro-batches")
-        carried = natural_waits(action, set(rank_of))
+        carried = natural_waits(action, known)
         for wait in action.waits:
             if rank_of.get(wait) != action.rank and wait not in carried:
                 raise DataError(f"{action.id} on rank {action.rank} waits for {wait}, but no message tells it of that")
@@ -266,7 +268,6 @@ def message_lines(schedule: Schedule, rank: int) -> dict[int, deque[Action]]:
 
 def _routes(schedule: Schedule, name: str) -> dict[str, tuple[int, int]]:
     """Id of a send or receive → (the other rank, the tag). Messages between two ranks have tags of their own."""
-    first = crc32(name.encode()) % (FIRST_INNER_TAG // CALL_TAGS) * CALL_TAGS
     rank_of = {action.id: action.rank for action in schedule}
     counts: dict[tuple[int, int], int] = {}
     routes: dict[str, tuple[int, int]] = {}
@@ -274,10 +275,16 @@ def _routes(schedule: Schedule, name: str) -> dict[str, tuple[int, int]]:
         if action.kind.lane == "recv":
             sender, receiver = rank_of[action.waits[0]], action.rank
             number = counts[sender, receiver] = counts.get((sender, receiver), -1) + 1
-            assert number < CALL_TAGS, f"more than {CALL_TAGS} messages from rank {sender} to {receiver} in one call"
-            routes[action.id] = sender, first + number
-            routes[action.waits[0]] = receiver, first + number
+            tag = _tag(name, number)
+            routes[action.id] = sender, tag
+            routes[action.waits[0]] = receiver, tag
     return routes
+
+
+def _tag(name: str, number: int) -> int:
+    row, place = divmod(number, CALL_TAGS)
+    key = f"{name} {row}" if row else name
+    return crc32(key.encode()) % (FIRST_INNER_TAG // CALL_TAGS) * CALL_TAGS + place
 
 
 def _index(action: Action) -> int:
