@@ -93,6 +93,14 @@ def test_training_samples_from_the_whole_distribution(key: str, value: float) ->
     checks.check_sampling(recipe_of(**{"sampling.temperature": 0.7, "sampling.top_p": 1.0, "sampling.top_k": 0}))
 
 
+def test_a_buffer_of_overlong_responses_is_a_part_of_their_limit() -> None:
+    keys = {"options": {"overlong_buffer_tokens": 65}, "sampling.max_response_tokens": 64}
+    with pytest.raises(ConfigError, match=r"^`options.overlong_buffer_tokens` is 65, but responses have at most 64"):
+        checks.check_sampling(recipe_of(**keys))
+    checks.check_sampling(recipe_of(**keys).letting_be())
+    checks.check_sampling(recipe_of(**keys | {"sampling.max_response_tokens": 65}))
+
+
 def after_scoring(prompts, actor, ref):
     """A rollout whose prompts the step scores before."""
     first = actor.generate(prompts)

@@ -56,9 +56,15 @@ def check_sampling(recipe: Recipe) -> None:
     """Training needs log-probs over the support that was sampled from, so truncated sampling is refused.
 
     Raises:
-        ConfigError: temperature 0, top_p or top_k in a training recipe.
+        ConfigError: temperature 0, top_p or top_k in a training recipe; a buffer of DAPO that is longer than responses.
     """
     sampling = recipe.sampling
+    buffer = recipe.options.get("overlong_buffer_tokens", 0) if recipe.algorithm == "grpo" else 0
+    if buffer > sampling.max_response_tokens and not recipe.lets_be("options"):
+        raise ConfigError(
+            f"`options.overlong_buffer_tokens` is {buffer}, but responses have at most {sampling.max_response_tokens} "
+            "tokens (`sampling.max_response_tokens`), so each would be penalised; lower the first or raise the second"
+        )
     if sampling.temperature == 0:
         raise ConfigError(
             "`sampling.temperature` is 0: every sample of a group would be the same; give a value above 0"
