@@ -297,7 +297,11 @@ def test_calls_of_ppo():
     assert [call for call in calls(kl_coef=0) if "." in call] == [*head, "critic.values", "critic.train", "actor.train"]
     reused = [call for call in calls(kl_coef=0, epochs=4, mini_batches=2) if "." in call]
     assert reused == [*head, "actor.logprobs", "critic.values", "critic.train", "actor.train"]
-    assert "actor.logprobs" not in calls(old_logprobs="engine", epochs=2), "those of the sampling stand in"
+    for epochs in (1, 2):
+        engine = graph_of(ppo, PPOOptions(old_logprobs="engine", epochs=epochs))
+        assert "actor.logprobs" not in {node.call for node in engine.nodes}, "those of the sampling stand in"
+        train = next(node for node in engine.nodes if node.call == "actor.train")
+        assert train.inputs["old_logprobs"].name == "sampling_logprobs", "also of a batch that is used once"
     metrics = {"vf_explained_var", "values/mean", "returns/mean", "rewards/mean", "advantages/mean"}
     assert {f"critic/{name}" for name in metrics} <= set(calls())
     assert "advantages" not in calls(whiten_advantages=False)

@@ -319,12 +319,6 @@ def test_an_option_without_its_switch_is_refused() -> None:
         validate_options(GRPOOptions, {"overlong_penalty": 2.0})
     with pytest.raises(ConfigError, match="correction_high is set, but has no effect without correction; set `options"):
         validate_options(GRPOOptions, {"correction_high": 3.0})
-    engine = {"old_logprobs": "engine"}
-    with pytest.raises(ConfigError, match="old_logprobs is engine, but a batch that is used once has no ratio to them"):
-        validate_options(GRPOOptions, engine | {"kl_coef": 0.1})
-    for used in ({"epochs": 2}, {"mini_batches": 2}, {"kl_coef": 0.1, "kl_in": "reward"}):
-        validate_options(GRPOOptions, engine | used)
-    validate_options(PPOOptions, engine | {"kl_in": "loss", "kl_estimator": "k2", "target_kl": 1.0})
     validate_options(GRPOOptions, {"correction_high": 3.0, "correction": "off"})
     validate_options(GRPOOptions, {"kl_in": "reward", "kl_coef": 0})
     validate_options(GRPOOptions, {"kl_in": "reward"}, lets_be=True)

@@ -222,7 +222,6 @@ def test_reward_functions_of_a_batch_ahead_do_not_reach_an_evaluation(make_recip
 
 REFUSED = [
     ({"algorithm": "sft", "options": {}}, "generates no samples"),
-    ({"options": {"old_logprobs": "engine"}}, "has no ratio to them"),
     ({"options": {"old_logprobs": "engine", "epochs": 2, "correction": "tis"}}, "takes the engine's for both"),
 ]
 

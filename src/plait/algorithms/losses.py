@@ -187,7 +187,7 @@ def policy_loss(
 
     Args:
         advantages: [R].
-        old_logprobs: [R], of the policy that the batch began with; None where the batch is used once.
+        old_logprobs: [R], of the policy that the batch began with, or was drawn with; None: the new ones.
         ref_logprobs: [R], of the reference; the metric `kl` needs them even where `kl_coef` is 0.
         kl_coef: weight of the KL in the loss; a scalar tensor where it changes from step to step.
         dual_clip: see `clipped_surrogate`.

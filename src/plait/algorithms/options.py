@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from plait.algorithms.correction import BOUNDS, Corrected, Correction
 from plait.algorithms.kl import KLPlace
 from plait.algorithms.losses import Aggregation, KLEstimator
-from plait.errors import ConfigError
 from plait.settings import Settings
 
 
@@ -66,16 +65,12 @@ class PolicyOptions(UpdateOptions):
     def check_read(self) -> None:
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
         self._check_switch("correction", "`options.correction`", "correction_low", "correction_high")
-        if self.old_logprobs is LogprobSource.ENGINE and self.updates == 1 and not self.measures_kl:
-            raise ValueError(
-                "old_logprobs is engine, but a batch that is used once has no ratio to them; set "
-                "`options.mini_batches` or `options.epochs` above 1, or `options.old_logprobs` to trainer"
-            )
 
     @property
-    def measures_kl(self) -> bool:
-        """Whether a KL of the policy that the batch begins with is measured: for the reward, or to steer its weight."""
-        return self.kl_coef > 0
+    def compares(self) -> bool:
+        """Whether the loss has a ratio to log-probs from before training. Where a batch is used once, those of the
+        trainer are the new ones; those of the engine are its own in any case."""
+        return self.updates > 1 or self.old_logprobs is LogprobSource.ENGINE
 
     @model_validator(mode="after")
     def _check_correction(self) -> Self:
@@ -96,19 +91,11 @@ class PolicyOptions(UpdateOptions):
 
     @classmethod
     def of_older_samples(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Stated options where samples may be of older weights: these are corrected for, unless they say otherwise."""
+        """Stated options where samples may be of older weights: these are corrected for, unless they say otherwise or
+        the ratio is to the log-probs that they were drawn with."""
         if options.get("old_logprobs") == LogprobSource.ENGINE:
             return options
         return {"correction": Correction.TIS, **options}
-
-    def check_older_samples(self) -> None:
-        """Raises ConfigError where samples may be of older weights, and nothing compares the policies."""
-        if self.old_logprobs is LogprobSource.ENGINE and self.updates == 1:
-            raise ConfigError(
-                "`options.old_logprobs` is engine, but a batch that is used once has no ratio to them, and "
-                "`max_staleness` lets samples be of other weights; set `options.old_logprobs` to trainer, or "
-                "`options.mini_batches` or `options.epochs` above 1"
-            )
 
     @property
     def corrected(self) -> Corrected | None:
@@ -131,10 +118,6 @@ class KLInLossOptions(PolicyOptions):
     def check_read(self) -> None:
         super().check_read()
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_in", "weigh_kl_by_ratio")
-
-    @property
-    def measures_kl(self) -> bool:
-        return self.kl_coef > 0 and self.kl_in is KLPlace.REWARD
 
     @model_validator(mode="after")
     def _check_weighing(self) -> Self:

@@ -32,8 +32,8 @@ class PolicyLogprobs:
     ref: ColumnHandle | None
     """Log-probs of the reference, where there is a KL."""
     start: ColumnHandle | None
-    """Log-probs of the policy that the batch begins with, where the KL is measured before training or the batch is used
-    more than once. A batch used once is on-policy: its old log-probs are the new ones.
+    """Log-probs of the policy that the batch begins with, or by `old_logprobs: engine` those that it was drawn with,
+    where the KL is measured before training or the loss has a ratio to them (`PolicyOptions.compares`).
     """
     kl_coef: ColumnHandle | None
     """Weight of the KL where it adapts; None: that of the options."""
@@ -46,7 +46,7 @@ class PolicyLogprobs:
     @property
     def old(self) -> ColumnHandle | None:
         """For the loss."""
-        return self.start if self.options.updates > 1 else None
+        return self.start if self.options.compares else None
 
     def off_score(self, scores: ColumnHandle, name: str) -> ColumnHandle:
         """The score of each response less its KL, where the KL is in the reward; else the scores."""
@@ -92,7 +92,7 @@ def policy_logprobs(
     ref_logprobs = ref.logprobs(samples) if ref is not None and options.kl_coef > 0 else None
     measured = ref_logprobs is not None and (kl_in is KLPlace.REWARD or controller is not None)
     start = None
-    if options.updates > 1 or measured:
+    if options.compares or measured:
         from_engine = options.old_logprobs is LogprobSource.ENGINE
         start = samples.logprobs if from_engine else actor.logprobs(samples)
     kl_coef = None

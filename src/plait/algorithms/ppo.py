@@ -66,10 +66,6 @@ class PPOOptions(CriticOptions):
         self._check_switch("target_kl", "`options.target_kl`", "kl_horizon")
 
     @property
-    def measures_kl(self) -> bool:
-        return super().measures_kl or self.target_kl is not None
-
-    @property
     def kl_controller(self) -> KLController | None:
         return None if self.target_kl is None else KLController(self.target_kl, self.kl_horizon)
 

@@ -71,14 +71,11 @@ def trace_algorithm(
     cls = options_class(flow)
     if cls is None and options:
         raise ConfigError(f"key `options`: the flow takes no `options`, found {sorted(options)}")
-    may_lag = max_staleness > 0 and hasattr(cls, "of_older_samples")
-    if may_lag:
+    if max_staleness > 0 and cls is not None and hasattr(cls, "of_older_samples"):
         options = cls.of_older_samples(options)
     with UserCode(f"key `options`: the class of the options of `{title_of(flow)}`", ConfigError, users=is_users(flow)):
         said = partial(_said_of_others, title_of(flow))
         checked = None if cls is None else validate_options(cls, options, said, lets_be=lets_be)
-    if may_lag:
-        checked.check_older_samples()
     return trace(flow, roles=roles, options=checked, name=name)
 
 
