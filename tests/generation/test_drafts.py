@@ -116,14 +116,19 @@ def test_true_drafts_save_steps_and_all_tokens_are_counted() -> None:
     model, asked = tiny_model("llama"), [with_head(0, 19, [30])]
     plain, steps = drained(Engine(model, SamplingSettings()), asked)
     assert steps == 30
-    engine, drawn = Engine(model, SamplingSettings()), []
+    engine, drawn, steps_with_guesses = Engine(model, SamplingSettings()), [], []
     engine.add(asked[0])
     while engine.has_work:
         said = len(engine.state.flight.started[0, 0].token_ids) if drawn else 0
         engine.step({(0, 0): plain["0.0"].token_ids[said : said + 4]})
         assert engine.last_step is not None
         drawn.append(engine.last_step.num_drawn)
+        done = engine.last_step.done("actor.generate", 0, units=0)
+        steps_with_guesses.append((done.kind, done.tokens, done.samples, done.drawn))
     assert drawn == [1, 5, 5, 5, 5, 5, 4]
+    assert steps_with_guesses == [
+        ("PREFILL", 19, 0, 0), *[("DECODE", 5, 1, 5)] * 5, ("DECODE", 4, 1, 4)
+    ]  # fmt: skip
 
 
 def test_what_was_drafted_wrongly_leaves_no_trace() -> None:

@@ -24,6 +24,7 @@ from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
 from plait.runtime.prepare import prepare
 from plait.runtime.steps.guess_knowledge import NAME, read_known
+from plait.schedule.timeline import load_any
 from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer
 from tests.runs.placed_runs import GRPO, recipe_in, where
@@ -91,7 +92,9 @@ def test_a_run_with_drafts_is_the_run_without(how: str, place: Path, tiny_folder
     assert_equal_runs(Path(recipe.run_dir), plain)
     assert accepted(plain) == 0
     if HOW[how]["sampling.speculation"] not in ("auto", "adaptive"):
-        assert accepted(Path(recipe.run_dir)) > 0
+        steps = [span for span in load_any(Path(recipe.run_dir) / "trace.json").spans if span.kind == "DECODE"]
+        assert all(span.samples <= span.drawn <= span.tokens for span in steps)
+        assert 0 < sum(span.drawn - span.samples for span in steps) <= accepted(Path(recipe.run_dir))
 
 
 @pytest.mark.slow

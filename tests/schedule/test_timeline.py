@@ -1,3 +1,6 @@
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +23,8 @@ spans = st.builds(
     lane=names,
     role=names,
     step=st.none() | st.integers(0, 10**6),
+    samples=st.integers(0, 2**20),
+    drawn=st.integers(0, 2**20),
 )
 points = st.builds(MemoryPoint, rank=st.integers(0, 64), time_s=seconds, held=seconds)
 timelines = st.builds(
@@ -41,6 +46,7 @@ TWO = Timeline(
         Span("a", "F", 0, 1.0, 2.0, bytes=8, step=4),
         Span("s", "SEND_F", 0, 1.5, 4.0, lane="link"),
         Span("c", "F", 0, 3.0, 4.5),
+        Span("d", "DECODE", 1, 1.0, 1.5, tokens=12, samples=3, drawn=7),
     ),
     memory=(MemoryPoint(0, 1.0, 3.0), MemoryPoint(0, 2.0, 7.0), MemoryPoint(0, 3.0, 1.0)),
 )
@@ -51,7 +57,7 @@ def test_sums_of_a_timeline():
     assert TWO.ranks == (0, 1)
     assert TWO.peak_memory(0) == 7.0
     assert TWO.peak_memory(1) == 0.0
-    assert TWO.actions() == {(0, "compute"): ("a", "c"), (0, "link"): ("s",), (1, "compute"): ("b",)}
+    assert TWO.actions() == {(0, "compute"): ("a", "c"), (0, "link"): ("s",), (1, "compute"): ("d", "b")}
     assert TWO.shifted(1.0).spans[1].end_s == 3.0
     assert TWO.shifted(1.0).makespan_s == TWO.makespan_s
     assert Timeline(()).makespan_s == 0.0
@@ -69,10 +75,12 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
 def test_the_chrome_trace_holds_every_span_and_the_memory_curve(tmp_path):
     write_chrome_trace(tmp_path / "t.json", TWO)
     events = read_trace(tmp_path / "t.json")
-    assert {event["name"] for event in events if event["ph"] == "X"} == {"a", "b", "c", "s"}
+    assert {event["name"] for event in events if event["ph"] == "X"} == {"a", "b", "c", "d", "s"}
     assert [event["args"]["memory held"] for event in events if event["ph"] == "C"] == [3.0, 7.0, 1.0]
     (a,) = [event for event in events if event["name"] == "a"]
     assert a["args"] == {"kind": "F", "bytes": 8, "step": 4}
+    (d,) = [event for event in events if event["name"] == "d"]
+    assert d["args"] == {"kind": "DECODE", "tokens": 12, "samples": 3, "drawn": 7}
 
 
 def test_a_chrome_trace_is_read_back_as_a_timeline(tmp_path):
@@ -80,6 +88,10 @@ def test_a_chrome_trace_is_read_back_as_a_timeline(tmp_path):
     TWO.save(tmp_path / "timeline.json")
     assert load_any(tmp_path / "trace.json").ordered().spans == TWO.ordered().spans
     assert load_any(tmp_path / "timeline.json") == TWO
+    record = json.loads(TWO.to_json())  # as before spans had `samples` and `drawn`
+    fewer = {"span_fields": record["span_fields"][:-2], "spans": [row[:-2] for row in record["spans"]]}
+    older = Timeline.from_json(json.dumps(record | fewer))
+    assert older.spans == tuple(replace(span, samples=0, drawn=0) for span in TWO.spans)
     (tmp_path / "other.json").write_text('[{"a": 1}]')
     for name in ("other.json", "none.json"):
         with pytest.raises(DataError, match=name):

@@ -53,6 +53,8 @@ class Seen:
     """Steps in flight, at each step."""
     rows: list[int] = field(default_factory=list)
     """Sequences that each step computed."""
+    running: list[int] = field(default_factory=list)
+    """Samples in the batch at each step."""
     preempted: int = 0
     drafted: int = 0
     left: int = 0
@@ -75,6 +77,7 @@ def note(seen: Seen, engine: Engine, samples: Sequence[Sample]) -> None:
     if engine.last_step is not None:
         seen.in_flight.append(engine.last_step.num_groups)
         seen.rows.append(engine.last_step.num_sequences)
+        seen.running.append(engine.last_step.num_running)
         seen.preempted += engine.last_step.num_preempted
 
 

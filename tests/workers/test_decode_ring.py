@@ -115,6 +115,7 @@ def test_shares_are_equal_and_get_smaller_as_samples_end(two: Group) -> None:
     rows = seen[0].rows
     assert max(rows[2:]) == 6
     assert set(rows[-20:-2]) == {3}, "six samples are left of twelve, three in each step"
+    assert set(seen[0].running[-20:-2]) == {6}
 
 
 @pytest.mark.parametrize("groups", slow_but([3], [2, 3]))

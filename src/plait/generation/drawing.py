@@ -117,7 +117,8 @@ class Drawing:
             self._rows.know(rows, token_ids[:num_rows])
         lengths = zip(keys, draws.num_new, kept, strict=False) if drafts else ()
         num_wrong = {key: new - count for key, new, count in lengths if new > count}
-        return Drawn(ended, sum(kept), [key for key in keys[num_rows:] if key not in ended], num_wrong)
+        begun = [key for key in keys[num_rows:] if key not in ended]
+        return Drawn(ended, sum(kept), begun, num_wrong, sum(kept) - len(kept))
 
     def _draw(self, logits_DV: Tensor, rows: DecodeBatch, num_new: Sequence[int], others: Sequence[Response]) -> Tokens:
         """One token for each row of logits.

@@ -11,7 +11,6 @@ chunks, drafts, preemption or the order of arrival, up to the rounding of the fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -156,12 +155,7 @@ class Engine:
         record = self._launch(drafts) if self.state.has_work else None
         self.rest()
         landed = self._turns.take_landed()
-        self.last_step = record and replace(
-            record,
-            num_finished=len(landed.finished),
-            num_drawn=landed.num_drawn,
-            waited_s=self._joint.waited_s - waited_s,
-        )
+        self.last_step = record and record.ended(landed, self._joint.waited_s - waited_s)
         return landed.finished
 
     def land(self) -> None:
@@ -191,8 +185,9 @@ class Engine:
             self._joint.expect(self._turns.num_next(scheduler, plan, groups))
         draws = self._compute(plan, drafts)
         num_groups = 1 if share is None else len(self._turns) + 1
+        record = StepRecord.of(plan, len(scheduler.running), num_groups, clock.packing_s)
         self._overlap.launched(Turn(plan, starts, draws, clock.seconds), groups)
-        return replace(StepRecord.of(plan, 0, 0), packing_s=clock.packing_s, num_groups=num_groups)
+        return record
 
     def _compute(self, plan: StepPlan, drafts: Drafts) -> Draws | None:
         """The forward of a step, and its draws; None: no sample draws a token in it."""
@@ -219,8 +214,7 @@ class Engine:
         drawn = self._drawing.end(draws)
         self.state.scheduler.take_back(drawn.num_wrong)
         self._parking.park(key for key, response in drawn.ended.items() if response.is_parked)
-        self._turns.landed.finished += self.state.settle(drawn)
-        self._turns.landed.num_drawn += drawn.num_tokens
+        self._turns.landed.add(drawn, self.state.settle(drawn))
         return drawn.num_tokens
 
     def _start_ready(self, *, ahead: bool) -> Draws | None:

@@ -30,6 +30,8 @@ class Drawn:
     """Samples that had no row before, and have not ended."""
     num_wrong: dict[Key, int]
     """Sample → how many of its drafted tokens do not count."""
+    num_accepted: int = 0
+    """Of the tokens, those that were drafted."""
 
 
 class InFlight:

@@ -17,9 +17,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from plait.data.records import Sample
 from plait.generation.drawing import Draws
 from plait.generation.joint import Joint
+from plait.generation.records import Landed
 from plait.generation.rows import DecodeBatch
 from plait.policy.batching import Scheduler
 from plait.policy.shares import all_may_go_on, has_room, next_share, num_wanted
@@ -40,21 +40,13 @@ class Turn:
     """How long this rank was busy with it so far."""
 
 
-@dataclass
-class Landed:
-    """The results of landed steps, until `Engine.step` returns them."""
-
-    finished: list[Sample]
-    num_drawn: int = 0
-
-
 class Turns:
     """The steps in flight of an engine, oldest first. They land in this order, at the same place in the order of
     decisions on all ranks of an instance."""
 
     def __init__(self) -> None:
         self._open: deque[Turn] = deque()
-        self.landed = Landed([])
+        self.landed = Landed()
         """Results since `take_landed`."""
 
     def __len__(self) -> int:
@@ -79,7 +71,7 @@ class Turns:
 
     def take_landed(self) -> Landed:
         """The results of the steps that landed since the last call."""
-        landed, self.landed = self.landed, Landed([])
+        landed, self.landed = self.landed, Landed()
         return landed
 
     @property

@@ -17,6 +17,7 @@ from plait.file_form import FileForm
 from plait.observe.trace import TraceCounter, TraceEvent, read_trace, write_trace
 from plait.output import write_file
 from plait.paths import at_home
+from plait.schedule.work import Done
 
 FORM = FileForm("timeline")
 
@@ -34,9 +35,11 @@ class Span:
             a time
     start_s, end_s: seconds since the start of the timeline
     bytes:  bytes that it moved or wrote, 0 where that says nothing
-    tokens: tokens that it processed, 0 where that says nothing
+    tokens: tokens that it processed, guesses of next ones among them, 0 where that says nothing
     role:   actor, critic, ref, reward, cost, or empty
     step:   training step of the run, None outside one
+    samples, drawn: of a DECODE the samples that its instance runs, and the tokens that these got by it: one for each
+            that it computed, and one for each guess that came true; else 0
     """
 
     action: str
@@ -49,6 +52,26 @@ class Span:
     lane: str = "compute"
     role: str = ""
     step: int | None = None
+    samples: int = 0
+    drawn: int = 0
+
+    @classmethod
+    def of(cls, done: Done, rank: int, start_s: float, end_s: float, role: str, step: int | None = None) -> Span:
+        """An action that ran; `role`: whose it is, unless it says that itself."""
+        return cls(
+            done.action,
+            done.kind,
+            rank,
+            start_s,
+            end_s,
+            done.bytes,
+            done.tokens,
+            done.lane,
+            done.role or role,
+            step,
+            done.samples,
+            done.drawn,
+        )
 
     @property
     def duration_s(self) -> float:
@@ -179,6 +202,8 @@ def load_any(path: str | Path) -> Timeline:
         raise DataError(f"{path}: expected a timeline or a Chrome trace of a run: {error!r:.200}") from error
 
 
+_SHOWN = ("kind", "bytes", "tokens", "samples", "drawn", "role")
+"""Fields of a span that a Chrome trace has as arguments, where they say something; and the step."""
 _TEXTS = ("action", "kind", "lane", "role")
 _WHOLE = ("rank", "step")
 _MOST_S = 1e12
@@ -222,6 +247,8 @@ def _from_trace(events: list[dict[str, Any]]) -> Timeline:
                         "lane": lanes[event["pid"], event["tid"]],
                         "role": args.get("role", ""),
                         "step": args.get("step"),
+                        "samples": args.get("samples", 0),
+                        "drawn": args.get("drawn", 0),
                     }.items(),
                 )
             )
@@ -232,9 +259,7 @@ def trace_events(spans: Iterable[Span]) -> Iterator[TraceEvent]:
     """The spans as events of a Chrome trace, for `observe.trace.TraceWriter.append` step by step."""
     for span in spans:
         args: list[tuple[str, str | int | float]] = [] if span.step is None else [("step", span.step)]
-        for name, value in (("kind", span.kind), ("bytes", span.bytes), ("tokens", span.tokens), ("role", span.role)):
-            if value:
-                args.append((name, value))
+        args += [(name, value) for name in _SHOWN if (value := getattr(span, name))]
         category = span.role or span.kind
         yield TraceEvent(span.action, span.start_s, span.end_s, span.rank, span.lane, category, tuple(args))
 

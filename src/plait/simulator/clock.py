@@ -51,9 +51,7 @@ class SimulatedClock:
         """
         start = max(self.now_s, after_s)
         end = start + seconds
-        self.spans.append(
-            Span(done.action, done.kind, rank, start, end, done.bytes, done.tokens, done.lane, role),
-        )
+        self.spans.append(Span.of(done, rank, start, end, role))
         self._end_at(end, deliver)
         return end
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from plait.schedule.timeline import Span, Timeline
 from plait.schedule.work import Done, Result, Work
@@ -80,8 +79,7 @@ class Recorder:
 
     def _ended(self, done: Done, role: str, start_s: float) -> None:
         """An action of this process that began at `start_s`, on this clock, and ends now."""
-        span = Span(done.action, done.kind, self.rank, start_s, self.now_s, done.bytes, done.tokens, done.lane)
-        self._spans.append(replace(span, role=done.role or role, step=self.step))
+        self._spans.append(Span.of(done, self.rank, start_s, self.now_s, role, self.step))
 
     def extend(self, spans: Iterable[Span]) -> None:
         """Add what other ranks recorded, on this clock."""
