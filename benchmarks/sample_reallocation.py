@@ -49,7 +49,7 @@ from step_curves import EPYC, H200, XEON, StepCurve, curve
 
 from plait.engines import Traits
 from plait.observe.run_log import read_rows
-from plait.policy.fusion_gate import line_through
+from plait.policy.decode_pace import line_through
 from plait.policy.migration import AT_ONCE, HowToMove
 from plait.runtime.folder.decisions import Experience
 from plait.runtime.steps.rebalancing import Balance, Bounds, Rebalancer
@@ -124,7 +124,9 @@ class Instances:
         if count and not any(other == place for _, other in self._due):
             took, self._held_up[place] = self.step_s(count) + self._held_up[place], 0.0
             heapq.heappush(self._due, (self.now + took, place))
-            self.spans.append(Span("generate", "DECODE", place, 0.0, self.step_s(count), tokens=count))
+            self.spans.append(
+                Span("generate", "DECODE", place, 0.0, self.step_s(count), 0, count, samples=count, drawn=count)
+            )
 
     def _give(self, source: int) -> None:
         pause_s = self.move_s
@@ -313,7 +315,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
 def even_of(turn: Turn) -> float:
     """Seconds of generation, had samples been spread evenly at every step by moves that are free: what was no decode
     step takes what it took."""
-    steps = [span for span in turn.of("generate") if span.kind == "DECODE" and span.tokens]
+    steps = [span for span in turn.of("generate") if span.kind == "DECODE" and span.drawn]
     if not steps:
         return turn.seconds("generate")
     fixed_s, each_s = line_through(turn.decode_steps)

@@ -40,7 +40,7 @@ from placed.recipes import grpo, write_reward_model
 from placed.runs import RunFailed
 from sides import positive, row
 
-from plait.policy.fusion_gate import line_through
+from plait.policy.decode_pace import line_through
 from plait.schedule.gantt import svg_gantts
 from plait.schedule.timeline import Timeline
 

@@ -66,7 +66,7 @@ class Turn:
     @property
     def decode_steps(self) -> list[tuple[int, float]]:
         """(samples, seconds) of each, of all ranks; those that had a token behind their prompt."""
-        return [(span.tokens, span.duration_s) for span in self.spans if span.kind == "DECODE" and span.tokens]
+        return [(span.samples, span.duration_s) for span in self.spans if span.kind == "DECODE" and span.drawn]
 
     def of(self, *calls: str) -> list[Span]:
         return [span for span in self.spans if CallName.of(span.whole).asks in calls]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.drafts import Drafts
 from plait.cost.fusion_times import with_fusion_times
 from plait.cost.hardware import Device, Link, Software
 from plait.cost.lengths import Lengths, SampleLengths
@@ -70,9 +71,21 @@ def test_what_models_take_that_score_where_samples_are_generated() -> None:
     apart_s = 2 * APART * sum(s * s for s in seconds) / sum(seconds)
     assert times.parts_s == pytest.approx(2 * sum(cost.in_parts_s for cost in costs) + apart_s)
     assert sum(cost.in_parts_s for cost in costs) > 0
-    one_s, more_s = COSTS.step_line("actor.generate", Layout.on(range(2), dp=2))
-    assert (times.step_s, times.more_s) == (one_s, more_s)
+    assert (times.step_s, times.more_s, times.step_tokens) == COSTS.step_line(
+        "actor.generate", Layout.on(range(2), dp=2)
+    )
     assert 0 < times.more_s < times.step_s
+
+
+def test_steps_with_guesses_bring_several_tokens() -> None:
+    """2.5 of four rows. While all that takes time is to read the weights, a step of one sample takes as long as
+    without."""
+    guesses = replace(COSTS.workload, drafts=Drafts(2.5, 4.0))
+    guessed = with_fusion_times(plan(OPEN), ModelCosts(guesses, COSTS.shapes, FLOW, CLUSTER)).policies[0]
+    times = FusionTimes.of(guessed.settings, "plan")
+    assert times.step_tokens == 2.5
+    assert settings(plan(OPEN)).step_tokens == 1.0
+    assert times.step_s * times.step_tokens == pytest.approx(settings(plan(OPEN)).step_s)
 
 
 def test_a_model_on_one_of_two_devices_counts_once() -> None:

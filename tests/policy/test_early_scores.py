@@ -77,6 +77,8 @@ def test_samples_of_a_prompt_do_not_wait_for_the_last_ones_where_that_gains_more
     early = foretold(times, groups, size, seed=1)
     assert early.pays
     assert early.parted > 0
+    twice = foretold(replace(times, step_tokens=2.0), groups, size, seed=1)
+    assert early.gain_s - twice.gain_s == pytest.approx(2.0), "a move of two steps takes as long as four tokens"
     alone = foretold(times, [(101,)], replace(size, together=1), seed=1)
     assert alone.parted == 0
     again = foretold(replace(times, prompt_tokens=1e4, token_s=1e-5), groups, size, seed=1)

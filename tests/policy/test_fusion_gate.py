@@ -13,9 +13,7 @@ from plait.policy.fusion_gate import (
     RolloutSize,
     Seen,
     choose,
-    decode_line,
     gain_s,
-    line_through,
     num_draws,
     pays,
 )
@@ -94,7 +92,7 @@ def test_the_gain_of_what_is_left_by_hand() -> None:
     assert gain_s(SEEN, [3, 7], left, TWO) == pytest.approx(1.5)
     assert gain_s(SEEN, [3, 7], left, replace(TWO, max_batch=1)) == 0.0, "each instance takes one"
     assert gain_s(SEEN, [3, 7], replace(left, unfinished=[[0, 1], []]), TWO) == 0.0, "they are in one instance"
-    assert gain_s(SEEN, [3, 7], replace(left, steps_done=7), TWO) == 0.0, "no response was longer"
+    assert gain_s(SEEN, [3, 7], replace(left, tokens_done=7), TWO) == 0.0, "no response was longer"
     assert gain_s(SEEN, [3, 7], replace(left, waiting_s=0.0), TWO) < 0, "nothing waits: the moves are lost"
 
 
@@ -143,20 +141,6 @@ def test_a_choice_is_as_good_as_it_says(
     assert found == choose(seen, lengths, size, seed)
     assert 0 <= found.threshold <= 8
     assert found.threshold == 0 or found.gain_s >= found.needed_s
-
-
-def test_a_line_through_steps() -> None:
-    assert line_through([(1, 2.0), (3, 4.0)]) == pytest.approx((1.0, 1.0))
-    assert line_through([(4, 2.0), (4, 4.0)]) == (3.0, 0.0)
-    assert line_through([(1, 4.0), (3, 2.0)]) == (3.0, 0.0), "more samples take no less"
-    fixed, each = line_through([(1, 1.0), (2, 4.0)])
-    assert fixed >= 0
-    assert each > 0
-
-
-def test_steps_that_were_held_up_do_not_count() -> None:
-    steps = [(1, 2.0), (1, 2.0), (1, 50.0), (3, 4.0), (3, 4.0), (3, 90.0)]
-    assert decode_line(steps) == pytest.approx((1.0, 1.0))
 
 
 def test_of_large_rollouts_fewer_are_drawn() -> None:

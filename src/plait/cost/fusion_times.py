@@ -30,8 +30,9 @@ class StepCosts(Costs, Protocol):
         """Roles that are models."""
         ...
 
-    def step_line(self, call: str, layout: Layout) -> tuple[float, float]:
-        """Seconds of a decode step of an instance with one sample, and more for each further one."""
+    def step_line(self, call: str, layout: Layout) -> tuple[float, float, float]:
+        """Seconds of an instance with one sample until that has a token more, and more for each further one; tokens
+        that a sample gets in a decode step."""
         ...
 
 
@@ -55,7 +56,7 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str])
     """The times of the first rollout of a flow, and of the models that score its samples on the same ranks."""
     generating = plan.placements_of(rollout.call, "decode")
     ranks = frozenset(rank for placement in generating for rank in placement.ranks)
-    step_s, more_s = costs.step_line(rollout.call, generating[0].layout)
+    step_s, more_s, step_tokens = costs.step_line(rollout.call, generating[0].layout)
     lengths, samples = costs.workload.lengths, costs.workload.samples_of(costs.flow, rollout)
     prompt_tokens = lengths.prompts.mean - lengths.prompts.root
     tokens = samples.prompts * prompt_tokens + samples.count * lengths.responses.mean
@@ -75,6 +76,7 @@ def _times(rollout: Node, plan: Plan, costs: StepCosts, copied: Collection[str])
         token_s=sum(cost.seconds * by for cost, by in scores) / tokens,
         parts_s=sum(cost.in_parts_s * by for cost, by in scores) + apart_s,
         prompt_tokens=prompt_tokens,
+        step_tokens=step_tokens,
     )
 
 

@@ -180,17 +180,17 @@ class Generating:
                 tails.append(Tail(end + later, spare.idle_s + more, rollout.migration_s))
         return tuple(tails)
 
-    def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float]:
-        """Seconds of a decode step of an instance with one sample, and more for each further one, about; of
-        instances on devices of several kinds the slowest. Where tokens are guessed: of a token, not of a step."""
+    def step_line(self, role: str, samples: Samples, layout: Layout) -> tuple[float, float, float]:
+        """Seconds of an instance with one sample until that has a token more, and more for each further one, about;
+        tokens that a sample gets in a decode step. Of instances on devices of several kinds the slowest."""
         count = min(layout.parallelism.dp, samples.prompts)
         running = self._running(role, layout, max(map(len, self._shares(samples, count))))
         groups, prompt_tokens = self._groups(role, layout, running), self._workload.lengths.prompts.mean
-        return max(
-            self._line(Decoding(passes, prompt_tokens, groups, self._guessing(instance, layout)), running)
-            for instance, _ in self._kinds(layout, count)
-            for passes in (self._passes(role, instance, layout),)
+        decodings = (
+            Decoding(self._passes(role, kind, layout), prompt_tokens, groups, self._guessing(kind, layout))
+            for kind, _ in self._kinds(layout, count)
         )
+        return max((*self._line(decoding, running), decoding.tokens) for decoding in decodings)
 
     def _line(self, decoding: Decoding, most: int) -> tuple[float, float]:
         """As `step_line`, by steps of one sample and of so many that have said half of what they may."""

@@ -123,7 +123,7 @@ class ModelCosts:
     def held_bytes(self, role: str, layout: Layout, *, trained: bool) -> tuple[int, ...]:
         return self._memory.held(role, layout.parallelism, trained)
 
-    def step_line(self, call: str, layout: Layout) -> tuple[float, float]:
+    def step_line(self, call: str, layout: Layout) -> tuple[float, float, float]:
         """See `Generating.step_line`."""
         node = self._nodes[call]
         return self._generating.step_line(str(node.role), self._samples[node.id], layout)

@@ -126,7 +126,7 @@ def _rollout(times: FusionTimes, tokens: float, size: RolloutSize) -> Rollout:
         lambda running: times.step_s + times.more_s * max(0, running - 1),
         times.token_s * tokens,
         size.max_batch,
-        STEPS_OF_A_MOVE * times.step_s,
+        STEPS_OF_A_MOVE * times.step_s * times.step_tokens,
         frees=True,
         together=size.together,
         parted=size.parted,

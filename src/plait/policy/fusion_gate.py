@@ -7,12 +7,11 @@ never exact: gathering must gain as much as it needs to by what was measured, an
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
-from statistics import median
 
 from plait.policy.threshold import Rollout, Waiting, comings, drained, tune
 from plait.policy.unfinished import Left, finish_times, merged
@@ -48,11 +47,12 @@ class RolloutSize:
 class Seen:
     """What the last steps took.
 
-    fixed_s, each_s: seconds of a decode step, and more for each sample in it
+    fixed_s, each_s: seconds until each sample of an instance has a token more, and more for each sample that runs
     score_s:         of one instance to score a sample, by all models that score where samples are generated
     move_s:          in which samples that move stand still
     step_s:          of a training step
     load_s:          of an instance until weights of models that score are back from host memory
+    tokens:          that a sample gets in a decode step, in the mean
     """
 
     fixed_s: float
@@ -61,20 +61,26 @@ class Seen:
     move_s: float
     step_s: float
     load_s: float = 0.0
+    tokens: float = 1.0
 
     @property
     def needed_s(self) -> float:
         """That gathering must gain."""
         return max(LEAST_SHARE * self.step_s, TIMES_MOVES * self.move_s)
 
-    def decode_s(self, running: int) -> float:
+    def token_s(self, running: int) -> float:
+        """Until each of so many samples has a token more."""
         return self.fixed_s + self.each_s * running
+
+    def decode_s(self, running: int) -> float:
+        """Of a decode step."""
+        return self.tokens * self.token_s(running)
 
     def rollout(self, size: RolloutSize) -> Rollout:
         """Prompts of parted groups are read again whether samples move or not: that counts nowhere."""
         return Rollout(
             size.instances,
-            self.decode_s,
+            self.token_s,
             self.score_s,
             size.max_batch,
             self.move_s,
@@ -85,7 +91,7 @@ class Seen:
         )
 
     def doubted(self) -> list[Seen]:
-        """What steps may take in truth, where a gain is least: a further sample in a step, moves and loads take longer,
+        """What steps may take in truth, where a gain is least: a further sample that runs, moves and loads take longer,
         and the others longer or less long."""
         more, less = 1 + WRONG, 1 - WRONG
         return [
@@ -142,13 +148,13 @@ class Remaining:
 
     unfinished: of each instance: the prompt of each unfinished sample; samples of a prompt are scored when all of them
                 have ended, but for those that are scored before where groups are parted
-    steps_done: of generation, about
+    tokens_done: that each of them has said, about
     waiting_s:  instance seconds of scoring that wait
     kept:       instances in which all that is unfinished would go on
     """
 
     unfinished: Sequence[Sequence[int]]
-    steps_done: int
+    tokens_done: int
     waiting_s: float
     kept: int = 1
 
@@ -183,7 +189,7 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
     }
 
     def end_s(loads: Sequence[Sequence[Left]], stand_still_s: float, free_s: float) -> float:
-        ends = [finish_times([sample.steps for sample in load], seen.decode_s, stand_still_s) for load in loads]
+        ends = [finish_times([sample.steps for sample in load], seen.token_s, stand_still_s) for load in loads]
         coming = comings(ends, [[sample.part for sample in load] for load in loads], works)
         return drained(rollout, ends, coming, Waiting(0.0, left.waiting_s, free_s))
 
@@ -193,7 +199,7 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
 def _expected(lengths: Sequence[int], left: Remaining) -> list[list[Left]]:
     """What is left of each unfinished sample: quantiles of what is left of those that were longer, dealt by turns to
     instances, and in each to its parts, so that none has all of the long ones. Nothing, if none was longer."""
-    steps = sorted(length - left.steps_done for length in lengths if length > left.steps_done)
+    steps = sorted(length - left.tokens_done for length in lengths if length > left.tokens_done)
     count = sum(map(len, left.unfinished))
     rows: list[list[Left]] = [[] for _ in left.unfinished]
     if not steps:
@@ -213,22 +219,3 @@ def _by_turns(parts: Sequence[int]) -> Iterable[int]:
         order.append((met[part], part))
         met[part] += 1
     return (part for _, part in sorted(order, key=lambda turn: turn[0]))
-
-
-def decode_line(steps: Iterable[tuple[int, float]]) -> tuple[float, float]:
-    """(seconds of a decode step, more for each sample in it), from (samples, seconds) of steps, one at least: the line
-    through the medians of steps with as many samples, so that a few that were held up do not count."""
-    by_count: defaultdict[int, list[float]] = defaultdict(list)
-    for count, seconds in steps:
-        by_count[count].append(seconds)
-    return line_through([(count, median(seconds)) for count, seconds in by_count.items() for _ in seconds])
-
-
-def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(value at 0, slope) of the straight line through (samples, seconds) with the least squares, neither below 0."""
-    n = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread > 0 else 0.0
-    slope = min(max(0.0, slope), mean_y / mean_x if mean_x > 0 else 0.0)
-    return mean_y - slope * mean_x, slope

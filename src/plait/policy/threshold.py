@@ -22,7 +22,7 @@ class Rollout:
     """What a rollout with migration costs, besides its lengths.
 
     num_instances: that generate and, once freed, score
-    step_s:        seconds of a decode step with n samples
+    step_s:        seconds of a step with n samples, which brings each a token (`unfinished`)
     score_s:       device seconds that scoring one sample takes, over all scoring models
     max_batch:     the knee of `step_s`
     migration_s:   seconds during which the samples that move stand still
@@ -107,7 +107,7 @@ def outcomes(rollout: Rollout, steps: Sequence[Sequence[int]], thresholds: Itera
     """The times of one rollout when samples migrate once at most a threshold of them is unfinished, for each threshold;
     0 is serial execution.
 
-    steps: decode steps of each sample of each instance
+    steps: of each sample of each instance
     """
     course = _Course(rollout, steps)
     return map(course.with_migration, thresholds)

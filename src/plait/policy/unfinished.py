@@ -1,4 +1,7 @@
-"""Samples of a rollout that have not ended: when each of them does, and who has which of them after a migration."""
+"""Samples of a rollout that have not ended: when each of them does, and who has which of them after a migration.
+
+A step is here what brings each running sample a token. Where guesses come true, a step of the engine is several.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from math import ceil
 from typing import NamedTuple
 
 StepTime = Callable[[int], float]
-"""Seconds of one decode step of an instance with so many samples."""
+"""Seconds of one step of an instance with so many samples."""
 
 
 class Left(NamedTuple):
-    """An unfinished sample: decode steps that it still needs, and the part that it is scored with; None where nobody
+    """An unfinished sample: steps that it still needs, and the part that it is scored with; None where nobody
     asks."""
 
     steps: int
@@ -21,7 +24,7 @@ class Left(NamedTuple):
 
 
 def finish_times(steps: Sequence[int], step_s: StepTime, start_s: float = 0.0) -> list[float]:
-    """When each sample of one instance ends, given the decode steps that each still needs; no loop over tokens.
+    """When each sample of one instance ends, given the steps that each still needs; no loop over tokens.
 
     All run from the start, so between two ends the batch is constant: time grows by steps · t(active).
     """
@@ -41,7 +44,7 @@ class Decoding:
     those that have ended.
 
     Args:
-        steps: decode steps that each sample needs.
+        steps: that each sample needs.
     """
 
     def __init__(self, steps: Sequence[int], step_s: StepTime) -> None:

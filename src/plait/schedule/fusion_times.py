@@ -13,12 +13,13 @@ from plait.errors import ConfigError
 class FusionTimes:
     """Seconds, foretold once for a run.
 
-    step_s, more_s: of a decode step of an instance with one sample, and more for each further one; where tokens are
-                    guessed, of a token
+    step_s, more_s: of an instance with one sample until that has a token more, and more for each further one: of a
+                    decode step, or of its share where guesses come true
     token_s:        of an instance to score a token behind the root, by all models that score where samples are
                     generated
     parts_s:        instance seconds of scoring in parts more than in whole calls, ends that are apart included
     prompt_tokens:  of a prompt behind the root that all begin with, in the mean
+    step_tokens:    that a sample gets in a decode step, in the mean; plans of older versions do not state it
     """
 
     step_s: float
@@ -26,6 +27,7 @@ class FusionTimes:
     token_s: float
     parts_s: float
     prompt_tokens: float
+    step_tokens: float = 1.0
 
     @classmethod
     def of(cls, settings: Sequence[tuple[str, object]], label: str) -> FusionTimes:
@@ -35,7 +37,7 @@ class FusionTimes:
             ConfigError: a setting is missing, unknown, or no number from 0 on; it begins with the label.
         """
         stated, names = dict(settings), [field.name for field in fields(cls)]
-        if set(stated) != set(names):
+        if not {*names} - {"step_tokens"} <= {*stated} <= {*names}:
             raise ConfigError(f"{label}: expected none, or all of {', '.join(names)}, found {', '.join(stated)}")
         numbers = {}
         for name, value in stated.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ from plait.data.records import Prompt
 from plait.generation.request import Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
-from plait.policy.migration import Bounds
+from plait.policy.migration import Bounds, HowToMove
 from plait.policy.rebalance import Rebalancing
 from plait.runtime.folder.decisions import Experience
 from plait.runtime.steps import rebalancing
 from plait.runtime.steps.rebalancing import Balance, Curve, Rebalancer
+from plait.schedule.timeline import Span, Timeline
 from plait.workers.dealing import Outstanding
 from plait.workers.gathering import Gathering
 from plait.workers.remote_moves import RemoteMoves
@@ -44,6 +46,53 @@ def test_moves_to_instances_that_are_no_more_are_not_made_again(tmp_path: Path) 
     balance.look(frees=False)
     assert [dict(stage.pairs) for stage in told] == [{(0, 1): [(0, 1), (0, 2)]}]
     assert balance.num_moved == 2
+
+
+def decided(path: Path, steps: Sequence[Span], after_s: float) -> dict[str, Any]:
+    """What becomes of twelve samples on one instance and four on another after so long, by the spans of a step."""
+    now_s, asked = [0.0], list[Any]()
+    experience = Experience(path, clock=lambda: now_s[0])
+    experience.keep((0, "actor.generate"), {"moves": [], "curve": None, "move_s": 0.03}, 0.03)
+    rebalancer = Rebalancer(experience)
+    rebalancer.learn(Timeline(tuple(steps)), [50 * n for n in range(1, 9)])
+    unfinished = tuple((uid, 0) for uid in range(12)), tuple((uid, 0) for uid in range(12, 16))
+
+    def move(pairs: Any, how: HowToMove) -> int:
+        asked.append(pairs)
+        return sum(map(len, pairs.values()))
+
+    moves: Any = SimpleNamespace(is_moving=False, unfinished=unfinished, moved_s=None, move=move)
+    engine: Any = SimpleNamespace(running=(12, 4), traits=SimpleNamespace(num_instances=2), moves=moves)
+    balance = rebalancer.balance(CALL, engine, dict.fromkeys(range(16), 8), Bounds(64, 400))
+    assert balance is not None
+    now_s[0] = after_s
+    balance.look(frees=False)
+    balance.end()
+    row = experience.decisions.of(CALL)
+    assert row is not None
+    assert len(asked) == len(row["moves"]) == 1, "what moves is written"
+    return row["moves"][0]
+
+
+@pytest.mark.parametrize("row_s", [0.0001, 0.001], ids=["rows cost little", "rows cost much"])
+def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_path: Path, row_s: float) -> None:
+    """Each sample computes four rows and gets 2.5 tokens, in steps 2.5 times as long as those of one row and token: as
+    many tokens are taken to be said by then, and as many seconds to be left."""
+    found, token_s = [], lambda n: 0.004 + 1.6 * row_s * n
+    for rows, drawn in ((1, 1.0), (4, 2.5)):
+        steps = [
+            Span(
+                *("actor.generate/decode", "DECODE", 0, 0.0, drawn * token_s(n)),
+                tokens=rows * n,
+                samples=n,
+                drawn=round(drawn * n),
+            )
+            for n in range(2, 18, 2)
+        ]
+        found.append(decided(tmp_path / f"{rows}.jsonl", steps, 100.5 * token_s(12)))
+    plain, guessed = found
+    assert (guessed["left"], guessed["pairs"]) == (plain["left"], plain["pairs"])
+    assert (guessed["before_s"], guessed["after_s"]) == pytest.approx((plain["before_s"], plain["after_s"]))
 
 
 @pytest.mark.parametrize(("takes_s", "times"), [(0.0, 7), (2.0, 2), (1e3, 1)])

@@ -163,9 +163,25 @@ def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Decides) -> tuple[flo
     return instances.all_scored_s, tail.num_moved
 
 
+def decode_spans(seen: Seen) -> list[Span]:
+    """A step of each number of samples, in rows of four for each, of which half of the guesses come true; or, without
+    guesses, of one for each."""
+    guesses = seen.tokens > 1
+    return [
+        Span(
+            f"actor.generate/decode{n}",
+            *("DECODE", 0, 0.0, seen.decode_s(n)),
+            tokens=4 * n if guesses else n,
+            samples=n,
+            drawn=round(seen.tokens * n),
+        )
+        for n in range(2, 18, 2)
+    ]
+
+
 def timeline_of(seen: Seen) -> Timeline:
     """What a step would have recorded, had it taken so long."""
-    spans = [Span(f"actor.generate/decode{n}", "DECODE", 0, 0.0, seen.decode_s(n), tokens=n) for n in range(1, 17)]
+    spans = decode_spans(seen)
     spans += [replace(span, rank=1) for span in spans]
     number = PROMPTS * SAMPLES
     spans += [
@@ -252,6 +268,27 @@ def test_moves_that_took_long_are_not_made_again(tmp_path: Path) -> None:
     first.learn(timeline_of(replace(truth, step_s=10.0)), before[0], INSTANCES)
     assert first.judge(1, "actor.generate", size).threshold == 0
     assert gate().judge(1, "actor.generate", size).threshold == 0
+
+
+def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_path: Path) -> None:
+    """Steps of 2.5 tokens, each 2.5 times as long: a token of each sample takes the same, and a move of two steps 2.5
+    times as long."""
+    size, before = RolloutSize(16, INSTANCES, MAX_BATCH, 2), [[50 * n for n in range(1, 9)]]
+    rows = []
+    for tokens, move_s in ((1.0, 0.02), (2.5, 0.02), (2.5, None)):
+        known = Experience(tmp_path / f"{len(rows)}.jsonl", before)
+        known.keep((0, "actor.generate"), {"seen": None, "move_s": move_s}, move_s)
+        gate = FusionGate(known, FusionTimes(0.02, 0.002, 0.0, 0.0, 0.0))
+        gate.learn(timeline_of(Seen(0.004, 0.0016, 0.2, 0.0, 3.0, tokens=tokens)), before[0], INSTANCES)
+        judge = gate.judge(0, "actor.generate", size)
+        assert judge.tokens_in(1.0, (8, 3)) == pytest.approx(1 / (0.004 + 8 * 0.0016))
+        judge.end(0, None)
+        rows.append(known.decisions.of((1, "actor.generate")) or {})
+    plain, guessed, unmeasured = rows
+    assert plain["threshold"] > 0
+    assert guessed["threshold"] == plain["threshold"]
+    assert (guessed["gain_s"], guessed["needed_s"]) == pytest.approx((plain["gain_s"], plain["needed_s"]))
+    assert unmeasured["seen"]["move_s"] == pytest.approx(2 * 2.5 * (0.004 + 0.0016))
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 4])

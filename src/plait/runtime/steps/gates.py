@@ -54,8 +54,8 @@ class Decides(Protocol):
         """Seconds of scoring a sample, by one instance."""
         ...
 
-    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
-        """Steps of generation in so many seconds, of the instance with the most samples."""
+    def tokens_in(self, seconds: float, running: Sequence[int]) -> float:
+        """Tokens that each sample of the instance with the most samples gets in so many seconds."""
         ...
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:
@@ -101,7 +101,7 @@ class AtThreshold:
     def score_s(self) -> float:
         return 0.0
 
-    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
+    def tokens_in(self, seconds: float, running: Sequence[int]) -> float:
         return 0.0
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:

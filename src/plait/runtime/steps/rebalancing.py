@@ -1,8 +1,8 @@
 """Samples that instances give to others during a rollout (`rebalance: auto`), so that all end at about the same time.
 
-What a step takes is fitted to the decode steps of the run's last step; how long samples will be is told by the
-lengths of its last steps: any of those that are longer than what an instance's samples have said. What was decided is
-kept in the run's folder, and a run that is resumed decides the same again.
+What a token of each sample takes is fitted to the decode steps of the run's last step; how long samples will be is
+told by the lengths of its last steps: any of those that are longer than what an instance's samples have said. What was
+decided is kept in the run's folder, and a run that is resumed decides the same again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.engines import GenerationEngine, InstanceMoves
-from plait.policy.fusion_gate import decode_line
+from plait.policy.decode_pace import decode_pace
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.rebalance import InstanceWork, MoveCost, UnfinishedSample, rebalance
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import CallOfStep, Experience
 from plait.schedule.timeline import Timeline
 
-STEPS_BETWEEN = 32
-"""Steps of the instance that decodes slowest, after which ends are foretold again; or when an instance has half of the
+TOKENS_BETWEEN = 32
+"""Tokens of a sample of the fastest instance, after which ends are foretold again; or when an instance has half of the
 samples left that it had then."""
-STEPS_BETWEEN_SHORT = 8
+TOKENS_BETWEEN_SHORT = 8
 """The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""
 LOOKING = 0.05
 """Share of the time of a rollout that foretelling ends may take: with hundreds of instances it takes seconds, and some
@@ -32,21 +32,29 @@ instance has half of its samples left after almost every step."""
 MOST_CHANCES = 64
 """Lengths that a sample may come to, at most: taken evenly from the earlier ones that are longer than it is."""
 LEAST_LEFT = 32
-"""Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
+"""Tokens, or all that the limit allows if that is less, of a sample that is longer than any before."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """fixed_s, each_s: seconds of a decode step, and more for each sample in it; move_s: in which samples that move
-    stand still"""
+    """
+    fixed_s, each_s: seconds until each sample of an instance has a token more, and more for each sample that runs
+    move_s: in which samples that move stand still
+    tokens: that a sample gets in a decode step, in the mean
+    """
 
     fixed_s: float
     each_s: float
     move_s: float
+    tokens: float = 1.0
 
-    def step_s(self, running: float, context: float) -> float:
+    def token_s(self, running: float, context: float) -> float:
         """See policy.rebalance.StepSeconds; what contexts add is part of the fit."""
         return self.fixed_s + self.each_s * running
+
+    def step_s(self, running: float) -> float:
+        """Of a decode step of so many samples."""
+        return self.tokens * self.token_s(running, 0.0)
 
 
 class Rebalancer:
@@ -79,10 +87,9 @@ class Rebalancer:
             lengths: of its responses.
         """
         self.experience.heard(lengths)
-        steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
-        if steps:
-            fixed_s, each_s = decode_line(steps)
-            self.curve = Curve(fixed_s, each_s, self.experience.move_s(fixed_s + each_s))
+        if (pace := decode_pace(timeline)) is not None:
+            fixed_s, each_s, tokens = pace
+            self.curve = Curve(fixed_s, each_s, self.experience.move_s(tokens * (fixed_s + each_s)), tokens)
 
 
 class Balance:
@@ -104,8 +111,8 @@ class Balance:
         self._asked: deque[dict[str, Any]] | None = None if before is None else deque(before["moves"])
         """Moves that a run before this one has made, and that are made again."""
         self._made: list[dict[str, Any]] = []
-        self._steps = [0.0] * engine.traits.num_instances
-        """Decode steps of each instance, about."""
+        self._tokens = [0.0] * engine.traits.num_instances
+        """That each unfinished sample of each instance has said, about."""
         self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
         self._looked_at_s = self._may_decide_at_s = rebalancer.experience.clock()
         self._moved: set[Key] = set()
@@ -122,15 +129,15 @@ class Balance:
         if self._curve is not None:
             for place, count in enumerate(running):
                 if count:
-                    step_s = self._curve.step_s(min(count, self._bounds.slots), 0.0)
-                    self._steps[place] += (now - self._looked_at_s) / step_s if step_s > 0 else 0.0
+                    token_s = self._curve.token_s(min(count, self._bounds.slots), 0.0)
+                    self._tokens[place] += (now - self._looked_at_s) / token_s if token_s > 0 else 0.0
         self._looked_at_s = now
         if self._moves.is_moving:
             return
         if self._asked is not None:
             self._repeat(self._asked, sum(running))
         elif self._curve is not None and self._lengths and self._is_due(self._curve, running, now):
-            self._judged_at, self._judged_with = max(self._steps), running
+            self._judged_at, self._judged_with = max(self._tokens), running
             self._decide(self._curve, frees=frees)
             decided = self._rebalancer.experience.clock()
             self._may_decide_at_s = decided + (decided - now) / LOOKING
@@ -144,15 +151,15 @@ class Balance:
     def _is_due(self, curve: Curve, running: Sequence[int], now_s: float) -> bool:
         if now_s < self._may_decide_at_s:
             return False
-        between = STEPS_BETWEEN_SHORT if curve.move_s < curve.step_s(1, 0.0) else STEPS_BETWEEN
-        if max(self._steps) - self._judged_at >= between:
+        between = TOKENS_BETWEEN_SHORT if curve.move_s < curve.step_s(1) else TOKENS_BETWEEN
+        if max(self._tokens) - self._judged_at >= between:
             return True
         return any(2 * now < then for now, then in zip(running, self._judged_with, strict=True))
 
     def _repeat(self, recorded: deque[dict[str, Any]], num_unfinished: int) -> None:
         """As many samples are left as were then: the same move, as far as they are where they were, and instances are
         there: a resumed run may have fewer."""
-        num_instances = len(self._steps)
+        num_instances = len(self._tokens)
         while recorded and num_unfinished <= recorded[0]["left"]:
             move = recorded.popleft()
             pairs = {
@@ -177,7 +184,7 @@ class Balance:
             )
             for place, keys in enumerate(unfinished)
         ]
-        decision = rebalance(works, curve.step_s, self._bounds.slots, MoveCost(curve.move_s))
+        decision = rebalance(works, curve.token_s, self._bounds.slots, MoveCost(curve.move_s))
         pairs: dict[tuple[int, int], list[Key]] = {}
         for shift in decision.shifts:
             pairs.setdefault((shift.source, shift.target), []).append(shift.sample.key)
@@ -190,15 +197,15 @@ class Balance:
 
     def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[UnfinishedSample]:
         """The samples of an instance; how long each is going to be nobody knows."""
-        done = int(self._steps[place])
+        done = int(self._tokens[place])
         for number, key in enumerate(keys):
             begun = number < self._bounds.slots
             context = self._prompts[key[0]] + (done if begun else 0)
             yield UnfinishedSample(key, context, begun and key not in self._moved)
 
     def _chances(self, place: int) -> tuple[int, ...]:
-        """Steps that samples of an instance may still need: what is left of earlier ones that were longer."""
-        done = int(self._steps[place])
+        """Tokens that samples of an instance may still say: what is left of earlier ones that were longer."""
+        done = int(self._tokens[place])
         longer = self._lengths[bisect_right(self._lengths, done) :]
         most, count = max(1, self._bounds.response - done), min(len(longer), MOST_CHANCES)
         lengths = [longer[(2 * number + 1) * len(longer) // (2 * count)] for number in range(count)]
@@ -208,7 +215,7 @@ class Balance:
         if self._rebalancer.experience.times is None:
             return AT_ONCE
         return self._rebalancer.experience.times.how(
-            {sample.key: sample.context for sample in samples}, curve.step_s(len(samples), 0.0)
+            {sample.key: sample.context for sample in samples}, curve.step_s(len(samples))
         )
 
     def _move(self, pairs: Mapping[tuple[int, int], Sequence[Key]], row: dict[str, Any], how: HowToMove) -> None:

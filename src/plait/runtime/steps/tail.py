@@ -13,8 +13,9 @@ from statistics import median
 from typing import Any
 
 from plait.engines import GenerationEngine
+from plait.policy.decode_pace import decode_pace
 from plait.policy.early_scores import EarlyScores, foretold
-from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, decode_line, pays
+from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize, Seen, choose, pays
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import Experience
@@ -66,19 +67,19 @@ class FusionGate:
 
     def learn(self, timeline: Timeline, lengths: Sequence[int], instances: int) -> None:
         self.experience.heard(lengths)
-        steps = [(span.tokens, span.duration_s) for span in timeline.spans if span.kind == "DECODE" and span.tokens]
+        pace = decode_pace(timeline)
         ranks = {span.rank for span in timeline.spans if span.kind == "DECODE"}
-        if not steps or not lengths:
+        if pace is None or not lengths:
             return
         spans = [span for span in timeline.spans if span.rank in ranks]
         scores = [span for span in spans if span.kind == "SCORE" and span.lane == COMPUTE]
         roles = {span.role for span in scores}
         loaded_s = sum(span.duration_s for span in spans if span.kind == "ONLOAD" and span.role in roles)
-        fixed_s, each_s = decode_line(steps)
+        fixed_s, each_s, tokens = pace
         wide = max(1, len(ranks) // max(1, instances))
-        move_s = self.experience.move_s(fixed_s + each_s)
+        move_s = self.experience.move_s(tokens * (fixed_s + each_s))
         score_s = _scored_s(scores) / len(lengths) / wide
-        self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks))
+        self._seen = Seen(fixed_s, each_s, score_s, move_s, timeline.makespan_s, loaded_s / len(ranks), tokens)
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ class Judge:
     def score_s(self) -> float:
         return 0.0 if self._seen is None else self._seen.score_s
 
-    def steps_in(self, seconds: float, running: Sequence[int]) -> float:
-        step_s = 0.0 if self._seen is None else self._seen.decode_s(max(running))
-        return seconds / step_s if step_s > 0 else 0.0
+    def tokens_in(self, seconds: float, running: Sequence[int]) -> float:
+        token_s = 0.0 if self._seen is None else self._seen.token_s(max(running))
+        return seconds / token_s if token_s > 0 else 0.0
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:
         if self._before is not None:
@@ -186,7 +187,8 @@ class Tail:
         """Prompts whose samples nobody can have scored yet."""
         self._parted: Counter[int] | None = None
         """Prompts that were parted → samples that are scored without the others; None: none was yet."""
-        self._steps = 0.0
+        self._tokens = 0.0
+        """That each unfinished sample has said, about."""
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
         self._looked_at_s = decides.clock()
@@ -197,7 +199,7 @@ class Tail:
         self._unfinished -= finished
         running = self._engine.running
         now = self._decides.clock()
-        self._steps += self._decides.steps_in(now - self._looked_at_s, running)
+        self._tokens += self._decides.tokens_in(now - self._looked_at_s, running)
         free = sum(1 for count in running if count == 0)
         self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
         self._looked_at_s = now
@@ -216,9 +218,9 @@ class Tail:
         if not pairs:
             return
         kept = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
-        if self._decides.gathers(Remaining(unfinished, int(self._steps), self._waiting_s, kept)):
+        if self._decides.gathers(Remaining(unfinished, int(self._tokens), self._waiting_s, kept)):
             keys = [key for moved in pairs.values() for key in moved]
-            how = self._decides.how({key: self._batch.prompts[key] + int(self._steps) for key in keys})
+            how = self._decides.how({key: self._batch.prompts[key] + int(self._tokens) for key in keys})
             self.num_moved = self._moves.move(pairs, how)
 
     def _scorable(self, ended: Collection[int], unfinished: Sequence[Sequence[int]]) -> int:
