@@ -54,6 +54,7 @@ from plait.policy.migration import AT_ONCE, HowToMove
 from plait.runtime.folder.decisions import Experience
 from plait.runtime.steps.rebalancing import Balance, Bounds, Rebalancer
 from plait.schedule.timeline import Span, Timeline
+from plait.workers.lockstep_engine import TELL_STEPS
 
 PROMPT = 128
 """Tokens of a prompt, simulated."""
@@ -73,6 +74,10 @@ class Instances:
         for number, (uid, group) in enumerate(lengths.items()):  # equal groups are dealt by turns
             self.left[number % count] |= {(uid, index): length for index, length in enumerate(group)}
         self.now = 0.0
+        self.lengths = {key: length for row in self.left for key, length in row.items()}
+        self.said: dict[Key, int] = {}
+        """As of the last step of its instance that ended a sample, or was the last of TELL_STEPS without one."""
+        self._quiet = [0] * count
         self.spans: list[Span] = []
         self.moved_s: float | None = None
         self._moves: dict[int, list[tuple[int, Key]]] = {}
@@ -106,11 +111,13 @@ class Instances:
         ended = 0.0
         while self._due:
             self.now, place = heapq.heappop(self._due)
-            for key in list(self.left[place])[: self.slots]:
+            running = list(self.left[place])[: self.slots]
+            for key in running:
                 self.left[place][key] -= 1
                 if self.left[place][key] <= 0:
                     del self.left[place][key]
                     ended = self.now
+            self._tell(place, running)
             self._give(place)
             if balance is not None and any(self.running):
                 balance.look(frees=False)
@@ -127,6 +134,14 @@ class Instances:
             self.spans.append(
                 Span("generate", "DECODE", place, 0.0, self.step_s(count), 0, count, samples=count, drawn=count)
             )
+
+    def _tell(self, place: int, running: Sequence[Key]) -> None:
+        """What samples have said, as instances of a run tell it."""
+        left = self.left[place]
+        self._quiet[place] += 1
+        if self._quiet[place] == TELL_STEPS or any(key not in left for key in running):
+            self._quiet[place] = 0
+            self.said |= {key: self.lengths[key] - left[key] for key in running if key in left}
 
     def _give(self, source: int) -> None:
         pause_s = self.move_s

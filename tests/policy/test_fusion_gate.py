@@ -88,11 +88,15 @@ def test_what_gathering_must_gain() -> None:
 def test_the_gain_of_what_is_left_by_hand() -> None:
     """One sample left on each, of 4 more steps, and 4 s of scoring wait. Staying: 4 s, then 8 s of work on two: 8 s.
     Gathered: one scores from now on 4 s; the others end at 4.5 s, and both score them in 2 s: 6.5 s."""
-    left = Remaining([[0], [1]], 3, 4.0)
+    left = Remaining([[0], [1]], [[3], [3]], 4.0)
     assert gain_s(SEEN, [3, 7], left, TWO) == pytest.approx(1.5)
     assert gain_s(SEEN, [3, 7], left, replace(TWO, max_batch=1)) == 0.0, "each instance takes one"
-    assert gain_s(SEEN, [3, 7], replace(left, unfinished=[[0, 1], []]), TWO) == 0.0, "they are in one instance"
-    assert gain_s(SEEN, [3, 7], replace(left, tokens_done=7), TWO) == 0.0, "no response was longer"
+    assert gain_s(SEEN, [3, 7], replace(left, unfinished=[[0, 1], []], said=[[3, 3], []]), TWO) == 0.0, (
+        "they are in one instance"
+    )
+    assert gain_s(SEEN, [3, 7], replace(left, said=[[7], [7]]), TWO) == 0.0, "no response was longer"
+    begun_later = replace(left, said=[[3], [0]])
+    assert gain_s(SEEN, [3, 7], begun_later, TWO) < gain_s(SEEN, [3, 7], left, TWO), "it has seven steps left, not four"
     assert gain_s(SEEN, [3, 7], replace(left, waiting_s=0.0), TWO) < 0, "nothing waits: the moves are lost"
 
 
@@ -100,7 +104,7 @@ def test_what_would_lose_if_steps_took_a_fifth_more_is_left_alone() -> None:
     """A further sample adds 0.375 s to a step of 1 s. Staying: 4 steps of 1.375 s, then 8 s of work on two: 9.5 s.
     Gathered: 4 steps of 1.75 s, in which what waits is scored, then 4 s on two: 9 s. If the further sample added 0.45 s
     to 0.8 s, and scoring took 1.6 s, they would be 8.2 s and 8.4 s."""
-    left = Remaining([[0], [1]], 3, 4.0)
+    left = Remaining([[0], [1]], [[3], [3]], 4.0)
     assert pays(SEEN, [3, 7], left, TWO)
     assert not pays(replace(SEEN, move_s=0.6), [3, 7], left, TWO), "three times the moves"
     slower = replace(SEEN, each_s=0.375, move_s=0.0, step_s=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from math import inf
 
 import pytest
@@ -18,6 +19,7 @@ from plait.policy.rebalance import (
     Shift,
     StepSeconds,
     UnfinishedSample,
+    chances_of,
     ends_s,
     last_end_s,
     rebalance,
@@ -45,6 +47,18 @@ def work(
 ) -> InstanceWork:
     growing = tuple(UnfinishedSample((place, index), context) for index in range(num))
     return InstanceWork(place, growing, chances or (10,), kv_tokens, takes)
+
+
+def test_what_samples_may_still_need_by_hand() -> None:
+    """A sample that has said nothing may come to 50 or 150 tokens, one that has said 100 to 150: half of the chances
+    are of each."""
+    found = Counter(chances_of([0, 100], [50, 150], 200))
+    assert found.keys() == {50, 150}
+    assert found[150] == pytest.approx(16, abs=1)
+    assert Counter(chances_of([0] * 300 + [100] * 100, [50, 150], 200))[150] == pytest.approx(24, abs=1)
+    assert set(chances_of([190], [50, 150], 400)) == {32}, "longer than any before"
+    assert set(chances_of([190], [50, 150], 200)) == {10}, "all that the limit allows"
+    assert set(chances_of([], [5], 200)) == {5}
 
 
 def test_when_samples_of_an_instance_end_by_hand() -> None:

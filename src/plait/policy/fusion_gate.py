@@ -7,8 +7,9 @@ never exact: gathering must gain as much as it needs to by what was measured, an
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
@@ -148,13 +149,13 @@ class Remaining:
 
     unfinished: of each instance: the prompt of each unfinished sample; samples of a prompt are scored when all of them
                 have ended, but for those that are scored before where groups are parted
-    tokens_done: that each of them has said, about
+    said:       tokens that each of them has, as far as is known
     waiting_s:  instance seconds of scoring that wait
     kept:       instances in which all that is unfinished would go on
     """
 
     unfinished: Sequence[Sequence[int]]
-    tokens_done: int
+    said: Sequence[Sequence[int]]
     waiting_s: float
     kept: int = 1
 
@@ -197,25 +198,27 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
 
 
 def _expected(lengths: Sequence[int], left: Remaining) -> list[list[Left]]:
-    """What is left of each unfinished sample: quantiles of what is left of those that were longer, dealt by turns to
-    instances, and in each to its parts, so that none has all of the long ones. Nothing, if none was longer."""
-    steps = sorted(length - left.tokens_done for length in lengths if length > left.tokens_done)
-    count = sum(map(len, left.unfinished))
+    """What is left of each unfinished sample: quantiles of what is left of those that were longer than it is, dealt by
+    turns to instances, and in each to its parts, so that none has all of the long ones. Nothing of those that are
+    longer than any was."""
+    ordered, count = sorted(lengths), sum(map(len, left.unfinished))
     rows: list[list[Left]] = [[] for _ in left.unfinished]
-    if not steps:
-        return rows
-    turns = [list(_by_turns(row)) for row in left.unfinished]
+    turns = [_by_turns(list(zip(*row, strict=True))) for row in zip(left.unfinished, left.said, strict=True)]
     order = [(k, place) for place, row in enumerate(turns) for k in range(len(row))]
     for i, (k, place) in enumerate(sorted(order)):
-        rows[place].append(Left(steps[(2 * i + 1) * len(steps) // (2 * count)], turns[place][k]))
+        part, said = turns[place][k]
+        first = bisect_right(ordered, said)
+        if first < len(ordered):
+            longer = ordered[first + (2 * i + 1) * (len(ordered) - first) // (2 * count)]
+            rows[place].append(Left(longer - said, part))
     return rows
 
 
-def _by_turns(parts: Sequence[int]) -> Iterable[int]:
-    """The same numbers, the first of each before the second of any."""
+def _by_turns(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same (part, tokens), the first of each part before the second of any."""
     met: Counter[int] = Counter()
-    order: list[tuple[int, int]] = []
-    for part in parts:
-        order.append((met[part], part))
-        met[part] += 1
-    return (part for _, part in sorted(order, key=lambda turn: turn[0]))
+    order: list[tuple[int, tuple[int, int]]] = []
+    for sample in samples:
+        order.append((met[sample[0]], sample))
+        met[sample[0]] += 1
+    return [sample for _, sample in sorted(order, key=lambda turn: turn[0])]

@@ -13,6 +13,7 @@ Shapes: lists of an instance's *chances*, steps of which each is as likely as an
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, inf, log
@@ -28,6 +29,11 @@ LEAST_SHARE = 0.003
 TIMES_MOVES = 3.0
 """Every instance that gives or takes counts as held up so many times as long as it is: who waits knows more, and may
 move fewer."""
+MOST_CHANCES = 64
+"""Steps that a sample of an instance may still need: so many are told apart."""
+LEAST_LEFT = 32
+"""Steps, or all that the limit allows if that is less, of a sample that is longer than any before."""
+GOLDEN = (5**0.5 - 1) / 2
 LEVELS = 8
 """Numbers of samples that no instance is to exceed which are tried, from the mean to the most of an instance."""
 
@@ -88,6 +94,27 @@ class Rebalancing:
     before_s: float
     after_s: float
     why: str = ""
+
+
+def chances_of(said: Sequence[int], lengths: Sequence[int], limit: int) -> tuple[int, ...]:
+    """Steps that a sample of an instance may still need, each as likely as any other, rising: what is left of an
+    earlier length that is longer than what one of its samples has said.
+
+    Args:
+        said: tokens of each sample; of none it is asked as of one that has not begun.
+        lengths: of earlier samples, rising.
+        limit: tokens of a response at most.
+    """
+    said, steps = said or (0,), []
+    for number in range(max(len(said), MOST_CHANCES)):
+        tokens, left = said[number % len(said)], LEAST_LEFT
+        first = bisect_right(lengths, tokens)
+        if first < len(lengths):
+            share = (number + 0.5) * GOLDEN % 1  # neighbours far apart, and all of them evenly spread
+            left = lengths[first + int(share * (len(lengths) - first))] - tokens
+        steps.append(min(max(1, limit - tokens), left))
+    steps.sort()
+    return tuple(steps[(2 * number + 1) * len(steps) // (2 * MOST_CHANCES)] for number in range(MOST_CHANCES))
 
 
 def ends_s(work: InstanceWork, step_s: StepSeconds, slots: int) -> list[float]:

@@ -62,7 +62,8 @@ def decided(path: Path, steps: Sequence[Span], after_s: float) -> dict[str, Any]
         return sum(map(len, pairs.values()))
 
     moves: Any = SimpleNamespace(is_moving=False, unfinished=unfinished, moved_s=None, move=move)
-    engine: Any = SimpleNamespace(running=(12, 4), traits=SimpleNamespace(num_instances=2), moves=moves)
+    said = {(uid, 0): 100 if uid < 12 else 150 for uid in range(16)}
+    engine: Any = SimpleNamespace(running=(12, 4), traits=SimpleNamespace(num_instances=2), moves=moves, said=said)
     balance = rebalancer.balance(CALL, engine, dict.fromkeys(range(16), 8), Bounds(64, 400))
     assert balance is not None
     now_s[0] = after_s
@@ -93,6 +94,8 @@ def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_p
     plain, guessed = found
     assert (guessed["left"], guessed["pairs"]) == (plain["left"], plain["pairs"])
     assert (guessed["before_s"], guessed["after_s"]) == pytest.approx((plain["before_s"], plain["after_s"]))
+    late = decided(tmp_path / "late.jsonl", steps, 1e3)
+    assert late == guessed, "what samples have said counts, not how long it is since they were asked for"
 
 
 @pytest.mark.parametrize(("takes_s", "times"), [(0.0, 7), (2.0, 2), (1e3, 1)])
@@ -111,7 +114,7 @@ def test_ends_are_foretold_in_a_twentieth_of_the_time(
 
     monkeypatch.setattr(rebalancing, "rebalance", rebalance)
     experience = Experience(tmp_path / "rebalancing.jsonl", [[9, 9]], clock=lambda: now_s[0])
-    engine: Any = SimpleNamespace(running=(2**15, 2**15), traits=SimpleNamespace(num_instances=2))
+    engine: Any = SimpleNamespace(running=(2**15, 2**15), traits=SimpleNamespace(num_instances=2), said={})
     moves: Any = SimpleNamespace(is_moving=False, unfinished=((), ()))
     rebalancer = Rebalancer(experience)
     rebalancer.curve = Curve(10.0, 0.0, 1.0)

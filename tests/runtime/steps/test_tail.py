@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from plait.policy.fusion_gate import WRONG, RolloutSize, Seen
+from plait.policy.fusion_gate import WRONG, Remaining, RolloutSize, Seen
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove, InstanceLoad, Unfinished, decide
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import Experience
@@ -39,7 +39,7 @@ class Instances:
 
     def __init__(self, truth: Seen, lengths: Mapping[Key, int]) -> None:
         self.truth, self.now_s = truth, 0.0
-        self.left = dict(lengths)
+        self.lengths, self.left = lengths, dict(lengths)
         """Unfinished sample → tokens that it still lacks."""
         self.where = {key: key[0] % INSTANCES for key in lengths}
         self.ended: dict[Key, float] = {}
@@ -56,6 +56,10 @@ class Instances:
     @property
     def unfinished(self) -> tuple[tuple[Key, ...], ...]:
         return tuple(tuple(key for key in self.left if self.where[key] == place) for place in range(INSTANCES))
+
+    @property
+    def said(self) -> dict[Key, int]:
+        return {key: self.lengths[key] - left for key, left in self.left.items()}
 
     @property
     def at_work(self) -> frozenset[int]:
@@ -149,14 +153,15 @@ def off_s(truth: Seen, lengths: Mapping[Key, int]) -> float:
     return max(instances.ended.values()) + truth.load_s + len(lengths) * truth.score_s / INSTANCES
 
 
-def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Decides) -> tuple[float, int]:
-    """(seconds until all is scored, samples that moved)"""
+def auto_s(truth: Seen, lengths: Mapping[Key, int], judge: Decides, begin_s: float = 0.0) -> tuple[float, int]:
+    """(seconds until all is scored, samples that moved); `begin_s`: when samples begin that are asked for at 0."""
     instances = Instances(truth, lengths)
     nothing: Any = iter(())
     task = Task(((0, 0),), "generate", nothing, frozenset(range(INSTANCES)))
     engine: Any = instances
     judge.clock = lambda: instances.now_s
     tail = Tail(task, engine, Batch(dict.fromkeys(lengths, 8), SAMPLES), Bounds(MAX_BATCH, 200), judge)
+    instances.now_s, instances.next_s = begin_s, [at + begin_s for at in instances.next_s]
     for finished in instances.played():
         tail.look(finished)
     tail.end()
@@ -270,6 +275,19 @@ def test_moves_that_took_long_are_not_made_again(tmp_path: Path) -> None:
     assert gate().judge(1, "actor.generate", size).threshold == 0
 
 
+def test_samples_that_began_late_are_gathered_as_well(tmp_path: Path) -> None:
+    """Weights and prompts took 100 s; by the clock each sample could have ended long ago."""
+    truth, keys = TRUTHS["scores long"], list(product(range(PROMPTS), range(SAMPLES)))
+    lengths = {key: 150 if key in keys[:: len(keys) // 3] else 20 for key in keys}
+    size, moved = RolloutSize(len(keys), INSTANCES, MAX_BATCH, SAMPLES), []
+    for begin_s in (0.0, 100.0):
+        known = Experience(tmp_path / f"{begin_s}.jsonl", [[*lengths.values()]] * 4)
+        gate = FusionGate(known, FusionTimes(0.02, 0.002, 0.0, 0.0, 0.0))
+        gate.learn(timeline_of(replace(truth, step_s=10.0)), [*lengths.values()], INSTANCES)
+        moved.append(auto_s(truth, lengths, gate.judge(0, "actor.generate", size), begin_s)[1])
+    assert moved[0] == moved[1] > 0
+
+
 def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_path: Path) -> None:
     """Steps of 2.5 tokens, each 2.5 times as long: a token of each sample takes the same, and a move of two steps 2.5
     times as long."""
@@ -281,7 +299,6 @@ def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_p
         gate = FusionGate(known, FusionTimes(0.02, 0.002, 0.0, 0.0, 0.0))
         gate.learn(timeline_of(Seen(0.004, 0.0016, 0.2, 0.0, 3.0, tokens=tokens)), before[0], INSTANCES)
         judge = gate.judge(0, "actor.generate", size)
-        assert judge.tokens_in(1.0, (8, 3)) == pytest.approx(1 / (0.004 + 8 * 0.0016))
         judge.end(0, None)
         rows.append(known.decisions.of((1, "actor.generate")) or {})
     plain, guessed, unmeasured = rows
@@ -289,6 +306,29 @@ def test_steps_with_guesses_decide_as_plain_ones_that_bring_as_many_tokens(tmp_p
     assert guessed["threshold"] == plain["threshold"]
     assert (guessed["gain_s"], guessed["needed_s"]) == pytest.approx((plain["gain_s"], plain["needed_s"]))
     assert unmeasured["seen"]["move_s"] == pytest.approx(2 * 2.5 * (0.004 + 0.0016))
+
+
+@pytest.mark.parametrize(("takes_s", "times"), [(0.0, 7), (0.002, 3), (10.0, 1)])
+def test_the_end_is_judged_in_a_twentieth_of_the_time(takes_s: float, times: int) -> None:
+    """One of two instances has a long sample, the other eight that end one by one, every 20 ms. To judge takes no time;
+    or 2 ms, so that the next 40 ms are left alone; or longer than all that follows."""
+    judged: list[Remaining] = []
+    instances = Instances(Seen(0.02, 0.0, 0.0, 0.0, 0.0), {(1, 0): 100, **{(0, k): k + 1 for k in range(8)}})
+
+    class Judges(AtThreshold):
+        def gathers(self, left: Remaining) -> bool:
+            judged.append(left)
+            instances.now_s += takes_s
+            return False
+
+    nothing, engine = cast(Any, iter(())), cast(Any, instances)
+    task = Task(((0, 0),), "generate", nothing, frozenset(range(INSTANCES)))
+    batch, bounds = Batch(dict.fromkeys(instances.left, 8), SAMPLES), Bounds(MAX_BATCH, 200)
+    tail = Tail(task, engine, batch, bounds, Judges(9, lambda: instances.now_s))
+    for finished in instances.played():
+        tail.look(finished)
+    assert len(judged) == times
+    assert judged[0].said == [[1] * 7, [0]], "the other instance has ended no step yet"
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 4])

@@ -13,6 +13,10 @@ from plait.policy.migration import AT_ONCE, HowToMove
 from plait.policy.step import Key
 from plait.schedule.timeline import Timeline
 
+LOOKING = 0.05
+"""Share of the time of a rollout that foretelling its end may take: with hundreds of instances it takes seconds, and
+some sample has ended, or some instance has half of its samples left, after almost every step."""
+
 
 class Gate(Protocol):
     """Says in each rollout whether its samples are scored in parts, whether its end is gathered, and when."""
@@ -52,10 +56,6 @@ class Decides(Protocol):
 
     def score_s(self) -> float:
         """Seconds of scoring a sample, by one instance."""
-        ...
-
-    def tokens_in(self, seconds: float, running: Sequence[int]) -> float:
-        """Tokens that each sample of the instance with the most samples gets in so many seconds."""
         ...
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:
@@ -99,9 +99,6 @@ class AtThreshold:
         return True
 
     def score_s(self) -> float:
-        return 0.0
-
-    def tokens_in(self, seconds: float, running: Sequence[int]) -> float:
         return 0.0
 
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:

@@ -7,7 +7,6 @@ decided is kept in the run's folder, and a run that is resumed decides the same 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from typing import Any
 from plait.engines import GenerationEngine, InstanceMoves
 from plait.policy.decode_pace import decode_pace
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
-from plait.policy.rebalance import InstanceWork, MoveCost, UnfinishedSample, rebalance
+from plait.policy.rebalance import InstanceWork, MoveCost, UnfinishedSample, chances_of, rebalance
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import CallOfStep, Experience
+from plait.runtime.steps.gates import LOOKING
 from plait.schedule.timeline import Timeline
 
 TOKENS_BETWEEN = 32
@@ -26,13 +26,6 @@ TOKENS_BETWEEN = 32
 samples left that it had then."""
 TOKENS_BETWEEN_SHORT = 8
 """The same where samples that move stand still for less than a step: then it pays to move fewer at a time, later."""
-LOOKING = 0.05
-"""Share of the time of a rollout that foretelling ends may take: with hundreds of instances it takes seconds, and some
-instance has half of its samples left after almost every step."""
-MOST_CHANCES = 64
-"""Lengths that a sample may come to, at most: taken evenly from the earlier ones that are longer than it is."""
-LEAST_LEFT = 32
-"""Tokens, or all that the limit allows if that is less, of a sample that is longer than any before."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class Balance:
         """Moves that a run before this one has made, and that are made again."""
         self._made: list[dict[str, Any]] = []
         self._tokens = [0.0] * engine.traits.num_instances
-        """That each unfinished sample of each instance has said, about."""
+        """That a sample of each instance could have said by now, about: what says when to look."""
         self._judged_at, self._judged_with = 0.0, (0,) * engine.traits.num_instances
         self._looked_at_s = self._may_decide_at_s = rebalancer.experience.clock()
         self._moved: set[Key] = set()
@@ -173,12 +166,12 @@ class Balance:
                 return
 
     def _decide(self, curve: Curve, *, frees: bool) -> None:
-        unfinished = self._moves.unfinished
+        unfinished, said = self._moves.unfinished, self._engine.said
         works = [
             InstanceWork(
                 place,
-                tuple(self._growing(place, keys)),
-                self._chances(place),
+                tuple(self._growing(keys, said)),
+                chances_of([said.get(key, 0) for key in keys], self._lengths, self._bounds.response),
                 self._bounds.kv_tokens,
                 takes=bool(keys) or not frees,
             )
@@ -195,21 +188,12 @@ class Balance:
             row |= {"recompute": [list(key) for key in sorted(how.recompute)], "ahead": how.ahead}
             self._move(pairs, row, how)
 
-    def _growing(self, place: int, keys: Sequence[Key]) -> Iterator[UnfinishedSample]:
-        """The samples of an instance; how long each is going to be nobody knows."""
-        done = int(self._tokens[place])
-        for number, key in enumerate(keys):
-            begun = number < self._bounds.slots
-            context = self._prompts[key[0]] + (done if begun else 0)
-            yield UnfinishedSample(key, context, begun and key not in self._moved)
-
-    def _chances(self, place: int) -> tuple[int, ...]:
-        """Tokens that samples of an instance may still say: what is left of earlier ones that were longer."""
-        done = int(self._tokens[place])
-        longer = self._lengths[bisect_right(self._lengths, done) :]
-        most, count = max(1, self._bounds.response - done), min(len(longer), MOST_CHANCES)
-        lengths = [longer[(2 * number + 1) * len(longer) // (2 * count)] for number in range(count)]
-        return tuple(min(most, length - done) for length in lengths) or (min(most, LEAST_LEFT),)
+    def _growing(self, keys: Sequence[Key], said: Mapping[Key, int]) -> Iterator[UnfinishedSample]:
+        """The samples of an instance; how long each is going to be nobody knows. Those that have said nothing yet, as
+        far as is known, stay."""
+        for key in keys:
+            may_move = key in said and key not in self._moved
+            yield UnfinishedSample(key, self._prompts[key[0]] + said.get(key, 0), may_move)
 
     def _how(self, curve: Curve, samples: Sequence[UnfinishedSample]) -> HowToMove:
         if self._rebalancer.experience.times is None:

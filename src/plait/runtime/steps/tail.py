@@ -19,7 +19,7 @@ from plait.policy.fusion_gate import LEAST_SHARE, Choice, Remaining, RolloutSize
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
 from plait.runtime.folder.decisions import Experience
-from plait.runtime.steps.gates import Decides
+from plait.runtime.steps.gates import LOOKING, Decides
 from plait.schedule.dispatch import Task
 from plait.schedule.fusion_times import FusionTimes
 from plait.schedule.timeline import Span, Timeline
@@ -125,10 +125,6 @@ class Judge:
     def score_s(self) -> float:
         return 0.0 if self._seen is None else self._seen.score_s
 
-    def tokens_in(self, seconds: float, running: Sequence[int]) -> float:
-        token_s = 0.0 if self._seen is None else self._seen.token_s(max(running))
-        return seconds / token_s if token_s > 0 else 0.0
-
     def how(self, contexts: Mapping[Key, int]) -> HowToMove:
         if self._before is not None:
             keys = frozenset((uid, index) for uid, index in self._before.get("recompute", ()))
@@ -187,11 +183,9 @@ class Tail:
         """Prompts whose samples nobody can have scored yet."""
         self._parted: Counter[int] | None = None
         """Prompts that were parted → samples that are scored without the others; None: none was yet."""
-        self._tokens = 0.0
-        """That each unfinished sample has said, about."""
         self._waiting_s = 0.0
         """Instance seconds of scoring that could be done, were instances free."""
-        self._looked_at_s = decides.clock()
+        self._looked_at_s = self._may_judge_at_s = decides.clock()
         self.num_moved = 0
 
     def look(self, finished: int) -> None:
@@ -199,7 +193,6 @@ class Tail:
         self._unfinished -= finished
         running = self._engine.running
         now = self._decides.clock()
-        self._tokens += self._decides.tokens_in(now - self._looked_at_s, running)
         free = sum(1 for count in running if count == 0)
         self._waiting_s = max(0.0, self._waiting_s - (now - self._looked_at_s) * free)
         self._looked_at_s = now
@@ -212,15 +205,26 @@ class Tail:
         ended = self._open.difference(*unfinished)
         self._open -= ended
         self._waiting_s += self._scorable(ended, unfinished) * self._decides.score_s()
-        if not 0 < self._unfinished <= self._decides.threshold:
-            return
+        if 0 < self._unfinished <= self._decides.threshold and self._looked_at_s >= self._may_judge_at_s:
+            self._judge(unfinished)
+            judged_s = self._decides.clock()
+            self._may_judge_at_s = judged_s + (judged_s - self._looked_at_s) / LOOKING
+
+    def _judge(self, unfinished: Sequence[Sequence[int]]) -> None:
+        """Have the samples move, if that pays.
+
+        Args:
+            unfinished: of each instance the prompts of its samples.
+        """
         pairs = self._moves.gathering(self._bounds)
         if not pairs:
             return
         kept = sum(map(bool, unfinished)) - len({source for source, _ in pairs})
-        if self._decides.gathers(Remaining(unfinished, int(self._tokens), self._waiting_s, kept)):
+        said = self._engine.said
+        tokens = [[said.get(key, 0) for key in keys] for keys in self._moves.unfinished]
+        if self._decides.gathers(Remaining(unfinished, tokens, self._waiting_s, kept)):
             keys = [key for moved in pairs.values() for key in moved]
-            how = self._decides.how({key: self._batch.prompts[key] + int(self._tokens) for key in keys})
+            how = self._decides.how({key: self._batch.prompts[key] + said.get(key, 0) for key in keys})
             self.num_moved = self._moves.move(pairs, how)
 
     def _scorable(self, ended: Collection[int], unfinished: Sequence[Sequence[int]]) -> int:
