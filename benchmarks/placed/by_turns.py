@@ -93,7 +93,8 @@ class Worker(worker.Worker):
     """Of a run by turns."""
 
     def run(self) -> Outcome | None:
-        with patch.object(worker, "train", by_turns), patch.object(worker, "conclude", lambda prepared, folder: None):
+        take_turns = lambda session, stopped_by: by_turns(session)
+        with patch.object(worker, "train", take_turns), patch.object(worker, "conclude", lambda prepared, folder: None):
             return super().run()
 
 
