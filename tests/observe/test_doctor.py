@@ -104,7 +104,14 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"response_length/clip_ratio": 0.6}, "truncation", WARNING, "60%", "sampling.max_response_tokens"),
     ({"response_length/clip_ratio": 1.0}, "truncation", WARNING, "no response ended", "sampling.max_response_tokens"),
     ({"frac_reward_zero_std": 0.9}, "dead_groups", WARNING, "90% of the groups", "reward.functions"),
-    ({"doctor/zero_advantages": 1.0}, "dead_groups", ERROR, "every advantage", "reward.functions"),
+    ({"doctor/zero_advantages": 1.0}, "dead_groups", WARNING, "every advantage", "reward.functions"),
+    (
+        {"doctor/zero_advantages": 1.0, "frac_reward_zero_std": 1.0},
+        "dead_groups",
+        ERROR,
+        "every advantage",
+        "reward.functions",
+    ),
     ({"doctor/groups_broken": 1.0}, "dead_groups", ERROR, "keyed by something else", "samples_per_prompt"),
     ({"reward/dropped": 2}, "reward_dropped", INFO, "2 samples (3%)", "reward.on_error"),
     ({"reward/dropped": 32}, "reward_dropped", WARNING, "32 samples (50%)", "reward.on_error"),
@@ -293,21 +300,26 @@ def test_rewards_that_told_apart_until_updates_broke_the_policy(moved: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
+    ("first", "then", "severities"),
     [
-        ({}, {"actor/entropy": 1.8}),  # prompts that are too hard, or solved
-        ({"reward": 0.5}, {"reward": 1.0, "actor/entropy": 0.1}),  # a task that is learned: all answers are right
-        (DEAD, {"actor/entropy": 3.7}),  # rewards that never told anything apart
-        ({"actor/entropy": 0.01}, {"actor/entropy": 0.02}),  # a policy that hardly explored when it began
+        ({}, {"actor/entropy": 1.8}, [None, WARNING, None, ERROR]),  # prompts that are too hard
+        (DEAD, {"actor/entropy": 3.7}, [ERROR, None, None, None]),  # rewards that never told anything apart
+        ({"actor/entropy": 0.01}, {"actor/entropy": 0.02}, [None, WARNING, None, ERROR]),  # that never explored
+        ({}, {"reward": 1.0, "actor/entropy": 1.8}, [None, WARNING, None, None]),  # a task that is learned
+        ({}, {"reward": 1.0, "actor/entropy": 0.1}, [None, WARNING, None, None]),
     ],
 )
 def test_rewards_alone_are_looked_at_where_the_policy_is_what_it_was(
-    first: dict[str, float], then: dict[str, float]
+    first: dict[str, float], then: dict[str, float], severities: list[Severity | None]
 ) -> None:
+    """One step without advantages may be luck: the third in a row is not, unless the reward has risen."""
     doctor = Doctor()
-    doctor.examine(1, HEALTHY | first)
-    doctor.examine(2, HEALTHY | DEAD | then)
-    assert [row.key for row in doctor.summary() if row.severity is ERROR] == ["reward.functions"]
+    steps = [HEALTHY | first, *[HEALTHY | DEAD | then] * 3]
+    found = [named(doctor, step, metrics).get("dead_groups") for step, metrics in enumerate(steps, 1)]
+    assert found == severities
+    assert "broken_policy" not in {row.rule for row in doctor.summary()}
+    key = "data.source" if then.get("reward") else "reward.functions"
+    assert [row.key for row in doctor.summary() if row.rule == "dead_groups"] == [key]
 
 
 def test_rewards_that_hardly_told_anything_apart_do_not_accuse_updates() -> None:

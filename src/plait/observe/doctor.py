@@ -13,7 +13,7 @@ from typing import Any
 
 from plait.observe.doctor_agreement import explained, metrics_diagnosis
 from plait.observe.doctor_reading import BASELINES, FIRST_DIFF, LIMITS, Diagnosis, Limits, Reading, Severity, Sign
-from plait.observe.doctor_rules import RULES
+from plait.observe.doctor_rules import RULES, SILENT_BESIDE
 from plait.observe.doctor_settings import DoctorSettings
 
 ALARM = "rollout_mismatch"
@@ -114,10 +114,12 @@ class Doctor:
                 self.remember(step, name, float(first))
         reading = Reading(step, metrics, self.baseline, self.settings, self.limits, self._streaks(step))
         findings = []
+        seen: set[str] = set()
         for rule, check in RULES.items():
-            sign = check(reading)
+            sign = check(reading) if SILENT_BESIDE.get(rule) not in seen else None
             if sign is None:
                 continue
+            seen.add(rule)
             course = self._courses.get(rule)
             speaks = course is None or course.asks_for_a_word(step, sign, self.settings.repeat_every)
             speaks = speaks and sign.severity is not None

@@ -63,3 +63,6 @@ RULES: dict[str, Rule] = {
         skipped_steps,
     )
 }
+
+SILENT_BESIDE = {"dead_groups": "broken_policy"}
+"""Rule → an earlier one of which it is what comes of it: where that sees its sign, it is not asked."""

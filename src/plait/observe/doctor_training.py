@@ -101,17 +101,8 @@ def dead_groups(reading: Reading) -> Sign | None:
             "samples_per_prompt",
             badness=2.0,
         )
-    if broken_policy(reading) is not None:
-        return None  # equal rewards are what comes of it
-    zero = reading.get("doctor/zero_advantages")
-    if zero == 1:
-        return Sign(
-            Severity.ERROR,
-            1.0,
-            "every advantage of the step is 0: it teaches nothing, all rewards that are compared are equal",
-            "reward.functions",
-            badness=2.0,
-        )
+    if reading.get("doctor/zero_advantages") == 1:
+        return _no_advantages(reading)
     share = _dead_share(reading)
     if share is None:
         return None
@@ -122,6 +113,24 @@ def dead_groups(reading: Reading) -> Sign | None:
         "that does not tell responses apart",
         "reward.functions",
     )
+
+
+def _no_advantages(reading: Reading) -> Sign:
+    """An error where rewards have never told anything apart, or do not any more: one step may be luck, and a task that
+    is learned is what the run is for."""
+    sentence = "every advantage of the step is 0: it teaches nothing, all rewards that are compared are equal"
+    if _learned(reading):
+        sentence += f", at a mean of {reading.get('reward'):.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
+        return Sign(Severity.WARNING, 1.0, f"{sentence}: there is little left to learn here", "data.source")
+    first = reading.first(FIRST_DEAD_GROUPS)
+    is_luck = first is not None and first < 1 and reading.streaks["dead_groups"] < 3
+    return Sign(Severity.WARNING if is_luck else Severity.ERROR, 1.0, sentence, "reward.functions", badness=2.0)
+
+
+def _learned(reading: Reading) -> bool:
+    """Whether the mean reward is above the first step's: groups may have equal rewards as all answers are right."""
+    reward, first = reading.get("reward"), reading.first(FIRST_REWARD)
+    return reward is not None and first is not None and reward > first
 
 
 def _dead_share(reading: Reading) -> float | None:
@@ -156,9 +165,8 @@ def broken_policy(reading: Reading) -> Sign | None:
     share, first = _dead_share(reading), reading.first(FIRST_DEAD_GROUPS)
     if share is None or first is None or first >= reading.settings.dead_groups:
         return None
-    reward, first_reward = reading.get("reward"), reading.first(FIRST_REWARD)
-    if reward is not None and first_reward is not None and reward > first_reward:
-        return None  # they are equal because the task is learned
+    if _learned(reading):
+        return None
     moved = _far_away(reading) or ("little is learned" if reading.streaks["broken_policy"] > 1 else None)
     if moved is None:
         return None
