@@ -400,11 +400,35 @@ def test_a_parameter_of_three_dims_beside_the_layers_is_no_mixture() -> None:
     assert {"layers.0.q_proj", "layers.0.up_proj"} <= targets_of(RANK_4, decoder).keys()
 
 
-def test_a_model_that_reads_images_is_adapted() -> None:
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj",)])
+def test_of_a_model_that_reads_images_what_texts_reach_is_adapted(targets: Any, tmp_path: Path) -> None:
+    """Its encoder has layers of the same names. An adapter of peft's has them too, and says the same without."""
     base = from_module(tiny_with_images(), None)
-    view = stirred(add_lora(base, RANK_4, name="a", seed=0))
+    view = stirred(add_lora(base, LoraSettings(rank=4, target_modules=targets), name="a", seed=0))
     assert "model.language_model.layers.0.self_attn.q_proj.lora_A.weight" in view.own.parameters
-    assert (logprobs_of(view) - logprobs_of(base)).abs().max() > 1e-3
+    assert all(".language_model.layers." in name for name in view.own.parameters)
+    expected = logprobs_of(view)
+    assert (expected - logprobs_of(base)).abs().max() > 1e-3
+    save_adapter(view, tmp_path / "adapter")
+    theirs = peft.PeftModel.from_pretrained(tiny_with_images(), tmp_path / "adapter").eval()
+    assert {name.partition(".lora_A.")[0] for name, _ in theirs.named_parameters() if ".lora_A." in name} == {
+        f"base_model.model.{name.partition('.lora_A.')[0]}" for name in view.own.parameters if ".lora_A." in name
+    }
+    with torch.no_grad():
+        torch.testing.assert_close(eager_logprobs(theirs, RAGGED)[0], expected, rtol=0, atol=1e-4)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear" if targets == "all-linear" else [*targets])
+    everywhere = peft.get_peft_model(tiny_with_images(), config)
+    with torch.no_grad():
+        for name, param in everywhere.named_parameters():
+            if ".lora_" in name:
+                own = view.own.parameters.get(name.removeprefix("base_model.model.").replace(".default", ""))
+                param.copy_(torch.ones_like(param) if own is None else own)
+    everywhere.save_pretrained(tmp_path / "everywhere")
+    assert any("vision_tower" in name for name in load_file(tmp_path / "everywhere" / "adapter_model.safetensors"))
+    for folder in ("adapter", "everywhere"):
+        again = load_adapter(from_module(tiny_with_images(), None), tmp_path / folder, name="x")
+        assert torch.equal(logprobs_of(again), expected)
+        assert again.trained.layout == view.trained.layout
 
 
 def test_layers_whose_name_is_a_number_are_not_adapted() -> None:

@@ -29,6 +29,7 @@ from plait.models.files.pretrained import new_module
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.part import require_whole
+from plait.models.reach import text_decoder
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
 
 _EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
@@ -106,10 +107,13 @@ def _inject(decoder: Any, settings: LoraSettings, name: str) -> None:
 def peft_fields(settings: LoraSettings, decoder: Any) -> dict[str, Any]:
     alpha = settings.effective_alpha
     targets = targets_of(settings, decoder)
+    names = sorted({at.rpartition(".")[2] for at in targets})
+    alike = sorted(at for at in unreached_layers(decoder) if at.rpartition(".")[2] in names)
     return {
         "r": settings.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "target_modules": sorted({at.rpartition(".")[2] for at in targets}),
+        "target_modules": names,
+        "exclude_modules": alike or None,
         "fan_in_fan_out": any(type(layer).__name__ == "Conv1D" for layer in targets.values()),
         "bias": "none",
         "lora_dropout": 0.0,
@@ -128,7 +132,7 @@ def check_targets(settings: LoraSettings, models: Iterable[str]) -> None:
 
 
 def targets_of(settings: LoraSettings, decoder: Any) -> dict[str, nn.Module]:
-    """The layers that get an adapter, by name.
+    """The layers that get an adapter, by name: of those that texts reach (`models.reach`).
 
     Peft reads the names of an MLP's layers, in a model with a mixture of experts, as those of the experts, which are
     no linear layers in Transformers: such a model is adapted outside its MLPs, those of dense layers too. It also takes
@@ -164,7 +168,19 @@ def _mixture_of(experts: str) -> str:
     return f"{own if around.rpartition('.')[2].isdigit() else around}."
 
 
+def unreached_layers(decoder: Any) -> list[str]:
+    """Names of the linear layers that no text reaches, as those of an encoder of images."""
+    reached = {id(module) for module in text_decoder(decoder).modules()}
+    return [at for at, layer in _every_linear_layer(decoder).items() if id(layer) not in reached]
+
+
 def _linear_layers(decoder: Any) -> dict[str, nn.Module]:
+    """Linear layers that texts reach, by name."""
+    beside = set(unreached_layers(decoder))
+    return {at: layer for at, layer in _every_linear_layer(decoder).items() if at not in beside}
+
+
+def _every_linear_layer(decoder: Any) -> dict[str, nn.Module]:
     """Linear layers of the decoder, those that are wrapped already by the name they had."""
     adapted = adapted_layers(decoder)
     layers: dict[str, nn.Module] = {at: layer.base_layer for at, layer in adapted.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 from plait.errors import ModelError
 from plait.models.files.claims import read_object
 from plait.models.files.saving import check_finite
-from plait.models.lora import add_lora, own_adapter, peft_fields, peft_library, targets_of
+from plait.models.lora import add_lora, own_adapter, peft_fields, peft_library, targets_of, unreached_layers
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
 from plait.output import write_folder
@@ -81,7 +81,8 @@ def _base_of(model: Model) -> str | None:
 
 
 def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
-    """A view of the model with an adapter that `save_adapter`, peft or TRL wrote.
+    """A view of the model with an adapter that `save_adapter`, peft or TRL wrote; what it has of layers that no text
+    reaches is left out.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`.
@@ -107,7 +108,10 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
     if config.get("peft_type") != "LORA" or others:
         kind = config.get("peft_type") if config.get("peft_type") != "LORA" else f"LoRA with {', '.join(others)}"
         raise ModelError(f"adapter: {str(folder)!r}: expected plain LoRA, found {kind}.")
-    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
+    decoder = model.module.base_model
+    beside = tuple(f"{model.module.base_model_prefix}.{at}.lora_" for at in unreached_layers(decoder))
+    names = {key: key.removeprefix(_PREFIX) for key in stored}
+    tensors = {name: stored[key] for key, name in names.items() if not name.startswith(beside)}
     targets = sorted({key.split(".lora_A.")[0].rpartition(".")[2] for key in tensors if ".lora_A." in key})
     try:
         settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"], target_modules=tuple(targets))
@@ -116,7 +120,6 @@ def load_adapter(model: AnyModel, folder: str | Path, *, name: str) -> AnyModel:
             f"adapter: {str(folder)!r}: adapter_config.json should state `r`, a whole number, and `lora_alpha`, a "
             f"number, found {config.get('r')!r:.80} and {config.get('lora_alpha')!r:.80}."
         ) from error
-    decoder = model.module.base_model
     _check_tensors(tensors, _shapes(model, decoder, settings), folder)
     view = add_lora(model, settings, name=name, seed=0)
     assert view.own is not None, "add_lora gives a view"
