@@ -117,6 +117,7 @@ def test_no_name_of_theirs_is_a_key_of_ours() -> None:
 
 
 def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
+    import peft
     import trl
 
     classes = (
@@ -141,9 +142,11 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
     )
     arguments = {name for cls in trainers for name in inspect.signature(cls.__init__).parameters} - {"self", "model"}
     fields = {field.name for cls in classes for field in dataclasses.fields(cls)} | arguments
+    fields |= {f"peft_config.{field.name}" for field in dataclasses.fields(peft.LoraConfig)}
     (mine,) = (system for system in systems() if system.id == "trl")
     names = {name for entry in mine.entries() for name in entry.names}
     assert trl.__version__.startswith("1.16.")
+    assert peft.__version__.startswith("0.21.")
     elsewhere = SCRIPTS | set(PPO.split())
     assert names >= elsewhere
     assert names - elsewhere == fields
@@ -197,8 +200,14 @@ def test_values_have_other_names_too() -> None:
         ("lora.lora_alpha", ": TRL's `lora_alpha` is `lora.alpha` here"),
         ("checkpoint.save_steps", ": TRL's `save_steps` is `checkpoint.every` here"),
         ("lora.use_dora", ", TRL's `use_dora`, has no equivalent here: adapters are plain LoRA"),
+        ("lora.use_rslora", ": TRL's `use_rslora` is `lora.alpha` here (its scale is alpha / √rank"),
+        ("lora.bias", ", TRL's `peft_config.bias`, has no equivalent here: no bias is trained"),
+        ("lora.r", ": TRL's `peft_config.r` is `lora.rank` here"),
+        ("lora.exclude_modules", ": TRL's `peft_config.exclude_modules` is `lora.target_modules` here"),
+        ("lora.init_lora_weights", ", TRL's `peft_config.init_lora_weights`, has no equivalent here: A is drawn"),
         ("sampling.repetition_penalty", ", TRL's `repetition_penalty`, has no equivalent here: training needs"),
-        ("peft_config.r", ": TRL's `peft_config` is `lora.rank` and `lora.alpha` and `lora.target_modules` here"),
+        ("peft_config.r", ": TRL's is `lora.rank` here"),
+        ("peft_config.x", ": TRL's `peft_config` is `lora.rank` and `lora.alpha` and `lora.target_modules` here"),
         ("lr_scheduler_kwargs.min_lr_rate", ": TRL's `lr_scheduler_kwargs` is `optimizer.min_lr_ratio` and"),
         ("num_ppo_epochs", ": TRL's is `options.epochs` here (theirs is 4 unless set, ours 1)"),
         ("desirable_weight", ", TRL's, has no equivalent here: there is no KTO"),
@@ -225,7 +234,8 @@ def test_answers(key: str, said: str) -> None:
 
 
 def test_what_holds_other_keys_is_answered_for_what_stands_in_it_or_for_itself() -> None:
-    assert answer("peft_config", {"r": 8}).startswith(": TRL's is `lora.rank` and `lora.alpha` and")
+    assert answer("peft_config", {}).startswith(": TRL's is `lora.rank` and `lora.alpha` and")
+    assert answer("peft_config", {"r": 8}).startswith(": TRL's `peft_config.r` is `lora.rank` here")
     assert answer("args", {"learning_rate": 1e-5}).startswith(", TRL's, has no equivalent here: its settings are keys")
     assert answer("rollout", {"n_samples_per_prompt": 8}).startswith(": OpenRLHF's `rollout.n_samples_per_prompt` is")
 
@@ -299,7 +309,10 @@ def test_all_unknown_keys_of_a_recipe_are_answered_at_once(tmp_path: Path) -> No
     assert first == "unknown key `model_name_or_path`: TRL's is `model` here (docs/coming-from-trl.md)"
     assert second.startswith("`max_steps`: TRL's is `steps` here (counts batches here and optimizer steps there;")
     assert third == "`stepps`; did you mean `steps`?"
-    assert (inside, of_list[:24]) == ("`lora.r`; did you mean `lora.rank`?", "`data.more.0.train_files")
+    assert (inside, of_list[:24]) == (
+        "`lora.r`: TRL's `peft_config.r` is `lora.rank` here (docs/coming-from-trl.md)",
+        "`data.more.0.train_files",
+    )
 
 
 if __name__ == "__main__":

@@ -122,7 +122,8 @@ def _leaves(key: str, value: Any) -> Iterator[str]:
 def _find(key: str) -> tuple[System, str, OtherName] | None:
     """The entry of the name itself, else of a dotted one that ends with it, else of the section that it is in; else, of
     a key in a section of ours, of a name that ends as it does and whose key is in that section (`optimizer.lr`,
-    `sampling.max_completion_length`), or of one that has none (`lora.use_dora`)."""
+    `sampling.max_completion_length`), or of one that has none and stands alone (`lora.use_dora`) or beside such names
+    (`lora.bias`)."""
     every = [(system, name, entry) for system in systems() for entry in system.entries() for name in entry.names]
     exact = next((named for named in every if named[1] == key), None)
     if exact is not None or key in _ANYWHERE:
@@ -136,5 +137,7 @@ def _find(key: str) -> tuple[System, str, OtherName] | None:
         return inside
     section, _, leaf = key.rpartition(".")
     ends = [named for named in every if section and named[1].rpartition(".")[2] == leaf]
-    of_section = (named for named in ends if any(ours.rpartition(".")[0] == section for ours in named[2].keys))
-    return next(of_section, None) or next((named for named in ends if named[1] == leaf and not named[2].keys), None)
+    of_section = [named for named in every if any(ours.rpartition(".")[0] == section for ours in named[2].keys)]
+    near = {"", *(name.rpartition(".")[0] for _, name, _ in of_section)}
+    without = (named for named in ends if not named[2].keys and named[1].rpartition(".")[0] in near)
+    return next((named for named in ends if named in of_section), None) or next(without, None)
