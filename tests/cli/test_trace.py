@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plait.schedule.plan import Plan
+from plait.recipes.recipe import Recipe
+from plait.runtime.folder.history import History, Origin
+from plait.schedule.plan import Placement, Plan
 from plait.schedule.timeline import Span, Timeline, write_chrome_trace
 from tests.cli.printed import run
 
@@ -50,6 +53,26 @@ def test_either_side_and_one_step(folder: Path, capsys: pytest.CaptureFixture[st
     assert record["calls"][0] == {"name": "actor.train", "rank": 0, "seconds_a": 3.5, "seconds_b": 2.0}
     code, out, _ = run(capsys, "trace", "diff", folder, folder)
     assert (code, "the same actions in the same order" in out) == (0, True)
+
+
+def test_of_a_run_that_changed_its_plan_the_steps_by_the_one_that_is_given(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Plan.load(folder / "plan.json")
+    first.save(folder / "first.json")
+    second = replace(first, placements=(Placement("actor.train", "train", (0,)),))
+    second.save(folder / "plan.json")
+    recipe = Recipe.model_validate({"model": "m", "data": {"source": "d"}})
+    for plan, from_step in ((first, 0), (second, 1)):
+        History(folder, resume=True).begin(Origin.here(), recipe, plan, from_step, print)
+    capsys.readouterr()
+    for plan, step_s in (("first.json", "3"), ("plan.json", "4")):
+        code, out, _ = run(capsys, "trace", "diff", folder / plan, folder)
+        assert code == 0
+        assert ["step", "2", step_s] in [line.split()[:3] for line in out.splitlines()]
+        assert ("only in b: advantages" in out) is (plan == "plan.json")
+        _, out, _ = run(capsys, "trace", "diff", folder, folder / plan)
+        assert ["step", step_s, "2"] in [line.split()[:3] for line in out.splitlines()]
 
 
 def test_what_was_predicted_elsewhere_ends_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

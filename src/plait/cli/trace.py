@@ -14,6 +14,7 @@ from plait.cli.app import Place, Whole
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
+    from plait.schedule.plan import Plan
     from plait.schedule.timeline import Timeline
 
 _HEAD = 1024
@@ -74,7 +75,8 @@ def diff(
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Compare two timelines: the same actions, in the same order, in how much time. Where one is predicted and has
-    calls whole, of which the other, measured, has the parts: busy seconds of calls by rank, and of kinds of actions.
+    calls whole, of which the other, measured, has the parts: busy seconds of calls by rank, and of kinds of actions; of
+    a run that changed its plan, in the steps by the plan that is given.
 
     Exit code 0 when both ran the same actions in the same order, or every whole call on the same ranks; else 1.
 
@@ -94,13 +96,12 @@ def diff(
     from plait.cli.trace_text import actions_text, calls_text
     from plait.schedule.compare import compare, compare_calls, whole_side
 
-    timelines = _timeline_of(a), _timeline_of(b)
-    whole = whole_side(*timelines)
-    parts = [side != whole for side in ("a", "b")]
-    left, right = (
-        _of_step(timeline, step if cut else None, path)
-        for timeline, cut, path in zip(timelines, parts, (a, b), strict=True)
-    )
+    left, right = _timeline_of(a), _timeline_of(b)
+    whole = whole_side(left, right)
+    if whole != "a":
+        left = _of_step(left, step, a) if step is not None or whole is None else _by_plan(left, a, b)
+    if whole != "b":
+        right = _of_step(right, step, b) if step is not None or whole is None else _by_plan(right, b, a)
     if whole is not None:
         by_call = compare_calls(left, right, whole)
         record = {**asdict(by_call), "same_calls": by_call.same_calls}
@@ -190,19 +191,40 @@ def _timeline_of(path: Path) -> Timeline:
     """What a file holds; of a run's folder what it measured, of a plan what was predicted for it."""
     from plait.errors import DataError
     from plait.runtime.folder.run_files import RunFiles
-    from plait.schedule.plan import FORM, Plan
     from plait.schedule.timeline import load_any
 
     if os.path.isdir(path):
         path = RunFiles(path).trace
         if not path.is_file():
             raise DataError(f"{path}: expected the trace of a run in its folder, found none; give a run's folder")
+    if (plan := _plan_of(path)) is None:
+        return load_any(path)
+    if plan.predicted is None:
+        raise DataError(f"{path}: this plan has no predicted timeline; give that of a run, or of `plait plan`")
+    return plan.predicted
+
+
+def _plan_of(path: Path) -> Plan | None:
+    """The plan that a file is; None: it is none, or cannot be read."""
+    from plait.schedule.plan import FORM, Plan
+
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         if f'"{FORM.format}"' in file.read(_HEAD):
-            if (predicted := Plan.load(path).predicted) is None:
-                raise DataError(f"{path}: this plan has no predicted timeline; give that of a run, or of `plait plan`")
-            return predicted
-    return load_any(path)
+            return Plan.load(path)
+    return None
+
+
+def _by_plan(measured: Timeline, folder: Path, path: Path) -> Timeline:
+    """The steps of a run that were done by the plan in a file; all of them where none is known to have been."""
+    from dataclasses import replace
+
+    from plait.runtime.folder.history import History, plan_digest
+
+    if (plan := _plan_of(path)) is None or not os.path.isdir(folder):
+        return measured
+    history, digest = History(folder, resume=True), plan_digest(plan)
+    spans = tuple(s for s in measured.spans if s.step is not None and history.plan_of(s.step) == digest)
+    return replace(measured, spans=spans) if spans else measured
 
 
 def _of_step(timeline: Timeline, step: int | None, path: Path) -> Timeline:

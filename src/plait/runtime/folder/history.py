@@ -103,6 +103,10 @@ class History:
         newest, *earlier = reversed(self._stays)
         return [newest, *takewhile(lambda stay: "plan" in stay and _setting(stay) == _setting(newest), earlier)]
 
+    def plan_of(self, step: int) -> str | None:
+        """Digest of the plan that a step was done by, the last time that it was done; None: no stay says it."""
+        return next((stay.get("plan") for stay in reversed(self._stays) if stay["from_step"] < step), None)
+
     def begin(
         self, origin: Origin, recipe: Recipe, plan: Plan, from_step: int, tell: Callable[[str], None]
     ) -> list[str]:
