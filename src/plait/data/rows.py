@@ -207,7 +207,7 @@ def _cell(rows: Rows, level: Level, position: int) -> Any:
 
 def _expected(rows: Rows, output: Column, position: int) -> tuple[tuple[int, ...], str]:
     if output.level is Level.SAMPLE:
-        return (), "one number"
+        return (), "one number (with level=Level.TOKEN one per response token)"
     tokens = int(rows.offsets[position + 1] - rows.offsets[position])
     return (tokens,), f"one number per response token ({tokens})"
 
@@ -254,9 +254,8 @@ def _spread(
 ) -> None:
     """Hand a group's or the batch's result to its samples."""
     if output.level is Level.SAMPLE:
-        for position, value in zip(
-            members, _checked(result, (len(members),), f"one number per sample ({len(members)})", where), strict=True
-        ):
+        expected = f"one number per sample ({len(members)})"
+        for position, value in zip(members, _checked(result, (len(members),), expected, where), strict=True):
             put(position, value)
         return
     if not hasattr(result, "__len__") or len(result) != len(members):
