@@ -112,8 +112,9 @@ def test_a_mean_over_sequences_counts_those_with_a_trained_token():
 
 
 def test_pairs_by_hand():
-    """Rows in another order than chosen, rejected; the pair of prompt 8 lost its rejected sample to the mask."""
-    samples = [(7, 1), (8, 0), (7, 0), (8, 1), (9, 0), (9, 1)]
+    """Rows in another order than chosen, rejected; the pair of prompt 8 lost its rejected sample to the mask; of prompt
+    9, of which more were drawn, two are left."""
+    samples = [(7, 1), (8, 0), (7, 0), (8, 1), (9, 2), (9, 5)]
     totals = MiniBatchTotals(tokens=5, sequences=5, max_response_tokens=10, pairs=2)
     means = TokenMeans(5)
     batch = batch_of(
@@ -145,12 +146,12 @@ def test_no_pair_left_gives_zero():
     assert batch.scores.grad.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("samples", [[(7, 0)], [(7, 0), (7, 2)], [(7, 0), (7, 1), (7, 2)]], ids=str)
+@pytest.mark.parametrize("samples", [[(7, 0)], [(7, 1), (8, 0)], [(7, 0), (7, 1), (7, 2)]], ids=str)
 def test_what_is_no_pair_is_refused(samples):
     count = len(samples)
     totals = MiniBatchTotals(count, count, 10)
     batch = batch_of([0.0] * count, [1] * count, totals, samples=samples, scores=[0.0] * count)
-    with pytest.raises(RunError, match=r"samples 0 \(chosen\) and 1 \(rejected\) .*prompt 7; .*whole_groups=True"):
+    with pytest.raises(RunError, match=r"expected two samples of every prompt, .*prompt 7; .*whole_groups=True"):
         batch.pairs(batch.scores)
 
 

@@ -148,15 +148,15 @@ class MicroBatchLoss:
         return PerSequence.apply(self._masked(values_R), self._lengths_N)
 
     def pairs(self, values_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(chosen [P], rejected [P]): the values of samples 0 and 1 of each prompt. A pair of which one sample has no
-        trained token is left out.
+        """(first [P], second [P]): the values of the two samples of each prompt, in the order in which they were drawn
+        or given: the chosen one first. A pair of which one sample has no trained token is left out.
 
         Raises:
-            RunError: `values_N` is not [N], or a prompt has not exactly the samples 0 and 1 here.
+            RunError: `values_N` is not [N], or a prompt has not exactly two samples here.
         """
         self._check_N(values_N, "pairs")
-        chosen_P, rejected_P = self._pair_places
-        return values_N[chosen_P], values_N[rejected_P]
+        first_P, second_P = self._pair_places
+        return values_N[first_P], values_N[second_P]
 
     def mean_over_sequences(self, values_N: Tensor) -> Tensor:
         """This micro-batch's share of the mean over the samples that have a trained token. A scalar.
@@ -204,22 +204,23 @@ class MicroBatchLoss:
 
     @cached_property
     def _pair_places(self) -> tuple[Tensor, Tensor]:
-        """Places [P] of the chosen and of the rejected samples."""
+        """Places [P] of the first and of the second samples."""
         assert self._ids is not None, "pairs need the ids of the samples"
         prompts: dict[int, dict[int, int]] = {}
         for place, (uid, index) in enumerate(self._ids):
             prompts.setdefault(uid, {})[index] = place
         for uid, places in prompts.items():
-            if set(places) != {0, 1}:
+            if len(places) != 2:
                 raise RunError(
-                    "batch.pairs: expected samples 0 (chosen) and 1 (rejected) of every prompt, found "
-                    f"{sorted(places)} of prompt {uid}; give {self._role}.train whole_groups=True and samples in pairs"
+                    f"batch.pairs: expected two samples of every prompt, found {sorted(places)} of prompt {uid}; give "
+                    f"{self._role}.train whole_groups=True, and a `keep` that leaves out all other samples"
                 )
         counted = self._has_trained
-        pairs = [(p[0], p[1]) for p in prompts.values() if counted[p[0]] and counted[p[1]]]
-        chosen_P, rejected_P = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        places_P = ([place for _, place in sorted(places.items())] for places in prompts.values())
+        pairs = [pair for pair in places_P if all(counted[place] for place in pair)]
+        first_P, second_P = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
         device = self.mask.device
-        return uploaded(chosen_P, torch.int64, device), uploaded(rejected_P, torch.int64, device)
+        return uploaded(first_P, torch.int64, device), uploaded(second_P, torch.int64, device)
 
     def _masked(self, values_R: Tensor) -> Tensor:
         """0 where the mask is 0, whatever stands there: a product would keep NaN."""
