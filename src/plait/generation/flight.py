@@ -31,7 +31,7 @@ class Drawn:
     num_wrong: dict[Key, int]
     """Sample → how many of its drafted tokens do not count."""
     num_accepted: int = 0
-    """Of the tokens, those that were drafted."""
+    """How many of the tokens had been drafted."""
 
 
 class InFlight:

@@ -74,7 +74,7 @@ class Seen:
         return self.fixed_s + self.each_s * running
 
     def decode_s(self, running: int) -> float:
-        """Of a decode step."""
+        """Seconds of a decode step of so many samples."""
         return self.tokens * self.token_s(running)
 
     def rollout(self, size: RolloutSize) -> Rollout:

@@ -41,7 +41,7 @@ class Done:
     role: str = ""
     """Whose it is, of a work of several roles; empty: the work's."""
     samples: int = 0
-    """Of a DECODE, samples that the instance runs; 0 elsewhere."""
+    """Samples that the instance runs, in a DECODE; 0 elsewhere."""
     drawn: int = 0
     """Tokens that these got by it: one for each that it computed, and one for each guess that came true."""
     units: int = 1

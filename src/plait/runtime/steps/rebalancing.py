@@ -46,7 +46,7 @@ class Curve:
         return self.fixed_s + self.each_s * running
 
     def step_s(self, running: float) -> float:
-        """Of a decode step of so many samples."""
+        """Seconds of a decode step of so many samples."""
         return self.tokens * self.token_s(running, 0.0)
 
 
