@@ -34,11 +34,12 @@ def batch_of(
     means: TokenMeans | None = None,
     samples: list[tuple[int, int]] | None = None,
     scores: list[float] | None = None,
+    whole_groups: bool = True,
 ) -> MicroBatchLoss:
     """A language model's batch, or a scalar model's where there are scores."""
     values_R = leaf(values)
     mask_R = None if mask is None else torch.tensor(mask, dtype=torch.float64)
-    responses = Responses(lengths, values_R.detach(), mask_R, samples)
+    responses = Responses(lengths, values_R.detach(), mask_R, samples, whole_groups)
     means = means or TokenMeans(totals.tokens)
     if scores is None:
         return MicroBatchLoss(Outputs(values_R, values_R), responses, totals, means)
@@ -153,6 +154,18 @@ def test_what_is_no_pair_is_refused(samples):
     batch = batch_of([0.0] * count, [1] * count, totals, samples=samples, scores=[0.0] * count)
     with pytest.raises(RunError, match=r"expected two samples of every prompt, .*prompt 7; .*whole_groups=True"):
         batch.pairs(batch.scores)
+
+
+def test_two_of_a_larger_group_are_no_pair_where_groups_may_be_split():
+    """A micro-batch has what its budget lets it have: which samples are compared must not hang on that."""
+    totals = MiniBatchTotals(2, 2, 10, pairs=1)
+    for samples, is_pair in (([(7, 0), (7, 1)], True), ([(7, 2), (7, 3)], False)):
+        batch = batch_of([0.0] * 2, [1] * 2, totals, samples=samples, scores=[1.0, 2.0], whole_groups=False)
+        if is_pair:
+            assert [value.tolist() for value in batch.pairs(batch.scores)] == [[1], [2]]
+        else:
+            with pytest.raises(RunError, match=r"found \[2, 3\] of prompt 7; give critic.train whole_groups=True"):
+                batch.pairs(batch.scores)
 
 
 def test_logs_add_up_over_micro_batches():

@@ -63,7 +63,6 @@ class PolicyOptions(UpdateOptions):
     correction_high: float | None = Field(None, gt=0, description="largest weight of `correction`; null: the field's")
 
     def check_read(self) -> None:
-        """Raises ValueError as of `Settings`; also where the engine's log-probs are to be read, and nothing would."""
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
         self._check_switch("correction", "`options.correction`", "correction_low", "correction_high")
 

@@ -37,6 +37,8 @@ class Responses:
     """1.0 where a token is trained, 0.0 where it is not; None: all are."""
     ids: Sequence[tuple[int, int]] | None = None
     """(prompt uid, sample index) of each sample, which `MicroBatchLoss.pairs` needs."""
+    whole_groups: bool = True
+    """Whether all samples of these prompts that are trained on are here."""
 
 
 class MicroBatchLoss:
@@ -71,7 +73,7 @@ class MicroBatchLoss:
         """For each token the trained tokens of its response."""
         self._totals = totals
         self._means = means
-        self._ids = responses.ids
+        self._ids, self._whole_groups = responses.ids, responses.whole_groups
         self._role = role
 
     def __getattr__(self, name: str) -> Any:
@@ -152,7 +154,8 @@ class MicroBatchLoss:
         or given: the chosen one first. A pair of which one sample has no trained token is left out.
 
         Raises:
-            RunError: `values_N` is not [N], or a prompt has not exactly two samples here.
+            RunError: `values_N` is not [N], or a prompt has not exactly two samples here; of a call without
+                `whole_groups` also where these are not its first two.
         """
         self._check_N(values_N, "pairs")
         first_P, second_P = self._pair_places
@@ -210,7 +213,8 @@ class MicroBatchLoss:
         for place, (uid, index) in enumerate(self._ids):
             prompts.setdefault(uid, {})[index] = place
         for uid, places in prompts.items():
-            if len(places) != 2:
+            # Where groups may be split, two samples that happen to be here may be a part of more.
+            if len(places) != 2 or not (self._whole_groups or set(places) == {0, 1}):
                 raise RunError(
                     f"batch.pairs: expected two samples of every prompt, found {sorted(places)} of prompt {uid}; give "
                     f"{self._role}.train whole_groups=True, and a `keep` that leaves out all other samples"

@@ -113,6 +113,7 @@ class MiniBatch:
             tensor(rows.sampling_logprobs[places], "cpu"),
             None if self.mask_R is None else tensor(self.mask_R[places], "cpu"),
             [(rows.samples[i].prompt.uid, rows.samples[i].index) for i in members],
+            self.call.whole_groups,
         )
         batch = MicroBatchLoss(outputs, responses, self.totals, self.means, role=self.role)
         if outputs.entropies_R is not None:
