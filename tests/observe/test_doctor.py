@@ -322,6 +322,20 @@ def test_rewards_alone_are_looked_at_where_the_policy_is_what_it_was(
     assert [row.key for row in doctor.summary() if row.rule == "dead_groups"] == [key]
 
 
+def test_a_step_without_advantages_may_be_luck_among_prompts_that_are_too_hard() -> None:
+    """Steps in which some groups told something apart, or the reward was above the first, are none of the three in a
+    row; a resumed run counts on."""
+    doctor, rows = Doctor(), []
+    hard, learned = {"frac_reward_zero_std": 0.9}, DEAD | {"reward": 1.0}
+    for step, metrics in enumerate([{}, hard, hard, DEAD, learned, learned, DEAD, DEAD], 1):
+        assert ERROR not in named(doctor, step, HEALTHY | metrics).values()
+        rows += doctor.take_rows()
+    resumed = Doctor()
+    resumed.restore(rows)
+    for going_on in (doctor, resumed):
+        assert named(going_on, 9, HEALTHY | DEAD)["dead_groups"] == ERROR
+
+
 def test_rewards_that_hardly_told_anything_apart_do_not_accuse_updates() -> None:
     doctor = Doctor()
     doctor.examine(1, HEALTHY | {"frac_reward_zero_std": 0.85})

@@ -52,6 +52,9 @@ class _Course:
     """The highest."""
     worst: float
     how_bad: float
+    last_how_bad: float
+    same: int = 0
+    """How many steps in a row have been so bad."""
     said_step: int | None = None
     said_severity: Severity | None = None
     said_how_bad: float = 0.0
@@ -112,7 +115,7 @@ class Doctor:
             first = metrics.get(metric, math.nan)  # nothing can be held to what is no number
             if math.isfinite(first) and (step == 1 or name != FIRST_DIFF):  # later there have been updates
                 self.remember(step, name, float(first))
-        reading = Reading(step, metrics, self.baseline, self.settings, self.limits, self._streaks(step))
+        reading = Reading(step, metrics, self.baseline, self.settings, self.limits, *self._streaks(step))
         findings = []
         seen: set[str] = set()
         for rule, check in RULES.items():
@@ -185,9 +188,11 @@ class Doctor:
         lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
         return "\n".join(line.rstrip() for line in lines)
 
-    def _streaks(self, step: int) -> dict[str, int]:
-        streaks = dict.fromkeys(RULES, 1)
-        return streaks | {rule: c.streak + 1 for rule, c in self._courses.items() if c.last_step == step - 1}
+    def _streaks(self, step: int) -> tuple[dict[str, int], dict[str, tuple[float, int]]]:
+        """`streaks` and `before` of a `Reading`."""
+        going_on = {rule: course for rule, course in self._courses.items() if course.last_step == step - 1}
+        streaks = dict.fromkeys(RULES, 1) | {rule: course.streak + 1 for rule, course in going_on.items()}
+        return streaks, {rule: (course.last_how_bad, course.same) for rule, course in going_on.items()}
 
     def _add(self, row: Mapping[str, Any]) -> None:
         """A row's sign joins its rule's course: the one place where the state changes, live or restored."""
@@ -196,9 +201,12 @@ class Doctor:
         value, how_bad = float(row["value"]), float(row["how_bad"])
         course = self._courses.get(rule)
         if course is None:
-            course = _Course(row["name"], row["key"], step, step, 0, severity, value, how_bad)
+            course = _Course(row["name"], row["key"], step, step, 0, severity, value, how_bad, how_bad)
             self._courses[rule] = course
-        course.streak = course.streak + 1 if course.last_step == step - 1 else 1
+        goes_on = course.last_step == step - 1
+        course.streak = course.streak + 1 if goes_on else 1
+        course.same = course.same + 1 if goes_on and course.last_how_bad == how_bad else 1
+        course.last_how_bad = how_bad
         course.last_step, course.name, course.key = step, row["name"], row["key"]
         if severity is not None and (course.severity is None or severity.rank > course.severity.rank):
             course.severity = severity

@@ -96,6 +96,8 @@ class Reading:
     limits: Limits
     streaks: Mapping[str, int]
     """Rule → how many steps in a row it has seen its sign, this one included if it sees it."""
+    before: Mapping[str, tuple[float, int]]
+    """Rule → how bad its sign of the step before was, and in how many steps in a row up to that one it was so bad."""
 
     def get(self, name: str) -> float | None:
         """A finite number, or None."""

@@ -123,8 +123,10 @@ def _no_advantages(reading: Reading) -> Sign:
         sentence += f", at a mean of {reading.get('reward'):.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
         return Sign(Severity.WARNING, 1.0, f"{sentence}: there is little left to learn here", "data.source")
     first = reading.first(FIRST_DEAD_GROUPS)
-    is_luck = first is not None and first < 1 and reading.streaks["dead_groups"] < 3
-    return Sign(Severity.WARNING if is_luck else Severity.ERROR, 1.0, sentence, "reward.functions", badness=2.0)
+    badness = 2.0
+    before, steps = reading.before.get("dead_groups", (0.0, 0))
+    is_luck = first is not None and first < 1 and (before != badness or steps < 2)
+    return Sign(Severity.WARNING if is_luck else Severity.ERROR, 1.0, sentence, "reward.functions", badness=badness)
 
 
 def _learned(reading: Reading) -> bool:
