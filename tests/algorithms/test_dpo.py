@@ -122,5 +122,5 @@ def test_options_without_effect_are_refused():
 
 def test_half_a_pair_is_an_error():
     outputs = Outputs([1, 1], logprobs=np.zeros(2), samples=[(0, 0), (1, 0)])
-    with pytest.raises(RunError, match=r"expected samples 0 \(chosen\) and 1 \(rejected\) of every prompt"):
+    with pytest.raises(RunError, match=r"expected two samples of every prompt, found \[0\] of prompt 0"):
         run_loss(loss_of(dpo, DPOOptions(reference_free=True)), outputs)
