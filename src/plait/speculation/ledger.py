@@ -19,6 +19,8 @@ PAID = 0.98
 rest. Who gains a twentieth has fewer than without in many such windows, by chance."""
 REST = 64
 """Steps without guesses then."""
+COLD = 8
+"""Steps behind prompts, one after another, after which they are measures all the same: there are hardly others."""
 
 
 @dataclass(slots=True)
@@ -65,8 +67,8 @@ class Ledger:
         self._counts = Counts()
         self._quiet: list[tuple[int, int, float]] = []
         """Rows (0, if there were prompts), context, seconds of steps that are not accounted for."""
-        self.is_behind_prompts = False
-        """Whether the last step computed prompts: the next one finds caches cold, and measures nothing."""
+        self._is_behind_prompts, self._num_cold = False, 0
+        """Whether the last step computed prompts; steps behind such ones since there was another."""
         self.since_plain, self.resting = 0, 0
         """Steps with guesses since the last one without; steps that guesses still rest."""
         self.window: list[tuple[float, float]] = []
@@ -77,6 +79,11 @@ class Ledger:
         """What is counted of all steps so far."""
         self.account()
         return self._counts
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the next step measures nothing: the first behind prompts finds caches cold."""
+        return self._is_behind_prompts and self._num_cold < COLD
 
     @property
     def rests(self) -> bool:
@@ -114,7 +121,7 @@ class Ledger:
                 self.since_plain, self.resting = 0, max(0, self.resting - 1)
                 self._measured(num_rows, num_context, seconds)
                 self._took(seconds)
-            self.is_behind_prompts = num_rows == 0
+            self._is_behind_prompts = num_rows == 0
         self._quiet.clear()
 
     def done(self, step: Counted, spent: Spent, *, is_paid: bool) -> None:
@@ -130,7 +137,7 @@ class Ledger:
         warm_s = self._warm_s(step)
         if not is_first:
             self._measured(step.num_computed, step.num_context, step.alone_s)
-        self.is_behind_prompts = False
+        self._is_behind_prompts = False
         self._took(step.seconds)
         if step.num_drafted:
             self.since_plain += 1
@@ -157,17 +164,19 @@ class Ledger:
         if num_drafted:
             more_s = self.cost.of(num_rows + num_drafted, num_context) - self.cost.of(num_rows, num_context)
         self.margin.done(seconds, spent.seconds + more_s)
-        self.is_behind_prompts = True
+        self._is_behind_prompts = True
 
     def _warm_s(self, step: Counted) -> float:
         """What a step would have taken if it were not the first behind prompts: without guesses it was as cold."""
-        if not self.is_behind_prompts:
+        if not self.is_cold:
             return step.seconds
         return step.seconds + min(0.0, self.cost.of(step.num_computed, step.num_context) - step.alone_s)
 
     def _measured(self, num_computed: int, num_context: int, seconds: float) -> None:
         """A step of so many rows took so long."""
-        if not self.is_behind_prompts:
+        is_cold = self.is_cold
+        self._num_cold = self._num_cold + 1 if self._is_behind_prompts else 0
+        if not is_cold:
             self.cost.observe(num_computed, num_context, seconds)
 
     def _took(self, seconds: float) -> None:

@@ -365,8 +365,7 @@ class Speculation:
         # What the model's guesses took, those of the next step will, too.
         more_s = 0.0 if wanted is None else wanted.seconds
         weighed = choice.weigh(guesses, seconds_M1, prices_M1, room, more_s=more_s)
-        is_measure = not self.ledger.is_behind_prompts
-        if is_measure and (probed := self.probes.more(num_samples, prices_M1 <= room_s)):
+        if not self.ledger.is_cold and (probed := self.probes.more(num_samples, prices_M1 <= room_s)):
             chosen = choice.first(weighed.samples_M, probed, num_samples)
         else:
             may_guess, worth = self.ledger.may_guess, weighed.best.worth
