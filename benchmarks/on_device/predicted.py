@@ -68,7 +68,7 @@ def run(job: Job, shape: str) -> Forecast:
     print(f"{shape}: `plait profile` took {seconds:.0f} s; {steps} of {STEPS} steps", flush=True)
     plan = Plan.load(files.plan)
     prepared = prepare(load_recipe(recipe), kept=Kept(plan, plan))
-    write_forecast(replace(prepared, plan=plan), files.path)
+    write_forecast(replace(prepared, plan=plan), files.path, read_steps(files.metrics))
     return Forecast.load(files.forecast)
 
 
