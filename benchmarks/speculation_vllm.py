@@ -37,7 +37,7 @@ DEADLINE_S = 1800.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     options = _parser().parse_args(arguments)
-    environment = look()
+    environment = look("cpu")
     if environment is None or environment.fault:
         print("vLLM is not set up: `plait doctor engines` says how to install it", file=sys.stderr)
         return 2
