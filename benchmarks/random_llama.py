@@ -54,6 +54,6 @@ def write_llama(
         config.num_labels = 1
     torch.manual_seed(seed)
     with torch.device(device):
-        model = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config)
+        model: Any = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config)
     model.to("cpu", getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

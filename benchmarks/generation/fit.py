@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -50,7 +50,7 @@ def typical(runs: Sequence[Sequence[Step]]) -> list[Step]:
     """
     work = [[(step.batch, step.context, step.tokens) for step in run] for run in runs]
     alike = [run for run, steps in zip(runs, work, strict=True) if steps == work[0]]
-    return [Step(*done, median(step.seconds for step in steps)) for done, *steps in zip(work[0], *alike, strict=True)]
+    return [replace(steps[0], seconds=median(step.seconds for step in steps)) for steps in zip(*alike, strict=True)]
 
 
 def fit(steps: Sequence[Step]) -> StepTime:

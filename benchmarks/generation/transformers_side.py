@@ -6,6 +6,8 @@ about half as slow again without it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import transformers
 
@@ -15,7 +17,7 @@ from generation.workload import Case, Workload
 
 def load(workload: Workload) -> tuple[Runner, str]:
     torch.set_num_threads(workload.threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(workload.model, dtype=getattr(torch, workload.dtype))
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(workload.model, dtype=getattr(torch, workload.dtype))
     model.eval()
 
     def run(case: Case, number: int) -> Outcome:

@@ -74,7 +74,7 @@ class Probe(TrainerCallback):
             with watch.phase("reference"):
                 return logprobs(model, input_ids, *args, **kwargs)
 
-        trainer._generate_single_turn = generate_single_turn
+        trainer._generate_single_turn = generate_single_turn  # type: ignore[assignment]
         trainer._get_per_token_logps_and_entropies = per_token_logps
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ class Probe(TrainerCallback):
         self._channel.send(report)
 
 
-def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float | None]:
     return [reward_of(ids) for ids in completion_ids]
 
 
@@ -125,7 +125,7 @@ def build(workload: Workload, folder: str, probe: Probe) -> GRPOTrainer:
         report_to="none",
         disable_tqdm=True,
     )
-    model = AutoModelForCausalLM.from_pretrained(workload.model, dtype=getattr(torch, workload.dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(workload.model, dtype=getattr(torch, workload.dtype))
     eos = model.generation_config.eos_token_id
     forced = ForcedLengths(
         workload.wanted_response_lengths, len(workload.prompt_token_ids[0]), eos if isinstance(eos, list) else [eos]

@@ -136,7 +136,7 @@ def by_cublaslt(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
 def by_inductor(rows: int) -> Way:
     """Compiled anew for each product: torch keeps eight kinds of one function, and computes the ninth uncompiled."""
     torch._dynamo.reset()
-    options: dict[str, object] = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"}
+    options: dict[str, Any] = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"}
     if rows == 1:
         options = {"coordinate_descent_tuning": True}  # then torch writes it as a sum of products
     return torch.compile(_linear, dynamic=False, fullgraph=True, options=options)

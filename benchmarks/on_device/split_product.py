@@ -117,7 +117,7 @@ def product(tile_rows: int, tile: Tile, x_TI: Tensor, weight_OI: Tensor) -> Tens
     if splits > 1:
         parts = torch.empty(splits, num_rows, outputs, dtype=torch.float32, device=out.device)
         arrived = arrivals(out.device)
-    multiply[(tiles, splits)](
+    multiply[(tiles, splits)](  # type: ignore[index]
         x_TI, weight_OI, out, parts, arrived, num_rows, outputs, inputs, splits,
         ROWS=tile_rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, SPLIT=splits > 1, WIDE=INTERPRETED,
         num_stages=tile.stages, num_warps=tile.warps,

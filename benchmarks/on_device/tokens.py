@@ -7,6 +7,7 @@ printed how much better (in log-probs) its own were at most. The exit code is 1 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -57,7 +58,8 @@ def said(job: Job, shape: str) -> tuple[list[Sample], dict[str, str]]:
 @torch.no_grad()
 def compared(job: Job, shape: str, samples: list[Sample]) -> tuple[float, float, int, int]:
     """The largest difference of a log-prob, the largest lead of another token, tokens that are the same, tokens."""
-    peer = AutoModelForCausalLM.from_pretrained(job.model(shape), dtype=getattr(torch, job.dtype)).to(job.device)
+    model: Any = AutoModelForCausalLM.from_pretrained(job.model(shape), dtype=getattr(torch, job.dtype))
+    peer = model.to(job.device)
     off = behind = 0.0
     same = count = 0
     for sample in samples:

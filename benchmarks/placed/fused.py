@@ -153,6 +153,15 @@ def write_model(folder: Path, *, is_tiny: bool) -> None:
     """A random Llama of equal stages: its head is small."""
     from random_llama import word_tokenizer, write_llama
 
-    sizes = {"hidden": 64, "intermediate": 128} if is_tiny else {"hidden": 512, "intermediate": 2048}
+    hidden, intermediate = (64, 128) if is_tiny else (512, 2048)
     layers = 2 if is_tiny else 8
-    write_llama(folder, word_tokenizer(VOCABULARY), **sizes, layers=layers, heads=8, kv_heads=8, positions=1024)
+    write_llama(
+        folder,
+        word_tokenizer(VOCABULARY),
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=8,
+        kv_heads=8,
+        positions=1024,
+    )

@@ -59,7 +59,7 @@ class Told:
         wait = timedelta(seconds=ROUND_DEADLINE_S)
         dist.init_process_group("gloo", store=context.store(), rank=self.rank, world_size=self.size, timeout=wait)
         group = dist.new_group(backend="gloo", timeout=wait)
-        assert group is not None, "every rank is in the group of all"
+        assert isinstance(group, dist.ProcessGroup), "every rank is in the group of all"
         peers = list(range(1, self.size)) if self.rank == 0 else [0]
         self._transport = Transport(group, self.rank, peers)
 

@@ -18,7 +18,7 @@ def distinct(completions, **columns):
 
 def grpo(folder: Path, *, is_tiny: bool, prompts: int, samples: int, steps: int) -> dict[str, Any]:
     """A recipe as a mapping; its files are written to `folder`. One thread for each process."""
-    sizes = {"num_prompts": prompts, "samples_per_prompt": samples, "threads": 1, "num_steps": steps}
+    sizes: dict[str, Any] = {"num_prompts": prompts, "samples_per_prompt": samples, "threads": 1, "num_steps": steps}
     work = tiny(folder / "model", **sizes) if is_tiny else full(**sizes)
     keys = grpo_of(folder, work.model, work.prompts, samples=samples, steps=steps, tokens=work.max_response_tokens)
     return keys | {"dtype": work.dtype}

@@ -81,9 +81,9 @@ def phases_of(spans: list[Span], step_s: float) -> Phases:
         if (name := _phase_of(span)) is not None:
             totals[name][span.rank] += span.duration_s
             counts[name][span.rank] += span.kind in ("SCORE", "TRAIN", "F")
-    times = [max(totals[name].values(), default=0.0) for name in _PHASES]
+    generate, score, train, optimizer = (max(totals[name].values(), default=0.0) for name in _PHASES)
     scored, trained = (max(1, *counts[name].values(), 0) for name in ("score", "train"))
-    return Phases(step_s, *times, scored, trained)
+    return Phases(step_s, generate, score, train, optimizer, scored, trained)
 
 
 _PHASES = ("generate", "score", "train", "optimizer")

@@ -59,7 +59,7 @@ def recipe_of_setting(setting: Setting, folder: Path, *, steps: int, is_tiny: bo
     `folder`, once: as large as the one that the recipe trains, with a random head."""
     tiny = _tiny(setting.recipe, folder) if is_tiny else {}
     keys = {"steps": steps, "threads": 1, "devices": setting.devices, "plan": setting.plan}
-    keys |= UNMEASURED | tiny | setting.keys
+    keys |= {**UNMEASURED, **tiny, **setting.keys}
     if setting.recipe == "film":
         model = str(keys.get("model", load_stages(RECIPES / "film.yaml").foreseen("policy").model))
         keys |= {"reward.model": write_reward_model(str(hub.resolve(model)), folder / "reward")}

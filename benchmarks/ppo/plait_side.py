@@ -79,8 +79,8 @@ class Probe:
         return done
 
     @contextmanager
-    def _timed_span(self, action: str, kind: str, role: str = "") -> Iterator[None]:
-        with self._watch.phase(PHASE_OF_KIND.get(kind, "other")), self._span(action, kind, role):
+    def _timed_span(self, action: str, kind: str) -> Iterator[None]:
+        with self._watch.phase(PHASE_OF_KIND.get(kind, "other")), self._span(action, kind):
             yield
 
     def _read_step(self, state: Any, metrics: Any) -> None:

@@ -115,7 +115,7 @@ def create(folder: Path, size: Size, *, num_prompts: int, **settings: Any) -> Wo
     )
     texts = tuple(" ".join(f"w{token}" for token in ids) for ids in token_ids)
     assert tuple(tokenizer(texts[0])["input_ids"]) == token_ids[0], "a word of a prompt is not one token"
-    paths = {name: str(path) for name, path in folders.items()}
+    paths: dict[str, Any] = {name: str(path) for name, path in folders.items()}
     return Workload(
         size.title,
         prompts=texts,

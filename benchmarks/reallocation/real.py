@@ -153,7 +153,8 @@ class Worker:
         """Made once; all ranks ask for the same groups in the same order."""
         key = tuple(sorted(ranks))
         if key not in self.groups and len(key) > 1:
-            self.groups[key] = dist.new_group(list(key))
+            group = dist.new_group(list(key))
+            self.groups[key] = group if isinstance(group, dist.ProcessGroup) else None
         return self.groups.get(key)
 
     def fill(self, buffers: dict[str, Tensor], held: Holdings) -> None:
