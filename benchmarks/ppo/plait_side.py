@@ -140,7 +140,8 @@ def main() -> None:
         set_up(work.threads)
         directory = stack.enter_context(claim(work, resume=False))
         prepared = prepare(work)
-        session = stack.enter_context(Session(prepared, directory, resume=False, leading=Alone(prepared)))
+        leading: Any = Alone(prepared)
+        session = stack.enter_context(Session(prepared, directory, resume=False, leading=leading))
         probe = Probe(session, Stopwatch(PHASES))
         channel.send(Ready(imported, max_rss_bytes()))
         for _ in range(workload.num_steps):

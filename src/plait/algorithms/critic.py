@@ -19,15 +19,15 @@ from plait.dataflow.handles import ColumnHandle
 class CriticOptions(KLPlaceOptions):
     """Options of algorithms that learn values."""
 
-    gamma: float = Field(1.0, gt=0, le=1, description="discount per token")
-    lam: float = Field(0.95, ge=0, le=1, description="λ of GAE: 1 trusts the returns, 0 the values")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token")
+    lam: float = Field(default=0.95, ge=0, le=1, description="λ of GAE: 1 trusts the returns, 0 the values")
     value_clip: float | None = Field(
-        0.2, gt=0, description="a value counts at most this far from what it was; null: it is not clipped"
+        default=0.2, gt=0, description="a value counts at most this far from what it was; null: it is not clipped"
     )
     bootstrap_truncated: bool = Field(
-        False, description="a truncated response gets the critic's value of its end in place of its score"
+        default=False, description="a truncated response gets the critic's value of its end in place of its score"
     )
-    critic_warmup_steps: int = Field(0, ge=0, description="steps in which critics alone are trained")
+    critic_warmup_steps: int = Field(default=0, ge=0, description="steps in which critics alone are trained")
 
 
 def token_rewards(

@@ -33,12 +33,14 @@ class DPOLoss(StrEnum):
 
 
 class DPOOptions(UpdateOptions):
-    beta: float = Field(0.1, gt=0, description="weight of the KL to the reference that is implied; for ipo its τ")
-    loss_type: DPOLoss = Field(DPOLoss.SIGMOID, description="sigmoid, robust, hinge or ipo")
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="share of labels taken to be wrong (sigmoid and robust)"
+    beta: float = Field(
+        default=0.1, gt=0, description="weight of the KL to the reference that is implied; for ipo its τ"
     )
-    reference_free: bool = Field(False, description="a uniform reference; needs no reference role")
+    loss_type: DPOLoss = Field(default=DPOLoss.SIGMOID, description="sigmoid, robust, hinge or ipo")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="share of labels taken to be wrong (sigmoid and robust)"
+    )
+    reference_free: bool = Field(default=False, description="a uniform reference; needs no reference role")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -20,22 +20,26 @@ from plait.dataflow import Prompts, Resample, Role, per_group, per_sample
 
 class GRPOOptions(KLInLossOptions):
     kl_estimator: KLEstimator = Field(
-        KLEstimator.K3, description="k1 (in the loss its gradient averages to 0 unless weighed), k2 or k3"
+        default=KLEstimator.K3, description="k1 (in the loss its gradient averages to 0 unless weighed), k2 or k3"
     )
-    kl_in: KLPlace = Field(KLPlace.LOSS, description="loss, or reward (subtracted from each sample's score)")
-    clip_high: float = Field(0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28)")
-    ratio: Ratio = Field(Ratio.TOKEN, description="token, sequence-mean (GSPO) or sequence-product")
+    kl_in: KLPlace = Field(default=KLPlace.LOSS, description="loss, or reward (subtracted from each sample's score)")
+    clip_high: float = Field(default=0.2, gt=0, description="upper clip of the probability ratio (DAPO: 0.28)")
+    ratio: Ratio = Field(default=Ratio.TOKEN, description="token, sequence-mean (GSPO) or sequence-product")
     aggregation: Aggregation = Field(
-        Aggregation.SEQUENCE_MEAN, description="seq-mean-token-mean, token-mean or seq-mean-token-sum-norm"
+        default=Aggregation.SEQUENCE_MEAN, description="seq-mean-token-mean, token-mean or seq-mean-token-sum-norm"
     )
-    scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation")
+    scale_rewards: bool = Field(default=True, description="divide advantages by the group's standard deviation")
     overlong_buffer_tokens: int = Field(
-        0, ge=0, description="the last so many tokens below the response limit cost reward (DAPO); 0: none do"
+        default=0, ge=0, description="the last so many tokens below the response limit cost reward (DAPO); 0: none do"
     )
-    overlong_penalty: float = Field(1.0, ge=0, description="what a response costs that uses the whole limit")
-    mask_truncated: bool = Field(False, description="truncated responses count in the group, but are not trained on")
-    dynamic_sampling: bool = Field(False, description="draw prompts until no group of the step has equal scores (DAPO)")
-    max_sampling_rounds: int = Field(10, ge=1, description="draws of dynamic_sampling, the first one included")
+    overlong_penalty: float = Field(default=1.0, ge=0, description="what a response costs that uses the whole limit")
+    mask_truncated: bool = Field(
+        default=False, description="truncated responses count in the group, but are not trained on"
+    )
+    dynamic_sampling: bool = Field(
+        default=False, description="draw prompts until no group of the step has equal scores (DAPO)"
+    )
+    max_sampling_rounds: int = Field(default=10, ge=1, description="draws of dynamic_sampling, the first one included")
 
     def check_read(self) -> None:
         super().check_read()

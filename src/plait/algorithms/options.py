@@ -17,8 +17,8 @@ from plait.settings import Settings
 class UpdateOptions(Settings):
     """How a batch becomes optimizer steps."""
 
-    mini_batches: int = Field(1, ge=1, description="mini-batches per step, one optimizer step each")
-    epochs: int = Field(1, ge=1, description="passes over the batch per step")
+    mini_batches: int = Field(default=1, ge=1, description="mini-batches per step, one optimizer step each")
+    epochs: int = Field(default=1, ge=1, description="passes over the batch per step")
 
     @property
     def updates(self) -> int:
@@ -38,29 +38,35 @@ class LogprobSource(StrEnum):
 class PolicyOptions(UpdateOptions):
     """Options of every algorithm that updates a policy by the clipped surrogate."""
 
-    kl_coef: float = Field(0.0, ge=0, description="weight of the KL to the reference; 0 needs no reference")
-    kl_estimator: KLEstimator = Field(KLEstimator.K1, description="k1, k2 or k3; in the loss k2 or k3")
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL to the reference; 0 needs no reference")
+    kl_estimator: KLEstimator = Field(default=KLEstimator.K1, description="k1, k2 or k3; in the loss k2 or k3")
     old_logprobs: LogprobSource = Field(
-        LogprobSource.TRAINER, description="trainer, or engine (those of the sampling: saves a forward)"
+        default=LogprobSource.TRAINER, description="trainer, or engine (those of the sampling: saves a forward)"
     )
-    clip_low: float = Field(0.2, gt=0, lt=1, description="lower clip of the probability ratio")
-    clip_high: float = Field(0.2, gt=0, description="upper clip of the probability ratio")
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="lower clip of the probability ratio")
+    clip_high: float = Field(default=0.2, gt=0, description="upper clip of the probability ratio")
     dual_clip: float | None = Field(
-        None, gt=1, description="where the advantage is negative the ratio counts at most this (3.0); null: no limit"
+        default=None,
+        gt=1,
+        description="where the advantage is negative the ratio counts at most this (3.0); null: no limit",
     )
     aggregation: Aggregation = Field(
-        Aggregation.TOKEN_MEAN, description="token-mean, seq-mean-token-mean or seq-mean-token-sum-norm"
+        default=Aggregation.TOKEN_MEAN, description="token-mean, seq-mean-token-mean or seq-mean-token-sum-norm"
     )
     entropy_coef: float = Field(
-        0.0, ge=0, description="weight of the entropy bonus: the loss less this times the entropy; 0: none"
+        default=0.0, ge=0, description="weight of the entropy bonus: the loss less this times the entropy; 0: none"
     )
     correction: Correction = Field(
-        Correction.OFF,
+        default=Correction.OFF,
         description="off, tis, icepop, seq_mask or geo_mask: what samples of other weights than those that a step "
         "begins with count; tis where `max_staleness` is above 0 and nothing is said",
     )
-    correction_low: float | None = Field(None, gt=0, description="least weight of `correction`; null: the field's")
-    correction_high: float | None = Field(None, gt=0, description="largest weight of `correction`; null: the field's")
+    correction_low: float | None = Field(
+        default=None, gt=0, description="least weight of `correction`; null: the field's"
+    )
+    correction_high: float | None = Field(
+        default=None, gt=0, description="largest weight of `correction`; null: the field's"
+    )
 
     def check_read(self) -> None:
         self._check_switch("kl_coef", "`options.kl_coef` above 0", "kl_estimator")
@@ -110,9 +116,10 @@ class PolicyOptions(UpdateOptions):
 class KLInLossOptions(PolicyOptions):
     """Options of algorithms whose KL may be in the reward or in the loss, k1 there included."""
 
-    kl_in: KLPlace = Field(KLPlace.REWARD, description="reward (taken off it), or loss (then with k2 or k3)")
+    kl_in: KLPlace = Field(default=KLPlace.REWARD, description="reward (taken off it), or loss (then with k2 or k3)")
     weigh_kl_by_ratio: bool = Field(
-        False, description="multiply the KL in the loss (k1 or k3) by the probability ratio: the KL's unbiased gradient"
+        default=False,
+        description="multiply the KL in the loss (k1 or k3) by the probability ratio: the KL's unbiased gradient",
     )
 
     def check_read(self) -> None:

@@ -28,19 +28,21 @@ class RewardNorm(StrEnum):
 
 
 class PPOOptions(CriticOptions):
-    kl_coef: float = Field(0.05, ge=0, description="weight of the KL to the reference; 0 needs no reference")
+    kl_coef: float = Field(default=0.05, ge=0, description="weight of the KL to the reference; 0 needs no reference")
     target_kl: float | None = Field(
-        None, gt=0, description="KL of a response in nats that the weight of the KL steers to; null: it stays"
+        default=None, gt=0, description="KL of a response in nats that the weight of the KL steers to; null: it stays"
     )
-    kl_horizon: int = Field(10_000, ge=1, description="the weight changes by at most 20 % in so many responses")
+    kl_horizon: int = Field(default=10_000, ge=1, description="the weight changes by at most 20 % in so many responses")
     reward_norm: RewardNorm = Field(
-        RewardNorm.NONE,
+        default=RewardNorm.NONE,
         description="none, std (scores over their running deviation) or mean-std (centred as well)",
     )
-    reward_clip: float | None = Field(None, gt=0, description="scores count at most this, after reward_norm")
-    missing_eos_penalty: float = Field(0.0, ge=0, description="what a truncated response costs, after reward_clip")
-    whiten_rewards: bool = Field(False, description="divide token rewards by their deviation over the batch")
-    whiten_advantages: bool = Field(True, description="standardise advantages over the tokens of the batch")
+    reward_clip: float | None = Field(default=None, gt=0, description="scores count at most this, after reward_norm")
+    missing_eos_penalty: float = Field(
+        default=0.0, ge=0, description="what a truncated response costs, after reward_clip"
+    )
+    whiten_rewards: bool = Field(default=False, description="divide token rewards by their deviation over the batch")
+    whiten_advantages: bool = Field(default=True, description="standardise advantages over the tokens of the batch")
 
     @model_validator(mode="after")
     def _check_rewards(self) -> Self:

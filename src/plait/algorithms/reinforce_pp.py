@@ -19,7 +19,7 @@ from plait.dataflow import Level, Prompts, Role, per_batch, per_group, per_sampl
 
 class ReinforcePPOptions(KLPlaceOptions):
     group_baseline: bool = Field(
-        False, description="subtract the mean score of the group first (the -baseline variant)"
+        default=False, description="subtract the mean score of the group first (the -baseline variant)"
     )
 
 

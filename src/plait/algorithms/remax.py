@@ -18,10 +18,10 @@ from plait.dataflow import Prompts, Role, per_group
 
 
 class ReMaxOptions(PolicyOptions):
-    kl_coef: float = Field(0.0, ge=0, description="weight of the KL in the reward; 0 needs no reference")
-    kl_estimator: KLEstimator = Field(KLEstimator.K1, description="k1, k2 or k3")
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL in the reward; 0 needs no reference")
+    kl_estimator: KLEstimator = Field(default=KLEstimator.K1, description="k1, k2 or k3")
     aggregation: Aggregation = Field(
-        Aggregation.CONSTANT, description="seq-mean-token-sum-norm, token-mean or seq-mean-token-mean"
+        default=Aggregation.CONSTANT, description="seq-mean-token-sum-norm, token-mean or seq-mean-token-mean"
     )
 
 

@@ -17,10 +17,12 @@ from plait.dataflow import Given, Role
 
 class RewardModelOptions(UpdateOptions):
     margin: float = Field(
-        0.0, ge=0, description="by how much the chosen score should be the higher one; a column `margin` adds to it"
+        default=0.0,
+        ge=0,
+        description="by how much the chosen score should be the higher one; a column `margin` adds to it",
     )
     center_rewards_coefficient: float = Field(
-        0.0, ge=0, description="weight of (s_chosen + s_rejected)², which centres scores at 0 (0.01)"
+        default=0.0, ge=0, description="weight of (s_chosen + s_rejected)², which centres scores at 0 (0.01)"
     )
 
 

@@ -18,10 +18,10 @@ from plait.dataflow import Prompts, Role, per_batch, per_group
 
 
 class RLOOOptions(KLPlaceOptions):
-    normalize_advantages: bool = Field(False, description="standardise advantages over the batch")
-    ratio: Ratio = Field(Ratio.SEQUENCE_PRODUCT, description="sequence-product, sequence-mean or token")
+    normalize_advantages: bool = Field(default=False, description="standardise advantages over the batch")
+    ratio: Ratio = Field(default=Ratio.SEQUENCE_PRODUCT, description="sequence-product, sequence-mean or token")
     aggregation: Aggregation = Field(
-        Aggregation.SEQUENCE_MEAN, description="seq-mean-token-mean, token-mean or seq-mean-token-sum-norm"
+        default=Aggregation.SEQUENCE_MEAN, description="seq-mean-token-mean, token-mean or seq-mean-token-sum-norm"
     )
 
 

@@ -28,17 +28,23 @@ MOST_LOG_LAMBDA = 40.0
 
 
 class SafeRLHFOptions(PPOOptions):
-    kl_coef: float = Field(0.02, ge=0, description="weight of the KL to the reference, half of it in the cost")
+    kl_coef: float = Field(default=0.02, ge=0, description="weight of the KL to the reference, half of it in the cost")
     value_clip: float | None = Field(
-        5.0, gt=0, description="a value counts at most this far from what it was; null: it is not clipped"
+        default=5.0, gt=0, description="a value counts at most this far from what it was; null: it is not clipped"
     )
-    whiten_advantages: bool = Field(False, description="standardise the combined advantages over the batch's tokens")
-    cost_threshold: float = Field(0.0, description="the limit d on the mean cost")
-    lambda_init: float = Field(1.0, gt=0, description="the multiplier in the first step, before its first update")
-    lambda_lr: float = Field(0.1, ge=0, description="learning rate of the multiplier's logarithm")
-    lambda_max: float | None = Field(5.0, gt=0, description="the largest multiplier; null: there is none")
-    cost_window: int = Field(128, ge=1, description="the mean cost is that of so many of the last responses")
-    ptx_coef: float = Field(0.0, ge=0, description="weight of the cross entropy on given examples; 0: none is trained")
+    whiten_advantages: bool = Field(
+        default=False, description="standardise the combined advantages over the batch's tokens"
+    )
+    cost_threshold: float = Field(default=0.0, description="the limit d on the mean cost")
+    lambda_init: float = Field(
+        default=1.0, gt=0, description="the multiplier in the first step, before its first update"
+    )
+    lambda_lr: float = Field(default=0.1, ge=0, description="learning rate of the multiplier's logarithm")
+    lambda_max: float | None = Field(default=5.0, gt=0, description="the largest multiplier; null: there is none")
+    cost_window: int = Field(default=128, ge=1, description="the mean cost is that of so many of the last responses")
+    ptx_coef: float = Field(
+        default=0.0, ge=0, description="weight of the cross entropy on given examples; 0: none is trained"
+    )
 
     @model_validator(mode="after")
     def _check_lambda(self) -> Self:

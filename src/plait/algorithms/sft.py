@@ -16,7 +16,7 @@ from plait.dataflow import Given, Role
 
 class SFTOptions(UpdateOptions):
     aggregation: Aggregation = Field(
-        Aggregation.TOKEN_MEAN, description="token-mean, seq-mean-token-mean or seq-mean-token-sum-norm"
+        default=Aggregation.TOKEN_MEAN, description="token-mean, seq-mean-token-mean or seq-mean-token-sum-norm"
     )
 
 

@@ -20,10 +20,10 @@ Keys = TypeVar("Keys", bound=Settings)
 class DeviceKeys(Settings):
     name: str = "device"
     tflops: float = Field(gt=0)
-    tflops_float32: float | None = Field(None, gt=0)
+    tflops_float32: float | None = Field(default=None, gt=0)
     memory_gib: float = Field(gt=0)
     memory_gb_per_s: float = Field(gt=0)
-    launch_us: float = Field(5.0, ge=0)
+    launch_us: float = Field(default=5.0, ge=0)
 
     def device(self) -> Device:
         return Device(
@@ -45,16 +45,16 @@ class LinkKeys(Settings):
 
 
 class SoftwareKeys(Settings):
-    products: float = Field(Software.products, gt=0, le=1)
-    memory: float = Field(Software.memory, gt=0, le=1)
-    links: float = Field(Software.links, gt=0, le=1)
-    layer_us: float = Field(Software.layer_s * 1e6, ge=0)
-    hop_us: float = Field(Software.hop_s * 1e6, ge=0)
-    micro_batches_per_stage: int = Field(Software.micro_batches_per_stage, ge=1)
-    decode_groups_per_stage: int | None = Field(Software.decode_groups_per_stage, ge=0)
-    pool_share: float = Field(Software.pool_share, ge=0, le=1)
-    switch_us: float = Field(Software.switch_s * 1e6, ge=0)
-    pack_gb_per_s: float = Field(Software.pack_bandwidth / GIGA, ge=0)
+    products: float = Field(default=Software.products, gt=0, le=1)
+    memory: float = Field(default=Software.memory, gt=0, le=1)
+    links: float = Field(default=Software.links, gt=0, le=1)
+    layer_us: float = Field(default=Software.layer_s * 1e6, ge=0)
+    hop_us: float = Field(default=Software.hop_s * 1e6, ge=0)
+    micro_batches_per_stage: int = Field(default=Software.micro_batches_per_stage, ge=1)
+    decode_groups_per_stage: int | None = Field(default=Software.decode_groups_per_stage, ge=0)
+    pool_share: float = Field(default=Software.pool_share, ge=0, le=1)
+    switch_us: float = Field(default=Software.switch_s * 1e6, ge=0)
+    pack_gb_per_s: float = Field(default=Software.pack_bandwidth / GIGA, ge=0)
 
     def software(self) -> Software:
         return Software(
@@ -79,19 +79,19 @@ class CalibrationKeys(Settings):
 class NodesKeys(Settings):
     """Nodes that are alike, of a file that lists several kinds; links and price None: those of the file."""
 
-    count: int = Field(1, ge=1, le=MOST_RANKS)
+    count: int = Field(default=1, ge=1, le=MOST_RANKS)
     devices: int = Field(ge=1, le=MOST_RANKS)
     device: str | DeviceKeys
     intra: LinkKeys | None = None
     inter: LinkKeys | None = None
     host: LinkKeys | None = None
-    price_per_device_hour: float | None = Field(None, ge=0)
+    price_per_device_hour: float | None = Field(default=None, ge=0)
 
 
 class FileKeys(Settings):
     """Keys of a cluster file, whatever its nodes are."""
 
-    price_per_device_hour: float | None = Field(None, ge=0)
+    price_per_device_hour: float | None = Field(default=None, ge=0)
     software: SoftwareKeys = Field(default_factory=lambda: SoftwareKeys.model_validate({}))
     calibration: CalibrationKeys | None = None
 
@@ -99,7 +99,7 @@ class FileKeys(Settings):
 class _AlikeKeys(FileKeys):
     """Keys of a file whose nodes are alike."""
 
-    nodes: int = Field(1, ge=1, le=MOST_RANKS)
+    nodes: int = Field(default=1, ge=1, le=MOST_RANKS)
     devices_per_node: int = Field(ge=1, le=MOST_RANKS)
     device: str | DeviceKeys
     intra: LinkKeys

@@ -47,7 +47,7 @@ class DraftRecord(Settings):
 
     tokens: float = Field(ge=1)
     rows: float = Field(ge=1)
-    passes: float = Field(0.0, ge=0)
+    passes: float = Field(default=0.0, ge=0)
 
 
 class RunRecord(Settings):
@@ -132,17 +132,17 @@ class Profile(Settings):
     head: Points = Field(min_length=2)
     head_backward: Points = ()
     drawing: Points = ()
-    capture_s: float | None = Field(None, ge=0)
+    capture_s: float | None = Field(default=None, ge=0)
     products: Points = Field(min_length=1)
     copy_bytes_per_s: float = Field(gt=0)
-    packing_bytes_per_s: float | None = Field(None, gt=0)
+    packing_bytes_per_s: float | None = Field(default=None, gt=0)
     widens: bool = False
-    optimizer_s: float | None = Field(None, gt=0)
+    optimizer_s: float | None = Field(default=None, gt=0)
     send: LinkRecord
     all_reduce: LinkRecord
     between: LinkRecord | None = None
     host: LinkRecord | None = None
-    contention: float = Field(1.0, ge=1)
+    contention: float = Field(default=1.0, ge=1)
     error: float = Field(ge=0)
     runs: tuple[RunRecord, ...] = ()
 

@@ -51,11 +51,17 @@ class ReviewParameters(Settings):
 
     model_config = ConfigDict(strict=True)
 
-    prompt_words: int = Field(6, ge=1, description="first words of a review that are the prompt")
-    max_words: int = Field(48, ge=_LEAST_WORDS, description="most words after them; a longer review is cut there")
-    prefix: str = Field("Review:", min_length=1, description="what every text begins with, and all of a pair's prompt")
-    label: Literal["both", "positive", "negative"] = Field("both", description="reviews to take; pairs need both")
-    collection: Literal["both", "imdb", "rotten_tomatoes"] = Field("both", description="reviews to take")
+    prompt_words: int = Field(default=6, ge=1, description="first words of a review that are the prompt")
+    max_words: int = Field(
+        default=48, ge=_LEAST_WORDS, description="most words after them; a longer review is cut there"
+    )
+    prefix: str = Field(
+        default="Review:", min_length=1, description="what every text begins with, and all of a pair's prompt"
+    )
+    label: Literal["both", "positive", "negative"] = Field(
+        default="both", description="reviews to take; pairs need both"
+    )
+    collection: Literal["both", "imdb", "rotten_tomatoes"] = Field(default="both", description="reviews to take")
 
 
 @dataclass(frozen=True, slots=True)

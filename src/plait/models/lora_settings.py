@@ -15,10 +15,12 @@ class LoraSettings(Settings):
     There is no dropout: the log-probs of training would not be those of the engine.
     """
 
-    rank: int = Field(0, ge=0, description="rank of the adapters; 0: none, all weights are trained")
-    alpha: float | None = Field(None, gt=0, description="the adapters are scaled by alpha / rank; unset: 2 · rank")
+    rank: int = Field(default=0, ge=0, description="rank of the adapters; 0: none, all weights are trained")
+    alpha: float | None = Field(
+        default=None, gt=0, description="the adapters are scaled by alpha / rank; unset: 2 · rank"
+    )
     target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
-        "all-linear",
+        default="all-linear",
         description="names of the adapted linear layers, such as q_proj; all-linear: every one of the decoder layers",
     )
 

@@ -39,7 +39,8 @@ class ValueSettings(Settings):
     """A critic. It has no adapter settings of its own: `lora` holds for every trained role."""
 
     model: str | None = Field(
-        None, description="what it begins as; by default the model that scores the same, or else the run's `model`"
+        default=None,
+        description="what it begins as; by default the model that scores the same, or else the run's `model`",
     )
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
 
@@ -47,21 +48,22 @@ class ValueSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    every: int = Field(0, ge=0, description="evaluate every so many steps; 0: only before and after")
+    every: int = Field(default=0, ge=0, description="evaluate every so many steps; 0: only before and after")
     items: int = Field(
-        0, ge=0, description="held-out items per evaluation, of each source of the data; 0: no evaluation"
+        default=0, ge=0, description="held-out items per evaluation, of each source of the data; 0: no evaluation"
     )
-    temperature: float = Field(0.0, ge=0, description="at which held-out prompts are answered; 0: greedily")
+    temperature: float = Field(default=0.0, ge=0, description="at which held-out prompts are answered; 0: greedily")
     samples_per_prompt: int = Field(
-        1, ge=1, description="answers drawn to each held-out prompt; above 1 at a temperature above 0"
+        default=1, ge=1, description="answers drawn to each held-out prompt; above 1 at a temperature above 0"
     )
     pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (), description="numbers k of pass@k, each at most evaluation.samples_per_prompt"
+        default=(), description="numbers k of pass@k, each at most evaluation.samples_per_prompt"
     )
     functions: tuple[str, ...] = Field(
-        (), description="further reward functions that judge the answers and never train, each a metric eval/NAME"
+        default=(),
+        description="further reward functions that judge the answers and never train, each a metric eval/NAME",
     )
-    show: int = Field(6, ge=0, description="sample answers printed at the end")
+    show: int = Field(default=6, ge=0, description="sample answers printed at the end")
 
     _paths = path_key("functions")
 
@@ -93,10 +95,15 @@ class ReferenceSettings(Settings):
     """A reference that follows the policy (TRPO with an updated prior: Gorbatovski et al. 2024, arXiv 2404.09656)."""
 
     sync_every: int = Field(
-        0, ge=0, description="bring the reference towards the policy every so many steps; 0: it stays as it began"
+        default=0,
+        ge=0,
+        description="bring the reference towards the policy every so many steps; 0: it stays as it began",
     )
     mixup: float = Field(
-        0.6, gt=0, le=1, description="share of the policy in the reference that a sync makes; 1: a copy of the policy"
+        default=0.6,
+        gt=0,
+        le=1,
+        description="share of the policy in the reference that a sync makes; 1: a copy of the policy",
     )
 
     def check_read(self) -> None:
@@ -104,8 +111,8 @@ class ReferenceSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    every: int = Field(25, ge=0, description="save every so many steps; 0: only at the end or when stopped")
-    keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+    every: int = Field(default=25, ge=0, description="save every so many steps; 0: only at the end or when stopped")
+    keep_last: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 
 MOST_PROMPTS = 1 << 17
@@ -119,19 +126,24 @@ class Recipe(Settings):
     """A run. `options` holds the algorithm's own keys and is checked against its options class."""
 
     model: str = Field(description="smollm2-135m-instruct, a local folder, or a hub id")
-    algorithm: str = Field("grpo", description="a built-in name, or FILE.py:FUNCTION")
+    algorithm: str = Field(default="grpo", description="a built-in name, or FILE.py:FUNCTION")
     options: dict[str, Any] = Field(default_factory=dict, description="keys of the algorithm")
-    steps: int = Field(100, ge=1, description="training steps: one batch made or read, scored and trained on each")
+    steps: int = Field(
+        default=100, ge=1, description="training steps: one batch made or read, scored and trained on each"
+    )
     epochs: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="in place of `steps`: as many as take so many passes over the data"
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="in place of `steps`: as many as take so many passes over the data",
     )
     prompts_per_step: int = Field(
-        16, ge=1, le=MOST_PROMPTS, description="prompts (examples, or pairs) in the batch of a step"
+        default=16, ge=1, le=MOST_PROMPTS, description="prompts (examples, or pairs) in the batch of a step"
     )
-    samples_per_prompt: int = Field(8, ge=1, description="responses drawn per prompt")
+    samples_per_prompt: int = Field(default=8, ge=1, description="responses drawn per prompt")
     data: DataSettings
     pretraining: DataSettings | None = Field(
-        None, description="data of the examples that a flow trains on beside its prompts"
+        default=None, description="data of the examples that a flow trains on beside its prompts"
     )
     reward: RewardSettings = RewardSettings()
     cost: RewardSettings = RewardSettings()
@@ -144,80 +156,82 @@ class Recipe(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     doctor: DoctorSettings = DoctorSettings()
-    run_dir: Path = Field(Path("runs/run"), description="folder that the run writes")
-    overwrite: bool = Field(False, description="clear a run that is already in run_dir")
-    seed: Seed = Field(0, description="of everything that is drawn")
-    dtype: DType = Field(DType.BFLOAT16, description="of weights in compute; masters are float32 (float64 for float64)")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
+    run_dir: Path = Field(default=Path("runs/run"), description="folder that the run writes")
+    overwrite: bool = Field(default=False, description="clear a run that is already in run_dir")
+    seed: Seed = Field(default=0, description="of everything that is drawn")
+    dtype: DType = Field(
+        default=DType.BFLOAT16, description="of weights in compute; masters are float32 (float64 for float64)"
+    )
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="cpu or cuda")
     plan: str = Field(
-        "auto",
+        default="auto",
         description="where calls run: auto (found before the run, of several devices), colocated, split, standalone, "
         "or a plan file (docs/plans.md)",
     )
     fusion: Annotated[float | Literal["auto", "off"], _FUSION] = Field(
-        "auto",
+        default="auto",
         description="share of a rollout's samples: when so few are unfinished they go on in as few instances as take "
         "them, and the devices of the others score; auto: where the plan lets it be, and where that pays; off: samples "
         "end where they begin",
     )
     rebalance: Literal["auto", "off"] = Field(
-        "off",
+        default="off",
         description="auto: instances that would end last give unfinished samples to those that would end first, where "
         "that pays; off: they keep them",
     )
     max_staleness: int = Field(
-        0,
+        default=0,
         ge=0,
         description="versions between the weights that draw a sample and the update that uses it, at most: so many "
         "batches are generated ahead (docs/staleness.md)",
     )
     on_update: Literal["wait", "keep", "recompute"] = Field(
-        "wait",
+        default="wait",
         description="with max_staleness, of samples that are running when new weights come: wait (they end first), "
         "keep (they go on with the keys and values that they have), recompute (they go on, and keys and values are "
         "computed again with the new weights)",
     )
     devices: int = Field(
-        0,
+        default=0,
         ge=0,
         le=MOST_RANKS,
         description="processes of a named plan, one per device; 0: every CUDA device, or one on the CPU",
     )
     launcher: Literal["auto", "local", "ray", "attach"] = Field(
-        "auto",
+        default="auto",
         description="where the processes are: local (this machine), ray (nodes of a Ray cluster), attach (a command on "
         "each node; docs/cluster.md), or auto (attach where torchrun, srun or --nodes has begun it, else local)",
     )
     freeze_after_s: float = Field(
-        30.0,
+        default=30.0,
         ge=1,
         description="of several devices: a process that sends no heartbeat for so long counts as frozen",
     )
     stalled_after_s: float = Field(
-        1800.0,
+        default=1800.0,
         ge=0,
         description="of several devices: a process that does nothing for so long, and waits for none that does, counts "
         "as stalled; 0: never",
     )
     restarts: int = Field(
-        0,
+        default=0,
         ge=0,
         le=1000,
         description="how often the run goes on by itself, from its last checkpoint and on what is left, after a "
         "process died, froze or stalled or a node was lost (docs/cluster.md)",
     )
-    threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: one per core")
-    micro_batch_tokens: int = Field(4096, ge=1, description="tokens of a forward in scoring and training")
+    threads: int = Field(default=0, ge=0, le=4096, description="CPU threads; 0: one per core")
+    micro_batch_tokens: int = Field(default=4096, ge=1, description="tokens of a forward in scoring and training")
     checkpoint_activations: bool = Field(
-        False,
+        default=False,
         description="recompute activations in the backward: less memory, more time. On a GPU true unless it is set",
     )
     sequence_parallel: bool = Field(
-        False,
+        default=False,
         description="in training with tp, divide what all its ranks keep alike (norms, residuals, inputs of layers) "
         "over them, by tokens: less memory",
     )
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="also log to these")
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field(default=(), description="also log to these")
     _let_be: frozenset[str] = frozenset()
 
     _paths = path_key("model", "algorithm", "plan", "run_dir")

@@ -21,31 +21,35 @@ class OnError(StrEnum):
 
 class RewardSettings(Settings):
     functions: tuple[str, ...] = Field(
-        (),
+        default=(),
         description="each FILE.py:FUNCTION, package.module:function, or task (the task's scorer) or well_formed; "
         "by default task, or none where there is a model",
     )
-    weights: tuple[float, ...] = Field((), description="one per function; by default 1 each")
+    weights: tuple[float, ...] = Field(default=(), description="one per function; by default 1 each")
     model: str | None = Field(
-        None, description="a reward model: a folder or hub id with one score; alone, or beside functions"
+        default=None, description="a reward model: a folder or hub id with one score; alone, or beside functions"
     )
-    model_weight: float = Field(1.0, description="weight of the model's score beside functions")
-    timeout_s: float = Field(30.0, gt=0, description="wall-clock limit of one call of a function, for one group")
-    workers: int = Field(1, ge=1, le=1024, description="worker processes that run the functions")
+    model_weight: float = Field(default=1.0, description="weight of the model's score beside functions")
+    timeout_s: float = Field(
+        default=30.0, gt=0, description="wall-clock limit of one call of a function, for one group"
+    )
+    workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run the functions")
     memory_gb: float | None = Field(
-        None,
+        default=None,
         ge=0.1,
         description="most data of one worker process, GB, on Linux: a function that asks for more gets a MemoryError; "
         "none: as much as there is, and where memory is out the kernel ends workers first",
     )
     on_error: OnError = Field(
-        OnError.STOP, description="stop, or drop the samples on which a function fails; never scored as zero"
+        default=OnError.STOP, description="stop, or drop the samples on which a function fails; never scored as zero"
     )
     answer: AnswerFormat = Field(
-        AnswerFormat.TAGS,
+        default=AnswerFormat.TAGS,
         description="where task looks for the answer: tags (<answer>…</answer>), line, number or whole",
     )
-    partial_credit: bool = Field(False, description="task gives its scorer's partial credit; false: 1 if exact, else 0")
+    partial_credit: bool = Field(
+        default=False, description="task gives its scorer's partial credit; false: 1 if exact, else 0"
+    )
 
     _paths = path_key("functions", "model")
 

@@ -49,28 +49,32 @@ WITH_END = (
 class OptimizerSettings(Settings):
     """AdamW (Loshchilov & Hutter 2019) on float32 masters. Every count is in optimizer steps, that is mini-batches."""
 
-    learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
+    learning_rate: float = Field(default=1e-6, gt=0, description="peak learning rate")
     schedule: LearningRateSchedule = Field(
-        LearningRateSchedule.CONSTANT,
+        default=LearningRateSchedule.CONSTANT,
         description="after the warm-up: constant, linear, cosine, polynomial or inverse_sqrt (docs/recipes.md)",
     )
-    warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    warmup_steps: int = Field(default=0, ge=0, description="optimizer steps of linear warm-up")
     warmup_ratio: float = Field(
-        0.0, ge=0, lt=1, description="the warm-up as a share of all optimizer steps of the role, rounded up"
+        default=0.0, ge=0, lt=1, description="the warm-up as a share of all optimizer steps of the role, rounded up"
     )
     min_lr_ratio: float = Field(
-        0.0, ge=0, lt=1, description="where linear, cosine and polynomial end, as a share of the peak"
+        default=0.0, ge=0, lt=1, description="where linear, cosine and polynomial end, as a share of the peak"
     )
-    power: float = Field(1.0, gt=0, description="of the polynomial schedule; 1 is linear")
-    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="decay of AdamW's two moments")
-    epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon, added to the root of the second moment")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of matrices; vectors have none")
-    max_grad_norm: Endless = Field(1.0, gt=0, description="clip the gradient's global norm to this (inf: never)")
+    power: float = Field(default=1.0, gt=0, description="of the polynomial schedule; 1 is linear")
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.999), description="decay of AdamW's two moments")
+    epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon, added to the root of the second moment")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay of matrices; vectors have none")
+    max_grad_norm: Endless = Field(
+        default=1.0, gt=0, description="clip the gradient's global norm to this (inf: never)"
+    )
     shard_gradients: bool = Field(
-        False,
+        default=False,
         description="ranks of dp hold the gradients of what they update alone (ZeRO-2): less memory, more messages",
     )
-    max_skipped_steps: int = Field(3, ge=1, description="stop after so many non-finite optimizer steps in a row")
+    max_skipped_steps: int = Field(
+        default=3, ge=1, description="stop after so many non-finite optimizer steps in a row"
+    )
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
