@@ -87,7 +87,6 @@ ANY = frozenset(
         "layer types that are too few",
         "another head",
         "another inner width",
-        "more heads for keys",
         "heads that do not fit",
         "more layers",
         "positions beyond all",

@@ -15,9 +15,18 @@ def parameters_of(models: Sequence[RoleModel]) -> dict[str, Parameters]:
     """The parameters of each role's model, from the configurations alone; those of equal ones are made once.
 
     Imports torch.
+
+    Raises:
+        ModelError: Transformers makes no model of a configuration.
     """
+    from plait.models.files.pretrained import reading
+
     texts = {name: json.dumps(read_config(name), sort_keys=True) for name in {model.name for model in models}}
-    return {model.role: _parameters_by(texts[model.name], model.scalar) for model in models}
+    parameters = {}
+    for model in models:
+        with reading(model.name):
+            parameters[model.role] = _parameters_by(texts[model.name], model.scalar)
+    return parameters
 
 
 @cache

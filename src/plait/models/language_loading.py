@@ -3,8 +3,6 @@ LanguageModel whose parameters are views of one flat buffer."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from plait.layout.params import FlatLayout
 from plait.models.admission import causal_class, check_family, self_check
 from plait.models.backbone import Backbone
 from plait.models.compute import attention, cpu_linear, gated_mlp, rms_norm, rope
-from plait.models.files.pretrained import config_of, generation_of, module_of, tokenizer_of
-from plait.models.files.saving import without_progress_bars
+from plait.models.files.pretrained import config_of, generation_of, module_of, reading, tokenizer_of
 from plait.models.head import NO_HEAD, find_head
 from plait.models.language_model import LanguageModel
 from plait.models.shape import config_fields, usable_positions
@@ -76,7 +73,7 @@ def read_folder(name: str, dtype: torch.dtype, *, decoder_only: bool = False) ->
 
     loading(f"model {name}")
     folder, _, tokenizer = read_config(name)
-    with _reading(name):
+    with reading(name):
         module, report = module_of(folder, name, dtype, decoder_only=decoder_only)
     if faults := sorted(map(str, (*report["missing_keys"], *report["mismatched_keys"]))):
         raise ModelError(
@@ -97,7 +94,7 @@ def read_config(name: str) -> tuple[Path, Any, Any]:
     from plait.models.files.hub import resolve
 
     folder = resolve(name)
-    with _reading(name):
+    with reading(name):
         config = config_of(folder, name)
         check_family(causal_class(config, name), config, name)
         return folder, config, tokenizer_of(folder, name)
@@ -110,34 +107,11 @@ def read_tokens(name: str) -> tuple[Any, tuple[int, ...]]:
         ModelError: see `read_config`.
     """
     folder, config, tokenizer = read_config(name)
-    with _reading(name):
+    with reading(name):
         from transformers import GenerationConfig
 
         generation = generation_of(folder) or GenerationConfig.from_model_config(config)
     return tokenizer, eos_token_ids(generation, config.get_text_config(), tokenizer)
-
-
-@contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """What Transformers raises becomes a ModelError; no random state is moved, no bar is shown."""
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-
-    with torch.random.fork_rng(devices=[]), without_progress_bars():
-        try:
-            yield
-        except (
-            OSError,
-            KeyError,
-            ImportError,
-            ValueError,
-            RuntimeError,
-            SafetensorError,
-            StrictDataclassError,
-        ) as error:
-            if isinstance(error, ModelError):
-                raise
-            raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error
 
 
 def prepare(module: Any, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import plait
 from plait.cost.estimate import model_shape
+from plait.cost.model_parameters import parameters_of
 from plait.errors import ModelError
 from plait.layout.params import Parameters
 from plait.models.files.checkpoint_files import CheckpointFiles
@@ -21,6 +22,7 @@ from plait.models.files.saving import save_pretrained
 from plait.models.language_loading import from_module, load_model, read_folder
 from plait.models.scalar_loading import load_scalar
 from plait.models.working_weights import layout_of
+from plait.recipes.role_models import RoleModel
 from plait.runtime.inputs.tokenizers import load_tokenizer
 from tests.models.tiny import save_tiny
 
@@ -134,6 +136,24 @@ def test_weights_that_are_quantised_for_good_are_refused(folder: Path, read: Any
     change(folder / "config.json", quantization_config=stated)
     with pytest.raises(ModelError, match=r"^model: the weights of .* are quantised .*(awq|no stated method).*Set"):
         read(str(folder))
+
+
+def _parameters(name: str) -> None:
+    parameters_of([RoleModel("actor", name, scalar=False, trained=True, key="model")])
+
+
+@pytest.mark.parametrize("read", [_parameters, load_model])
+@pytest.mark.parametrize("stated", [{"hidden_act": "nothing"}, {"rope_parameters": {"rope_type": "abc"}}])
+def test_what_transformers_makes_no_model_of_is_refused(folder: Path, read: Any, stated: dict[str, Any]) -> None:
+    change(folder / "config.json", **stated)
+    with pytest.raises(ModelError, match=r"^model: '.*' cannot be read as a causal language model: .*(nothing|abc)"):
+        read(str(folder))
+
+
+def test_heads_in_groups_of_unequal_sizes_are_refused(folder: Path) -> None:
+    change(folder / "config.json", num_attention_heads=4, num_key_value_heads=3)
+    with pytest.raises(ModelError, match=r"states 4 heads .* and 3 for keys and values .*, which should divide them"):
+        model_shape(str(folder))
 
 
 def test_only_one_module_calls_transformers_auto_classes_and_never_trusts() -> None:

@@ -44,8 +44,8 @@ _LAYER = re.compile(r"((?:[a-z_]+\.)*?(?:layers|h|blocks))\.(\d+)\.")
 
 
 def check_config(config: Mapping[str, Any], name: str) -> None:
-    """Raises ModelError where what config.json states is not of its kind, a size is beyond reason, or the weights are
-    quantised for good."""
+    """Raises ModelError where what config.json states is not of its kind, a size is beyond reason, heads are in groups
+    of unequal sizes, or the weights are quantised for good."""
     for key, (expected, kind) in _KINDS.items():
         value = config.get(key)
         if value is not None and not (isinstance(value, kind) and (kind is not list or _all_texts(value))):
@@ -69,6 +69,12 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
                         f"model: the config.json of {name!r} states `{key}` {value!r:.80}; expected a whole number up "
                         f"to {most:,}; fetch or copy it again, or set `model` to another."
                     )
+        heads, groups = part.get("num_attention_heads"), part.get("num_key_value_heads")
+        if heads and groups and heads % groups:
+            raise ModelError(
+                f"model: the config.json of {name!r} states {heads} heads (`num_attention_heads`) and {groups} for keys"
+                " and values (`num_key_value_heads`), which should divide them; mend it, or set `model` to another."
+            )
 
 
 def check_files(folder: Path, files: Iterable[str], config: Mapping[str, Any], name: str) -> None:

@@ -65,6 +65,32 @@ def generation_of(folder: Path | None) -> Any:
     return GenerationConfig.from_pretrained(folder)
 
 
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """What Transformers raises becomes a ModelError; no random state is moved, no bar is shown."""
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    from plait.models.files.saving import without_progress_bars
+
+    with torch.random.fork_rng(devices=[]), without_progress_bars():
+        try:
+            yield
+        except (
+            OSError,
+            KeyError,
+            ImportError,
+            ValueError,
+            RuntimeError,
+            SafetensorError,
+            StrictDataclassError,
+        ) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"model: {name!r} cannot be read as a causal language model: {error}") from error
+
+
 def module_of(folder: Path, name: str, dtype: Any, *, decoder_only: bool) -> tuple[Any, dict[str, Any]]:
     """The weights in a checkpoint's folder, as a module, and Transformers' report about them.
 
