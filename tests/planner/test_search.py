@@ -73,6 +73,7 @@ def test_published_table_search_at_the_bound(number):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_published_table_search_all_rows_within_a_minute_each():
     """CPU seconds of one core, so that the machine's other work does not count."""
     lean = 0
