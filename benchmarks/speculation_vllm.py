@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     options = _parser().parse_args(arguments)
     environment = look("cpu")
-    if environment is None or environment.fault:
+    if environment is None or environment.fault("cpu"):
         print("vLLM is not set up: `plait doctor engines` says how to install it", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as name:
