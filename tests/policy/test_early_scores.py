@@ -28,6 +28,16 @@ def test_an_instance_that_ends_sooner_scores_meanwhile() -> None:
     assert early.pays
 
 
+def test_samples_beyond_an_instances_places_wait() -> None:
+    """A step takes a second whatever runs. Side by side all end at 10 s and leave nothing to hide. One at a time, the
+    instance with two ends at 20 s: 26 s without parts. With them the other scores from 10 s on, two samples until 18 s,
+    and the third takes both 2 s: 22 s, and half a second of what parts take."""
+    times = replace(TIMES, more_s=0.0)
+    assert foretold(times, ALIKE, THREE).gain_s == pytest.approx(-0.5)
+    early = foretold(times, ALIKE, replace(THREE, max_batch=1))
+    assert (early.gain_s, early.of_s) == pytest.approx((3.5, 26.0))
+
+
 @pytest.mark.parametrize(("parts_s", "pays"), [(2.0, True), (3.2, False), (4.0, False)])
 def test_it_must_gain_two_percent(parts_s: float, pays: bool) -> None:
     """2 s less half of what parts take, of 26 s; with 2 s of parts nothing is lost either where all is a fifth off."""

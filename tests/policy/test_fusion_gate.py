@@ -64,6 +64,16 @@ def test_weights_that_come_back_are_waited_for() -> None:
     assert outcome(slow, [[1], [5]], 0).total_s == 6.5
 
 
+def test_samples_that_wait_for_a_place_do_not_move() -> None:
+    """One at a time: two samples of two steps end at 2 s and 4 s, the third, of one, at 1 s. Its instance scores two
+    of them from 1 s on, and with the other from 4 s on what is left of 6 s: 5.5 s; side by side 4.5 s."""
+    assert outcome(replace(FREES, slots=1), [[2, 2], [1]], 0).total_s == 5.5
+    assert outcome(FREES, [[2, 2], [1]], 0).total_s == 4.5
+    steps = [[5, 5, 5], [1, 5]]
+    assert outcome(replace(FREES, slots=2), steps, 4).migrated_s is None
+    assert outcome(replace(FREES, slots=3), steps, 4).migrated_s == 1.0
+
+
 def test_gathering_by_hand() -> None:
     """Two samples each, of 1 and 5 steps. Staying: 4 samples of 2 s on two instances after 5 s: 9 s. Gathered at 1 s:
     the freed one scores two until 5 s, then both score the other two: 7 s; with a move of 1 s the others end a second
@@ -95,6 +105,8 @@ def test_the_gain_of_what_is_left_by_hand() -> None:
         "they are in one instance"
     )
     assert gain_s(SEEN, [3, 7], replace(left, said=[[7], [7]]), TWO) == 0.0, "no response was longer"
+    waits = Remaining([[0, 2], [1]], [[3, 0], [3]], 4.0)
+    assert gain_s(SEEN, [3, 7], waits, TWO) > gain_s(SEEN, [3, 7], waits, replace(TWO, max_batch=2))
     begun_later = replace(left, said=[[3], [0]])
     assert gain_s(SEEN, [3, 7], begun_later, TWO) < gain_s(SEEN, [3, 7], left, TWO), "it has seven steps left, not four"
     assert gain_s(SEEN, [3, 7], replace(left, waiting_s=0.0), TWO) < 0, "nothing waits: the moves are lost"

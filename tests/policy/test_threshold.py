@@ -199,6 +199,9 @@ def test_finish_times_by_hand():
     """Lengths 2, 5 with t(2) = 3, t(1) = 1: the first ends at 6, the second three steps later."""
     assert finish_times([2, 5], lambda n: {1: 1.0, 2: 3.0}[n]) == [6.0, 9.0]
     assert finish_times([0, 4], lambda n: 1.0, start_s=10.0) == [10.0, 14.0]
+    # Two places: the third begins after two steps, the fourth after five, and runs alone from the tenth on.
+    pace = lambda n: {1: 1.0, 2: 3.0}[n]
+    assert finish_times([5, 2, 8, 6], pace, slots=2) == [15.0, 6.0, 30.0, 31.0]
 
 
 def test_what_is_left_of_an_instance_by_hand():
@@ -209,6 +212,10 @@ def test_what_is_left_of_an_instance_by_hand():
     assert instance.left(3.5, "abc") == [Left(3, "a"), Left(0, "b"), Left(0, "c")], "the second step is under way"
     assert instance.left(7.0, "abc") == [Left(2, "a")]
     assert instance.left(9.0, "abc") == []
+    waits = Decoding([5, 2, 2], lambda n: {1: 1.0, 2: 3.0}[n], slots=2)
+    assert waits.ends == [13.0, 6.0, 12.0]
+    assert waits.left(3.0, "abc") == [Left(4, "a"), Left(1, "b"), Left(2, "c")], "the third waits for the second"
+    assert waits.left(9.0, "abc") == [Left(2, "a"), Left(1, "c")]
     assert (Decoding([], lambda n: 1.0).last_s, Decoding([], lambda n: 1.0).left(0.0, "")) == (0.0, [])
 
 

@@ -131,6 +131,7 @@ def _rollout(times: FusionTimes, tokens: float, size: RolloutSize) -> Rollout:
         together=size.together,
         parted=size.parted,
         again_s=times.token_s * times.prompt_tokens,
+        slots=size.max_batch,
     )
 
 

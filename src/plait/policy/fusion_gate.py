@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
+from operator import itemgetter
 
 from plait.policy.threshold import Rollout, Waiting, comings, drained, tune
 from plait.policy.unfinished import Left, finish_times, merged
@@ -89,6 +90,7 @@ class Seen:
             together=size.together,
             load_s=self.load_s,
             parted=size.parted,
+            slots=size.max_batch,
         )
 
     def doubted(self) -> list[Seen]:
@@ -190,7 +192,10 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
     }
 
     def end_s(loads: Sequence[Sequence[Left]], stand_still_s: float, free_s: float) -> float:
-        ends = [finish_times([sample.steps for sample in load], seen.token_s, stand_still_s) for load in loads]
+        ends = [
+            finish_times([sample.steps for sample in load], seen.token_s, stand_still_s, size.max_batch)
+            for load in loads
+        ]
         coming = comings(ends, [[sample.part for sample in load] for load in loads], works)
         return drained(rollout, ends, coming, Waiting(0.0, left.waiting_s, free_s))
 
@@ -200,9 +205,9 @@ def gain_s(seen: Seen, lengths: Sequence[int], left: Remaining, size: RolloutSiz
 def _expected(lengths: Sequence[int], left: Remaining) -> list[list[Left]]:
     """What is left of each unfinished sample: quantiles of what is left of those that were longer than it is, dealt by
     turns to instances, and in each to its parts, so that none has all of the long ones. Nothing of those that are
-    longer than any was."""
+    longer than any was. Those that wait for a place, which have said nothing, come behind the others."""
     ordered, count = sorted(lengths), sum(map(len, left.unfinished))
-    rows: list[list[Left]] = [[] for _ in left.unfinished]
+    rows: list[list[tuple[bool, Left]]] = [[] for _ in left.unfinished]
     turns = [_by_turns(list(zip(*row, strict=True))) for row in zip(left.unfinished, left.said, strict=True)]
     order = [(k, place) for place, row in enumerate(turns) for k in range(len(row))]
     for i, (k, place) in enumerate(sorted(order)):
@@ -210,8 +215,8 @@ def _expected(lengths: Sequence[int], left: Remaining) -> list[list[Left]]:
         first = bisect_right(ordered, said)
         if first < len(ordered):
             longer = ordered[first + (2 * i + 1) * (len(ordered) - first) // (2 * count)]
-            rows[place].append(Left(longer - said, part))
-    return rows
+            rows[place].append((said == 0, Left(longer - said, part)))
+    return [[sample for _, sample in sorted(row, key=itemgetter(0))] for row in rows]
 
 
 def _by_turns(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

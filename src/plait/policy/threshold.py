@@ -34,6 +34,7 @@ class Rollout:
     parted:        unfinished samples at which groups of `together` are parted: what has ended by then is scored without
                    the others, which are scored when the last of them has ended; 0: never
     again_s:       device seconds more that scoring a group takes in two: its prompt is read again
+    slots:         samples that an instance runs at once, at most; others wait until one ends
     """
 
     num_instances: int
@@ -46,6 +47,7 @@ class Rollout:
     load_s: float = 0.0
     parted: int = 0
     again_s: float = 0.0
+    slots: float = inf
 
     def parts(self, ends: Sequence[Sequence[float]]) -> list[list[GroupPart]]:
         """What each sample of each instance is scored with, by when samples end."""
@@ -123,7 +125,7 @@ class _Course:
 
     def __init__(self, rollout: Rollout, steps: Sequence[Sequence[int]]) -> None:
         self._rollout = rollout
-        self._instances = [Decoding(row, rollout.step_s) for row in steps]
+        self._instances = [Decoding(row, rollout.step_s, slots=rollout.slots) for row in steps]
         ends = [instance.ends for instance in self._instances]
         self._all_ends = sorted(end for row in ends for end in row)
         self._parts: Sequence[Sequence[Hashable]] = [[None] * len(row) for row in steps]
@@ -150,11 +152,13 @@ class _Course:
         left = [instance.left(now, parts) for instance, parts in zip(self._instances, self._parts, strict=True)]
         unfinished = sum(map(len, left))
         kept = max(1, ceil(unfinished / rollout.max_batch))
-        if unfinished == 0 or kept >= rollout.num_instances:
-            return self._serial
+        if unfinished == 0 or kept >= rollout.num_instances or max(map(len, left)) > rollout.slots:
+            return self._serial  # samples that wait for a place do not move (`migration.decide`)
         moved_s = now + rollout.migration_s
         loads = merged(left, kept)
-        later = [finish_times([sample.steps for sample in load], rollout.step_s, moved_s) for load in loads]
+        later = [
+            finish_times([sample.steps for sample in load], rollout.step_s, moved_s, rollout.slots) for load in loads
+        ]
         tail = sorted(end for row in later for end in row)
         freed = sorted(min(now, instance.last_s) for instance in self._instances)[: rollout.num_instances - kept]
         free_s = sum(tail[-1] - time_s for time_s in freed) + sum(tail[-1] - max(row, default=now) for row in later)

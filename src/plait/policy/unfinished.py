@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heapify, heapreplace
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 StepTime = Callable[[int], float]
@@ -23,41 +23,44 @@ class Left(NamedTuple):
     part: Hashable
 
 
-def finish_times(steps: Sequence[int], step_s: StepTime, start_s: float = 0.0) -> list[float]:
-    """When each sample of one instance ends, given the steps that each still needs; no loop over tokens.
-
-    All run from the start, so between two ends the batch is constant: time grows by steps · t(active).
-    """
-    order = sorted(range(len(steps)), key=steps.__getitem__)
-    ends = [start_s] * len(steps)
-    now, done = start_s, 0
-    for position, k in enumerate(order):
-        if steps[k] > done:
-            now += (steps[k] - done) * step_s(len(steps) - position)
-            done = steps[k]
-        ends[k] = now
-    return ends
+def finish_times(steps: Sequence[int], step_s: StepTime, start_s: float = 0.0, slots: float = inf) -> list[float]:
+    """When each sample of one instance ends, given the steps that each still needs; as of `Decoding`."""
+    return Decoding(steps, step_s, start_s, slots).ends
 
 
 class Decoding:
-    """One instance that decodes its samples from the start on; what is left of them at any time, without going through
-    those that have ended.
+    """One instance that decodes its samples from a start on; what is left of them at any time, without going through
+    those that have ended. No loop over tokens: between two ends the batch is constant, and time grows by
+    steps · t(running).
 
     Args:
         steps: that each sample needs.
+        slots: samples that run at once; the next in order begins as one ends.
     """
 
-    def __init__(self, steps: Sequence[int], step_s: StepTime) -> None:
-        self._steps, self._step_s = steps, step_s
-        self.ends = finish_times(steps, step_s)
+    def __init__(self, steps: Sequence[int], step_s: StepTime, start_s: float = 0.0, slots: float = inf) -> None:
+        self._step_s, self._slots, self._start_s = step_s, slots, start_s
+        self._begun = _begun(steps, slots)
+        self._last = [begun + max(0, needed) for begun, needed in zip(self._begun, steps, strict=True)]
+        """Steps that are done when each sample has ended."""
+        self._order = sorted(range(len(steps)), key=self._last.__getitem__)
+        self.ends = [start_s] * len(steps)
         """When each sample ends."""
-        self._order = sorted(range(len(steps)), key=steps.__getitem__)
-        self._in_order = [self.ends[k] for k in self._order]
+        now, done = start_s, 0
+        for position, k in enumerate(self._order):
+            if self._last[k] > done:
+                now += (self._last[k] - done) * self._next_s(position)
+                done = self._last[k]
+            self.ends[k] = now
+
+    def _next_s(self, ended: int) -> float:
+        """Seconds of a step when so many samples have ended."""
+        return self._step_s(int(min(self._slots, len(self._order) - ended)))
 
     @property
     def last_s(self) -> float:
-        """When the last one ends; 0 without any."""
-        return self._in_order[-1] if self._in_order else 0.0
+        """When the last one ends; the start without any."""
+        return self.ends[self._order[-1]] if self._order else self._start_s
 
     def left(self, now: float, parts: Sequence[Hashable]) -> list[Left]:
         """What has not ended by `now`, in the order of the samples. A step that is under way counts as done, for it
@@ -66,13 +69,25 @@ class Decoding:
         Args:
             parts: of all samples.
         """
-        ended = bisect_right(self._in_order, now)
+        ended = bisect_right(self._order, now, key=self.ends.__getitem__)
         if ended == len(self._order):
             return []
-        done = max(0, self._steps[self._order[ended - 1]]) if ended else 0
-        since_s = self._in_order[ended - 1] if ended else 0.0
-        done += ceil((now - since_s) / self._step_s(len(self._order) - ended) - 1e-9)
-        return [Left(self._steps[k] - done, parts[k]) for k in sorted(self._order[ended:])]
+        done = self._last[self._order[ended - 1]] if ended else 0
+        since_s = self.ends[self._order[ended - 1]] if ended else self._start_s
+        done += ceil((now - since_s) / self._next_s(ended) - 1e-9)
+        return [Left(self._last[k] - max(done, self._begun[k]), parts[k]) for k in sorted(self._order[ended:])]
+
+
+def _begun(steps: Sequence[int], slots: float) -> list[int]:
+    """Steps that are done when each sample begins, so many of which run at once."""
+    begun = [0] * len(steps)
+    if len(steps) > slots:
+        ends = [max(0, needed) for needed in steps[: int(slots)]]
+        heapify(ends)
+        for k in range(len(ends), len(steps)):
+            begun[k] = ends[0]
+            heapreplace(ends, begun[k] + max(0, steps[k]))
+    return begun
 
 
 def merged(left: Sequence[Sequence[Left]], kept: int) -> list[list[Left]]:
