@@ -146,21 +146,21 @@ def test_steps_of_another_plan_or_machine_are_not_comparable(make_recipe: MakeRe
 
 
 def test_steps_of_a_stay_that_came_to_its_end_are_counted_once(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """By hand: from which step on a stay has those that no profile has yet, by how the ones before it ended."""
+    """By hand: the stays whose steps no profile has yet, by how the ones before the newest ended."""
     folder, recipe, plan = tmp_path / "run", make_recipe(), Plan("one", 1)
     folder.mkdir()
     found = []
     for step, how in ((0, "RunError: planted"), (2, None), (4, STOPPED), (6, "KeyboardInterrupt: "), (7, FINISHED)):
         stay = History(folder, resume=True)
         stay.begin(Origin.here(), recipe, plan, step, print)
-        found.append(History(folder, resume=True).uncounted_from)
+        found.append(History(folder, resume=True).uncounted)
         if how is not None:  # else it was killed
             stay.end(how, step)
     History(folder, resume=True).begin(Origin.here(), recipe, plan, 9, print)
-    found.append(History(folder, resume=True).uncounted_from)
-    assert found == [0, 0, 0, 6, 6, 9]
+    found.append(History(folder, resume=True).uncounted)
+    assert found == [[0], [0, 2], [0, 2, 4], [6], [6, 7], [9]]
     History(folder, resume=True).begin(Origin.here(), recipe, Plan("other", 2), 9, print)
-    assert History(folder, resume=True).uncounted_from == 9
+    assert History(folder, resume=True).uncounted == [9]
 
 
 def test_a_failed_stay_says_how_it_ended(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -6,18 +6,22 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from plait.cost.calibration import calibrated
 from plait.cost.kept_profiles import kept_profiles
+from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.profile import DraftRecord, KindRecord
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.prediction import refinement
 from plait.runtime.prediction.forecast import STEP, read_forecast
 from plait.runtime.prediction.guesses import drafts_of
-from plait.runtime.prediction.refinement import run_record
+from plait.runtime.prediction.planning import Planning
+from plait.runtime.prediction.refinement import run_record, steady_rows
 from tests.runs.profiles import keep_made_up_profile
 
 MakeRecipe = Callable[..., Recipe]
@@ -55,6 +59,14 @@ def test_nothing_is_known_of_steps_that_were_not_measured() -> None:
     assert run_record(1, {}, {"step": 1.0}, {"step": 1.0}, [{}]) is None
 
 
+def test_the_first_steps_of_each_stay_are_left_out() -> None:
+    """Three stays, of four steps, one and two."""
+    steps = [{"step": number} for number in range(1, 8)]
+    assert [row["step"] for row in steady_rows(steps, [0, 4, 5])] == [2, 3, 4, 7]
+    assert [row["step"] for row in steady_rows(steps, [4, 5])] == [7]
+    assert [row["step"] for row in steady_rows(steps, [7])] == []
+
+
 def test_a_run_corrects_the_profile_of_its_machine(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,8 +96,16 @@ def test_a_run_that_goes_on_is_measured_by_the_steps_of_its_plan_and_no_step_cor
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps on two devices, then two and three on one, and at last none. The first of each stay's is left out of
-    the profile, as any run's is; what the folder says is of all three stays on one device."""
+    the profile, as any run's is; what the folder says is of all three stays on one device. Foretold is what the
+    responses of the steps that count take."""
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    foretold: list[SampleLengths] = []
+
+    def planning(*of: Any) -> Planning:
+        foretold.append(of[5])
+        return Planning(*of)
+
+    monkeypatch.setattr(refinement, "Planning", planning)
     recipe = make_recipe()
     profile = keep_made_up_profile(recipe)
     run(make_recipe(steps=2, devices=2, plan="split"))
@@ -104,6 +124,9 @@ def test_a_run_that_goes_on_is_measured_by_the_steps_of_its_plan_and_no_step_cor
         assert [(run.devices, run.steps) for run in kept.runs[len(records) :]] == [(1, counted)] * (counted > 0)
         if counted:
             assert kept.runs[-1].measured_s == median(row["timing_s/step"] for row in rows[-counted:])
+            files = [recipe.run_dir / f"samples/step-{row['step']:06d}.jsonl" for row in rows[-counted:]]
+            said = sorted(len(row["token_ids"]) for file in files for row in read_rows(file))
+            assert foretold[-1].responses == Lengths.recorded(said)
 
 
 def test_a_run_on_given_texts_corrects_it_by_these(

@@ -91,12 +91,12 @@ class History:
         return min(stay["from_step"] for stay in self._comparable())
 
     @property
-    def uncounted_from(self) -> int:
-        """Steps after this one are comparable and in no profile yet: stays that finished or stopped have put theirs
-        there."""
+    def uncounted(self) -> list[int]:
+        """The steps after which stays began whose own are comparable and in no profile yet, rising: stays that finished
+        or stopped have put theirs there."""
         newest, *earlier = self._comparable()
         uncounted = takewhile(lambda stay: stay.get("how") not in (FINISHED, STOPPED), earlier)
-        return min(stay["from_step"] for stay in (newest, *uncounted))
+        return sorted(stay["from_step"] for stay in (newest, *uncounted))
 
     def _comparable(self) -> list[dict[str, Any]]:
         """Stays with the plan and machine of the newest, back from it."""

@@ -24,6 +24,7 @@ RUN_DIR/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from plait.errors import ConfigError
@@ -44,8 +45,8 @@ SUMMARY = "summary.txt"
 WORKERS, OLD_WORKERS = "workers", ".workers.old"
 """What ranks printed: those of the newest stay; and of the run before, until another one begins in its place."""
 SAMPLES, CHECKPOINTS, BEST = "samples", "checkpoints", "best"
-_NEWEST = 20
-"""Steps of a run whose samples say how those of another will be."""
+_TOLD_BY = 20
+"""Steps of a run whose samples say how those of others are."""
 
 
 class RunFiles:
@@ -86,7 +87,14 @@ def newest_samples(folder: Path, option: str) -> list[Path]:
     Raises:
         ConfigError: there are none.
     """
-    files = sorted((folder / SAMPLES).glob("step-*.jsonl"))[-_NEWEST:]
+    files = sorted((folder / SAMPLES).glob("step-*.jsonl"))[-_TOLD_BY:]
     if not files:
         raise ConfigError(f"{option}: {folder} has no samples of steps (`{SAMPLES}/step-*.jsonl`); give a run's folder")
     return files
+
+
+def samples_of(folder: Path, steps: Sequence[int]) -> list[Path]:
+    """Files of the samples of some steps of a run: of twenty at most, evenly spread over those that have one."""
+    files = [file for step in steps if (file := RunFiles(folder).samples(step)).is_file()]
+    count = min(len(files), _TOLD_BY)
+    return [files[(2 * number + 1) * len(files) // (2 * count)] for number in range(count)]

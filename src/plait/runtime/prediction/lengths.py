@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,10 @@ def _said(text: str, run: Foretellable, there: Callable[[], SampleLengths]) -> S
     beside = there().beside if {CallKind.GENERATE, CallKind.READ} <= kinds else {}
     most, key = _most_of_a_response(run)
     if os.path.isdir(folder := at_home(text, "--lengths")):
-        return replace(_recorded(Path(folder), most), beside=beside)
+        files = newest_samples(Path(folder), "--lengths")
+        if (lengths := recorded(files, run)) is None:
+            raise ConfigError(f"--lengths: no sample of the last steps of {folder} has tokens; give another folder")
+        return replace(lengths, beside=beside)
     match = re.fullmatch(r"(?:(\d{1,7}):)?(\d{1,7})(?:~(\d{1,2}(?:\.\d{1,6})?))?", text)
     if match is None or int(match[2]) < 1 or match[1] == "0":
         raise ConfigError(
@@ -110,16 +113,22 @@ def _samples(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _recorded(folder: Path, most: int) -> SampleLengths:
+def recorded(files: Sequence[Path], run: Foretellable) -> SampleLengths | None:
+    """Lengths of prompts and responses in files of samples; None where none has both.
+
+    Raises:
+        DataError: one is damaged.
+    """
+    most, _ = _most_of_a_response(run)
     prompts: list[int] = []
     responses: list[int] = []
     roots: list[int] = []
-    for file in newest_samples(folder, "--lengths"):  # one at a time: the samples of a large step take gigabytes
+    for file in files:  # one at a time: the samples of a large step take gigabytes
         rows = _samples(file)
         prompts += [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
         responses += [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
         roots.append(root_of({tuple(row["prompt_ids"]) for row in rows if row.get("prompt_ids")}))
         del rows
     if not prompts or not responses:
-        raise ConfigError(f"--lengths: no sample of the last steps of {folder} has tokens; give another folder")
+        return None
     return SampleLengths(Lengths.recorded(prompts, min(roots)), Lengths.recorded(responses))

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,26 +22,38 @@ from plait.errors import UserError
 from plait.observe.run_log import read_steps
 from plait.paths import at_home
 from plait.recipes.role_models import function_names
-from plait.runtime.folder.run_files import RunFiles
+from plait.runtime.folder.run_files import RunFiles, samples_of
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.forecast import STEP, WARM_UP, predicted_seconds
 from plait.runtime.prediction.guesses import drafts_of
-from plait.runtime.prediction.lengths import lengths_of
+from plait.runtime.prediction.lengths import recorded
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.plan import Plan
 
 
-def refine(prepared: Prepared, folder: Path, rows: Sequence[Mapping[str, Any]]) -> Profile | None:
-    """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells, and keep
-    that with the profile; returns it. None where there is no such profile, or too little was measured.
+def steady_rows(steps: Sequence[Mapping[str, Any]], begun: Sequence[int]) -> list[Mapping[str, Any]]:
+    """Metrics of the steps of some stays, but for the first ones of each.
+
+    Args:
+        steps: metrics of all steps of the run.
+        begun: the steps after which these stays began, rising.
+    """
+    rows = [(row, bisect_left(begun, row["step"])) for row in steps]
+    return [row for row, stay in rows if stay and row["step"] - begun[stay - 1] > WARM_UP]
+
+
+def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]) -> Profile | None:
+    """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells of the
+    lengths that these had, and keep that with the profile; returns it. None where there is no such profile, or nothing
+    was measured.
 
     Args:
         folder: of the run, whose samples have the lengths.
-        rows: metrics of its steps by this plan.
+        steady: metrics of its steps by this plan, as of `steady_rows`.
     """
-    if len(rows) <= WARM_UP:
+    if not steady:
         return None
     recipe, plan = prepared.recipe, prepared.plan
     cluster, source = machine_of(recipe, prepared.shape, plan.num_ranks)
@@ -49,7 +63,10 @@ def refine(prepared: Prepared, folder: Path, rows: Sequence[Mapping[str, Any]]) 
     with contextlib.suppress(UserError, OSError):  # the run itself went well
         lengths = prepared.lengths
         if prepared.flow.of_kind(CallKind.GENERATE):
-            lengths = lengths_of(str(folder), prepared, lambda: lengths)
+            files = samples_of(folder, [row["step"] for row in steady])
+            if (told := recorded(files, prepared)) is None:
+                return None
+            lengths = replace(told, beside=lengths.beside)
         for corrected in (False, True):
             planning = Planning(
                 recipe, prepared.flow, prepared.models, prepared.shapes, cluster, lengths, source, corrected
@@ -57,10 +74,9 @@ def refine(prepared: Prepared, folder: Path, rows: Sequence[Mapping[str, Any]]) 
             predictions.append(predicted_seconds(planning.predict(plan).timeline))
     if len(predictions) < 2:
         return None
-    record = run_record(plan.num_ranks, kinds_of(prepared.flow, plan), predictions[0], predictions[1], rows[WARM_UP:])
+    record = run_record(plan.num_ranks, kinds_of(prepared.flow, plan), predictions[0], predictions[1], steady)
     if record is None or source.profile is None:
         return None
-    steady = rows[WARM_UP:]
     record = record.model_copy(update={"functions": _functions(prepared, steady), "drafts": drafts_of(steady)})
     with contextlib.suppress(OSError):
         return _kept_with(source.profile, record)
