@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from plait.runtime.prediction import choosing
@@ -14,7 +16,7 @@ def leave_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the rest of a test nothing stands beside the plan: what others would make is searched for, which takes ten
     seconds on tens of devices."""
 
-    def alone(planning: Planning, plan: Plan) -> Choice:
+    def alone(planning: Planning, plan: Plan, tell: Callable[[str], None]) -> Choice:
         return Choice(foretold(planning, plan), (), (), 1, 0.0)
 
     monkeypatch.setattr(choosing, "beside_others", alone)

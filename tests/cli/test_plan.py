@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from plait.cli import plan as plan_command
 from plait.cli import plan_following
 from plait.cli.plan_text import busy_alike
 from plait.cost.cluster_file import SHIPPED
@@ -161,6 +163,11 @@ def test_a_plan_that_is_left_open_is_said_to_be_searched(
     assert code == 0
     assert err.startswith("trying 20 plans as a run does, and as many for each variant of the recipe")
     assert run(capsys, *ask, "--plan", "colocated")[2] == ""
+    monkeypatch.setattr(plan_command, "SAYS_EVERY_S", 0.0)
+    searched, given = (run(capsys, *ask, "--plan", name)[2] for name in ("auto", "colocated"))
+    assert re.search(r"\n20 plans tried, the best takes [\d.e-]+ s a step\n", searched)
+    assert "\nof the best plans, number 1 of " in searched
+    assert "the plan split is foretold\n" in given
 
 
 def test_a_cluster_with_a_price_says_what_steps_cost(

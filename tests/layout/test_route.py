@@ -19,7 +19,7 @@ from plait.layout.holdings import Holdings, packed, weights
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.move import plan_move
 from plait.layout.move_cost import Bandwidths, cost
-from plait.layout.move_plan import MoveKind, MovePlan
+from plait.layout.move_plan import MoveKind, MovePlan, Traffic
 from plait.layout.params import Param
 from plait.layout.route import SWEEPS, Chunk, routes, split
 from tests.layout.judge import judge
@@ -40,6 +40,23 @@ def test_a_broadcast_costs_its_source_one_copy() -> None:
         string({0: (0, 240)}, "a"), string(dict.fromkeys((1, 2, 3), (0, 240)), "b"), Cluster(1, 4), chunk_bytes=8
     )
     assert [plan.traffic.sent_bytes(rank) for rank in range(4)] == [960, 640, 640, 640]
+
+
+def test_what_each_rank_sends_is_added_up_once_for_all() -> None:
+    """So that asking for every one of many ranks does not go through all links each time."""
+    links = {(0, 1): 5, (0, 2): 3, (2, 1): 2}
+    seen = []
+
+    class Counted(dict[tuple[int, int], int]):
+        def items(self):
+            seen.append(self)
+            return super().items()
+
+    traffic = Traffic(Cluster(1, 4), (), {})
+    vars(traffic)["link_bytes"] = Counted(links)
+    assert [traffic.sent_bytes(rank) for rank in range(4)] == [8, 0, 2, 0]
+    assert [traffic.received_bytes(rank) for rank in range(4)] == [0, 7, 3, 0]
+    assert len(seen) == 1
 
 
 def test_a_broadcast_over_nodes() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_SECONDS = 86_400
 USUAL_SECONDS = 5.0
+SAYS_EVERY_S = 10.0
 
 
 @Parameter(name="*")
@@ -96,6 +98,18 @@ class Given:
 ANYWHERE, BRIEFLY, OWN = OnCluster(), Search(), Given()
 
 
+class Telling:
+    """Says what is being done, now and then: over hundreds of devices it takes minutes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._said_s = clock, clock()
+
+    def __call__(self, text: str) -> None:
+        if self._clock() - self._said_s >= SAYS_EVERY_S:
+            self._said_s = self._clock()
+            say(text, file=sys.stderr)
+
+
 def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search = BRIEFLY) -> int:
     """Find the plan of a recipe whose step takes least time and fits in memory. Nothing is run or loaded.
 
@@ -117,9 +131,10 @@ def plan(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, how: Search
     from plait.planner.search import interruptible
     from plait.runtime.prediction.choosing import choose, choose_best
 
+    telling = Telling()
     with interruptible() as interrupted:
-        choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted), how.seed)
-        shorter = Budget(-(-evaluations // SHARE), seconds / SHARE, time.monotonic, interrupted)
+        choice = choose(planning, Budget(evaluations, seconds, time.monotonic, interrupted, telling), how.seed)
+        shorter = Budget(-(-evaluations // SHARE), seconds / SHARE, time.monotonic, interrupted, telling)
         others = variants(planning, lambda other: choose_best(other, shorter, how.seed))
     report = Report(planning, choice, others, where.lengths is not None)
     if how.out is not None:
@@ -153,15 +168,15 @@ def simulate(recipe: Place, /, *keys: Keys, where: OnCluster = ANYWHERE, which: 
     from plait.schedule.gantt import svg_gantt
     from plait.schedule.named_plans import AUTO
 
-    name = which.plan or planning.recipe.plan
+    name, telling = which.plan or planning.recipe.plan, Telling()
     cut = which.cut(name)
     if name == AUTO and planning.cluster.num_devices > 1:
         tries = f"{AUTO_EVALUATIONS} plans as a run does, and as many for each variant of the recipe"
         say(f"trying {tries}; --plan foretells a given one", file=sys.stderr)
-        choice = choose_for_run(planning)
-        others = variants(planning, lambda other: choose_best(other, Budget(AUTO_EVALUATIONS), other.recipe.seed))
+        choice, budget = choose_for_run(planning, telling), Budget(AUTO_EVALUATIONS, tell=telling)
+        others = variants(planning, lambda other: choose_best(other, budget, other.recipe.seed))
     else:
-        choice = beside_others(planning, planning.given(name, cut))
+        choice = beside_others(planning, planning.given(name, cut), telling)
         others = variants(planning, lambda other: foretold(other, other.given(name, cut)))
     report, prediction = Report(planning, choice, others, where.lengths is not None), choice.best.prediction
     if which.timeline is not None:

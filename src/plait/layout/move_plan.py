@@ -88,10 +88,20 @@ class Traffic:
         return sum(self.link_bytes.values())
 
     def received_bytes(self, rank: int) -> int:
-        return sum(size for (_, receiver), size in self.link_bytes.items() if receiver == rank)
+        return self._end_bytes[1].get(rank, 0)
 
     def sent_bytes(self, rank: int) -> int:
-        return sum(size for (sender, _), size in self.link_bytes.items() if sender == rank)
+        return self._end_bytes[0].get(rank, 0)
+
+    @cached_property
+    def _end_bytes(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Rank → bytes that it sends; rank → bytes that it receives."""
+        sent: dict[int, int] = defaultdict(int)
+        received: dict[int, int] = defaultdict(int)
+        for (sender, receiver), size in self.link_bytes.items():
+            sent[sender] += size
+            received[receiver] += size
+        return sent, received
 
     def copied_bytes(self, rank: int) -> int:
         """See `copied`."""

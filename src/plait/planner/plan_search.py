@@ -71,12 +71,14 @@ class SearchResult:
 
 @dataclass
 class Budget:
-    """evaluations and seconds, whichever is spent first, of trying plans; `asked`: somebody wants it to end"""
+    """evaluations and seconds, whichever is spent first, of trying plans; `asked`: somebody wants it to end; `tell`: is
+    given what is being done, many times"""
 
     evaluations: int = 20_000
     seconds: float = inf
     clock: Callable[[], float] = time.monotonic
     asked: Callable[[], bool] = lambda: False
+    tell: Callable[[str], None] = lambda text: None
 
 
 def search(
@@ -158,6 +160,8 @@ class _Hunt:
     def judge(self, places: State) -> Judged:
         judged = self.objective(places)
         self._keep(Candidate(places, judged))
+        best = "" if self.best is None else f", the best takes {self.best.judged.value:.4g} s a step"
+        self.budget.tell(f"{self.objective.evaluations:,} plans tried{best}")
         return judged
 
     def _keep(self, candidate: Candidate) -> None:

@@ -71,11 +71,11 @@ class SlotForms:
             mine = self._graph.slots_of(role).values()
             wanted = {form.parallelism for other in mine for form in undominated(self._every(other, ranks))}
             kept = dict.fromkeys(undominated(self._every(slot, ranks)))
+            wanted -= {form.parallelism for form in kept}
             for form in self._every(slot, ranks):
-                if form.parallelism in wanted and not any(
-                    other_form.parallelism == form.parallelism for other_form in kept
-                ):
+                if form.parallelism in wanted:
                     kept[form] = None
+                    wanted.remove(form.parallelism)
             self._forms[key] = tuple(sorted(kept, key=lambda form: form.key))
         return self._forms[key]
 

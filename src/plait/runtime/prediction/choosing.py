@@ -5,7 +5,7 @@ moves."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from plait.cost.move_bound import LARGE
@@ -67,7 +67,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     # Messages of moves over many devices take seconds to plan: there no more leaders are foretold than are shown.
     leaders = _leaders(planning, result, 1 + MOST_ALTERNATIVES)
     usable = [baseline.places for baseline in result.baselines if baseline.judged.usable]
-    (_, best), *others = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name)
+    (_, best), *others = _ranked(planning, result, dict.fromkeys((*leaders, *usable)), name, budget.tell)
     least_s = best.prediction.seconds_per_step
     # Those that are faster train roles together, and gain too little by that.
     next_best = [plan for places, plan in others if places in leaders and plan.prediction.seconds_per_step >= least_s]
@@ -75,7 +75,7 @@ def choose(planning: Planning, budget: Budget, seed: int = 0, *, name: str = "fo
     return Choice(
         best,
         tuple(replace(plan, name=f"plan {n}") for n, plan in enumerate(_otherwise(best, next_best), start=2)),
-        _foretold_baselines(planning, made),
+        _foretold_baselines(planning, made, budget.tell),
         result.evaluations,
         budget.clock() - began,
         result.stopped_by,
@@ -108,7 +108,7 @@ def choose_best(planning: Planning, budget: Budget, seed: int = 0) -> Foretold:
         ConfigError: none fits in memory; says what is too large.
     """
     result = planning.search(budget, seed)
-    return _ranked(planning, result, _leaders(planning, result, 1), "found")[0][1]
+    return _ranked(planning, result, _leaders(planning, result, 1), "found", budget.tell)[0][1]
 
 
 def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]:
@@ -118,11 +118,12 @@ def _leaders(planning: Planning, result: SearchResult, most: int) -> list[State]
 
 
 def _ranked(
-    planning: Planning, result: SearchResult, plans: Iterable[State], name: str
+    planning: Planning, result: SearchResult, plans: Collection[State], name: str, tell: Callable[[str], None]
 ) -> list[tuple[State, Foretold]]:
     """Those of some plans that fit, foretold, the best first. Raises ConfigError where none does."""
     ranked: list[tuple[float, State, Foretold]] = []
-    for places in plans:
+    for number, places in enumerate(plans, start=1):
+        tell(f"of the best plans, number {number} of {len(plans)} is foretold as a run would follow it")
         plan = planning.plan_of(places, name)
         prediction = planning.predict(plan)
         if prediction.feasible:
@@ -137,33 +138,46 @@ def foretold(planning: Planning, plan: Plan) -> Foretold:
     return Foretold(plan.name, plan, planning.predict(plan))
 
 
-def beside_others(planning: Planning, plan: Plan) -> Choice:
-    """A plan that was given, beside the named plans and those that others would make."""
+def beside_others(planning: Planning, plan: Plan, tell: Callable[[str], None] = lambda text: None) -> Choice:
+    """A plan that was given, beside the named plans and those that others would make.
+
+    Args:
+        tell: as of a `Budget`.
+    """
     began = time.monotonic()
     given = foretold(planning, plan)
-    others = _foretold_baselines(planning, baselines(planning.space))
+    others = _foretold_baselines(planning, baselines(planning.space), tell)
     seconds = time.monotonic() - began
     return Choice(given, (), others, 1 + len(others), seconds)
 
 
-def _foretold_baselines(planning: Planning, made: Mapping[str, State]) -> tuple[Foretold, ...]:
+def _foretold_baselines(
+    planning: Planning, made: Mapping[str, State], tell: Callable[[str], None]
+) -> tuple[Foretold, ...]:
     """
     Args:
         made: by title, plans that others would make.
     """
     plans = {title: planning.plan_of(made[title], word) for word, title in BASELINES.items() if title in made}
     plans |= planning.named
-    return tuple(Foretold(title, plan, planning.predict(plan)) for title, plan in plans.items())
+    named = []
+    for title, plan in plans.items():
+        tell(f"the plan {title} is foretold")
+        named.append(Foretold(title, plan, planning.predict(plan)))
+    return tuple(named)
 
 
-def choose_for_run(planning: Planning) -> Choice:
+def choose_for_run(planning: Planning, tell: Callable[[str], None] = lambda text: None) -> Choice:
     """What a run is told that leaves its plan to be found.
+
+    Args:
+        tell: as of a `Budget`.
 
     Raises:
         ConfigError: none fits in memory; says what is too large.
     """
     try:
-        return choose(planning, Budget(AUTO_EVALUATIONS), planning.recipe.seed, name=AUTO)
+        return choose(planning, Budget(AUTO_EVALUATIONS, tell=tell), planning.recipe.seed, name=AUTO)
     except ConfigError as error:
         raise ConfigError(
             f"`plan` auto: {error}, or set `plan` (to {NAMES[0]}, say), which is tried as it is"
