@@ -21,6 +21,21 @@ SAID_BYTES = 1 << 28
 """To read more may take seconds, which is said."""
 _ROWS = ("*.arrow", "state.json")
 """Files of a saved data set: its rows, and which of their columns are given in which order."""
+_ANY_TEXTS = ("*.json", "*.txt")
+_TEXTS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "*processor_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*.json",
+    "vocab*.json",
+    "vocab*.txt",
+    "merges*.txt",
+)
+"""Such as a model is made of; whoever trained or uses it may have left others beside them."""
 _CACHED = "cache-"
 """Names of what `datasets` computed from a saved data set, and left beside it, begin so."""
 
@@ -68,7 +83,8 @@ def digest_of(path: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     """Those by which a folder is known, in the order of their names."""
-    patterns = _ROWS if is_saved(folder) else MODEL_FILES
+    of_a_model = (*(pattern for pattern in MODEL_FILES if pattern not in _ANY_TEXTS), *_TEXTS)
+    patterns = _ROWS if is_saved(folder) else of_a_model
     found = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
     return sorted(file for file in found if not file.name.startswith(_CACHED))
 
