@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from plait.checkpoint.store import CheckpointStore
-from plait.errors import RunError
+from plait.errors import RunError, UserError
 from plait.layout.mesh import Cluster
 from plait.models.files.finite import Broken
 from plait.models.language_model import LanguageModel
@@ -68,6 +68,18 @@ def test_what_one_process_saved_is_loaded_as_well(tmp_path: Path) -> None:
     tensors = {f"actor/{name}": tensor for name, tensor in trained.optimizer.state().items()}
     folder = CheckpointStore(tmp_path / "checkpoints", keep_last=1).save(2, tensors, {})
     assert_same(*loaded(folder, None), first, trained)
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_what_another_model_saved_says_what_resuming_needs(tmp_path: Path, *, in_parts: bool) -> None:
+    trained, counts, folder = after_two_steps(tiny_model("gpt2", dtype=torch.bfloat16)), None, tmp_path
+    if in_parts:
+        counts = to_the_end(saving_state(trained, ALONE, 0, folder))
+    else:
+        tensors = {f"actor/{name}": tensor for name, tensor in trained.optimizer.state().items()}
+        folder = CheckpointStore(tmp_path / "checkpoints", keep_last=1).save(2, tensors, {})
+    with pytest.raises(UserError, match=r"; --resume .* needs the model of actor .*: put .* another `run_dir`$"):
+        loaded(folder, counts)
 
 
 def test_masters_alone_become_the_weights_of_a_whole_model(tmp_path: Path) -> None:

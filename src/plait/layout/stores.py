@@ -107,8 +107,8 @@ def _read(record: Mapping[str, Any], params: tuple[Param, ...], cluster: Cluster
         stored = record["params"].get(param.name)
         if stored != mine:
             raise LayoutError(
-                f"{name}: expected {param.name} with (shape, cut dim, sections) {mine}, found {stored or 'none'}; "
-                "load the checkpoint into the model that it was saved from"
+                f"{name}: expected {param.name} with (shape, cut dim, sections) {mine}, found {stored or 'none'}: "
+                "it was saved from another model"
             )
     index = {param.name: number for number, param in enumerate(params)}
     ranks: dict[int, tuple[Holding, ...]] = {}

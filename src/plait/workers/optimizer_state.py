@@ -6,14 +6,15 @@ holds (`reallocation.saving`). Both are layouts, and both are read by runs of ei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from plait.checkpoint.store import Checkpoint
-from plait.errors import RunError
+from plait.errors import RESUME, DataError, LayoutError, RunError
 from plait.layout.boxes import Holding
 from plait.layout.holdings import Holdings, flat_holdings, weights
 from plait.layout.mesh import Cluster, Layout, Parallelism
@@ -94,19 +95,33 @@ def loading_state(
     """
     state, channel = dict(trainer.optimizer.state()), Channel(deadline_s=WAIT_S)
     for name, holdings in trainer.optimizer.holdings().items():
-        buffers = {name: state[name]}
-        if counts is not None:
-            yield from loading(holdings, cluster, rank, buffers, SavedFiles(folder, f"{trainer.role}.{name}"), channel)
-            continue
-        stored = Checkpoint(0, folder, {}).tensors_path
-        source, files = _one_file(holdings, parameters, cluster, stored, f"{trainer.role}/{name}")
-        plan = plan_move(source, holdings, cluster)
-        name = f"{trainer.role}.{name}.load"
-        yield from moving(plan, rank, buffers, channel, files=files, name=name)
+        with _saying_what_it_needs(trainer.role):
+            buffers = {name: state[name]}
+            if counts is not None:
+                saved = SavedFiles(folder, f"{trainer.role}.{name}")
+                yield from loading(holdings, cluster, rank, buffers, saved, channel)
+                continue
+            stored = Checkpoint(0, folder, {}).tensors_path
+            source, files = _one_file(holdings, parameters, cluster, stored, f"{trainer.role}/{name}")
+            plan = plan_move(source, holdings, cluster)
+            name = f"{trainer.role}.{name}.load"
+            yield from moving(plan, rank, buffers, channel, files=files, name=name)
     if counts is None:
         tensors = Checkpoint(0, folder, {}).tensors()
         counts = {name: int(tensors[f"{trainer.role}/{name}"]) for name in COUNTS}
     trainer.optimizer.load_state(state | {name: torch.tensor(counts[name], dtype=torch.int64) for name in COUNTS})
+
+
+@contextmanager
+def _saying_what_it_needs(role: str) -> Iterator[None]:
+    """Raises DataError, LayoutError: one that passes through, with what a run needs to go on."""
+    try:
+        yield
+    except (DataError, LayoutError) as error:
+        raise type(error)(
+            f"{error}; {RESUME} needs the model of {role} and the checkpoint as the run left them: put them back, or "
+            "begin anew in another `run_dir`"
+        ) from error
 
 
 def read_masters(model: Any, role: str, folder: Path) -> None:
