@@ -15,7 +15,7 @@ for _ in range(5):
     forked.start()
     forked.terminate()
     forked.join()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(os.getpid(), number)
 ended = []
 

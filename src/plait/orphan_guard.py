@@ -1,4 +1,5 @@
-"""A process that lives as long as the one that started it, which alone says when. Imports the standard library only."""
+"""A process that lives as long as the one that started it, which alone says when. Imports the standard library and
+`stop_signals` only."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import os
 import signal
 import sys
 import threading
+
+from plait.stop_signals import heeded
 
 
 def die_with(guard_fd: int) -> None:
@@ -34,11 +37,11 @@ def die_with(guard_fd: int) -> None:
 
 
 def leave_stopping_to_parent() -> None:
-    """Have SIGINT and SIGTERM do nothing in this process: where all processes of a job get one (Slurm, systemd), the
-    command is meant, which ends its step first. What this process starts or forks has the system's handling. To be
+    """Have signals that ask to stop do nothing in this process: where all processes of a job get one (Slurm, systemd),
+    the command is meant, which ends its step first. What this process starts or forks has the system's handling. To be
     called in the main thread.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = heeded()
     forking = threading.local()
 
     def let_be(*_: object) -> None:

@@ -279,7 +279,7 @@ def test_the_twins_in_plain_python_search_alike():
     assert len(outputs[0]) > 200
 
 
-@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
+@pytest.mark.parametrize("number", slow_but([signal.SIGHUP], [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
 def test_ctrl_c_returns_the_best_so_far(number):
     calls = []
 

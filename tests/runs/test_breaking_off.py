@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -328,7 +332,7 @@ def test_a_signal_in_an_evaluation_leaves_it(
     def stepping(self: Engine) -> Any:
         if done_steps == at_step:
             at_step[0] = -2
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
         return engine_step(self)
 
     monkeypatch.setattr(Session, "evaluate", evaluating)
@@ -351,7 +355,7 @@ def test_a_signal_in_an_evaluation_leaves_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_a_run_is_loading_takes_it_back(
     make_recipe: MakeRecipe, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -369,6 +373,48 @@ def test_a_signal_while_a_run_is_loading_takes_it_back(
         process.kill()
     assert (process.returncode, rest.splitlines()[-1]) == (130, "interrupted"), rest
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "ignored"), [(1, False), (1, True), (2, False)])
+def test_a_run_outlives_its_terminal(make_recipe: MakeRecipe, tmp_path: Path, *, devices: int, ignored: bool) -> None:
+    """It saves as the terminal closes, and ends, or, where SIGHUP is ignored, goes on to its end."""
+    write_reward(tmp_path, "(here / 'busy').touch(); import time; time.sleep(0.1)")
+    recipe = make_recipe(steps=12, devices=devices)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-m", "plait", "train", str(path)]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        os.execv(sys.executable, command)
+    reader = threading.Thread(target=_read_all, args=(terminal, tmp_path / "closed"), daemon=True)
+    reader.start()
+    try:
+        deadline = time.monotonic() + 600
+        while not (tmp_path / "busy").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (tmp_path / "closed").touch()
+        reader.join(60)
+        while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert ended[0] == pid, "it has not ended"
+    assert os.waitstatus_to_exitcode(ended[1]) == (0 if ignored else 130)
+    steps = steps_of(recipe)
+    assert len(steps) == 12 if ignored else 1 <= len(steps) < 12
+    assert f"step-{steps[-1]}" in checkpoints_of(recipe)
+
+
+def _read_all(terminal: int, until: Path) -> None:
+    """Read what is written to a terminal, until a file is there; then close it."""
+    while not until.exists():
+        if select.select([terminal], [], [], 0.02)[0]:
+            with contextlib.suppress(OSError):  # nobody has the other end
+                os.read(terminal, 4096)
+    os.close(terminal)
 
 
 @pytest.mark.slow

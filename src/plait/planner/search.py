@@ -4,7 +4,6 @@ that ends by `max_moves`, or at both bounds, gives the same schedule every time.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from plait.planner.hunt import Hunt
 from plait.planner.tables import schedule_from
 from plait.schedule.pipeline import Workload
 from plait.schedule.schedule import Schedule
+from plait.stop_signals import signals_to
 
 Stop = Literal["bounds", "time", "moves", "interrupted", "rule"]
 
@@ -106,7 +106,7 @@ def search(
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C or SIGTERM only answers True from then on; a second one interrupts at once.
+    """Within it the first signal that asks to stop only answers True from then on; a second one interrupts at once.
 
     A KeyboardInterrupt could be raised, and lost, inside compiled code's callbacks. Outside the main thread no signal
     arrives, and the answer stays False.
@@ -119,13 +119,5 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked = True
 
-    try:
-        old = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:
-        yield lambda: False
-        return
-    try:
+    with signals_to(remember):
         yield lambda: asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -12,7 +12,8 @@ from plait.runtime.evaluating.answering import EvaluationStopped
 from plait.runtime.evaluating.evaluation import Evaluation
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.session import Session
-from plait.runtime.stopping import STOP_SIGNALS, Stop, saying_what_is_good, stop_signals
+from plait.runtime.stopping import Stop, saying_what_is_good, stop_signals
+from plait.stop_signals import STOP_SIGNALS
 
 
 @dataclass(frozen=True)

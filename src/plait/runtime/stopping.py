@@ -11,9 +11,8 @@ from types import FrameType
 
 from plait.errors import RunError
 from plait.observe.progress import Progress
+from plait.stop_signals import STOP_SIGNALS, signals_to
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""By which a command is asked to stop."""
 LEADERS_SIGNAL = signal.SIGUSR2
 """By which a rank that leads is: no scheduler sends it unless told to, as SIGTERM is sent to all processes of a job."""
 _SAID_S = 10.0
@@ -78,27 +77,8 @@ class Stop:
             self._say(text)
 
 
-Handler = Callable[[int, FrameType | None], None]
-"""Is given the signal, and the frame that it came in."""
-
-
 @contextlib.contextmanager
 def stop_signals(progress: Progress, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[Stop]:
     """These signals ask to stop while inside (in a main thread)."""
     with Stop(progress.message) as stop, signals_to(stop, numbers):
         yield stop
-
-
-@contextlib.contextmanager
-def signals_to(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Hand these signals to `handler` while inside, and give the old handlers back. In a thread that is not the
-    main one nothing changes: whoever runs us there decides when to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)

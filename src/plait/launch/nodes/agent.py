@@ -6,11 +6,10 @@ import contextlib
 import os
 import queue
 import shutil
-import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,7 +97,7 @@ class Agent:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def signalled(self, number: int, frame: object) -> None:
-        """A handler of SIGINT and SIGTERM: the first asks the leader to stop the run, the second ends this."""
+        """A handler of signals that ask to stop: the first asks the leader to stop the run, the second ends this."""
         self._signals += 1
         if self._signals == 1:
             self._jobs.put(lambda: self._relay.send(messages.Wish()))
@@ -232,20 +231,6 @@ class Agent:
         for rank, process in own.processes.items():
             self._relay.detach(rank)
             process.kill()
-
-
-@contextlib.contextmanager
-def signals_of(agent: Agent) -> Iterator[None]:
-    """Have SIGINT and SIGTERM go to an agent while inside."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = {number: signal.signal(number, agent.signalled) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
 
 
 def who(

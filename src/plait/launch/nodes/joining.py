@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from plait.errors import RunError
-from plait.launch.nodes.agent import Agent, signals_of, who
+from plait.launch.nodes.agent import Agent, who
 from plait.launch.nodes.gathering import JOIN_S
 from plait.launch.nodes.interfaces import interface_of, resolved
 from plait.launch.nodes.introduction import Stranger, dialled, introduced
@@ -17,6 +17,7 @@ from plait.launch.nodes.messages import Joined
 from plait.launch.nodes.place import Attached
 from plait.launch.nodes.run_key import FILE, VARIABLE, nodes_key
 from plait.launch.wire import Channel
+from plait.stop_signals import signals_to
 
 _BETWEEN_TRIES_S = 0.3
 
@@ -63,10 +64,10 @@ def serve(
 
     Args:
         me: who this is (`agent.who`).
-        signals: whether SIGINT and SIGTERM ask the leader to stop the run.
+        signals: whether signals to this process ask the leader to stop the run.
     """
     agent = Agent(channel, key, me, say)
-    with signals_of(agent) if signals else nullcontext():
+    with signals_to(agent.signalled) if signals else nullcontext():
         return agent.serve()
 
 

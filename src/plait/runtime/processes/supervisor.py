@@ -34,8 +34,9 @@ from plait.runtime.processes.restarting import RanksLost
 from plait.runtime.processes.worker import LOADS, Job, Worker
 from plait.runtime.processes.worker_output import STATUS, worker_output
 from plait.runtime.step_metrics import watched
-from plait.runtime.stopping import LEADERS_SIGNAL, signals_to
+from plait.runtime.stopping import LEADERS_SIGNAL
 from plait.schedule.plan import Plan
+from plait.stop_signals import signals_to
 from plait.workers.ranks import LEADER
 from plait.workers.status_file import LINE_BYTES, StatusFile, read_progress, read_status
 
@@ -195,8 +196,8 @@ def way_on(job: Job, directory: RunDirectory) -> str:
 
 
 class HandedOnSignals:
-    """Hands SIGINT and SIGTERM on to the leader, which ends its step and saves; at the second it leaves at once, and
-    if it does not, so does this process."""
+    """Hands signals that ask to stop on to the leader, which ends its step and saves; at the second it leaves at once,
+    and if it does not, so does this process."""
 
     def __init__(self, group: LocalGroup) -> None:
         self._group = group

@@ -1,0 +1,46 @@
+"""The signals by which a process is asked to stop, and who is told of them. Imports the standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, `kill`, and a terminal that is closed."""
+
+Handler = Callable[[int, FrameType | None], None]
+"""Is given the signal, and the frame that it came in."""
+
+
+def heeded(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> list[signal.Signals]:
+    """Those of some signals that this process is to heed: under `nohup` it ignores SIGHUP, and goes on to."""
+    ignored = (signal.SIG_IGN, None)
+    return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) not in ignored]
+
+
+@contextlib.contextmanager
+def signals_to(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """Hand these signals, as far as they are heeded, to `handler` while inside, and give the old handlers back. SIGHUP
+    is never a second one: a terminal that closes sends it as a shell does, and may close at any time. In a thread that
+    is not the main one nothing changes: whoever runs us there decides when to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = False
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came and number == signal.SIGHUP:
+            return
+        came = True
+        handler(number, frame)
+
+    old = {number: signal.signal(number, hand_on) for number in heeded(numbers)}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
