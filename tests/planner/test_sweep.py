@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from plait.compiled import AVAILABLE
 from plait.planner.exact import available, minimise_makespan
 from plait.planner.kernels import evaluate, peaks
 from plait.planner.search import search
@@ -41,6 +46,22 @@ def sweep(workload, limit, width, seed=1):
     peaks(t, order, peak)
     assert (peak <= t.cap * (1 + 1e-9)).all()
     return makespan, engine.cut
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AVAILABLE, reason="nothing is compiled")
+def test_what_a_sweep_calls_is_compiled_once():
+    """Compiled anew, as nothing is where all is found on disk."""
+    script = (
+        "from plait.planner import sweep as module\n"
+        "from tests.planner.test_sweep import *\n"
+        "sweep(fused_workload((1, 1), (2, 2), (1, 3), (2, 4), (1, 1), 1), 20.0, 8)\n"
+        "print(*{len(of.signatures) for of in vars(module).values() if hasattr(of, 'signatures')})\n"
+    )
+    with TemporaryDirectory() as folder:
+        env = os.environ | {"NUMBA_CACHE_DIR": folder}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
 
 
 def test_two_that_never_fit_together_take_turns():

@@ -191,7 +191,7 @@ def keep(
     mask = table.shape[0] - 1
     table[:] = -1
     same = np.full(width, -1, np.int64)
-    kept = 0
+    kept = np.int64(0)  # a plain 0 is of a type of its own, for which what is called here would be compiled once more
     for k in np.argsort(grown.promise[:count], kind="mergesort"):
         w, action = grown.row[k], grown.action[k]
         rank, chain, before = t.rank[action], t.chain[action], t.before[action]
