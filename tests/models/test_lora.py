@@ -431,6 +431,11 @@ def test_of_a_model_that_reads_images_what_texts_reach_is_adapted(targets: Any, 
         assert again.trained.layout == view.trained.layout
 
 
+def test_of_encoders_inside_a_decoder_no_layer_is_adapted() -> None:
+    view = add_lora(from_module(tiny_with_images("phi4_multimodal"), None), RANK_4, name="a", seed=0)
+    assert {name.split(".")[1] for name in view.own.parameters} == {"layers"}
+
+
 def test_layers_whose_name_is_a_number_are_not_adapted() -> None:
     """The number is also that of a decoder layer: gemma3n has a list of projections beside its layers."""
     base = tiny_model("gemma3n_text", dtype=torch.float32, weight_scale=0.05, **IN_PLACE["gemma3n_text"])

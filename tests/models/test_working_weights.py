@@ -52,12 +52,16 @@ def test_a_tied_family() -> None:
     assert tied.params[0].ends == "both"
 
 
-def test_what_no_text_reaches_is_beside_the_buffer() -> None:
+@pytest.mark.parametrize(
+    ("family", "texts"),
+    [("gemma3", {"language_model"}), ("phi4_multimodal", {"embed_tokens", "layers", "norm"})],
+)
+def test_what_no_text_reaches_is_beside_the_buffer(family: str, texts: set[str]) -> None:
     """In the compute dtype, as its module may be asked for it; and once for a model and its copies."""
-    module = tiny_with_images()
+    module = tiny_with_images(family)
     layout, beside = layout_of(module), unreached(module)
     stored = {block.param.name for block in layout.blocks}
-    assert {name.split(".")[1] for name in stored} == {"language_model"}
+    assert {name.split(".")[1] for name in stored if name.startswith("model.")} == texts
     assert len(stored) + len(beside) == len(list(module.parameters()))
     before = [param.detach().clone() for param in beside]
     move_into_flat(module, layout, torch.float64, "cpu")

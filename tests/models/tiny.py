@@ -163,15 +163,24 @@ def tiny(
     return module.to(dtype).eval()
 
 
-def tiny_with_images(*, dtype: torch.dtype = torch.float32) -> Any:
-    """A random gemma3 with its encoder of images, whose layers have the names of the decoder's; see `tiny`."""
-    images = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = AutoConfig.for_model(
-        "gemma3",
-        text_config={**COMMON, **FAMILIES["gemma3_text"]},
-        vision_config={**images, "image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=4,
-    )
+_SEEING = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SEEING |= {"image_size": 28, "patch_size": 14}
+_HEARING = {"hidden_size": 16, "intermediate_size": 24, "num_blocks": 1, "num_attention_heads": 2}
+_HEARING |= {"ext_pw_out_channel": 16, "nemo_conv_channels": 16}
+WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "gemma3": {"text_config": {**COMMON, **FAMILIES["gemma3_text"]}, "vision_config": _SEEING}
+    | {"mm_tokens_per_image": 4},
+    "phi4_multimodal": {**COMMON, "pad_token_id": 0}
+    | {"vision_config": {**_SEEING, "crop_size": 28, "image_token_id": 290}}
+    | {"audio_config": {**_HEARING, "audio_token_id": 291}},
+}
+"""Models that read images too: gemma3 has its decoder and its encoder side by side, phi4_multimodal has encoders of
+images and of sounds inside its decoder."""
+
+
+def tiny_with_images(family: str = "gemma3", *, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model of `WITH_IMAGES`, whose encoders' layers have the names of the decoder's; see `tiny`."""
+    config = AutoConfig.for_model(family, **WITH_IMAGES[family])
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")

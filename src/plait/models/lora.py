@@ -29,7 +29,7 @@ from plait.models.files.pretrained import new_module
 from plait.models.lora_settings import LoraSettings
 from plait.models.model import AnyModel, Model
 from plait.models.parallel.part import require_whole
-from plait.models.reach import text_decoder
+from plait.models.reach import text_modules
 from plait.models.working_weights import OwnPart, adapted_layers, layer_of
 
 _EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
@@ -170,7 +170,7 @@ def _mixture_of(experts: str) -> str:
 
 def unreached_layers(decoder: Any) -> list[str]:
     """Names of the linear layers that no text reaches, as those of an encoder of images."""
-    reached = {id(module) for module in text_decoder(decoder).modules()}
+    reached = {id(module) for module in text_modules(decoder)}
     return [at for at, layer in _every_linear_layer(decoder).items() if id(layer) not in reached]
 
 

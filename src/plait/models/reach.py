@@ -15,17 +15,33 @@ def text_decoder(decoder: Any) -> Any:
     return decoder if config is None or config.get_text_config() is config else decoder.get_decoder()
 
 
+def text_modules(decoder: Any) -> list[nn.Module]:
+    """What texts reach of a decoder, itself included: `text_decoder` and all in it, without its children that hold
+    models of another configuration (phi4_multimodal has its encoders in one beside the layers)."""
+    texts = text_decoder(decoder)
+    beside = {id(inner) for child in texts.children() if _has_encoder(child, texts) for inner in child.modules()}
+    return [module for module in texts.modules() if id(module) not in beside]
+
+
+def _has_encoder(child: nn.Module, texts: Any) -> bool:
+    from transformers import PreTrainedModel
+
+    return any(
+        isinstance(inner, PreTrainedModel) and type(inner.config) is not type(texts.config) for inner in child.modules()
+    )
+
+
 def unreached(module: Any) -> list[nn.Parameter]:
     """Parameters that no text reaches, of a model that reads images or sounds too: those of its decoder outside
-    `text_decoder`. They are not trained and stay as they were read, in any layout.
+    `text_modules`. They are not trained and stay as they were read, in any layout.
 
     Args:
         module: a causal language model of Transformers, or a ScalarModule.
     """
     decoder = getattr(module, "base_model", None)
-    if decoder is None or (texts := text_decoder(decoder)) is decoder:
+    if decoder is None:
         return []
-    reached = {id(param) for param in texts.parameters()}
+    reached = {id(param) for inner in text_modules(decoder) for param in inner.parameters(recurse=False)}
     if (head := getattr(module, "get_output_embeddings", lambda: None)()) is not None:
         reached |= {id(param) for param in head.parameters()}
     return [param for param in decoder.parameters() if id(param) not in reached]
