@@ -98,6 +98,25 @@ def test_the_header_stands_before_torch_is_imported(make_recipe: Callable[..., R
         assert heavy.startswith("importing ")
 
 
+@pytest.mark.parametrize("command", [(), ("--dry-run",)])
+def test_what_an_algorithm_cannot_do_is_told_before_torch_is_imported(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, command
+) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(make_recipe().model_dump(mode="json")))
+    for module in ("plait.runtime.api", "plait.cli.dry_run"):
+        monkeypatch.setitem(sys.modules, module, None)  # an import fails
+    for key, value, said in (
+        ("algorithm", "ppoo", "did you mean `ppo`?"),
+        ("options.aggregation", "mean", "found 'mean'"),
+        ("options.mini_batches", "500", "give at most so many"),
+        ("sampling.temperature", "0", "give a value above 0"),
+    ):
+        assert main(["train", str(path), *command, f"--{key}", value]) == 2
+        assert said in (line := capsys.readouterr().err)
+        assert key in line
+
+
 def test_a_run_folder_that_is_taken_is_told_before_torch_is_imported(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:

@@ -55,6 +55,8 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         _check_one_node(place)
         return train_stages(path, overrides, dry_run="--dry-run" in flags, resume="--resume" in flags, trust=trust)
     loaded = user_recipe(path, overrides, trust_run_code=trust)
+    if "--resume" not in flags:
+        check_flow(loaded)
     attached = attached_by(loaded, place)
     if attached is not None and not attached.leads:
         return 0 if "--dry-run" in flags else _serve(attached, loaded)
@@ -134,6 +136,19 @@ def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes
         outcome = run(recipe, resume=resume, recipe_file=path, attached=attached, num_nodes=num_nodes)
     print_outcome(recipe, outcome)
     return 0 if outcome.finished else 130
+
+
+def check_flow(recipe: Recipe) -> None:
+    """See now, and not when torch is there, that a built-in algorithm can be used as the recipe says. A file of the
+    user's is imported once, when the run begins; a run that is resumed has begun with what it is.
+
+    Raises:
+        UserError: it cannot; names the key and the remedy.
+    """
+    from plait.recipes.flow_checks import checked_flow
+
+    if recipe.algorithm.isidentifier():
+        checked_flow(recipe)
 
 
 def check_place(recipe: Recipe, *, resume: bool) -> None:

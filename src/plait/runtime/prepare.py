@@ -23,22 +23,12 @@ from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.observe.screen import say
-from plait.recipes.algorithm import load_flow, trace_algorithm
-from plait.recipes.checks import (
-    check_adapters,
-    check_calls,
-    check_kept,
-    check_models,
-    check_sampling,
-    check_staleness,
-    check_trained_steps,
-    check_unused,
-)
-from plait.recipes.device_checks import check_device, check_served
-from plait.recipes.engine_checks import abilities, check_engine, check_engine_plan, said_of_idle_keys
+from plait.recipes.checks import check_adapters, check_kept, check_models, check_trained_steps
+from plait.recipes.device_checks import check_device
+from plait.recipes.engine_checks import abilities, check_engine_plan, said_of_idle_keys
+from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
-from plait.recipes.reward_checks import check_rewards
-from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
+from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
@@ -197,28 +187,11 @@ def outline(
     Raises:
         UserError: a key, the flow or a model cannot be used; the message names the key and the remedy.
     """
-    algorithm = flow or load_flow(recipe.algorithm)
-    dataflow = trace_algorithm(
-        algorithm,
-        recipe.options,
-        (*MODEL_ROLES, *REWARD_ROLES),
-        max_staleness=recipe.max_staleness,
-        lets_be=recipe.lets_be("options"),
-    )
-    check_calls(dataflow)
+    dataflow = checked_flow(recipe, flow)
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
-    if generates:
-        check_sampling(recipe)
-    check_staleness(dataflow, recipe)
-    check_served(recipe)
-    check_engine(recipe)
-    check_unused(dataflow, recipe)
-    check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
     key = "evaluation.functions"
     judges = reward_functions(recipe.evaluation.functions, key=key) if recipe.evaluation.functions else ()
-    if recipe.epochs is None:
-        check_trained_steps(dataflow, recipe)
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)

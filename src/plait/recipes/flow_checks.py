@@ -1,0 +1,44 @@
+"""The flow of a recipe, traced and held against what else the recipe says. Reads no model and no data; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from plait.dataflow import CallKind, Dataflow
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.checks import check_calls, check_sampling, check_staleness, check_trained_steps, check_unused
+from plait.recipes.device_checks import check_served
+from plait.recipes.engine_checks import check_engine
+from plait.recipes.recipe import Recipe
+from plait.recipes.reward_checks import check_rewards
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
+
+
+def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Dataflow:
+    """The graph of the recipe's algorithm with its options.
+
+    Args:
+        flow: in place of what the key `algorithm` names.
+
+    Raises:
+        UserError: a key or the flow cannot be used; the message names the key and the remedy.
+    """
+    dataflow = trace_algorithm(
+        flow or load_flow(recipe.algorithm),
+        recipe.options,
+        (*MODEL_ROLES, *REWARD_ROLES),
+        max_staleness=recipe.max_staleness,
+        lets_be=recipe.lets_be("options"),
+    )
+    check_calls(dataflow)
+    if dataflow.of_kind(CallKind.GENERATE):
+        check_sampling(recipe)
+    check_staleness(dataflow, recipe)
+    check_served(recipe)
+    check_engine(recipe)
+    check_unused(dataflow, recipe)
+    check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
+    if recipe.epochs is None:
+        check_trained_steps(dataflow, recipe)
+    return dataflow
