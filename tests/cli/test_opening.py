@@ -56,6 +56,8 @@ def test_what_a_recipe_says(make_recipe: Callable[..., Recipe], tmp_path: Path) 
     assert recipe_facts(make_recipe(), resume=True)["run_dir"].endswith(" (to be continued)")
     given = make_recipe(algorithm="sft", devices=2, plan="split")
     assert recipe_facts(given)["steps"] == "2 of 3 examples"
+    own = make_recipe(algorithm="own.py:flow", samples_per_prompt=8)
+    assert recipe_facts(own)["steps"] == "2 of 3 prompts", "the flow may state another number"
     assert recipe_facts(given)["device"] == "cpu, 2 processes, float32, plan split"
 
 

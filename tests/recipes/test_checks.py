@@ -209,6 +209,26 @@ def test_what_a_flow_has_no_use_for_is_refused_by_name(name: str, keys: dict[str
     checks.check_unused(flow, recipe_of())
 
 
+def four_of_each(prompts, actor):
+    actor.train(actor.generate(prompts, samples_per_prompt=4), loss=loss)
+
+
+def one_more(prompts, actor):
+    actor.generate(prompts, samples_per_prompt=1)
+    actor.train(actor.generate(prompts), loss=loss)
+
+
+def test_a_number_of_samples_that_no_rollout_takes_is_refused() -> None:
+    """A run that has begun with it goes on, and beside stages it may be for another one."""
+    flow, recipe = trace(four_of_each, roles=ROLES), recipe_of(samples_per_prompt=2)
+    said = r"^`samples_per_prompt` is set, but .* states how many it draws \(4 in actor.generate\); remove it$"
+    with pytest.raises(ConfigError, match=said):
+        checks.check_unused(flow, recipe)
+    checks.check_unused(flow, recipe.letting_be())
+    checks.check_unused(flow, recipe_of())
+    checks.check_unused(trace(one_more, roles=ROLES), recipe)
+
+
 def test_a_reference_that_shares_its_weights_cannot_follow() -> None:
     keys = {"reference.sync_every": 5, "lora.rank": 8}
     with pytest.raises(ConfigError, match=r"`reference.sync_every` is 5, but with adapters \(`lora.rank` 8\)"):

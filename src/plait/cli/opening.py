@@ -46,8 +46,9 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     """What a run of one stage will do, in the words of its recipe."""
     count = str(recipe.steps) if recipe.epochs is None else f"as many as {recipe.epochs:g} epochs take,"
     batch = f"{count} of {recipe.prompts_per_step} {_ON_GIVEN_DATA.get(recipe.algorithm, 'prompts')}"
-    if recipe.algorithm not in _ON_GIVEN_DATA:
-        batch += f" x {recipe.samples_per_prompt} samples"
+    says = recipe.samples_per_prompt != type(recipe).model_fields["samples_per_prompt"].default
+    if recipe.algorithm not in _ON_GIVEN_DATA and (says or recipe.algorithm.isidentifier()):
+        batch += f" x {recipe.samples_per_prompt} samples"  # a flow in a file may state another number
     how = {True: "to be continued", False: "to be replaced" if recipe.overwrite and recipe.run_dir.exists() else ""}
     remark = f" ({how[resume]})" if how[resume] else ""
     return {

@@ -163,7 +163,8 @@ def _set_in(section: Settings, plain: Settings | None) -> str:
 
 def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where a section says something that this flow, or the rest of the section, has no use for."""
-    generates = bool(flow.of_kind(CallKind.GENERATE))
+    rollouts = flow.of_kind(CallKind.GENERATE)
+    generates = bool(rollouts)
     sections = (
         ("reward", "reward" in flow.roles),
         ("cost", "cost" in flow.roles),
@@ -195,12 +196,16 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
             f"{recipe.lora.rank}) the reference is the weights that all roles share; set one of them to 0"
         )
     given = bool(flow.of_kind(CallKind.READ)) and not generates
+    draws = default.samples_per_prompt if recipe.lets_be("samples_per_prompt") else recipe.samples_per_prompt
+    asked = any(node.generation.samples_per_prompt is None for node in rollouts)
+    stated = "".join(f" ({node.generation.samples_per_prompt} in {node.call})" for node in rollouts)
     keys = (
         ("evaluation.temperature", recipe.evaluation.temperature != 0 and not generates, "generates nothing"),
         ("evaluation.samples_per_prompt", recipe.evaluation.samples_per_prompt != 1 and not generates, "draws none"),
         ("evaluation.pass_at", recipe.evaluation.pass_at and not generates, "generates nothing"),
         ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
-        ("samples_per_prompt", recipe.samples_per_prompt != default.samples_per_prompt and not generates, "draws none"),
+        ("samples_per_prompt", draws != default.samples_per_prompt and not generates, "draws none"),
+        ("samples_per_prompt", draws != default.samples_per_prompt and not asked, f"states how many it draws{stated}"),
         ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),
         ("data.weight", recipe.data.weight is not None and not recipe.data.more, "has one source of data"),
     )

@@ -124,7 +124,8 @@ class Planning:
             elif not model.trained:
                 owners[model.role] = ("frozen", model.name, model.scalar)
         root = self.lengths.prompts.root
-        group = self.lengths.prompts.mean - root + recipe.samples_per_prompt * self.lengths.responses.mean
+        samples = self.workload.samples_of(self.flow, self.flow.main_rows).per_prompt
+        group = self.lengths.prompts.mean - root + samples * self.lengths.responses.mean
         return StepGraph.of(
             self.flow,
             [model.role for model in self.models],
