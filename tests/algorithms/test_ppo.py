@@ -174,6 +174,16 @@ def test_the_controller_by_hand():
     assert coef(60.0) == pytest.approx(0.1 * (1 + 0.2 * 0.05)), "at most 20 %"
     assert coef(-1.0) == pytest.approx(0.1 * (1 - 0.2 * 0.05))
     assert coef(0.0, horizon=10) == pytest.approx(0.1 * 0.8**5), "a batch of five horizons: no weight of 0 or below it"
+    assert coef(60.0, horizon=1) == pytest.approx(0.1 * 1.2**10), "fifty horizons count as ten"
+
+
+@pytest.mark.parametrize("measured", [0.0, 1e6])
+def test_the_weight_of_the_kl_stays_finite_and_above_0(measured):
+    """Where thousands of responses are as many horizons, and where the KL stays off its target for long."""
+    coef = 0.05
+    for _ in range(1000):
+        coef = adapted_kl_coef(coef, measured, [np.zeros(1)] * 4096, target=6.0, horizon=1)
+        assert 0 < np.float32(coef) < np.inf
 
 
 def test_the_kl_is_measured_over_whole_responses():

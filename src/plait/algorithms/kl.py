@@ -16,6 +16,11 @@ import numpy as np
 from plait.algorithms.advantages import FloatArray
 from plait.algorithms.losses import KLEstimator, kl_estimate
 
+MOST_HORIZONS = 10
+"""Horizons that one batch counts as, at most: the weight grows by at most 1.2^10, about 6, in a step."""
+KL_COEFS = (1e-30, 1e30)
+"""What an adapted weight is kept within: float32, in which losses may be, holds it and what it is multiplied by."""
+
 
 class KLPlace(StrEnum):
     LOSS = "loss"
@@ -52,8 +57,8 @@ def adapted_kl_coef(
     """The proportional controller of Ziegler et al. 2019 (arXiv 1909.08593, §2.2): the weight of the next step.
 
     β' = β (1 + e · n / horizon) with e = clip(KL / target − 1, −0.2, 0.2) and n responses in the batch; their K_β is
-    n / horizon. A batch of more than `horizon` responses counts as n / horizon batches of so many: the weight stays
-    above 0.
+    n / horizon. A batch of more than `horizon` responses counts as n / horizon batches of so many, at most
+    `MOST_HORIZONS`: it is one measurement. The weight stays within `KL_COEFS`, and so finite and above 0.
 
     Args:
         measured: KL of a whole response in nats, as `mean_kl`; `target` likewise.
@@ -61,4 +66,5 @@ def adapted_kl_coef(
     """
     error = float(np.clip(measured / target - 1, -0.2, 0.2))
     count = len(responses)
-    return kl_coef * (1 + error * min(count, horizon) / horizon) ** max(1.0, count / horizon)
+    adapted = kl_coef * (1 + error * min(count, horizon) / horizon) ** min(max(1.0, count / horizon), MOST_HORIZONS)
+    return float(np.clip(adapted, *KL_COEFS))
