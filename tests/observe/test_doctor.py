@@ -97,6 +97,7 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"doctor/mask_early": 0.0, "doctor/mask_late": 1.0}, "mask_shift", ERROR, "one token after", "data"),
     ({"training/mask_coverage": 0.0}, "mask_coverage", ERROR, "0.0% of the response tokens", "data"),
     ({"training/mask_coverage": 0.04}, "mask_coverage", WARNING, "4.0% of the response tokens", "data"),
+    ({"doctor/all_left_out": 1.0}, "mask_coverage", WARNING, "leaves every sample of the step out", "algorithm"),
     ({"training/eos_coverage": 0.0}, "missing_eos", ERROR, "0% have their end token", "sampling.stop_token_ids"),
     ({"doctor/eos_share": 0.3}, "missing_eos", WARNING, "30% have their end token", "sampling.stop_token_ids"),
     ({"doctor/passed_end": 0.5}, "missing_eos", ERROR, "go on after an end token", "sampling.stop_token_ids"),
@@ -139,6 +140,12 @@ def test_what_one_step_shows(changes, rule, severity, said, key):
     assert finding.key.startswith(key)
     assert "\n" not in str(finding)
     assert f"(look at `{finding.key}`)" in str(finding)
+
+
+def test_steps_that_train_on_nothing_are_an_error_at_the_third():
+    doctor = Doctor()
+    said = [named(doctor, step, HEALTHY | {"doctor/all_left_out": 1.0}) for step in range(1, 5)]
+    assert said == [{"mask_coverage": WARNING}, {}, {"mask_coverage": ERROR}, {}]
 
 
 @pytest.mark.parametrize(

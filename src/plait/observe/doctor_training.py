@@ -37,13 +37,21 @@ def mask_shift(reading: Reading) -> Sign | None:
 
 
 def mask_coverage(reading: Reading) -> Sign | None:
+    if reading.is_set("all_left_out"):
+        return Sign(
+            Severity.ERROR if reading.streaks["mask_coverage"] >= 3 else Severity.WARNING,
+            0.0,
+            "the flow leaves every sample of the step out of training (`keep`): nothing is learned",
+            "algorithm",
+            badness=1.0,
+        )
     share = reading.get("training/mask_coverage")
     if share is None or share >= 0.05:
         return None
     return Sign(
         Severity.ERROR if share == 0 else Severity.WARNING,
         share,
-        f"the loss reaches {share:.1%} of the response tokens: the rest is masked",
+        f"the loss reaches {share:.1%} of the response tokens of what is trained on: the rest is masked",
         "data",
         badness=1 - share,
     )

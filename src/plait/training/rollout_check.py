@@ -93,7 +93,7 @@ def temperature_fit(
 
 
 def coverage(rows: Rows, mask_R: FloatArray | None, stop_token_ids: Collection[int]) -> dict[str, float]:
-    """What the loss reaches.
+    """What the loss reaches of the samples that are trained on, which these rows are.
 
     `mask_coverage`: share of response tokens that are trained. `eos_coverage`: of the samples that ended by themselves
     and are trained at all, the share whose last trained token is a stop token; where it is 0 the model is never taught

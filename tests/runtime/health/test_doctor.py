@@ -19,6 +19,7 @@ import torch
 from plait.data.packed import PackedBatch
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
+from plait.dataflow import CallKind
 from plait.errors import RunError
 from plait.generation.engine import Engine
 from plait.generation.response import Response
@@ -30,18 +31,20 @@ from plait.observe.doctor import Finding
 from plait.observe.doctor_reading import Severity
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import read_rows
+from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.runtime import api
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.folder.claim import claim
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
-from plait.runtime.health.step_facts import mask_edges
+from plait.runtime.health.step_facts import mask_edges, training_facts
 from plait.runtime.health.weight_facts import fingerprint
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.session import Session
+from plait.runtime.steps.step import StepState
 from plait.workers import instances, loading
 from tests.cases import slow_but
 from tests.models.tiny import tiny_model, tiny_tokenizer
@@ -413,6 +416,24 @@ def test_where_trained_turns_end() -> None:
     assert edges([1, 1, 1, 1, 0, 1]) == {"mask_early": 0.0, "mask_late": 0.5}
     assert edges([0, 0, 0, 0, 0, 0]) == {}
     assert edges([1, 0, 0, 0, 0, 0]) == {}, "a turn that was cut ends anywhere"
+
+
+def test_what_training_reads_is_told_of_what_takes_part() -> None:
+    """Of two truncated samples and two others the others, which have no advantages; of truncated ones alone none."""
+    flow = trace_algorithm(load_flow("grpo"), {"mask_truncated": True}, ("actor", "reward"))
+    (node,) = flow.of_kind(CallKind.TRAIN)
+    keep, advantages_of = node.keep, node.loss_columns["advantages"]
+    assert keep is not None
+
+    def facts(finished: list[float], advantages: list[float]) -> dict[str, float]:
+        prompt, end = Prompt(0, "q", (1,)), FinishReason.STOP
+        rows = Rows(tuple(Sample(prompt, i, (5,), (0.0,), "", end) for i in range(len(finished))))
+        rows = rows.with_column(keep, finished).with_column(advantages_of, advantages)
+        return training_facts(flow, StepState(3, tables={node.rows: rows}), frozenset())
+
+    assert facts([1, 1, 0, 0], [0, 0, 1, -1]) == {"zero_advantages": 1.0}
+    assert facts([1, 1, 0, 1], [0, 1, 0, -1]) == {"zero_advantages": 1 / 3}
+    assert facts([0, 0], [1, -1]) == {"all_left_out": 1.0}
 
 
 # -- groups

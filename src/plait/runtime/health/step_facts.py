@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from plait.data.records import FinishReason, Sample
-from plait.data.rows import FloatArray, Rows
-from plait.dataflow import CallKind, Grain, Node
+from plait.data.rows import FloatArray, Rows, trained_rows
+from plait.dataflow import CallKind, Dataflow, Grain, Node
 from plait.models.loading import read_tokens
 from plait.runtime.health.loss_splits import split_gaps
 from plait.runtime.health.patient import Patient
@@ -46,7 +46,7 @@ class StepFacts:
             facts["uses_groups"] = float(any(_compares_siblings(node) for node in self._patient.flow.nodes))
         if self._patient.flow.calls("ref"):
             facts["has_reference"] = 1.0
-        facts |= self._of_reference(state) | self._of_training(state)
+        facts |= self._of_reference(state) | training_facts(self._patient.flow, state, self._ends)
         gaps = split_gaps(self._patient.flow, state, self._patient.recipe.sampling.max_response_tokens)
         return facts | {f"loss_split/{name}": gap for name, gap in gaps.items()}
 
@@ -88,20 +88,6 @@ class StepFacts:
                     return {"ref_kl": float((np.exp(clipped_R) - 1 - clipped_R).mean())}
         return {}
 
-    def _of_training(self, state: StepState) -> dict[str, float]:
-        facts: dict[str, float] = {}
-        for node in self._patient.flow.of_kind(CallKind.TRAIN):
-            rows = state.tables.get(node.rows)
-            if rows is None or state.step < node.training.after:
-                continue
-            advantages = node.loss_columns.get("advantages")
-            if advantages is not None and advantages in rows.columns:
-                facts["zero_advantages"] = float(np.mean(rows.columns[advantages] == 0))
-            mask = node.mask
-            if mask is not None and mask in rows.columns:
-                facts |= mask_edges(rows, rows.columns[mask], self._ends)
-        return facts
-
     def _end_ids(self) -> tuple[frozenset[int], frozenset[int]]:
         """Tokens that end a response here; and those that end a turn, here or in the families of models."""
         recipe, actor = self._patient.recipe, self._patient.models.get("actor")
@@ -115,6 +101,25 @@ class StepFacts:
         stops = frozenset(own_ids if stated_ids is None else stated_ids)
         vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
         return stops, stops.union(own_ids, (vocabulary[token] for token in END_TOKENS if token in vocabulary))
+
+
+def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> dict[str, float]:
+    """What the columns say that training calls read, of the samples that `keep` lets them have: `zero_advantages`, the
+    share of advantages that are 0, and `mask_edges`; `all_left_out` where it lets them have none."""
+    facts: dict[str, float] = {}
+    for node in flow.of_kind(CallKind.TRAIN):
+        if node.rows not in state.tables or state.step < node.training.after:
+            continue
+        rows = trained_rows(node, state.tables)
+        if node.keep is not None and not len(rows):
+            facts["all_left_out"] = 1.0
+            continue
+        advantages = node.loss_columns.get("advantages")
+        if advantages is not None and advantages in rows.columns:
+            facts["zero_advantages"] = float(np.mean(rows.columns[advantages] == 0))
+        if node.mask is not None and node.mask in rows.columns:
+            facts |= mask_edges(rows, rows.columns[node.mask], ends)
+    return facts
 
 
 def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str, float]:
