@@ -283,7 +283,7 @@ class Session:
         )
 
     def _write_history(self) -> None:
-        """Begin this stay; say which of the user's files have changed since the one before."""
+        """Begin this stay; say which files and versions have changed since the one before."""
         recipe, plan, step = self.recipe, self.prepared.plan, self.done.step
         with writing(self.directory.path):
             for line in self.history.begin(self._origin, recipe, plan, step, self.progress.message):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import plait
 from plait.cli import main
 from plait.errors import ConfigError, DataError, PlaitError, RunError
 from plait.observe.run_log import read_rows
@@ -59,15 +60,22 @@ def test_a_stay_is_told_with_its_command_versions_and_code(make_recipe: MakeReci
     assert f"model: {recipe.run_dir}/final" in summary
 
 
-def test_code_that_changed_is_said_and_both_are_kept(
+def test_code_and_versions_that_changed_are_said_and_both_are_kept(
     two_steps: Recipe, make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     longer = make_recipe(steps=3, **{"checkpoint.every": 1})
     run(longer, resume=True)
-    assert "is another than" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is another than" not in said
+    assert "another version" not in said
     write_reward(tmp_path, "pass")
+    told = history(two_steps)
+    told["stays"][-1]["versions"]["plait"] = "0.0.1"
+    (two_steps.run_dir / "run.json").write_text(json.dumps(told))
     run(make_recipe(steps=4, **{"checkpoint.every": 1}), resume=True)
-    assert f"`reward.functions`: {tmp_path}/reward.py is another than when" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"`reward.functions`: {tmp_path}/reward.py is another than when" in said
+    assert f"warning: plait (0.0.1 then, {plait.__version__} now): another version than when" in said
     stays = history(two_steps)["stays"]
     assert [(stay["from_step"], stay["to_step"]) for stay in stays] == [(0, 2), (2, 3), (3, 4)]
     copies = {stay["code"][0]["copy"] for stay in stays}

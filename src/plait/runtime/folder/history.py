@@ -110,7 +110,8 @@ class History:
     def begin(
         self, origin: Origin, recipe: Recipe, plan: Plan, from_step: int, tell: Callable[[str], None]
     ) -> list[str]:
-        """Write that a stay begins. Returns what a person should know of files that are others than in the stay before.
+        """Write that a stay begins. Returns what a person should know of files and packages that are others than in the
+        stay before.
 
         Args:
             tell: is given a line where large files are read.
@@ -147,7 +148,8 @@ class History:
             stay["restart"] = vars(origin.restart)
         self._stays.append(stay)
         self._write()
-        return [
+        others = _other_versions(last.get("versions"), stay["versions"])
+        return others + [
             f"`{file['key']}`: {file['path']} is another than when this run was last worked on, and so may be what its "
             f"rows mean from here on{f'; both are in {self._folder / CODE}' if 'copy' in file else ''}"
             for file in changed
@@ -249,6 +251,18 @@ def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]], *same: str
     known = {tuple(file[name] for name in same): file["sha256"] for file in before}
     found = [(file, known.get(tuple(file[name] for name in same))) for file in now]
     return [file for file, digest in found if None not in (digest, file["sha256"]) and digest != file["sha256"]]
+
+
+def _other_versions(before: Any, now: Mapping[str, str]) -> list[str]:
+    """A line of the packages whose version was another one; none where all are the same, or it was not written."""
+    known = before if isinstance(before, dict) else {}
+    others = [f"{name} ({known[name]} then, {new} now)" for name, new in now.items() if known.get(name, new) != new]
+    if not others:
+        return []
+    return [
+        f"{', '.join(others)}: another version than when this run was last worked on, so its steps from here on may be "
+        "others than they would have been"
+    ]
 
 
 def _setting(stay: Mapping[str, Any]) -> tuple[Any, ...]:
