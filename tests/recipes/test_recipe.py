@@ -130,6 +130,28 @@ def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str)
         load_recipe(None, BASE + overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"optimiser.lr": 1}, r"`optimiser`: verl's .* is `optimizer.learning_rate` here"),
+        ({"critic.optimiser.lr": 1}, r"`critic.optimiser`: verl's .* is `critic.optimizer.learning_rate` here"),
+        ({"optimiser.power": 1}, r"`optimiser`; did you mean `optimizer.power`\?"),
+        ({"optimiser.lr": 1, "optimiser.wd": 1}, r"`optimiser`; did you mean the section `optimizer`\?"),
+        ({"optimizer.wd": 1}, r"`optimizer.wd`; did you mean `optimizer.weight_decay`\?"),
+        ({"critic.lr": 1}, r"`critic.lr`; did you mean `critic.optimizer.learning_rate`\?"),
+        ({"sampling.temp": 1}, r"`sampling.temp`; did you mean `sampling.temperature`\?"),
+        ({"eval.every": 1}, r"`eval`; did you mean `evaluation.every`\?"),
+        ({"Lora.rank": 1}, r"`Lora`; did you mean `lora.rank`\?"),
+        ({"sampling.learning_rate": 1}, r"`sampling.learning_rate`; did you mean `optimizer.learning_rate`\?"),
+        ({"optimizer.momentum": 1}, r"`optimizer.momentum`; `plait train --help-all` lists every key"),
+    ],
+    ids=str,
+)
+def test_what_is_meant_by_a_shortened_or_misspelt_key(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown key {message}"):
+        load_recipe(None, [*BASE, *overrides.items()])
+
+
 def test_missing_key_and_missing_file() -> None:
     with pytest.raises(ConfigError, match=r"key `model` is missing; set it in the recipe or with --model$"):
         load_recipe(None, [("data.source", "d")])

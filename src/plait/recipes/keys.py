@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -178,8 +178,45 @@ def element_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def unknown_key(key: str, value: Any = None) -> ConfigError:
-    near = answer(key, value) or nearest(key, [name for name, _, _ in describe_keys()]) or LIST_HINT
+    names = [name for name, _, _ in describe_keys()]
+    near = answer(key, value) or _meant(key, value, names) or LIST_HINT
     return ConfigError(f"unknown key `{key}`{near}")
+
+
+def _meant(key: str, value: Any, names: Sequence[str]) -> str:
+    """What to say of a key whose section is misspelt or whose name is shortened (`optimiser.lr`, `sampling.temp`), or
+    that is near a valid one; empty where none is."""
+    while isinstance(value, Mapping) and len(value) == 1:
+        ((name, value),) = value.items()
+        key = f"{key}.{name}"
+    section, _, leaf = key.rpartition(".")
+    sections = {name.rpartition(".")[0] for name in names}
+    if isinstance(value, Mapping):
+        section = _section_near(key, sections)
+        return f"; did you mean the section `{section}`?" if section else ""
+    if section not in sections:
+        section = _section_near(section, sections)
+        if section and (said := answer(f"{section}.{leaf}")):
+            return said
+    around = section and f"{section}."
+    inside = [name.removeprefix(around) for name in names if name.startswith(around)]
+    by_depth = sorted(inside, key=lambda name: name.count("."))
+    if found := next((name for name in by_depth if _is_short_for(leaf, name.rpartition(".")[2])), None):
+        return f"; did you mean `{around}{found}`?"
+    return (section and nearest(leaf, inside, around)) or nearest(leaf if section else key, names)
+
+
+def _section_near(name: str, sections: Collection[str]) -> str:
+    """The section that is meant by a misspelt or shortened name; empty where none is."""
+    name = name.lower()
+    begins = sorted(section for section in sections if len(name) > 2 and section.startswith(name))
+    return next(iter(begins or difflib.get_close_matches(name, sections, n=1, cutoff=0.7)), "")
+
+
+def _is_short_for(short: str, name: str) -> bool:
+    """Whether it is a name or the beginning of one, or the first letters of its words."""
+    initials = "".join(word[:1] for word in name.split("_"))
+    return (len(short) > 2 and name.startswith(short)) or (len(short) > 1 and short == initials)
 
 
 def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
