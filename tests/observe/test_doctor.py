@@ -292,16 +292,20 @@ DEAD = {"frac_reward_zero_std": 1.0, "doctor/zero_advantages": 1.0, "response_le
 
 @pytest.mark.parametrize("moved", [{"actor/entropy": 3.7}, {"actor/entropy": 0.1}, {"kl": 4.0}])
 def test_rewards_that_told_apart_until_updates_broke_the_policy(moved: dict[str, float]) -> None:
-    """The learning rate is said first, and `reward.functions` never, however the policy wanders from there."""
+    """The learning rate is said first, and `reward.functions` never, however the policy wanders from there. One step
+    may be luck among few prompts, as entropies differ by as much: no run is ended for it."""
     doctor = Doctor()
     assert doctor.examine(1, HEALTHY) == []
     findings = doctor.examine(2, HEALTHY | DEAD | moved)
     assert (findings[0].rule, findings[0].severity, findings[0].key) == (
         "broken_policy",
-        ERROR,
+        WARNING,
         "optimizer.learning_rate",
     )
     findings += doctor.examine(3, HEALTHY | DEAD)
+    assert ERROR not in {finding.severity for finding in findings}
+    findings += doctor.examine(4, HEALTHY | DEAD)
+    assert (findings[-1].rule, findings[-1].severity) == ("broken_policy", ERROR)
     assert "reward.functions" not in {finding.key for finding in findings}
     assert doctor.summary()[0].key == "optimizer.learning_rate"
 

@@ -19,6 +19,8 @@ from plait.observe.doctor_reading import (
 
 ENTROPY_GROWN = 1.5
 """How many times the first step's entropy a policy has that says anything: training makes it smaller."""
+NO_ADVANTAGES = 2.0
+"""How bad a step without advantages is, beside shares of groups."""
 
 # -- masks and ends
 
@@ -131,10 +133,15 @@ def _no_advantages(reading: Reading) -> Sign:
         sentence += f", at a mean of {reading.get('reward'):.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
         return Sign(Severity.WARNING, 1.0, f"{sentence}: there is little left to learn here", "data.source")
     first = reading.first(FIRST_DEAD_GROUPS)
-    badness = 2.0
-    before, steps = reading.before.get("dead_groups", (0.0, 0))
-    is_luck = first is not None and first < 1 and (before != badness or steps < 2)
-    return Sign(Severity.WARNING if is_luck else Severity.ERROR, 1.0, sentence, "reward.functions", badness=badness)
+    is_luck = first is not None and first < 1 and not _third_in_a_row(reading, "dead_groups")
+    severity = Severity.WARNING if is_luck else Severity.ERROR
+    return Sign(severity, 1.0, sentence, "reward.functions", badness=NO_ADVANTAGES)
+
+
+def _third_in_a_row(reading: Reading, rule: str) -> bool:
+    """Whether a rule has seen a step without advantages in this one and in the two before it."""
+    badness, steps = reading.before.get(rule, (0.0, 0))
+    return badness == NO_ADVANTAGES and steps >= 2
 
 
 def _learned(reading: Reading) -> bool:
@@ -171,7 +178,8 @@ def reward_dropped(reading: Reading) -> Sign | None:
 
 def broken_policy(reading: Reading) -> Sign | None:
     """Rewards that told responses apart at first, and do not any more, though they are no higher: if the policy is far
-    from what it was, that is why. As long as they do not, it is the same policy, whatever it says now."""
+    from what it was, that is why. As long as they do not, it is the same policy, whatever it says now. The entropy of
+    few prompts varies by as much from step to step: an error is the third step in a row without advantages."""
     share, first = _dead_share(reading), reading.first(FIRST_DEAD_GROUPS)
     if share is None or first is None or first >= reading.settings.dead_groups:
         return None
@@ -180,12 +188,14 @@ def broken_policy(reading: Reading) -> Sign | None:
     moved = _far_away(reading) or ("little is learned" if reading.streaks["broken_policy"] > 1 else None)
     if moved is None:
         return None
+    is_empty = reading.get("doctor/zero_advantages") == 1
     return Sign(
-        Severity.ERROR if reading.get("doctor/zero_advantages") == 1 else Severity.WARNING,
+        Severity.ERROR if is_empty and _third_in_a_row(reading, "broken_policy") else Severity.WARNING,
         share,
         f"{share:.0%} of the groups have equal rewards, {first:.0%} at the first step, and {moved}: updates that are "
         "too large have most likely broken the policy",
         "optimizer.learning_rate",
+        badness=NO_ADVANTAGES if is_empty else share,
     )
 
 
