@@ -40,6 +40,12 @@ from tests.rewards.samples import group
         ("1,2,3", "number", "3"),
         ("0.50", "number", "0.50"),
         ("x2", "number", "2"),
+        ("it is .5", "number", ".5"),
+        ("it is -.5", "number", "-.5"),
+        ("and so...5", "number", "5"),
+        ("some 2e3 of them", "number", "2e3"),
+        ("1.5E-3.", "number", "1.5E-3"),
+        ("= \u22125", "number", "-5"),  # the minus sign of typeset mathematics
         ("none", "number", None),
         (" a b ", "whole", "a b"),
         ("", "whole", None),

@@ -15,7 +15,7 @@ class AnswerFormat(StrEnum):
     LINE = "line"
     """The last line that is not blank."""
     NUMBER = "number"
-    """The last number, thousands separators removed."""
+    """The last number, thousands separators removed, with a minus sign of ASCII."""
     WHOLE = "whole"
     """All of the response."""
 
@@ -35,8 +35,13 @@ class Verdict(StrEnum):
 
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
-# A sign counts only where it cannot be an operator or a hyphen, so "12-5" ends in 5 and "= -5" in -5.
-_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+# A sign counts only where it cannot be an operator or a hyphen, so "12-5" ends in 5 and "= -5" in -5; so does the point
+# of ".5". Of "2e3" the exponent is no number of its own.
+_BEHIND = r"(?<![\w.)])"
+_NUMBER = re.compile(
+    rf"(?:(?:{_BEHIND}[-+\u2212])?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|{_BEHIND}[-+\u2212]?\.\d+)"
+    r"(?:[eE][-+]?\d+(?!\w))?"
+)
 # 1e999999 is short to write and long to compute with.
 _ABSURD = re.compile(r"\d[eE][-+]?\d{4,}")
 _NOT_FINITE = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
@@ -50,7 +55,7 @@ def extract_answer(text: str, where: AnswerFormat) -> str | None:
         case AnswerFormat.LINE:
             candidates = [line for line in text.splitlines() if line.strip()]
         case AnswerFormat.NUMBER:
-            candidates = [number.replace(",", "") for number in _NUMBER.findall(text)]
+            candidates = [number.replace(",", "").replace("\u2212", "-") for number in _NUMBER.findall(text)]
         case AnswerFormat.WHOLE:
             candidates = [text]
     return (candidates[-1].strip() or None) if candidates else None
