@@ -29,9 +29,9 @@ class Optimizers:
         self.broken = broken
         self.loaded: list[tuple[Path, Any]] = []
 
-    def saving(self, folder: Path) -> Work[tuple[dict[str, Any], list[Broken]]]:
+    def saving(self, folder: Path) -> Work[tuple[dict[str, Any], dict[str, FileDigest], list[Broken]]]:
         (folder / "actor.masters-00000").write_bytes(b"mine")
-        return {"actor": COUNTS}, list(self.broken)
+        return {"actor": COUNTS}, {"actor.masters-00000": FileDigest(4, zlib.crc32(b"mine"))}, list(self.broken)
         yield
 
     def loading(self, folder: Path, counts: Any) -> Work[None]:
@@ -80,7 +80,11 @@ def parts_of(num_ranks: int, answers: dict[int, dict[str, Any]], *broken: Broken
 
 
 def test_counts_of_all_ranks_and_digests_of_all_files_come_back(tmp_path: Path) -> None:
-    answers = {1: {"counts": {"critic": COUNTS}, "broken": []}, 2: {"counts": {}, "broken": []}}
+    theirs = {"critic.masters-00001": [9, zlib.crc32(b"another's")]}
+    answers = {
+        1: {"counts": {"critic": COUNTS}, "digests": theirs, "broken": []},
+        2: {"counts": {}, "digests": {}, "broken": []},
+    }
     parts, leader = parts_of(3, answers)
     (tmp_path / "critic.masters-00001").write_bytes(b"another's")
     digests, state = parts.save(tmp_path)
@@ -92,8 +96,24 @@ def test_counts_of_all_ranks_and_digests_of_all_files_come_back(tmp_path: Path) 
     }
 
 
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({}, "expected 9 bytes, as a rank wrote, found no file"),
+        ({"critic.masters-00001": b"anothe"}, "expected 9 bytes, as a rank wrote, found 6"),
+    ],
+)
+def test_what_ranks_wrote_must_be_what_the_leader_finds(tmp_path: Path, there: dict[str, bytes], said: str) -> None:
+    answers = {1: {"counts": {}, "digests": {"critic.masters-00001": [9, 0]}, "broken": []}}
+    for name, content in there.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError, match=f"{said}; all nodes must see one `run_dir`"):
+        parts_of(2, answers)[0].save(tmp_path)
+
+
 def test_what_is_not_finite_on_any_rank_is_named_once_with_all_its_pieces(tmp_path: Path) -> None:
-    answers = {1: {"counts": {}, "broken": [["actor.masters of norm", 2, 8], ["actor.exp_avg of norm", 1, 8]]}}
+    broken = [["actor.masters of norm", 2, 8], ["actor.exp_avg of norm", 1, 8]]
+    answers = {1: {"counts": {}, "digests": {}, "broken": broken}}
     parts, _ = parts_of(2, answers, Broken("actor.masters of norm", 1, 8))
     with pytest.raises(RunError) as caught:
         parts.save(tmp_path)

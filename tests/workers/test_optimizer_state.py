@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
 
-from plait.checkpoint.store import CheckpointStore
+from plait.checkpoint.store import CheckpointStore, FileDigest
 from plait.errors import RunError, UserError
 from plait.layout.mesh import Cluster
 from plait.models.files.finite import Broken
@@ -57,7 +58,10 @@ def assert_same(model: LanguageModel, state: dict[str, torch.Tensor], first: Lan
 def test_parts_come_back_bit_for_bit(tmp_path: Path) -> None:
     first = tiny_model("llama", dtype=torch.bfloat16)
     trained = after_two_steps(first)
-    counts = to_the_end(saving_state(trained, ALONE, 0, tmp_path))
+    counts, digests = to_the_end(saving_state(trained, ALONE, 0, tmp_path))
+    assert digests == {
+        path.name: FileDigest(path.stat().st_size, crc32(path.read_bytes())) for path in tmp_path.iterdir()
+    }
     assert counts == {"attempted_steps": 2, "applied_steps": 1, "skipped_in_row": 1}
     assert_same(*loaded(tmp_path, counts), first, trained)
 
@@ -74,7 +78,7 @@ def test_what_one_process_saved_is_loaded_as_well(tmp_path: Path) -> None:
 def test_what_another_model_saved_says_what_resuming_needs(tmp_path: Path, *, in_parts: bool) -> None:
     trained, counts, folder = after_two_steps(tiny_model("gpt2", dtype=torch.bfloat16)), None, tmp_path
     if in_parts:
-        counts = to_the_end(saving_state(trained, ALONE, 0, folder))
+        counts, _ = to_the_end(saving_state(trained, ALONE, 0, folder))
     else:
         tensors = {f"actor/{name}": tensor for name, tensor in trained.optimizer.state().items()}
         folder = CheckpointStore(tmp_path / "checkpoints", keep_last=1).save(2, tensors, {})

@@ -25,7 +25,7 @@ from plait.layout.stores import from_manifest, stored_once, to_manifest, writers
 from plait.output import sync
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import MoveReport, moving
-from plait.reallocation.stores import store_files
+from plait.reallocation.stores import store_files, store_path
 from plait.schedule.work import Work
 
 
@@ -68,6 +68,13 @@ def saving(
         _write_whole(saved.manifest, to_manifest(stores, cluster))
     files = store_files(stores, cluster, saved.folder, saved.name)
     return (yield from moving(plan, rank, buffers, files=files, name=f"{saved.name}.save"))
+
+
+def written(holdings: Holdings, rank: int, saved: SavedFiles) -> list[Path]:
+    """The files that a rank wrote of a save that has ended; none where all that it holds others wrote."""
+    ranks = sorted(holdings.ranks)
+    manifest = [saved.manifest] if rank == ranks[0] else []
+    return manifest + [path for path in [store_path(saved.folder, saved.name, ranks.index(rank))] if path.is_file()]
 
 
 def loading(

@@ -45,12 +45,15 @@ class StoreFile:
     lengths: Mapping[str, int]
 
 
+def store_path(folder: str | Path, name: str, number: int) -> Path:
+    """Where a store lies in a folder, by its number."""
+    return Path(folder) / f"{name}-{number:05d}.safetensors"
+
+
 def store_files(holdings: Holdings, cluster: Cluster, folder: str | Path, name: str) -> dict[int, StoreFile]:
     """Where the stores of `holdings` lie in a folder: `{name}-{number of the store}.safetensors`."""
     return {
-        store: StoreFile(
-            Path(folder) / f"{name}-{store - cluster.num_devices:05d}.safetensors", holdings.buffers[store]
-        )
+        store: StoreFile(store_path(folder, name, store - cluster.num_devices), holdings.buffers[store])
         for store in sorted(holdings.ranks)
         if cluster.is_store(store)
     }

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from plait.checkpoint.store import Checkpoint
+from plait.checkpoint.digests import digesting
+from plait.checkpoint.store import Checkpoint, FileDigest
 from plait.errors import RESUME, DataError, LayoutError, RunError
 from plait.layout.boxes import Holding
 from plait.layout.holdings import Holdings, flat_holdings, weights
@@ -24,7 +25,7 @@ from plait.layout.shards import shard
 from plait.models.files.finite import Broken, broken, describe, is_finite
 from plait.reallocation.communicator import Channel
 from plait.reallocation.mover import moving
-from plait.reallocation.saving import SavedFiles, loading, saving
+from plait.reallocation.saving import SavedFiles, loading, saving, written
 from plait.reallocation.stores import StoreFile
 from plait.schedule.work import Work, to_the_end
 from plait.training.optimizer import MasterOptimizer
@@ -44,12 +45,18 @@ class Trained(Protocol):
 COUNTS = ("attempted_steps", "applied_steps", "skipped_in_row")
 
 
-def saving_state(trainer: Trained, cluster: Cluster, rank: int, folder: Path) -> Work[dict[str, int]]:
-    """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts."""
-    state = trainer.optimizer.state()
+def saving_state(
+    trainer: Trained, cluster: Cluster, rank: int, folder: Path
+) -> Work[tuple[dict[str, int], dict[str, FileDigest]]]:
+    """Write what this rank holds; every rank of the trainer's layout does its part. Returns the counts, and by their
+    names the digests of the files that it wrote, as they lie there."""
+    state, digests = trainer.optimizer.state(), dict[str, FileDigest]()
     for name, holdings in trainer.optimizer.holdings().items():
-        yield from saving(holdings, cluster, rank, {name: state[name]}, SavedFiles(folder, f"{trainer.role}.{name}"))
-    return {name: int(state[name]) for name in COUNTS}
+        saved = SavedFiles(folder, f"{trainer.role}.{name}")
+        yield from saving(holdings, cluster, rank, {name: state[name]}, saved)
+        for path in written(holdings, rank, saved):
+            digests[path.name] = yield from digesting(path)
+    return {name: int(state[name]) for name in COUNTS}, digests
 
 
 def broken_state(trainer: Trained, rank: int) -> list[Broken]:

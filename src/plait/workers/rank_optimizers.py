@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.checkpoint.store import FileDigest
 from plait.layout.mesh import Cluster
 from plait.layout.params import Parameters
 from plait.models.files.finite import Broken
@@ -29,17 +30,19 @@ class RankOptimizers:
     cluster: Cluster
     rank: int
 
-    def saving(self, folder: Path) -> Work[tuple[Counts, list[Broken]]]:
-        """Write what this rank holds. Returns the counts of what it trains, and what of it is not finite: such a role
-        is not written, and the checkpoint cannot be used."""
+    def saving(self, folder: Path) -> Work[tuple[Counts, dict[str, FileDigest], list[Broken]]]:
+        """Write what this rank holds. Returns the counts of what it trains, the digests of the files that it wrote, and
+        what is not finite: such a role is not written, and the checkpoint cannot be used."""
         counts: Counts = {}
+        digests: dict[str, FileDigest] = {}
         broken: list[Broken] = []
         for role, (trainer, _) in self.trained.items():
             self.offloads.want((role, "train"))
             broken += broken_state(trainer, self.rank)
             if not broken:
-                counts[role] = yield from saving_state(trainer, self.cluster, self.rank, folder)
-        return counts, broken
+                counts[role], of_role = yield from saving_state(trainer, self.cluster, self.rank, folder)
+                digests |= of_role
+        return counts, digests, broken
 
     def loading(self, folder: Path, counts: Mapping[str, Mapping[str, int]] | None) -> Work[None]:
         """Continue from a checkpoint of any plan; see `optimizer_state.loading_state`.

@@ -88,19 +88,22 @@ class Save(Plain):
         return ""
 
     def run(self, rank_state: RankState) -> Work[Saved]:
-        counts, broken = yield from rank_state.optimizers.saving(Path(self.folder))
-        return Saved(counts, broken)
+        counts, digests, broken = yield from rank_state.optimizers.saving(Path(self.folder))
+        return Saved(counts, {name: astuple(digest) for name, digest in digests.items()}, broken)
 
     @staticmethod
     def result_of(message: Message) -> Saved:
-        return Saved(message.header["counts"], [Broken(*values) for values in message.header["broken"]])
+        header = message.header
+        return Saved(header["counts"], header["digests"], [Broken(*values) for values in header["broken"]])
 
 
 @dataclass(frozen=True)
 class Saved(Plain):
-    """What a rank trains has these counts, and this of it is not finite."""
+    """What a rank trains has these counts, the files that it wrote these digests (length, CRC-32), and this is not
+    finite."""
 
     counts: Counts
+    digests: Mapping[str, tuple[int, int]]
     broken: Sequence[Broken]
 
     kind: ClassVar[str] = "saved"
