@@ -125,7 +125,7 @@ class _Course:
 
     def __init__(self, rollout: Rollout, steps: Sequence[Sequence[int]]) -> None:
         self._rollout = rollout
-        self._instances = [Decoding(row, rollout.step_s, slots=rollout.slots) for row in steps]
+        self._instances = [Decoding(row, rollout.step_s, rollout.slots) for row in steps]
         ends = [instance.ends for instance in self._instances]
         self._all_ends = sorted(end for row in ends for end in row)
         self._parts: Sequence[Sequence[Hashable]] = [[None] * len(row) for row in steps]

@@ -24,43 +24,60 @@ class Left(NamedTuple):
 
 
 def finish_times(steps: Sequence[int], step_s: StepTime, start_s: float = 0.0, slots: float = inf) -> list[float]:
-    """When each sample of one instance ends, given the steps that each still needs; as of `Decoding`."""
-    return Decoding(steps, step_s, start_s, slots).ends
+    """When each sample of one instance ends, given the steps that each still needs; no loop over tokens.
+
+    Between two ends the batch is constant: time grows by steps · t(running).
+
+    Args:
+        slots: samples that run at once; the next in order begins as one ends.
+    """
+    last = last_steps(steps, slots)
+    order = sorted(range(len(steps)), key=last.__getitem__)
+    ends = [start_s] * len(steps)
+    now, done, left = start_s, 0, len(steps)
+    for k in order:
+        if last[k] > done:
+            now += (last[k] - done) * step_s(left if left < slots else int(slots))
+            done = last[k]
+        ends[k] = now
+        left -= 1
+    return ends
+
+
+def last_steps(steps: Sequence[int], slots: float) -> Sequence[int]:
+    """The step after which each sample has ended, given the steps that each needs, where so many run at once."""
+    if len(steps) <= slots:
+        return steps
+    last = list(steps)
+    running = last[: int(slots)]
+    heapify(running)
+    for k in range(len(running), len(last)):
+        last[k] = max(0, running[0]) + max(0, steps[k])
+        heapreplace(running, last[k])
+    return last
 
 
 class Decoding:
-    """One instance that decodes its samples from a start on; what is left of them at any time, without going through
-    those that have ended. No loop over tokens: between two ends the batch is constant, and time grows by
-    steps · t(running).
+    """One instance that decodes its samples from the start on; what is left of them at any time, without going through
+    those that have ended.
 
     Args:
         steps: that each sample needs.
-        slots: samples that run at once; the next in order begins as one ends.
+        slots: as of `finish_times`.
     """
 
-    def __init__(self, steps: Sequence[int], step_s: StepTime, start_s: float = 0.0, slots: float = inf) -> None:
-        self._step_s, self._slots, self._start_s = step_s, slots, start_s
-        self._begun = _begun(steps, slots)
-        self._last = [begun + max(0, needed) for begun, needed in zip(self._begun, steps, strict=True)]
-        """Steps that are done when each sample has ended."""
-        self._order = sorted(range(len(steps)), key=self._last.__getitem__)
-        self.ends = [start_s] * len(steps)
+    def __init__(self, steps: Sequence[int], step_s: StepTime, slots: float = inf) -> None:
+        self._steps, self._step_s, self._slots = steps, step_s, slots
+        self.ends = finish_times(steps, step_s, slots=slots)
         """When each sample ends."""
-        now, done = start_s, 0
-        for position, k in enumerate(self._order):
-            if self._last[k] > done:
-                now += (self._last[k] - done) * self._next_s(position)
-                done = self._last[k]
-            self.ends[k] = now
-
-    def _next_s(self, ended: int) -> float:
-        """Seconds of a step when so many samples have ended."""
-        return self._step_s(int(min(self._slots, len(self._order) - ended)))
+        self._last = last_steps(steps, slots)
+        self._order = sorted(range(len(steps)), key=self._last.__getitem__)
+        self._in_order = [self.ends[k] for k in self._order]
 
     @property
     def last_s(self) -> float:
-        """When the last one ends; the start without any."""
-        return self.ends[self._order[-1]] if self._order else self._start_s
+        """When the last one ends; 0 without any."""
+        return self._in_order[-1] if self._in_order else 0.0
 
     def left(self, now: float, parts: Sequence[Hashable]) -> list[Left]:
         """What has not ended by `now`, in the order of the samples. A step that is under way counts as done, for it
@@ -69,25 +86,15 @@ class Decoding:
         Args:
             parts: of all samples.
         """
-        ended = bisect_right(self._order, now, key=self.ends.__getitem__)
+        ended = bisect_right(self._in_order, now)
         if ended == len(self._order):
             return []
-        done = self._last[self._order[ended - 1]] if ended else 0
-        since_s = self.ends[self._order[ended - 1]] if ended else self._start_s
-        done += ceil((now - since_s) / self._next_s(ended) - 1e-9)
-        return [Left(self._last[k] - max(done, self._begun[k]), parts[k]) for k in sorted(self._order[ended:])]
-
-
-def _begun(steps: Sequence[int], slots: float) -> list[int]:
-    """Steps that are done when each sample begins, so many of which run at once."""
-    begun = [0] * len(steps)
-    if len(steps) > slots:
-        ends = [max(0, needed) for needed in steps[: int(slots)]]
-        heapify(ends)
-        for k in range(len(ends), len(steps)):
-            begun[k] = ends[0]
-            heapreplace(ends, begun[k] + max(0, steps[k]))
-    return begun
+        done = max(0, self._last[self._order[ended - 1]]) if ended else 0
+        since_s = self._in_order[ended - 1] if ended else 0.0
+        running = int(min(self._slots, len(self._order) - ended))
+        done += ceil((now - since_s) / self._step_s(running) - 1e-9)
+        # One that waits for a place needs all of its steps.
+        return [Left(min(self._steps[k], self._last[k] - done), parts[k]) for k in sorted(self._order[ended:])]
 
 
 def merged(left: Sequence[Sequence[Left]], kept: int) -> list[list[Left]]:
