@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.dataflow import Dataflow, Resample, trace
+from plait.dataflow import Dataflow, Resample, per_group, trace
 from plait.errors import ConfigError, FlowError
 from plait.models.shape import ModelShape
 from plait.recipes import checks
@@ -263,6 +263,12 @@ def test_a_step_trains_on_something(flow: Any, keys: dict[str, Any], said: str) 
         checks.check_trained_steps(trace(flow, roles=ROLES), recipe_of(**keys))
 
 
+def one_compared(prompts, actor, reward):
+    samples = actor.generate(prompts, samples_per_prompt=1)
+    per_group(sorted, reward.score(samples), name="ranks", least_samples=2)
+    actor.train(samples, loss=loss)
+
+
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
 def test_groups_that_are_compared_need_two_samples(name: str) -> None:
     flow = built_in(name, **({"group_baseline": True} if name == "reinforce_pp" else {}))
@@ -270,6 +276,8 @@ def test_groups_that_are_compared_need_two_samples(name: str) -> None:
         checks.check_trained_steps(flow, recipe_of(samples_per_prompt=1))
     checks.check_trained_steps(flow, recipe_of(samples_per_prompt=2))
     checks.check_trained_steps(built_in("reinforce_pp"), recipe_of(samples_per_prompt=1))
+    with pytest.raises(ConfigError, match=r"^actor.generate states `samples_per_prompt` 1, but"):
+        checks.check_trained_steps(trace(one_compared, roles=ROLES), recipe_of())
 
 
 @pytest.mark.parametrize(

@@ -245,9 +245,11 @@ def _check_groups(flow: Dataflow, recipe: Recipe) -> None:
         per_group = drawn.generation.num_samples(recipe.samples_per_prompt)
         least = node.computing.least_samples
         if per_group < least:
+            states = f"{drawn.call} states `samples_per_prompt` {per_group}"
+            found = f"`samples_per_prompt` is {per_group}" if drawn.generation.samples_per_prompt is None else states
             raise ConfigError(
-                f"`samples_per_prompt` is {per_group}, but `{node.call}` of the flow `{flow.name}` compares the "
-                f"samples of a prompt; give {least} or more, or another algorithm (reinforce_pp, remax, ppo)"
+                f"{found}, but `{node.call}` of the flow `{flow.name}` compares the samples of a prompt; give {least} "
+                "or more, or another algorithm (reinforce_pp, remax, ppo)"
             )
 
 
