@@ -38,7 +38,7 @@ from plait.runtime.finished_step import finish_metrics
 from plait.runtime.folder.claim import claim
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
-from plait.runtime.health.step_facts import mask_edges, training_facts
+from plait.runtime.health.step_facts import answer_ends, mask_edges, training_facts, turn_ends
 from plait.runtime.health.weight_facts import fingerprint
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
@@ -416,6 +416,13 @@ def test_where_trained_turns_end() -> None:
     assert edges([1, 1, 1, 1, 0, 1]) == {"mask_early": 0.0, "mask_late": 0.5}
     assert edges([0, 0, 0, 0, 0, 0]) == {}
     assert edges([1, 0, 0, 0, 0, 0]) == {}, "a turn that was cut ends anywhere"
+
+
+def test_an_answer_of_several_messages_goes_on_after_the_end_of_one() -> None:
+    """gpt-oss ends its reasoning with the token that ends the answers of phi3."""
+    phi3, gpt_oss = {"<|end|>": 7, "<|endoftext|>": 0}, {"<|end|>": 7, "<|return|>": 2}
+    assert (turn_ends(phi3), answer_ends(phi3)) == ({0, 7}, {0, 7})
+    assert (turn_ends(gpt_oss), answer_ends(gpt_oss)) == ({2, 7}, {2})
 
 
 def test_what_training_reads_is_told_of_what_takes_part() -> None:

@@ -26,6 +26,9 @@ END_TOKENS = (
     "<|return|>",
 )
 """Tokens that end a turn in the families that are admitted."""
+MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
+"""A model that has both (gpt-oss) ends each message of an answer, its reasoning included, with the one, and the answer
+with the other."""
 
 
 class StepFacts:
@@ -33,7 +36,7 @@ class StepFacts:
 
     def __init__(self, patient: Patient) -> None:
         self._patient = patient
-        self._stops, self._ends = self._end_ids()
+        self._stops, self._ends, self._answer_ends = self._end_ids()
 
     def of_step(self, state: StepState, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the rules read; a fact that does not apply is absent."""
@@ -64,7 +67,7 @@ class StepFacts:
             finished = [sample for sample in samples if sample.finish_reason is FinishReason.STOP]
             if finished:
                 facts["eos_share"] = float(np.mean([not stops.isdisjoint(s.token_ids[-1:]) for s in finished]))
-            facts["passed_end"] = float(np.mean([not self._ends.isdisjoint(s.token_ids[:-1]) for s in samples]))
+            facts["passed_end"] = float(np.mean([not self._answer_ends.isdisjoint(s.token_ids[:-1]) for s in samples]))
         elif sampling.stop_token_ids is None:
             facts["no_end_token"] = 1.0
         return facts
@@ -88,8 +91,9 @@ class StepFacts:
                     return {"ref_kl": float((np.exp(clipped_R) - 1 - clipped_R).mean())}
         return {}
 
-    def _end_ids(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Tokens that end a response here; and those that end a turn, here or in the families of models."""
+    def _end_ids(self) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
+        """Tokens that end a response here; those that end a turn, here or in the families of models; and of these those
+        that nothing of an answer follows."""
         recipe, actor = self._patient.recipe, self._patient.models.get("actor")
         tokenizer: Any = None
         own_ids: tuple[int, ...] = ()
@@ -100,7 +104,19 @@ class StepFacts:
         stated_ids = recipe.sampling.stop_token_ids
         stops = frozenset(own_ids if stated_ids is None else stated_ids)
         vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
-        return stops, stops.union(own_ids, (vocabulary[token] for token in END_TOKENS if token in vocabulary))
+        known = stops.union(own_ids)
+        return stops, known | turn_ends(vocabulary), known | answer_ends(vocabulary)
+
+
+def turn_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
+    """Ids of the tokens that end a turn, or a message in one."""
+    return frozenset(vocabulary[token] for token in END_TOKENS if token in vocabulary)
+
+
+def answer_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
+    """Those of them that nothing of an answer follows."""
+    several = {MESSAGE_END, ANSWER_END} <= vocabulary.keys()
+    return turn_ends(vocabulary) - ({vocabulary[MESSAGE_END]} if several else set())
 
 
 def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> dict[str, float]:
