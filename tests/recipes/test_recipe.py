@@ -137,6 +137,8 @@ def test_wrong_keys_are_named(overrides: list[tuple[str, object]], message: str)
         ({"critic.optimiser.lr": 1}, r"`critic.optimiser`: verl's .* is `critic.optimizer.learning_rate` here"),
         ({"optimiser.power": 1}, r"`optimiser`; did you mean `optimizer.power`\?"),
         ({"optimiser.lr": 1, "optimiser.wd": 1}, r"`optimiser`; did you mean the section `optimizer`\?"),
+        ({"optimiser": None}, r"`optimiser`; did you mean the section `optimizer`\?"),
+        ({"stepz": 1}, r"`stepz`; did you mean `steps`\?"),
         ({"optimizer.wd": 1}, r"`optimizer.wd`; did you mean `optimizer.weight_decay`\?"),
         ({"critic.lr": 1}, r"`critic.lr`; did you mean `critic.optimizer.learning_rate`\?"),
         ({"sampling.temp": 1}, r"`sampling.temp`; did you mean `sampling.temperature`\?"),

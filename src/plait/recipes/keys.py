@@ -191,9 +191,10 @@ def _meant(key: str, value: Any, names: Sequence[str]) -> str:
         key = f"{key}.{name}"
     section, _, leaf = key.rpartition(".")
     sections = {name.rpartition(".")[0] for name in names}
-    if isinstance(value, Mapping):
-        section = _section_near(key, sections)
-        return f"; did you mean the section `{section}`?" if section else ""
+    plain = [name for name in names if "." not in name]
+    is_plain = not section and not difflib.get_close_matches(key, plain, n=1, cutoff=0.75)
+    if (isinstance(value, Mapping) or is_plain) and (near := _section_near(key, sections)):
+        return f"; did you mean the section `{near}`?"
     if section not in sections:
         section = _section_near(section, sections)
         if section and (said := answer(f"{section}.{leaf}")):
