@@ -154,8 +154,16 @@ def test_steps_that_train_on_nothing_are_an_error_at_the_third():
         ({"training/eos_coverage": 0.0}, {"doctor/stop_strings": 1.0}),
         ({"frac_reward_zero_std": 1.0}, {"doctor/uses_groups": 0.0}),
         ({"doctor/ref_kl": 0.3}, {"training/rollout_kl": 0.015}),
+        ({"doctor/ref_kl": 0.3, "kl": 0.3}, {"doctor/reference_is_another": 1.0}),
+        ({"kl": 1.5}, {"doctor/reference_is_another": 1.0}),
     ],
-    ids=["ends with stop strings", "groups of one are a flow's own", "the engine's own difference"],
+    ids=[
+        "ends with stop strings",
+        "groups of one are a flow's own",
+        "the engine's own difference",
+        "a teacher has other weights",
+        "a teacher speaks another language",
+    ],
 )
 def test_what_has_another_reason_is_not_said(changes, silenced_by):
     assert len(Doctor().examine(1, HEALTHY | changes)) == 1

@@ -170,6 +170,7 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     tree: dict[str, Any] = {
         "model": "~/m",
         "critic": {"model": "~/critic"},
+        "reference": {"model": "~/teacher"},
         "sampling": {"draft_model": "~/small"},
         "plan": "~/plan.json",
         "algorithm": "~/flows.py:mine",
@@ -189,6 +190,7 @@ def test_a_tilde_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
         "model": "/home/me/m",
         "reward.model": "/home/me/judge",
         "critic.model": "/home/me/critic",
+        "reference.model": "/home/me/teacher",
         "sampling.draft_model": "/home/me/small",
     }
 

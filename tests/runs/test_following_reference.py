@@ -106,6 +106,7 @@ def test_the_doctor_knows_when_it_may_change(
     [
         ({"options": {}, "reference.sync_every": 2}, "`reference` is set, but the flow `grpo` asks no reference"),
         ({"reference.sync_every": 2, "lora.rank": 4}, "with adapters"),
+        ({"reference.sync_every": 2, "reference.model": "teacher"}, "model is `teacher`, but a reference that follows"),
         ({"reference.mixup": 0.5}, "set `reference.sync_every` above 0"),
         ({"reference.sync_every": 2, "reference.mixup": 0.0}, "reference.mixup"),
     ],

@@ -105,8 +105,9 @@ def off_policy(reading: Reading) -> Sign | None:
 
 
 def wrong_reference(reading: Reading) -> Sign | None:
-    """Before the first update policy and reference are one model, so their KL is the floor of the numerics."""
-    if reading.step != 1:
+    """Before the first update policy and reference are one model, so their KL is the floor of the numerics: unless the
+    recipe gives the reference a model of its own."""
+    if reading.step != 1 or reading.is_set("reference_is_another"):
         return None
     kl = reading.get("doctor/ref_kl")
     if kl is None and reading.get("training/optimizer_steps") == 1:

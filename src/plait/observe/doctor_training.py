@@ -206,7 +206,7 @@ def _far_away(reading: Reading) -> str | None:
         low, high = reading.settings.entropy_left * first, ENTROPY_GROWN * first
         if not low <= entropy <= high:
             return f"the policy's entropy is {entropy:.2g} nats, {first:.2g} then"
-    if kl is not None and kl > reading.settings.kl:
+    if kl is not None and kl > reading.settings.kl and not reading.is_set("reference_is_another"):
         return f"the policy is {kl:.2g} nats per token from the reference"
     return None
 
@@ -256,7 +256,7 @@ def entropy_collapse(reading: Reading) -> Sign | None:
 
 def kl_too_large(reading: Reading) -> Sign | None:
     kl = reading.get("kl")
-    if kl is None or kl <= reading.settings.kl:
+    if kl is None or kl <= reading.settings.kl or reading.is_set("reference_is_another"):
         return None
     sentence = f"the policy is {kl:.2g} nats per token from the reference: it leaves the language that it had"
     return Sign(Severity.WARNING, kl, sentence, "options.kl_coef")

@@ -92,8 +92,10 @@ _FUSION = word_or_number(
 
 
 class ReferenceSettings(Settings):
-    """A reference that follows the policy (TRPO with an updated prior: Gorbatovski et al. 2024, arXiv 2404.09656)."""
+    """A reference that is another model, such as a teacher; or one that follows the policy (TRPO with an updated prior:
+    Gorbatovski et al. 2024, arXiv 2404.09656)."""
 
+    model: str | None = Field(None, description="what it begins as, such as a teacher; by default the run's `model`")
     sync_every: int = Field(
         default=0,
         ge=0,
@@ -105,6 +107,17 @@ class ReferenceSettings(Settings):
         le=1,
         description="share of the policy in the reference that a sync makes; 1: a copy of the policy",
     )
+
+    _paths = path_key("model")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if self.model is not None and self.sync_every:
+            raise ValueError(
+                f"model is `{self.model}`, but a reference that follows the policy (sync_every {self.sync_every}) "
+                "begins as the run's model; leave one of them out"
+            )
+        return self
 
     def check_read(self) -> None:
         self._check_switch("sync_every", "`reference.sync_every` above 0", "mixup")
@@ -263,7 +276,8 @@ class Recipe(Settings):
 
     def models_named(self) -> dict[str, str]:
         """Key → what is set, for each key that names a model."""
-        sections = {"": self, **{name: getattr(self, name) for name in ("reward", "cost", "critic", "cost_critic")}}
+        with_models = ("reward", "cost", "critic", "cost_critic", "reference")
+        sections = {"": self, **{name: getattr(self, name) for name in with_models}}
         named = {f"{name}.model".lstrip("."): section.model for name, section in sections.items()}
         named["sampling.draft_model"] = self.sampling.draft_model
         return {key: value for key, value in named.items() if value is not None}

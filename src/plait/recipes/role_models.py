@@ -99,6 +99,7 @@ def _begins_as(role: str, recipe: Recipe) -> tuple[str, str]:
     """(model, key of the recipe that says so). A critic begins as the model that scores the same, if there is one."""
     reward, cost = (recipe.reward.model, "reward.model"), (recipe.cost.model, "cost.model")
     sources: dict[str, tuple[tuple[str | None, str], ...]] = {
+        "ref": ((recipe.reference.model, "reference.model"),),
         "critic": ((recipe.critic.model, "critic.model"), reward),
         "cost_critic": ((recipe.cost_critic.model, "cost_critic.model"), cost),
         "reward": (reward,),

@@ -34,7 +34,7 @@ from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
 from plait.runtime.inputs.reading import RunData, read_data
 from plait.runtime.inputs.text_lengths import lengths_in
-from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_roles, load_tokenizer
+from plait.runtime.inputs.tokenizers import check_draft_model, check_ids, check_reach, check_roles, load_tokenizer
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.fusing import with_order
 from plait.runtime.prediction.network import THIS_ONE, Machines
@@ -76,6 +76,7 @@ def prepare(
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     lengths = _lengths_in(data, recipe)
+    check_reach(tokenizer, max(rows.longest for rows in (lengths, *lengths.beside.values())), models, shapes)
     if plan is None:
         plan = _searched(outlined, lengths, machines)
     check_engine_plan(recipe, plan)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import resolve
 from plait.models.files.pretrained import tokenizer_of
+from plait.models.shape import ModelShape
 from plait.observe.loading import loading
 from plait.recipes.role_models import REWARD_ROLES, RoleModel
 
@@ -79,12 +80,41 @@ def check_roles(tokenizer: Any, model: str, role_models: Iterable[RoleModel]) ->
             continue
         if unlike := unlike_tokens(tokenizer, of_role.name, of_role.key):
             remedy = f"give another `{of_role.key}`"
-            if of_role.role not in REWARD_ROLES and of_role.key != f"{of_role.role}.model":
+            if of_role.scalar and of_role.role not in REWARD_ROLES and of_role.key != f"{of_role.role}.model":
                 remedy = f"set `{of_role.role}.model`, such as to `{model}` (it gets a new head)"
             raise ConfigError(
                 f"the {of_role.role} begins as `{of_role.name}` (key `{of_role.key}`) and reads the tokens of "
                 f"`{model}`, but {len(unlike)} of these, such as {unlike[0]!r}, have another id there or none; "
                 f"{remedy}"
+            )
+
+
+def check_reach(
+    tokenizer: Any, longest: int, role_models: Iterable[RoleModel], shapes: Mapping[str, ModelShape]
+) -> None:
+    """Raises ConfigError where a role reads a run's token ids, but its model has too few positions for the longest
+    sample, or no embedding for some of the tokens. A frozen reward model has its own tokens.
+
+    Args:
+        tokenizer: of the run's model.
+        longest: tokens of the longest sample that may come, with its prompt.
+        shapes: by the model's name.
+    """
+    most = max(tokenizer.get_vocab().values(), default=0) + 1
+    for of_role in role_models:
+        if of_role.key == "model" or (of_role.role in REWARD_ROLES and not of_role.trained):
+            continue
+        shape = shapes[of_role.name]
+        if shape.max_positions < longest:
+            raise ConfigError(
+                f"`{of_role.key}` is `{of_role.name}`, whose positions end at {shape.max_positions}, but samples may "
+                f"have {longest} tokens with their prompts; lower `data.max_prompt_tokens` or "
+                f"`sampling.max_response_tokens`, or give another `{of_role.key}`"
+            )
+        if shape.vocabulary < most:
+            raise ConfigError(
+                f"`{of_role.key}` is `{of_role.name}`, which has {shape.vocabulary} tokens, but the run's tokenizer "
+                f"writes {most}; give another `{of_role.key}`"
             )
 
 

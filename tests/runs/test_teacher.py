@@ -1,0 +1,72 @@
+"""On-policy distillation: a teacher of another size and shape as the reference, in one process and on two devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
+from plait.runtime.prepare import prepare
+from tests.models.tiny import save_tiny
+from tests.runs.plans import metrics_of
+from tests.runs.written import logged, samples_of
+
+MakeRecipe = Callable[..., Recipe]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distill.py"
+
+
+def recipe_of(make_recipe: MakeRecipe, teacher: Path, **keys: Any) -> Recipe:
+    given = {"algorithm": f"{EXAMPLE}:distill", "reward.functions": [], "options": {}, "reference.model": str(teacher)}
+    return make_recipe(**(given | {"dtype": "float64"} | keys))
+
+
+@pytest.mark.slow
+def test_a_teacher_says_what_is_learnt(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    teacher = save_tiny(tmp_path / "teacher", seed=7, hidden_size=48, num_hidden_layers=3)
+    alone = recipe_of(make_recipe, teacher)
+    run(alone)
+    module = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float64, attn_implementation="eager")
+    gaps = []
+    for sample in samples_of(alone, 1):
+        before, ids = sample["prompt_ids"], torch.tensor(sample["token_ids"])
+        with torch.no_grad():
+            logits = module(torch.tensor([[*before, *ids.tolist()]])).logits[0, len(before) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
+        assert sample["ref_logprobs"] == pytest.approx(expected, abs=1e-4)
+        gaps += [own - its for own, its in zip(sample["sampling_logprobs"], expected, strict=True)]
+    assert logged(alone)[0]["actor/reverse_kl"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-4)
+    assert "wrong_reference" not in (alone.run_dir / "doctor.jsonl").read_text()
+
+    placements = [
+        {"call": "actor.train", "mode": "train", "ranks": [0, 1], "tp": 2},
+        {"call": "ref.logprobs", "mode": "score", "ranks": [1, 0], "pp": 2},
+    ]
+    plan = {"format": "plait-plan", "version": 1, "name": "both", "num_ranks": 2, "placements": placements}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    both = recipe_of(make_recipe, teacher, plan=str(tmp_path / "plan.json"), run_dir=str(tmp_path / "both"))
+    run(both)
+    for row, other in zip(metrics_of(alone.run_dir), metrics_of(both.run_dir), strict=True):
+        assert other["actor/reverse_kl"] == pytest.approx(row["actor/reverse_kl"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gpt2", {"n_positions": 16, "max_position_embeddings": 16}, r"whose positions end at 16, but .* 30 tokens"),
+        ("llama", {"vocab_size": 256}, r"which has 256 tokens, but the run's tokenizer writes 3\d\d; give another"),
+    ],
+)
+def test_a_teacher_that_cannot_read_the_samples_is_refused(
+    make_recipe: MakeRecipe, tmp_path: Path, family: str, changes: dict[str, Any], message: str
+) -> None:
+    teacher = save_tiny(tmp_path / "teacher", family=family, **changes)
+    with pytest.raises(ConfigError, match=rf"`reference.model` is `.*`, {message}"):
+        prepare(recipe_of(make_recipe, teacher))
