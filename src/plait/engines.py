@@ -169,7 +169,7 @@ class ScoredBy:
 
 
 class TrainingEngine(Protocol):
-    """Scores rows and trains on them, one micro-batch per action; log-probs, values and scores are float64."""
+    """Scores rows and trains on them, one micro-batch per action; what it scores is float64."""
 
     role: str
 

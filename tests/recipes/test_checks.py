@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def scores_and_trains(prompts, actor, reward):
 @pytest.mark.parametrize(
     ("flow", "said"),
     [
-        (asks_for_values, "role `ref` cannot `values`; it can generate, logprobs"),
+        (asks_for_values, "role `ref` cannot `values`; it can entropies, generate, logprobs"),
         (scores_and_trains, "role `reward` scores and is trained"),
     ],
 )
@@ -313,6 +314,8 @@ def test_a_reward_model_cannot_speak_and_a_language_model_cannot_score(tmp_path:
         checks.check_models([reward], {})
     critic = RoleModel("critic", name, scalar=True, trained=True, key="model")
     checks.check_models([critic], {})
+    with pytest.raises(ConfigError, match=r"does not train the role `critic`; set `critic.model` to a reward model"):
+        checks.check_models([replace(critic, trained=False)], {})
 
 
 def test_a_model_that_is_still_to_be_made_is_what_its_stage_makes() -> None:

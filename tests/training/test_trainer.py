@@ -41,12 +41,18 @@ COLUMNS = {"advantages": ADVANTAGES, "old_logprobs": OLD, "ref_logprobs": REF}
 
 
 def eager_logprobs(module, sample: Sample) -> torch.Tensor:
-    """[response tokens]: one sample alone through Transformers' own eager forward, full logits."""
+    """[response tokens], see `eager_all`."""
+    logprobs, ids = eager_all(module, sample), torch.tensor(sample.token_ids, dtype=torch.int64)
+    return logprobs[torch.arange(len(ids)), ids]
+
+
+def eager_all(module, sample: Sample) -> torch.Tensor:
+    """[response tokens, vocabulary]: one sample alone through Transformers' own eager forward, full logits."""
     ids = torch.tensor([[*sample.prompt.token_ids, *sample.token_ids]])
     logits = module(input_ids=ids).logits[0] / TEMPERATURE
     first = len(sample.prompt.token_ids)
     places = torch.arange(first - 1, ids.shape[1] - 1)
-    return logits[places].log_softmax(-1)[torch.arange(len(places)), ids[0, first:]]
+    return logits[places].log_softmax(-1)
 
 
 def prepared(**kwargs) -> Rows:
@@ -174,9 +180,12 @@ def test_scoring_equals_the_eager_model(exact_float64):
     rows = random_rows(empty=True)
     with torch.no_grad():
         expected = torch.cat([eager_logprobs(tiny(), sample) for sample in rows.samples]).numpy()
+        all_RV = torch.cat([eager_all(tiny(), sample) for sample in rows.samples])
     for budget in (1, 40, 1000):
         model = tiny_llama(torch.float64)
         trainer = scorer(model, budget, TEMPERATURE)
+        _, entropies = run_all(trainer.score(rows, Score.ENTROPIES))
+        np.testing.assert_allclose(entropies, -(all_RV.exp() * all_RV).sum(-1), rtol=1e-10, atol=1e-10)
         done, logprobs = run_all(trainer.score(rows, Score.LOGPROBS))
         np.testing.assert_allclose(logprobs, expected, rtol=1e-10, atol=1e-10)
         assert {record.kind for record in done} == {"SCORE"}

@@ -160,7 +160,7 @@ class Node:
 
     @property
     def asks(self) -> str:
-        """What a call asks of its role: `generate`, `logprobs`, `values`, `score`, `train`."""
+        """What a call asks of its role: `generate`, `train`, or one of `Score`."""
         return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
 
 
@@ -202,7 +202,7 @@ class Dataflow:
         return self.trained_on[0]
 
     def call_kinds(self, role: str) -> frozenset[str]:
-        """What the flow asks of a role: `generate`, `logprobs`, `values`, `score`, `train`."""
+        """What the flow asks of a role, see `Node.asks`."""
         return frozenset(node.asks for node in self.calls(role))
 
     def optimizer_steps(self, role: str, steps: int = 1) -> int:

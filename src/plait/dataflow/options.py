@@ -29,6 +29,8 @@ class Score(StrEnum):
 
     LOGPROBS = "logprobs"
     """Log-probs of the response tokens, by a language model."""
+    ENTROPIES = "entropies"
+    """Entropies, in nats, of the distributions of the response tokens, by a language model."""
     VALUES = "values"
     """Values of the states before the response tokens, by a scalar model."""
     SCORE = "score"

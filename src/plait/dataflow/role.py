@@ -67,6 +67,11 @@ class Role:
         """Log-probs of the response tokens under this role's current weights, at the sampling temperature."""
         return self._score(samples, Score.LOGPROBS, Level.TOKEN)
 
+    def entropies(self, samples: Samples) -> ColumnHandle:
+        """Entropy, in nats, of the distribution of each response token under this role's current weights, at the
+        sampling temperature. A forward of its own, as `logprobs`."""
+        return self._score(samples, Score.ENTROPIES, Level.TOKEN)
+
     def values(self, samples: Samples) -> ColumnHandle:
         """A critic's value of the state before each response token."""
         return self._score(samples, Score.VALUES, Level.TOKEN)
@@ -141,7 +146,7 @@ class Role:
         )
 
 
-_CALLS = ("generate", "logprobs", "values", "score", "train")
+_CALLS = ("generate", "logprobs", "entropies", "values", "score", "train")
 
 
 def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -> None:

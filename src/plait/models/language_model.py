@@ -30,7 +30,7 @@ class LanguageModel(BackboneModel):
     """See the top of the file."""
 
     kind: ClassVar[str] = "a language model"
-    says: ClassVar[tuple[Said, ...]] = (Said.LOGPROBS,)
+    says: ClassVar[tuple[Said, ...]] = (Said.LOGPROBS, Said.ENTROPIES)
     peft_task: ClassVar[str] = "CAUSAL_LM"
 
     head: Head

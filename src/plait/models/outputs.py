@@ -16,6 +16,7 @@ class Said(StrEnum):
     """What there is of each response token, or of each sample."""
 
     LOGPROBS = "logprobs"
+    ENTROPIES = "entropies"
     VALUES = "values"
     SCORES = "scores"
 

@@ -17,8 +17,8 @@ from plait.schedule.needs import needs_of
 from plait.settings import Settings
 
 _CALLS = {
-    "actor": {"generate", "logprobs", "train"},
-    "ref": {"logprobs", "generate"},
+    "actor": {"generate", "logprobs", "entropies", "train"},
+    "ref": {"generate", "logprobs", "entropies"},
     "critic": {"values", "score", "train"},
     "cost_critic": {"values", "score", "train"},
     "reward": {"score", "train"},
@@ -287,9 +287,11 @@ def check_models(models: Sequence[RoleModel], to_come: Mapping[str, ToCome]) -> 
                 "as a causal language model"
             )
         if model.scalar and not model.trained and not scores:
+            remedy = f"set `{model.role}.model` to" if model.key == "model" else "give"
             raise ConfigError(
-                f"key `{model.key}`: `{name}` is a language model{_listed(classes)} without a head for scores; give a "
-                "reward model (a `...ForSequenceClassification` with one label; `algorithm: reward_model` trains one)"
+                f"key `{model.key}`: `{name}` is a language model{_listed(classes)} without a head for scores, "
+                f"and the flow does not train the role `{model.role}`; {remedy} a reward model (a "
+                "`...ForSequenceClassification` with one label; `algorithm: reward_model` trains one)"
             )
 
 

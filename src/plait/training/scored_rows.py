@@ -34,6 +34,7 @@ class ScoredOutput:
 
 OUTPUTS = {
     Score.LOGPROBS: ScoredOutput(Said.LOGPROBS, Level.TOKEN, lambda outputs: outputs.logprobs_R),
+    Score.ENTROPIES: ScoredOutput(Said.ENTROPIES, Level.TOKEN, lambda outputs: outputs.entropies_R),
     Score.VALUES: ScoredOutput(Said.VALUES, Level.TOKEN, lambda outputs: outputs.values_R),
     Score.SCORE: ScoredOutput(Said.SCORES, Level.SAMPLE, lambda outputs: outputs.scores_N),
 }

@@ -98,9 +98,9 @@ class Trainer:
         The result does not depend on the order of `rows`: micro-batches are made in the order of `Rows.ordered`.
 
         Args:
-            what: log-probs of response tokens (language model); the value of the state before each response token, or
-                the score at the last token of each sample (scalar model).
-            temperature: of log-probs, 1 for given samples; None: the sampling temperature.
+            what: log-probs or entropies of response tokens (language model); the value of the state before each
+                response token, or the score at the last token of each sample (scalar model).
+            temperature: of log-probs and entropies, 1 for given samples; None: the sampling temperature.
             call: name of the call in the flow, prefix of the action ids; None: the role's and the output's.
 
         Returns:

@@ -307,6 +307,20 @@ def test_a_reference_that_begins_elsewhere_is_named(recipe_of: MakeRecipe) -> No
     assert "wrong_reference" in errors(findings)
 
 
+@pytest.mark.slow
+def test_entropies_of_the_reference_are_not_its_log_probs(recipe_of: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "def flow(prompts, actor, ref):\n"
+        "    samples = actor.generate(prompts)\n"
+        "    entropies, ref_logprobs = ref.entropies(samples), ref.logprobs(samples)\n"
+        "    actor.train(samples, loss=loss, entropies=entropies, ref_logprobs=ref_logprobs)\n\n\n"
+        "def loss(batch, entropies, ref_logprobs):\n"
+        "    return batch.aggregate((entropies + ref_logprobs) * batch.logprobs, 'token-mean')\n"
+    )
+    keys = {"algorithm": f"{tmp_path}/flow.py:flow", "options": {}, "reward.functions": []}
+    assert errors(said(recipe_of(**keys), steps=1)) == set()
+
+
 def test_a_reference_that_changes_later_is_named(recipe_of: MakeRecipe) -> None:
     with opened(recipe_of()) as run:
         assert run.steps(2) == []

@@ -9,7 +9,7 @@ import numpy as np
 
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows, trained_rows
-from plait.dataflow import CallKind, Dataflow, Grain, Node
+from plait.dataflow import CallKind, Dataflow, Grain, Node, Score
 from plait.models.loading import read_tokens
 from plait.runtime.health.loss_splits import split_gaps
 from plait.runtime.health.patient import Patient
@@ -85,7 +85,8 @@ class StepFacts:
         sampled = {node.id for node, _ in self._patient.rollouts(state)}
         for node in self._patient.flow.calls("ref"):
             rows = state.tables.get(node.rows)
-            if node.kind is CallKind.SCORE and rows is not None and node.rows in sampled:
+            is_logprobs = node.kind is CallKind.SCORE and node.scoring is Score.LOGPROBS
+            if is_logprobs and rows is not None and node.rows in sampled:
                 log_ratio_R = rows.columns[node.outputs[0]] - rows.sampling_logprobs
                 clipped_R = np.clip(log_ratio_R[np.isfinite(log_ratio_R)], -20.0, 20.0)
                 if len(clipped_R):

@@ -1,0 +1,68 @@
+"""The losses of examples/newer_losses.py: a second implementation in float64 scalars, response by response."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.recipes.algorithm import load_flow
+from tests.algorithms.batches import Outputs, run_loss
+
+EXAMPLE = load_flow(f"{Path(__file__).parents[2]}/examples/newer_losses.py:newer").__globals__
+LENGTHS = (3, 1, 4)
+ADVANTAGES = (1.5, -0.5, -2.0)
+
+
+def cispo(ratios: list[list[float]], logprobs: list[list[float]]) -> float:
+    parts = zip(ADVANTAGES, ratios, logprobs, strict=True)
+    terms = [-a * min(r, 5.0) * lp for a, of, lps in parts for r, lp in zip(of, lps, strict=True)]
+    return sum(terms) / len(terms)
+
+
+def gmpo(ratios: list[list[float]], _: Any) -> float:
+    total = 0.0
+    for a, of in zip(ADVANTAGES, ratios, strict=True):
+        bounded = [min(r, math.exp(0.4)) if a > 0 else max(r, math.exp(-0.4)) for r in of]
+        total -= a * math.prod(bounded) ** (1 / len(of))
+    return total / len(ADVANTAGES)
+
+
+def sapo(ratios: list[list[float]], _: Any) -> float:
+    total = 0.0
+    for a, of in zip(ADVANTAGES, ratios, strict=True):
+        tau = 1.0 if a > 0 else 1.05
+        total -= a * sum(4 / tau / (1 + math.exp(-tau * (r - 1))) for r in of) / len(of)
+    return total / len(ADVANTAGES)
+
+
+def by_response(values: Any) -> list[list[float]]:
+    return [list(map(float, part)) for part in np.split(values, np.cumsum(LENGTHS)[:-1])]
+
+
+@pytest.mark.parametrize("expected", [cispo, gmpo, sapo])
+@pytest.mark.parametrize("cut", [0, 1])
+def test_losses_equal_those_of_scalars(expected: Any, cut: int) -> None:
+    rng = np.random.default_rng(3)
+    old, new = -rng.uniform(0.5, 3, 8), -rng.uniform(0.5, 3, 8)
+    new[0] = old[0] + 2  # beyond every bound
+    columns = {"advantages": np.repeat(ADVANTAGES, LENGTHS), "old_logprobs": old}
+    result = run_loss(EXAMPLE[expected.__name__], Outputs(LENGTHS, logprobs=new), columns, cut)
+
+    def loss_at(logprobs: Any) -> float:
+        held = new if expected is cispo else logprobs  # its ratios are constants
+        return float(expected(by_response(np.exp(held - old)), by_response(logprobs)))
+
+    assert result.loss == pytest.approx(loss_at(new), rel=1e-12)
+    step = 1e-6 * np.eye(8)
+    slopes = [(loss_at(new + h) - loss_at(new - h)) / 2e-6 for h in step]
+    assert result.gradients["logprobs"] == pytest.approx(slopes, abs=1e-8)
+
+
+def test_the_tokens_of_the_highest_entropy() -> None:
+    entropies = [np.array([0.1, 3.0]), np.array([2.0]), np.array([0.5, 0.2])]
+    chosen = EXAMPLE["highest"](entropies, share=0.4)
+    assert [list(of) for of in chosen] == [[0, 1], [1], [0, 0]]
