@@ -19,6 +19,7 @@ from plait.dataflow import (
     per_sample,
     trace,
 )
+from plait.dataflow.graph import scores_alone
 from plait.errors import FlowError
 
 ROLES = ["actor", "ref", "reward"]
@@ -90,6 +91,7 @@ def test_the_graph_of_a_flow():
     assert train.training == TrainOptions(mini_batches=2, epochs=3)
     assert (score.scoring, logprobs.scoring) == (Score.SCORE, Score.LOGPROBS)
     assert train.fn is loss
+    assert scores_alone(score) == {}
     assert all(node.rows == generate.id for node in graph.nodes)
     assert [node.call for node in graph.calls("actor")] == ["actor.generate", "actor.train"]
     assert str(graph) == (
@@ -344,3 +346,19 @@ def test_a_call_has_the_options_of_its_kind_alone():
         _ = generate.training
     with pytest.raises(AssertionError, match=r"actor\.train is no GENERATE node"):
         _ = train.generation
+
+
+def test_the_scores_of_one_function_are_a_column_of_the_same_call():
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts)
+        scores = reward.score(samples)
+        with pytest.raises(FlowError, match=r"reward_score\[sample\].of takes the name of a reward function, not None"):
+            scores.of(None)
+        twice = [per_group(centre, scores.of("brief"), name=name) for name in ("one", "other")]
+        actor.train(samples, loss=loss, advantages=twice[0], ref_logprobs=twice[1])
+
+    graph = trace(flow, roles=ROLES)
+    score, one, other = graph.nodes[1:4]
+    assert [str(column) for column in score.outputs] == ["reward_score[sample]", "reward_score/brief[sample]"]
+    assert scores_alone(score) == {"brief": score.outputs[1]}
+    assert one.inputs == other.inputs == {"0": score.outputs[1]}

@@ -164,6 +164,11 @@ class Node:
         return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
 
 
+def scores_alone(node: Node) -> dict[str, Column]:
+    """Name of a reward function → the column of its scores alone, for those that a flow asks a SCORE node for."""
+    return {column.name.partition("/")[2]: column for column in node.outputs[1:]}
+
+
 @dataclass(frozen=True)
 class Dataflow:
     """The graph of one training step, nodes in an order in which they can run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.dataflow.graph import VALUE, CallKind, Column, Grain, Level
@@ -77,6 +77,26 @@ class Carried(ColumnHandle):
             inputs={VALUE: column},
             options=BecomesOptions(self.column.producer),
         )
+
+
+class Scores(ColumnHandle):
+    """Handle of the scores that a role gives samples: of a reward the weighted sum of what its functions say, and its
+    model."""
+
+    def of(self, name: str) -> ColumnHandle:
+        """What one reward function gives each sample, before its weight, by its name in `rewards/NAME/mean` (`model`: a
+        reward model); NaN where it does not apply.
+
+        Raises:
+            FlowError: `name` is no name. (A run checks that the reward has a function of this name.)
+        """
+        if not isinstance(name, str) or not name:
+            raise FlowError(f"{self.column}.of takes the name of a reward function, not {name!r:.80}")
+        node = self._tracer.nodes[self.column.producer]
+        column = Column(f"{node.role}_score/{name}", Level.SAMPLE, node.id, node.rows)
+        if column not in node.outputs:
+            self._tracer.nodes[node.id] = replace(node, outputs=(*node.outputs, column))
+        return ColumnHandle(self._tracer, column)
 
 
 class Samples:

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.dataflow.graph import KEEP, MASK, CallKind, Column, Grain, Level
-from plait.dataflow.handles import ColumnHandle, Generated, Prompts, Samples, column_of, describe, nearest, rows_of
+from plait.dataflow.handles import (
+    ColumnHandle,
+    Generated,
+    Prompts,
+    Samples,
+    Scores,
+    column_of,
+    describe,
+    nearest,
+    rows_of,
+)
 from plait.dataflow.options import GenerateOptions, Resample, Score, ScoreOptions, TrainOptions
 from plait.dataflow.tracer import Tracer
 from plait.errors import FlowError
@@ -76,9 +86,10 @@ class Role:
         """A critic's value of the state before each response token."""
         return self._score(samples, Score.VALUES, Level.TOKEN)
 
-    def score(self, samples: Samples) -> ColumnHandle:
-        """One number per sample, from a reward function or a reward model."""
-        return self._score(samples, Score.SCORE, Level.SAMPLE)
+    def score(self, samples: Samples) -> Scores:
+        """One number per sample, from reward functions or a reward model; `.of(NAME)` is what one of them gives."""
+        handle = self._score(samples, Score.SCORE, Level.SAMPLE)
+        return Scores(handle._tracer, handle.column)
 
     def _score(self, samples: Samples, what: Score, level: Level) -> ColumnHandle:
         rows = rows_of(samples, f"{self.name}.{what}")

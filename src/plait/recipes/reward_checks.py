@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from plait.dataflow import Dataflow
-from plait.errors import ConfigError
+from collections.abc import Mapping, Sequence
+
+from plait.dataflow import CallKind, Dataflow
+from plait.dataflow.graph import scores_alone
+from plait.dataflow.handles import nearest
+from plait.errors import ConfigError, FlowError
 from plait.recipes.recipe import Recipe
+from plait.rewards.functions import RewardFunction
 from plait.rewards.settings import RewardSettings
 
 
@@ -22,6 +27,24 @@ def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
                 f"the flow `{flow.name}` scores by the role `{role}`, which nothing fills: set `{role}.functions` "
                 f"(FILE.py:FUNCTION or package.module:function) or `{role}.model` (a reward model)"
             )
+
+
+def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence[RewardFunction]]) -> None:
+    """Raises FlowError where the flow asks for the scores of a function alone that its reward does not have.
+
+    Args:
+        functions: of each role that has some.
+    """
+    models = {role for role, settings in (("reward", recipe.reward), ("cost", recipe.cost)) if settings.model}
+    for node in flow.of_kind(CallKind.SCORE):
+        role = str(node.role)
+        names = [function.name for function in functions.get(role, ())] + ["model"] * (role in models)
+        for name in scores_alone(node):
+            if name not in names:
+                raise FlowError(
+                    f"flow `{flow.name}` asks {node.call} for the scores of `{name}` alone{nearest(name, names)}; it "
+                    f"has those of: {', '.join(names) or 'none'} (`{role}.functions`, and `model` for `{role}.model`)"
+                )
 
 
 def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str, lets_be: bool) -> None:

@@ -28,6 +28,7 @@ from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan, said_of_idle_keys
 from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
+from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.folder.stored_recipe import with_sampling
@@ -191,6 +192,7 @@ def outline(
     dataflow = checked_flow(recipe, flow)
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
+    check_parts(dataflow, recipe, functions)
     key = "evaluation.functions"
     judges = reward_functions(recipe.evaluation.functions, key=key) if recipe.evaluation.functions else ()
     models = role_models(dataflow, recipe)

@@ -10,6 +10,7 @@ import numpy as np
 from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.dataflow.graph import scores_alone
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
@@ -95,6 +96,9 @@ class RewardCalls:
         totals = yield from self._of_functions(rows.samples, node, state)
         by_sample = self._with_model(totals, node, state)
         state.add(node.outputs[0], np.array([by_sample[sample.uid] for sample in rows.samples]))
+        for name, column in scores_alone(node).items():
+            alone = self._alone(name, node, state)
+            state.add(column, np.array([alone[sample.uid] for sample in rows.samples]))
         rows = state.tables[node.rows]
         kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
         if len(kept) == 0:
@@ -153,6 +157,17 @@ class RewardCalls:
             scored = state.model_scores[node.id]
             totals = {uid: total + scorer.weight * scored[uid] for uid, total in totals.items()}
         return totals
+
+    def _alone(self, name: str, node: Node, state: StepState) -> dict[str, float]:
+        """Sample uid → what one function, or the model, gave it, before its weight; NaN where it did not apply."""
+        groups = [group for group in state.scores.get(node.id, ()) if name in group.scores]
+        if not groups:
+            return dict(state.model_scores[node.id])
+        return {
+            sample.uid: score
+            for group in groups
+            for sample, score in zip(group.samples, group.scores[name], strict=True)
+        }
 
     def _role(self, node: Node) -> RewardRole:
         role = self._rewards.get(str(node.role))
