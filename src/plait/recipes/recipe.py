@@ -21,6 +21,7 @@ from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.paths import path_key
+from plait.recipes.role_settings import ReferenceSettings, ValueSettings
 from plait.rewards.settings import RewardSettings
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
@@ -33,18 +34,6 @@ class DType(StrEnum):
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-
-
-class ValueSettings(Settings):
-    """A critic. It has no adapter settings of its own: `lora` holds for every trained role."""
-
-    model: str | None = Field(
-        default=None,
-        description="what it begins as; by default the model that scores the same, or else the run's `model`",
-    )
-    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
-
-    _paths = path_key("model")
 
 
 class EvaluationSettings(Settings):
@@ -89,38 +78,6 @@ class EvaluationSettings(Settings):
 _FUSION = word_or_number(
     ("auto", "off"), float, lambda share: 0 < share <= 1, "auto, off, or a share above 0 and at most 1"
 )
-
-
-class ReferenceSettings(Settings):
-    """A reference that is another model, such as a teacher; or one that follows the policy (TRPO with an updated prior:
-    Gorbatovski et al. 2024, arXiv 2404.09656)."""
-
-    model: str | None = Field(None, description="what it begins as, such as a teacher; by default the run's `model`")
-    sync_every: int = Field(
-        default=0,
-        ge=0,
-        description="bring the reference towards the policy every so many steps; 0: it stays as it began",
-    )
-    mixup: float = Field(
-        default=0.6,
-        gt=0,
-        le=1,
-        description="share of the policy in the reference that a sync makes; 1: a copy of the policy",
-    )
-
-    _paths = path_key("model")
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if self.model is not None and self.sync_every:
-            raise ValueError(
-                f"model is `{self.model}`, but a reference that follows the policy (sync_every {self.sync_every}) "
-                "begins as the run's model; leave one of them out"
-            )
-        return self
-
-    def check_read(self) -> None:
-        self._check_switch("sync_every", "`reference.sync_every` above 0", "mixup")
 
 
 class CheckpointSettings(Settings):
