@@ -202,8 +202,10 @@ def _meant(key: str, value: Any, names: Sequence[str]) -> str:
     around = section and f"{section}."
     inside = [name.removeprefix(around) for name in names if name.startswith(around)]
     by_depth = sorted(inside, key=lambda name: name.count("."))
-    if found := next((name for name in by_depth if _is_short_for(leaf, name.rpartition(".")[2])), None):
-        return f"; did you mean `{around}{found}`?"
+    same = [name for name in by_depth if name.rpartition(".")[2] == leaf]
+    short = [name for name in by_depth if _is_short_for(leaf, name.rpartition(".")[2])]
+    if found := difflib.get_close_matches(key.removeprefix(around), same, n=1, cutoff=0) or short:
+        return f"; did you mean `{around}{found[0]}`?"
     return (section and nearest(leaf, inside, around)) or nearest(leaf if section else key, names)
 
 
@@ -215,9 +217,12 @@ def _section_near(name: str, sections: Collection[str]) -> str:
 
 
 def _is_short_for(short: str, name: str) -> bool:
-    """Whether it is a name or the beginning of one, or the first letters of its words."""
-    initials = "".join(word[:1] for word in name.split("_"))
-    return (len(short) > 2 and name.startswith(short)) or (len(short) > 1 and short == initials)
+    """Whether it is the first letters of a name's words; or the first word and some of the others, in their order, each
+    whole or its beginning."""
+    words, parts = name.split("_"), short.split("_")
+    left = iter(words)
+    in_order = words[0].startswith(parts[0]) and all(any(word.startswith(part) for word in left) for part in parts)
+    return (len(short) > 2 and in_order) or (len(short) > 1 and short == "".join(word[:1] for word in words))
 
 
 def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
