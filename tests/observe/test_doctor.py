@@ -318,6 +318,13 @@ def test_rewards_that_told_apart_until_updates_broke_the_policy(moved: dict[str,
     assert doctor.summary()[0].key == "optimizer.learning_rate"
 
 
+def test_a_policy_that_is_seen_to_be_broken_in_the_third_step_without_advantages() -> None:
+    doctor = Doctor()
+    said = [named(doctor, step, HEALTHY | metrics) for step, metrics in enumerate(({}, DEAD, DEAD), 1)]
+    assert said == [{}, {"dead_groups": WARNING, "truncation": WARNING}, {}]
+    assert named(doctor, 4, HEALTHY | DEAD | {"kl": 4.0})["broken_policy"] is ERROR
+
+
 @pytest.mark.parametrize(
     ("first", "then", "severities"),
     [

@@ -133,15 +133,15 @@ def _no_advantages(reading: Reading) -> Sign:
         sentence += f", at a mean of {reading.get('reward'):.3g} ({reading.first(FIRST_REWARD):.3g} at the first step)"
         return Sign(Severity.WARNING, 1.0, f"{sentence}: there is little left to learn here", "data.source")
     first = reading.first(FIRST_DEAD_GROUPS)
-    is_luck = first is not None and first < 1 and not _third_in_a_row(reading, "dead_groups")
+    is_luck = first is not None and first < 1 and not _third_in_a_row(reading)
     severity = Severity.WARNING if is_luck else Severity.ERROR
     return Sign(severity, 1.0, sentence, "reward.functions", badness=NO_ADVANTAGES)
 
 
-def _third_in_a_row(reading: Reading, rule: str) -> bool:
-    """Whether a rule has seen a step without advantages in this one and in the two before it."""
-    badness, steps = reading.before.get(rule, (0.0, 0))
-    return badness == NO_ADVANTAGES and steps >= 2
+def _third_in_a_row(reading: Reading) -> bool:
+    """Whether this step without advantages follows two others that one rule has seen, whichever of the two asks."""
+    before = (reading.before.get(rule, (0.0, 0)) for rule in ("dead_groups", "broken_policy"))
+    return any(badness == NO_ADVANTAGES and steps >= 2 for badness, steps in before)
 
 
 def _learned(reading: Reading) -> bool:
@@ -190,7 +190,7 @@ def broken_policy(reading: Reading) -> Sign | None:
         return None
     is_empty = reading.get("doctor/zero_advantages") == 1
     return Sign(
-        Severity.ERROR if is_empty and _third_in_a_row(reading, "broken_policy") else Severity.WARNING,
+        Severity.ERROR if is_empty and _third_in_a_row(reading) else Severity.WARNING,
         share,
         f"{share:.0%} of the groups have equal rewards, {first:.0%} at the first step, and {moved}: updates that are "
         "too large have most likely broken the policy",
