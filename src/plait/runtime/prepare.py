@@ -77,7 +77,7 @@ def prepare(
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     lengths = _lengths_in(data, recipe)
-    check_reach(tokenizer, max(rows.longest for rows in (lengths, *lengths.beside.values())), models, shapes)
+    check_reach(tokenizer, recipe.model, outlined.flow, lengths, models, shapes)
     if plan is None:
         plan = _searched(outlined, lengths, machines)
     check_engine_plan(recipe, plan)

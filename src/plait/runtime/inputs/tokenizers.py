@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from plait.cost.lengths import SampleLengths
+from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import adapter_of
 from plait.models.files.hub import resolve
@@ -90,31 +92,39 @@ def check_roles(tokenizer: Any, model: str, role_models: Iterable[RoleModel]) ->
 
 
 def check_reach(
-    tokenizer: Any, longest: int, role_models: Iterable[RoleModel], shapes: Mapping[str, ModelShape]
+    tokenizer: Any,
+    model: str,
+    flow: Dataflow,
+    lengths: SampleLengths,
+    role_models: Iterable[RoleModel],
+    shapes: Mapping[str, ModelShape],
 ) -> None:
     """Raises ConfigError where a role reads a run's token ids, but its model has too few positions for the longest
     sample, or no embedding for some of the tokens. A frozen reward model has its own tokens.
 
     Args:
-        tokenizer: of the run's model.
-        longest: tokens of the longest sample that may come, with its prompt.
+        tokenizer: of the run's model; some write tokens that it has no embedding for (see `check_ids`).
+        lengths: of the samples that the flow makes and reads.
         shapes: by the model's name.
     """
-    most = max(tokenizer.get_vocab().values(), default=0) + 1
+    limits = "`data.max_example_tokens`"
+    if flow.of_kind(CallKind.GENERATE):
+        limits = "`data.max_prompt_tokens` or `sampling.max_response_tokens`"
+    most = min(max(tokenizer.get_vocab().values(), default=0) + 1, shapes[model].vocabulary)
     for of_role in role_models:
         if of_role.key == "model" or (of_role.role in REWARD_ROLES and not of_role.trained):
             continue
         shape = shapes[of_role.name]
+        longest = max(lengths.of(flow.nodes[node.rows].call).longest for node in flow.calls(of_role.role))
         if shape.max_positions < longest:
             raise ConfigError(
                 f"`{of_role.key}` is `{of_role.name}`, whose positions end at {shape.max_positions}, but samples may "
-                f"have {longest} tokens with their prompts; lower `data.max_prompt_tokens` or "
-                f"`sampling.max_response_tokens`, or give another `{of_role.key}`"
+                f"have {longest} tokens with their prompts; lower {limits}, or give another `{of_role.key}`"
             )
         if shape.vocabulary < most:
             raise ConfigError(
-                f"`{of_role.key}` is `{of_role.name}`, which has {shape.vocabulary} tokens, but the run's tokenizer "
-                f"writes {most}; give another `{of_role.key}`"
+                f"`{of_role.key}` is `{of_role.name}`, whose vocabulary has {shape.vocabulary} tokens, but that of "
+                f"the run has {most}; give another `{of_role.key}`"
             )
 
 

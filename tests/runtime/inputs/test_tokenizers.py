@@ -1,0 +1,44 @@
+"""Which models can read a run's tokens."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.cost.lengths import Lengths, SampleLengths
+from plait.errors import ConfigError
+from plait.models.shape import ModelShape
+from plait.recipes.algorithm import load_flow, trace_algorithm
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel
+from plait.runtime.inputs.text_lengths import longest_given
+from plait.runtime.inputs.tokenizers import check_reach
+
+OURS = ModelShape(2, 16, 32, 4, 2, 4, vocabulary=64, tied=False, max_positions=128, attention_parameters=768)
+FLOW = trace_algorithm(load_flow("safe_rlhf"), {"ptx_coef": 1.0}, (*MODEL_ROLES, *REWARD_ROLES))
+LENGTHS = SampleLengths(Lengths.fixed(10), Lengths.fixed(6), beside={"examples": longest_given(100, "examples")})
+TWO = (
+    RoleModel("actor", "ours", scalar=False, trained=True, key="model"),
+    RoleModel("critic", "theirs", scalar=True, trained=True, key="critic.model"),
+)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"vocabulary": 64, "max_positions": 16}, None),
+        ({"vocabulary": 63}, "whose vocabulary has 63 tokens, but that of the run has 64"),
+        ({"max_positions": 15}, "whose positions end at 15, but samples may have 16 tokens"),
+    ],
+    ids=str,
+)
+def test_a_critic_reads_responses_with_the_tokens_that_the_policy_has(theirs: dict[str, Any], said: str | None) -> None:
+    """The tokenizer has one more, as that of gemma 3 for images. Examples of 100 tokens are for the policy alone."""
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "<image>": 64})
+    shapes = {"ours": OURS, "theirs": replace(OURS, **theirs)}
+    refused = pytest.raises(ConfigError, match=f"^`critic.model` is `theirs`, {said}")
+    with refused if said else nullcontext():
+        check_reach(tokenizer, "ours", FLOW, LENGTHS, TWO, shapes)
