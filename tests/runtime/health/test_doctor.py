@@ -33,12 +33,13 @@ from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import read_rows
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
+from plait.recipes.recipe_file import load_recipe
 from plait.runtime import api
 from plait.runtime.finished_step import finish_metrics
 from plait.runtime.folder.claim import claim
 from plait.runtime.health.doctor import RunDoctor
 from plait.runtime.health.patient import Patient
-from plait.runtime.health.step_facts import answer_ends, mask_edges, training_facts, turn_ends
+from plait.runtime.health.step_facts import StepFacts, answer_ends, mask_edges, training_facts, turn_ends
 from plait.runtime.health.weight_facts import fingerprint
 from plait.runtime.prepare import prepare
 from plait.runtime.process import set_up
@@ -437,6 +438,15 @@ def test_an_answer_of_several_messages_goes_on_after_the_end_of_one() -> None:
     phi3, gpt_oss = {"<|end|>": 7, "<|endoftext|>": 0}, {"<|end|>": 7, "<|return|>": 2}
     assert (turn_ends(phi3), answer_ends(phi3)) == ({0, 7}, {0, 7})
     assert (turn_ends(gpt_oss), answer_ends(gpt_oss)) == ({2, 7}, {2})
+
+
+@pytest.mark.parametrize(("model", "is_another"), [(None, 0.0), ("m", 0.0), ("teacher", 1.0)])
+def test_a_reference_of_the_same_name_is_no_other(model: str | None, is_another: float) -> None:
+    """Its KL is asked for: it begins at 0."""
+    recipe = load_recipe(None, [("model", "m"), ("data.source", "d"), ("reference.model", model)])
+    flow = trace_algorithm(load_flow("grpo"), {"kl_coef": 0.1}, ("actor", "reward", "ref"))
+    patient: Any = SimpleNamespace(flow=flow, recipe=recipe, models={}, roles=(), rollouts=lambda state: [])
+    assert StepFacts(patient).of_step(StepState(1), {})["reference_is_another"] == is_another
 
 
 def test_what_training_reads_is_told_of_what_takes_part() -> None:

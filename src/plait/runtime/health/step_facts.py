@@ -49,7 +49,8 @@ class StepFacts:
             facts["uses_groups"] = float(any(_compares_siblings(node) for node in self._patient.flow.nodes))
         if self._patient.flow.calls("ref"):
             facts["has_reference"] = 1.0
-            facts["reference_is_another"] = float(self._patient.recipe.reference.model is not None)
+            recipe = self._patient.recipe
+            facts["reference_is_another"] = float(recipe.reference.model not in (None, recipe.model))
         facts |= self._of_reference(state) | training_facts(self._patient.flow, state, self._ends)
         gaps = split_gaps(self._patient.flow, state, self._patient.recipe.sampling.max_response_tokens)
         return facts | {f"loss_split/{name}": gap for name, gap in gaps.items()}
