@@ -1,4 +1,5 @@
-"""The losses of examples/newer_losses.py: a second implementation in float64 scalars, response by response."""
+"""The losses of examples/newer_losses.py, by a second implementation in float64 scalars, response by response; and that
+of examples/distill.py, by all draws of a token."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 from plait.recipes.algorithm import load_flow
 from tests.algorithms.batches import Outputs, run_loss
 
-EXAMPLE = load_flow(f"{Path(__file__).parents[2]}/examples/newer_losses.py:newer").__globals__
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = load_flow(f"{EXAMPLES}/newer_losses.py:newer").__globals__
 LENGTHS = (3, 1, 4)
 ADVANTAGES = (1.5, -0.5, -2.0)
 
@@ -66,3 +68,18 @@ def test_the_tokens_of_the_highest_entropy() -> None:
     entropies = [np.array([0.1, 3.0]), np.array([2.0]), np.array([0.5, 0.2])]
     chosen = EXAMPLE["highest"](entropies, share=0.4)
     assert [list(of) for of in chosen] == [[0, 1], [1], [0, 0]]
+
+
+def test_the_expected_gradient_of_distillation_is_that_of_the_divergence() -> None:
+    """Of one token, over all of its draws: E[gap · (e_t − π)] by the logits, against π · (gap − KL(π ‖ π_teacher))."""
+    loss = load_flow(f"{EXAMPLES}/distill.py:distill").__globals__["reverse_kl_loss"]
+    logits = np.random.default_rng(4).normal(size=(2, 5))
+    policy, teacher = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    probs, gaps = np.exp(policy), policy - teacher
+    expected = np.zeros(5)
+    for token in range(5):
+        drawn = Outputs((1,), logprobs=policy[token : token + 1])
+        result = run_loss(loss, drawn, {"teacher_logprobs": teacher[token : token + 1]})
+        assert result.metrics["actor/reverse_kl"] == pytest.approx(gaps[token], rel=1e-12)
+        expected += probs[token] * result.gradients["logprobs"][0] * (np.eye(5)[token] - probs)
+    assert expected == pytest.approx(probs * (gaps - probs @ gaps), rel=1e-12)
