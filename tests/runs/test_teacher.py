@@ -70,3 +70,17 @@ def test_a_teacher_that_cannot_read_the_samples_is_refused(
     teacher = save_tiny(tmp_path / "teacher", family=family, **changes)
     with pytest.raises(ConfigError, match=rf"`reference.model` is `.*`, {message}"):
         prepare(recipe_of(make_recipe, teacher))
+
+
+def test_a_reference_reads_held_out_pairs_too(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    short = save_tiny(tmp_path / "short", family="gpt2", n_positions=24, max_position_embeddings=24)
+    for name, words in (("pairs", 1), ("held", 60)):
+        rows = [{"prompt": f"{i}", "chosen": " 7" * (words + i), "rejected": " 8"} for i in range(4)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"algorithm": "dpo", "reward.functions": [], "options": {}, "samples_per_prompt": 8}
+    given |= {"sampling.max_response_tokens": 256, "reference.model": str(short)}
+    given |= {"data.source": str(tmp_path / "pairs.jsonl")}
+    prepare(make_recipe(**given))
+    held_out = {"data.evaluation_source": str(tmp_path / "held.jsonl"), "evaluation.items": 2}
+    with pytest.raises(ConfigError, match=r"positions end at 24, but .* prompts; lower `data.max_example_tokens`, or"):
+        prepare(make_recipe(**given, **held_out))

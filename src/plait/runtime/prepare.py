@@ -77,7 +77,7 @@ def prepare(
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
     check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
     lengths = _lengths_in(data, recipe)
-    check_reach(tokenizer, recipe.model, outlined.flow, lengths, models, shapes)
+    check_reach(tokenizer, recipe.model, outlined.flow, _longest_of(outlined.flow, lengths, data), models, shapes)
     if plan is None:
         plan = _searched(outlined, lengths, machines)
     check_engine_plan(recipe, plan)
@@ -146,6 +146,16 @@ def data_lengths(run: Outline) -> SampleLengths:
 
 def _lengths_in(data: RunData, recipe: Recipe) -> SampleLengths:
     return lengths_in(data.train_set, data.given, recipe.sampling.max_response_tokens)
+
+
+def _longest_of(flow: Dataflow, lengths: SampleLengths, data: RunData) -> dict[str, int]:
+    """Call that makes or reads samples → tokens of its longest one, with the prompt; held-out ones count, too."""
+    calls = (node.call for kind in (CallKind.GENERATE, CallKind.READ) for node in flow.of_kind(kind))
+    longest = {call: lengths.of(call).longest for call in calls}
+    for call, items in data.held_out_given.items():
+        of_items = [len(given.sample.prompt.token_ids) + len(given.sample.token_ids) for given in items]
+        longest[call] = max(longest[call], *of_items)
+    return longest
 
 
 def is_searched(recipe: Recipe) -> bool:

@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from plait.cost.lengths import Lengths, SampleLengths
 from plait.errors import ConfigError
 from plait.models.shape import ModelShape
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel
-from plait.runtime.inputs.text_lengths import longest_given
 from plait.runtime.inputs.tokenizers import check_reach
 
 OURS = ModelShape(2, 16, 32, 4, 2, 4, vocabulary=64, tied=False, max_positions=128, attention_parameters=768)
 FLOW = trace_algorithm(load_flow("safe_rlhf"), {"ptx_coef": 1.0}, (*MODEL_ROLES, *REWARD_ROLES))
-LENGTHS = SampleLengths(Lengths.fixed(10), Lengths.fixed(6), beside={"examples": longest_given(100, "examples")})
+LONGEST = {"actor.generate": 16, "examples": 100}
 TWO = (
     RoleModel("actor", "ours", scalar=False, trained=True, key="model"),
     RoleModel("critic", "theirs", scalar=True, trained=True, key="critic.model"),
@@ -41,4 +39,4 @@ def test_a_critic_reads_responses_with_the_tokens_that_the_policy_has(theirs: di
     shapes = {"ours": OURS, "theirs": replace(OURS, **theirs)}
     refused = pytest.raises(ConfigError, match=f"^`critic.model` is `theirs`, {said}")
     with refused if said else nullcontext():
-        check_reach(tokenizer, "ours", FLOW, LENGTHS, TWO, shapes)
+        check_reach(tokenizer, "ours", FLOW, LONGEST, TWO, shapes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from plait.cost.lengths import SampleLengths
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.adapter_folder import adapter_of
@@ -95,7 +94,7 @@ def check_reach(
     tokenizer: Any,
     model: str,
     flow: Dataflow,
-    lengths: SampleLengths,
+    longest_of: Mapping[str, int],
     role_models: Iterable[RoleModel],
     shapes: Mapping[str, ModelShape],
 ) -> None:
@@ -104,7 +103,7 @@ def check_reach(
 
     Args:
         tokenizer: of the run's model; some write tokens that it has no embedding for (see `check_ids`).
-        lengths: of the samples that the flow makes and reads.
+        longest_of: call that makes or reads samples → tokens of its longest one, with the prompt.
         shapes: by the model's name.
     """
     limits = "`data.max_example_tokens`"
@@ -115,7 +114,7 @@ def check_reach(
         if of_role.key == "model" or (of_role.role in REWARD_ROLES and not of_role.trained):
             continue
         shape = shapes[of_role.name]
-        longest = max(lengths.of(flow.nodes[node.rows].call).longest for node in flow.calls(of_role.role))
+        longest = max(longest_of[flow.nodes[node.rows].call] for node in flow.calls(of_role.role))
         if shape.max_positions < longest:
             raise ConfigError(
                 f"`{of_role.key}` is `{of_role.name}`, whose positions end at {shape.max_positions}, but samples may "
