@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.stop_signals import STOP_SIGNALS, heeded, signals_to
+from plait.stop_signals import STOP_SIGNALS, heeded, interrupt, signals_to
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +34,15 @@ def test_what_nohup_has_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert heeded() == [signal.SIGINT, signal.SIGTERM]
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_a_command_takes_back_no_terminal_that_closes_interrupts(*, inside: bool) -> None:
+    signal.signal(signal.SIGHUP, interrupt)
+    if inside:
+        with signals_to(lambda number, frame: None):
+            signal.raise_signal(signal.SIGHUP)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)

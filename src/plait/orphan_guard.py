@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 
-from plait.stop_signals import heeded
+from plait.stop_signals import heeded, let_be
 
 
 def die_with(guard_fd: int) -> None:
@@ -43,9 +43,6 @@ def leave_stopping_to_parent() -> None:
     """
     numbers = heeded()
     forking = threading.local()
-
-    def let_be(*_: object) -> None:
-        pass
 
     def hold() -> None:
         # A signal that comes to a child as soon as there is one waits until the handling is the child's own.

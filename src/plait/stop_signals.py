@@ -21,11 +21,23 @@ def heeded(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> list[signal.Sign
     return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) not in ignored]
 
 
+def let_be(number: int, frame: FrameType | None) -> None:
+    """A handler that does nothing. What this process starts has the system's handling, as it has not under SIG_IGN."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """The handler of a command: interrupts it. From then on SIGHUP does nothing (see `signals_to`), so that what was
+    begun is taken back to the end."""
+    if signal.getsignal(signal.SIGHUP) is interrupt:
+        signal.signal(signal.SIGHUP, let_be)
+    raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def signals_to(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """Hand these signals, as far as they are heeded, to `handler` while inside, and give the old handlers back. SIGHUP
-    is never a second one: a terminal that closes sends it as a shell does, and may close at any time. In a thread that
-    is not the main one nothing changes: whoever runs us there decides when to stop."""
+    is never a second one, nor for `interrupt` behind it: a terminal that closes sends it as a shell does, and may close
+    at any time. In a thread that is not the main one nothing changes: whoever runs us there decides when to stop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -43,4 +55,5 @@ def signals_to(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNAL
         yield
     finally:
         for number, before in old.items():
-            signal.signal(number, before)
+            is_second = came and number == signal.SIGHUP and before is interrupt
+            signal.signal(number, let_be if is_second else before)

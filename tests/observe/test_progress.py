@@ -1,5 +1,8 @@
 import io
+import os
+import pty
 import re
+import sys
 
 import pytest
 
@@ -46,6 +49,23 @@ def test_without_a_terminal_a_step_is_one_line():
         "saved step 1",
         "step 2/10  reward nan  kl -  length -  tok/s -  7.0 s (no stage times)  left 0:48",
     ]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_it_outlives_its_terminal(monkeypatch, live):
+    terminal, end = pty.openpty()
+    with open(end, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress(10, live=live) as progress:
+            progress.start()
+            progress.message("before")
+            said = b""
+            while b"before" not in said:
+                said += os.read(terminal, 4096)
+            os.close(terminal)
+            progress.step_done(1, METRICS)
+            progress.message("after")
+        stream.write("nor does what others write there fail from then on")
 
 
 def test_time_left_counts_what_the_running_step_has_taken():

@@ -359,6 +359,7 @@ def test_a_signal_in_an_evaluation_leaves_it(
 def test_a_signal_while_a_run_is_loading_takes_it_back(
     make_recipe: MakeRecipe, tmp_path: Path, number: signal.Signals
 ) -> None:
+    """A terminal that closes sends its signal, and its shell does."""
     path = tmp_path / "recipe.yaml"
     recipe = make_recipe(run_dir=str(tmp_path / "new" / "run"))
     path.write_text(json.dumps(recipe.model_dump(mode="json")))
@@ -368,6 +369,9 @@ def test_a_signal_while_a_run_is_loading_takes_it_back(
     try:
         assert any("loading tokenizer" in line for line in iter(process.stderr.readline, ""))
         process.send_signal(number)
+        while number == signal.SIGHUP and process.poll() is None and (tmp_path / "new").exists():
+            time.sleep(0.001)
+            process.send_signal(number)
         rest = process.communicate(timeout=60)[1]
     finally:
         process.kill()

@@ -12,12 +12,12 @@ import os
 import select
 import signal
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
 from plait.cli.leaving import leave_behind
 from plait.errors import PlaitError, UserError
-from plait.observe.screen import one_line, say
-from plait.stop_signals import STOP_SIGNALS
+from plait.observe.screen import one_line, outliving, say
+from plait.stop_signals import STOP_SIGNALS, interrupt
 
 MOST_SHOWN = 2000
 """Characters of a message."""
@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     # This process is the command.
     _open_streams()
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)  # so that what was begun is taken back
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, interrupt)  # so that what was begun is taken back
     code = _run(sys.argv[1:])
     leave_behind(code)
     return code
@@ -46,7 +46,7 @@ def _open_streams() -> None:
     sys.stdin = sys.stdin or _nowhere("r")
     sys.stdout = sys.stdout or _nowhere("w")
     sys.stderr = sys.stderr or _nowhere("w")
-    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+    sys.stdout, sys.stderr = outliving(sys.stdout), outliving(sys.stderr)
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError):  # Python looks for its place in it, which a file that became a pipe has not
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -56,27 +56,6 @@ def _nowhere(mode: str) -> TextIO:
     stream = open(os.devnull, mode, errors="backslashreplace")  # noqa: SIM115
     os.set_inheritable(stream.fileno(), True)  # as streams are
     return stream
-
-
-class _Terminal(io.FileIO):
-    """A terminal: what is written to it once it is closed goes nowhere, as a command may go on without it."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            return super().write(data)
-
-
-def _outliving(stream: TextIO) -> TextIO:
-    """The same stream, or one to the same terminal that may be closed."""
-    if not isinstance(stream, io.TextIOWrapper) or not stream.isatty():
-        return stream
-    raw = _Terminal(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
 
 
 def _run(argv: list[str]) -> int:

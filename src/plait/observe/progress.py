@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from plait.observe.screen import say
+from plait.observe.screen import outliving, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,9 +61,9 @@ class Progress:
     """Shows a run of `total_steps` steps (0: only phases, as in an evaluation by itself). Use as a context manager, so
     that the terminal is given back.
 
-    watched: the numbers shown of a step; stream: stderr unless given; live: a terminal's display or plain lines, by
-    default what the stream is; clock: seconds. A redraw takes a millisecond or two, so there are at most four in any
-    second.
+    watched: the numbers shown of a step; stream: stderr unless given, and its terminal may be closed meanwhile; live: a
+    terminal's display or plain lines, by default what the stream is; clock: seconds. A redraw takes a millisecond or
+    two, so there are at most four in any second.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Progress:
     ) -> None:
         self._total_steps = total_steps
         self._watched = tuple(watched)
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = outliving(sys.stderr) if stream is None else stream
         self._is_live = (self._stream.isatty() and os.environ.get("TERM") != "dumb") if live is None else live
         self._clock = clock
         self._live: Any = None

@@ -7,8 +7,11 @@ change colours or retitle the window. Everything that plait prints goes through 
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 _SHOWN = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},  # escape becomes the picture ␛
@@ -35,3 +38,26 @@ def say(text: str = "", *, file: TextIO | None = None, end: str = "\n") -> None:
         file: stdout unless given.
     """
     print(visible(text), file=sys.stdout if file is None else file, end=end, flush=True)
+
+
+class _Terminal(io.FileIO):
+    """A terminal: what is written to it once it is closed goes nowhere, as who writes may go on without it."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return super().write(data)
+
+
+def outliving(stream: TextIO) -> TextIO:
+    """The same stream, or one to the same terminal that may be closed."""
+    if not isinstance(stream, io.TextIOWrapper) or not stream.isatty():
+        return stream
+    raw = _Terminal(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
