@@ -24,7 +24,7 @@ def test_the_flow_and_local_models_are_compared_by_their_contents(tmp_path: Path
     for stray in ("trainer_state.json", "results.txt"):
         (model / stray).write_text("{}")
     assert dict(said_files(recipe)) == before, "what lies beside a model is not part of it"
-    for part in ("tokenizer_config.json", "merges.txt", "model.safetensors.index.json"):
+    for part in ("tokenizer_config.json", "merges.txt", "tekken.json", "model.safetensors.index.json"):
         (model / part).write_text("{}")
         assert before[f"`model` {link}"] != (before := dict(said_files(recipe)))[f"`model` {link}"]
     (model / "config.json").write_text("[]")

@@ -34,6 +34,7 @@ _TEXTS = (
     "vocab*.json",
     "vocab*.txt",
     "merges*.txt",
+    "tekken.json",
 )
 """Such as a model is made of; whoever trained or uses it may have left others beside them."""
 _CACHED = "cache-"
