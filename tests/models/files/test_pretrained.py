@@ -150,9 +150,10 @@ def test_what_transformers_makes_no_model_of_is_refused(folder: Path, read: Any,
         read(str(folder))
 
 
-def test_heads_in_groups_of_unequal_sizes_are_refused(folder: Path) -> None:
-    change(folder / "config.json", num_attention_heads=4, num_key_value_heads=3)
-    with pytest.raises(ModelError, match=r"states 4 heads .* and 3 for keys and values .*, which should divide them"):
+@pytest.mark.parametrize("groups", [0, 3])
+def test_heads_in_groups_of_unequal_sizes_are_refused(folder: Path, groups: int) -> None:
+    change(folder / "config.json", num_attention_heads=4, num_key_value_heads=groups)
+    with pytest.raises(ModelError, match=rf"states 4 heads .* and {groups} for keys and values .*, which should"):
         model_shape(str(folder))
 
 

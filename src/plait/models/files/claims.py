@@ -70,7 +70,7 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
                         f"to {most:,}; fetch or copy it again, or set `model` to another."
                     )
         heads, groups = part.get("num_attention_heads"), part.get("num_key_value_heads")
-        if heads and groups and heads % groups:
+        if heads and groups is not None and (groups == 0 or heads % groups):
             raise ModelError(
                 f"model: the config.json of {name!r} states {heads} heads (`num_attention_heads`) and {groups} for keys"
                 " and values (`num_key_value_heads`), which should divide them; mend it, or set `model` to another."
