@@ -79,8 +79,12 @@ def reading(name: str) -> Iterator[None]:
             yield
         except (
             OSError,
-            KeyError,
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
             ImportError,
+            LookupError,
+            TypeError,
             ValueError,
             RuntimeError,
             SafetensorError,
