@@ -156,6 +156,9 @@ def test_steps_that_train_on_nothing_are_an_error_at_the_third():
         ({"doctor/ref_kl": 0.3}, {"training/rollout_kl": 0.015}),
         ({"doctor/ref_kl": 0.3, "kl": 0.3}, {"doctor/reference_is_another": 1.0}),
         ({"kl": 1.5}, {"doctor/reference_is_another": 1.0}),
+        ({"training/rollout_probs_diff_mean": 0.3}, {"doctor/drawn_by_another": 1.0}),
+        ({"training/eos_coverage": 0.0}, {"doctor/mask_chooses": 1.0}),
+        ({"training/mask_coverage": 0.03}, {"doctor/mask_chooses": 1.0}),
     ],
     ids=[
         "ends with stop strings",
@@ -163,6 +166,9 @@ def test_steps_that_train_on_nothing_are_an_error_at_the_third():
         "the engine's own difference",
         "a teacher has other weights",
         "a teacher speaks another language",
+        "a teacher has written",
+        "ends of turns are not uncertain",
+        "few tokens are uncertain",
     ],
 )
 def test_what_has_another_reason_is_not_said(changes, silenced_by):

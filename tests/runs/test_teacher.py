@@ -84,3 +84,22 @@ def test_a_reference_reads_held_out_pairs_too(make_recipe: MakeRecipe, tmp_path:
     held_out = {"data.evaluation_source": str(tmp_path / "held.jsonl"), "evaluation.items": 2}
     with pytest.raises(ConfigError, match=r"positions end at 24, but .* prompts; lower `data.max_example_tokens`, or"):
         prepare(make_recipe(**given, **held_out))
+
+
+WRITES = """
+def flow(prompts, actor, ref):
+    actor.train(ref.generate(prompts), loss=loss)
+
+
+def loss(batch):
+    return batch.aggregate(-batch.logprobs, "token-mean")
+"""
+
+
+@pytest.mark.slow
+def test_the_policy_need_not_say_what_a_teacher_has_written(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The doctor took the teacher for an engine at another temperature."""
+    (tmp_path / "flow.py").write_text(WRITES)
+    recipe = recipe_of(make_recipe, save_tiny(tmp_path / "teacher", seed=7), algorithm=f"{tmp_path}/flow.py:flow")
+    run(recipe)
+    assert '"rollout_mismatch"' not in (recipe.run_dir / "doctor.jsonl").read_text()

@@ -21,7 +21,7 @@ MOST_STALE_KL = 0.1
 def rollout_mismatch(reading: Reading) -> Sign | None:
     """The alarm: engine log-probs against the first training forward. The cause is another's to name."""
     diff, kl = reading.get(DIFF), reading.get(ROLLOUT_KL)
-    if diff is None or reading.is_set("off_policy"):
+    if diff is None or reading.is_set("off_policy") or reading.is_set("drawn_by_another"):
         return None  # of older weights other probabilities are to be expected: `off_policy` looks at how far
     limits = reading.limits
     excess = max(diff / limits.probs_diff, (kl or 0.0) / limits.kl)

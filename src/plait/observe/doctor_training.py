@@ -48,7 +48,7 @@ def mask_coverage(reading: Reading) -> Sign | None:
             badness=1.0,
         )
     share = reading.get("training/mask_coverage")
-    if share is None or share >= 0.05:
+    if share is None or share >= 0.05 or (share > 0 and reading.is_set("mask_chooses")):
         return None
     return Sign(
         Severity.ERROR if share == 0 else Severity.WARNING,
@@ -74,8 +74,8 @@ def missing_eos(reading: Reading) -> Sign | None:
             "sampling.stop_token_ids",
             badness=1 + passed,
         )
-    shares = [reading.get("training/eos_coverage"), reading.get("doctor/eos_share")]
-    measured = [share for share in shares if share is not None]
+    names = ("doctor/eos_share", *(() if reading.is_set("mask_chooses") else ("training/eos_coverage",)))
+    measured = [share for name in names if (share := reading.get(name)) is not None]
     if not measured or min(measured) >= 0.5:
         return None
     share = min(measured)

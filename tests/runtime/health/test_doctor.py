@@ -433,6 +433,25 @@ def test_where_trained_turns_end() -> None:
     assert edges([1, 0, 0, 0, 0, 0]) == {}, "a turn that was cut ends anywhere"
 
 
+UNCERTAIN = {"algorithm": f"{Path(__file__).parents[3]}/examples/newer_losses.py:newer", "options": {"uncertain": 0.2}}
+
+
+def test_a_mask_of_entropies_has_no_turns() -> None:
+    flow = trace_algorithm(load_flow(UNCERTAIN["algorithm"]), UNCERTAIN["options"], ("actor", "reward"))
+    (node,) = flow.of_kind(CallKind.TRAIN)
+    assert node.mask is not None
+    rows = Rows((Sample(Prompt(0, "q", (1,)), 0, (5, 2), (0.0, 0.0), "", FinishReason.STOP),))
+    rows = rows.with_column(node.loss_columns["advantages"], [1]).with_column(node.mask, [1, 0])
+    facts = training_facts(flow, StepState(0, tables={node.rows: rows}), frozenset({2}))
+    assert facts == {"zero_advantages": 0.0, "mask_chooses": 1.0}
+
+
+@pytest.mark.slow
+def test_training_on_uncertain_tokens_alone_is_sound(recipe_of: MakeRecipe, ending_folder: Path) -> None:
+    found = {finding.rule for finding in said(recipe_of(model=str(ending_folder), **UNCERTAIN), steps=2)}
+    assert found.isdisjoint(("missing_eos", "mask_shift", "mask_coverage"))
+
+
 def test_an_answer_of_several_messages_goes_on_after_the_end_of_one() -> None:
     """gpt-oss ends its reasoning with the token that ends the answers of phi3."""
     phi3, gpt_oss = {"<|end|>": 7, "<|endoftext|>": 0}, {"<|end|>": 7, "<|return|>": 2}

@@ -40,7 +40,7 @@ class StepFacts:
 
     def of_step(self, state: StepState, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the rules read; a fact that does not apply is absent."""
-        facts: dict[str, float] = {}
+        facts = {"drawn_by_another": float(self._is_drawn_by_another(state))}
         rollouts = [rows for node, rows in self._patient.rollouts(state)]
         samples = [sample for rows in rollouts for sample in rows.samples]
         if samples:
@@ -80,6 +80,14 @@ class StepFacts:
             if any(len(members) != drawn for members in rows.groups.values()):
                 return True
         return False
+
+    def _is_drawn_by_another(self, state: StepState) -> bool:
+        """Whether the samples whose log-probs are compared with the engine's, those of the actor's first training on a
+        rollout, are none of its own (a teacher's), so that other probabilities are to be expected."""
+        flow, own = self._patient.flow, {node.id for node, _ in self._patient.rollouts(state)}
+        trainings = (node for node in flow.calls("actor") if node.kind is CallKind.TRAIN)
+        compared = (node.rows for node in trainings if flow.nodes[node.rows].kind is CallKind.GENERATE)
+        return next(compared, None) not in (None, *own)
 
     def _of_reference(self, state: StepState) -> dict[str, float]:
         """KL(sampling ‖ reference) of the step's samples, k3, from the columns that the flow asked for."""
@@ -124,7 +132,8 @@ def answer_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:
 
 def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> dict[str, float]:
     """What the columns say that training calls read, of the samples that `keep` lets them have: `zero_advantages`, the
-    share of advantages that are 0, and `mask_edges`; `all_left_out` where it lets them have none."""
+    share of advantages that are 0, and `mask_edges`, or `mask_chooses` where the mask is made of entropies;
+    `all_left_out` where it lets them have none."""
     facts: dict[str, float] = {}
     for node in flow.of_kind(CallKind.TRAIN):
         if node.rows not in state.tables or state.step < node.training.after:
@@ -137,8 +146,20 @@ def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> di
         if advantages is not None and advantages in rows.columns:
             facts["zero_advantages"] = float(np.mean(rows.columns[advantages] == 0))
         if node.mask is not None and node.mask in rows.columns:
-            facts |= mask_edges(rows, rows.columns[node.mask], ends)
+            is_choice = node.mask.producer in _of_entropies(flow)
+            facts |= {"mask_chooses": 1.0} if is_choice else mask_edges(rows, rows.columns[node.mask], ends)
     return facts
+
+
+def _of_entropies(flow: Dataflow) -> set[int]:
+    """Ids of the calls that give entropies, or what is made of them. A mask of that chooses tokens by how certain a
+    model is of them, wherever turns begin and end."""
+    found: set[int] = set()
+    for node in flow.nodes:
+        gives = node.kind is CallKind.SCORE and node.scoring is Score.ENTROPIES
+        if gives or any(column.producer in found for column in node.inputs.values()):
+            found.add(node.id)
+    return found
 
 
 def mask_edges(rows: Rows, mask_R: FloatArray, ends: frozenset[int]) -> dict[str, float]:
