@@ -103,3 +103,14 @@ def test_the_policy_need_not_say_what_a_teacher_has_written(make_recipe: MakeRec
     recipe = recipe_of(make_recipe, save_tiny(tmp_path / "teacher", seed=7), algorithm=f"{tmp_path}/flow.py:flow")
     run(recipe)
     assert '"rollout_mismatch"' not in (recipe.run_dir / "doctor.jsonl").read_text()
+
+
+def test_keys_and_values_of_a_teacher_that_writes_fit_the_memory_for_them(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    """Its tokens take four times as many bytes as those of the policy."""
+    (tmp_path / "flow.py").write_text(WRITES)
+    teacher = save_tiny(tmp_path / "teacher", num_key_value_heads=4, num_hidden_layers=4)
+    keys = {"algorithm": f"{tmp_path}/flow.py:flow", "sampling.kv_memory": 2**20}
+    own, its = (prepare(recipe_of(make_recipe, path, **keys)) for path in (save_tiny(tmp_path / "own"), teacher))
+    assert (own.recipe.sampling.kv_tokens, its.recipe.sampling.kv_tokens) == (2048, 512)

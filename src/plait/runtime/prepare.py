@@ -210,7 +210,8 @@ def outline(
     shapes = _shapes(models, recipe)
     if generates:
         shape, device = shapes[recipe.model], recipe.device
-        token_bytes = kv_bytes_per_token(shape, recipe.dtype)
+        drawing = {recipe.model, *(m.name for m in models if "generate" in dataflow.call_kinds(m.role))}
+        token_bytes = max(kv_bytes_per_token(shapes[name], recipe.dtype) for name in drawing)
         room = lambda: device_bytes_if_here(recipe, num_devices(recipe)) if device_memory is None else device_memory
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
         check_kept(recipe, shape)
