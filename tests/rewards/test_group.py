@@ -152,6 +152,8 @@ def test_a_file_that_is_imported_begins_no_run(tmp_path):
 def test_names_are_unique_and_what_cannot_be_sent_is_refused():
     made = reward_functions([samples.length, "tests.rewards.samples:length", samples.Weighted(2)])
     assert [function.name for function in made] == ["length", "length#2", "Weighted"]
+    made = reward_functions([samples.length, samples.length], reserved=("length",))
+    assert [function.name for function in made] == ["length#2", "length#3"]
     with pytest.raises(ConfigError, match="top level of a file"):
         reward_functions([lambda completions: [1.0]])
     with pytest.raises(ConfigError, match="one each"):

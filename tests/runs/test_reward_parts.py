@@ -29,6 +29,12 @@ def normalised(prompts, actor, reward):
     actor.train(samples, loss=loss, advantages=per_batch(added, *parts, name="advantages"))
 
 
+def of_a_critic(prompts, actor, critic, reward):
+    samples = actor.generate(prompts)
+    parts = critic.score(samples).of("length"), reward.score(samples)
+    actor.train(samples, loss=loss, advantages=per_batch(added, *parts, name="advantages"))
+
+
 def differs(scores):
     return np.ptp(scores) > 0
 
@@ -82,7 +88,22 @@ def test_each_reward_by_itself(recipe_of: Callable[..., Recipe], tiny_folder: Pa
         assert sample["advantages"] == pytest.approx(sum(sample[f"of/{name}"] for name in names))
 
 
-def test_a_reward_that_there_is_not_is_named_before_the_run(recipe_of: Callable[..., Recipe]) -> None:
+def test_a_reward_that_there_is_not_is_named_before_the_run(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     said = r"asks reward.score for the scores of `lenght` alone \(did you mean `length`\?\); it has those of: le"
     with pytest.raises(FlowError, match=said):
         prepare(recipe_of(("lenght",)))
+    said = r"critic.score for the scores of `length` alone; only the roles reward and cost score by functions"
+    with pytest.raises(FlowError, match=said):
+        prepare(recipe_of((), algorithm=f"{tmp_path}/flow.py:of_a_critic"))
+
+
+def test_a_function_by_the_name_of_the_scores_of_a_model_has_another(
+    recipe_of: Callable[..., Recipe], tiny_folder: Path, tmp_path: Path
+) -> None:
+    save_pretrained(load_scalar(str(tiny_folder), dtype="float32", head_std=1.0), tmp_path / "judge")
+    (tmp_path / "named.py").write_text("def model(completions, **columns):\n    return [1.0] * len(completions)\n")
+    keys = {"reward.functions": [f"{tmp_path}/named.py:model"], "reward.weights": []}
+    assert [of.name for of in prepare(recipe_of(("model",), **keys)).functions["reward"]] == ["model"]
+    keys["reward.model"] = str(tmp_path / "judge")
+    prepared = prepare(recipe_of(("model", "model#2"), **keys))
+    assert [of.name for of in prepared.functions["reward"]] == ["model#2"]

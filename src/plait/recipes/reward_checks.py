@@ -9,6 +9,7 @@ from plait.dataflow.graph import scores_alone
 from plait.dataflow.handles import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import REWARD_ROLES
 from plait.rewards.functions import RewardFunction
 from plait.rewards.settings import RewardSettings
 
@@ -39,11 +40,13 @@ def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence
     for node in flow.of_kind(CallKind.SCORE):
         role = str(node.role)
         names = [function.name for function in functions.get(role, ())] + ["model"] * (role in models)
+        has = f"it has those of: {', '.join(names)} (`{role}.functions`, and `model` for `{role}.model`)"
+        if role not in REWARD_ROLES:
+            has = f"only the roles {' and '.join(REWARD_ROLES)} score by functions"
         for name in scores_alone(node):
             if name not in names:
                 raise FlowError(
-                    f"flow `{flow.name}` asks {node.call} for the scores of `{name}` alone{nearest(name, names)}; it "
-                    f"has those of: {', '.join(names) or 'none'} (`{role}.functions`, and `model` for `{role}.model`)"
+                    f"flow `{flow.name}` asks {node.call} for the scores of `{name}` alone{nearest(name, names)}; {has}"
                 )
 
 

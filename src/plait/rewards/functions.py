@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,17 @@ class RewardFunction:
 
 
 def reward_functions(
-    functions: Sequence[str | RewardCallable], weights: Sequence[float] = (), *, key: str = "reward.functions"
+    functions: Sequence[str | RewardCallable],
+    weights: Sequence[float] = (),
+    *,
+    key: str = "reward.functions",
+    reserved: Collection[str] = (),
 ) -> tuple[RewardFunction, ...]:
     """Paths and picklable callables as reward functions; weights default to 1.
 
     Args:
         key: of the recipe that names them.
+        reserved: names that something else has.
 
     Raises:
         ConfigError: a path has no valid form or names no file, a callable cannot be sent to a worker, or the number of
@@ -51,8 +56,8 @@ def reward_functions(
             target: str | bytes = f"{os.path.abspath(file)}:{name}" if file.endswith(".py") else f"{file}:{name}"
         else:
             name, target = _name_of(function), _pickled(function)
-        taken = {other.name for other in made}
-        unique = next(n for n in (name, *(f"{name}#{i}" for i in range(2, len(made) + 3))) if n not in taken)
+        taken = {*reserved, *(other.name for other in made)}
+        unique = next(n for n in (name, *(f"{name}#{i}" for i in range(2, len(taken) + 3))) if n not in taken)
         made.append(RewardFunction(unique, target, float(weight)))
     return tuple(made)
 
@@ -76,7 +81,8 @@ def functions_of(settings: RewardSettings, *, task: str | None, role: str = "rew
             )
         where = settings.answer
         resolved.append(TaskReward(where, settings.partial_credit) if name == "task" else WellFormed(where))
-    return reward_functions(resolved, settings.weights, key=f"{role}.functions")
+    of_model = () if settings.model is None else ("model",)  # as its scores are named
+    return reward_functions(resolved, settings.weights, key=f"{role}.functions", reserved=of_model)
 
 
 _NAMES: dict[type, str] = {TaskReward: "task", WellFormed: "well_formed"}
