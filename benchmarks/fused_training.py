@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from placed.fused import ROLES, FusedWorker, write_model
+from placed.fused import ROLES, VOCABULARY, FusedWorker
+from random_llama import write_stages
 from sides import positive, row
 
 from plait.launch.local import LocalProcesses
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="plait-fused-") as name:
         folder = Path(name) / "model"
-        write_model(folder, is_tiny=options.tiny)
+        write_stages(folder, VOCABULARY, 2 if options.tiny else 8, is_tiny=options.tiny)
         with LocalProcesses(threads=1).start(FusedWorker, 2, arguments=(str(folder), options.dtype)) as group:
             for count in options.micro_batches:
                 orders = schedules(count)

@@ -31,7 +31,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from placed.decoding import Decoded, DecodeWorker, write_model
+from placed.decoding import VOCABULARY, Decoded, DecodeWorker
+from random_llama import write_stages
 from sides import positive, row
 
 from plait.launch.interface import Group
@@ -47,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="plait-decode-") as name:
         folder = Path(name)
-        write_model(folder / "model", 2 if options.tiny else LAYERS, is_tiny=options.tiny)
+        write_stages(folder / "model", VOCABULARY, 2 if options.tiny else LAYERS, is_tiny=options.tiny)
         with started(2, folder / "model", options.dtype) as group:
             for batch in options.batches:
                 report(batch, real(group, batch, options))
         for stages in options.stages:
-            write_model(folder / f"{stages}", stages, is_tiny=True)
+            write_stages(folder / f"{stages}", VOCABULARY, stages, is_tiny=True)
             with started(stages, folder / f"{stages}", "float32") as group:
                 emulated(group, stages, options)
     return 0

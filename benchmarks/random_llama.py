@@ -57,3 +57,18 @@ def write_llama(
         model: Any = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config)
     model.to("cpu", getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def write_stages(folder: Path, vocabulary: int, layers: int, *, is_tiny: bool) -> None:
+    """A random Llama of words that divides into equal stages: its head is small."""
+    hidden, intermediate = (64, 128) if is_tiny else (512, 2048)
+    write_llama(
+        folder,
+        word_tokenizer(vocabulary),
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=8,
+        kv_heads=8,
+        positions=1024,
+    )

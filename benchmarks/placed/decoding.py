@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -128,20 +127,3 @@ def decoded(engine: Engine, uids: range, tokens: int) -> Decoded:
     ended = time.perf_counter()
     busy_s = sum(seconds) - sum(waited)
     return Decoded(ended - began, drawn, busy_s / max(1, len(seconds)), busy_s / max(1e-9, sum(seconds)))
-
-
-def write_model(folder: Path, layers: int, *, is_tiny: bool) -> None:
-    """A random Llama of equal stages: its head is small."""
-    from random_llama import word_tokenizer, write_llama
-
-    hidden, intermediate = (64, 128) if is_tiny else (512, 2048)
-    write_llama(
-        folder,
-        word_tokenizer(VOCABULARY),
-        hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        heads=8,
-        kv_heads=8,
-        positions=1024,
-    )

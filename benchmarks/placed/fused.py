@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,21 +146,3 @@ class FusedWorker:
 
 def _placement(role: str, layout: Layout) -> Placement:
     return Placement(f"{role}.train", "train", layout.mesh.ranks, pp=layout.parallelism.pp)
-
-
-def write_model(folder: Path, *, is_tiny: bool) -> None:
-    """A random Llama of equal stages: its head is small."""
-    from random_llama import word_tokenizer, write_llama
-
-    hidden, intermediate = (64, 128) if is_tiny else (512, 2048)
-    layers = 2 if is_tiny else 8
-    write_llama(
-        folder,
-        word_tokenizer(VOCABULARY),
-        hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        heads=8,
-        kv_heads=8,
-        positions=1024,
-    )

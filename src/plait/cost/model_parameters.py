@@ -41,7 +41,7 @@ def _parameters_by(config_text: str, scalar: bool) -> Parameters:
 
     read = json.loads(config_text)
     config = CONFIG_MAPPING[read["model_type"]].from_dict(read)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.device("meta"):
         if scalar:
             decoder = new_module(config, decoder_only=True)
             head_1H = torch.nn.Parameter(torch.empty(1, config.get_text_config().hidden_size))
