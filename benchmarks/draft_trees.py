@@ -3,8 +3,9 @@
 In a tree the second likeliest token of a place competes for a row as well, and what may follow it. Samples are drawn
 once, plainly; then they are said again a token at a time, and at each place the pool of known texts is asked for its
 two best guesses. Of both it is counted how often they came true, by place in the guess, by the confidence of the first,
-and by how far the second lies behind it. With these shares as survival, which no estimate could know better, the rows
-of a step are chosen that give the most tokens per second: among chains, and among trees.
+and by how far the second lies behind it; of the first also by where it comes from. With these shares as survival, which
+no estimate could know better, the rows of a step are chosen that give the most tokens per second: among chains, and
+among trees.
 
     python benchmarks/draft_trees.py                 # SmolLM2-135M-Instruct, three rollouts of eight prompts, minutes
     python benchmarks/draft_trees.py --curve "mine=1:9,8:10.5,32:27"      # ms of steps of so many rows
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ from plait.kernels.draft_lookup import SEEN, WALK
 from plait.kernels.noise_bits import draw_key, gumbel
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
+from plait.speculation.counts import SOURCES
 from plait.speculation.pool import TextPool
 from speculation import TASKS, requests, tiny_model
 
@@ -57,16 +60,29 @@ Cell = tuple[int, int, int, int]
 """Rank of the guess, place in the path, confidence of the first, distance of the second."""
 
 
+class Guess(NamedTuple):
+    token: int
+    cell: Cell
+    source: int
+    """Of `SOURCES`."""
+
+
 @dataclass
 class Shares:
     """How often guesses of a cell came true."""
 
     trials: dict[Cell, list[int]] = field(default_factory=dict)
+    of_sources: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """Of first guesses, by source and place in the path."""
 
-    def learn(self, cell: Cell, hit: bool) -> None:
-        of = self.trials.setdefault(cell, [0, 0])
-        of[0] += 1
-        of[1] += hit
+    def learn(self, guess: Guess, hit: bool) -> None:
+        counted = [self.trials.setdefault(guess.cell, [0, 0])]
+        rank, place, *_ = guess.cell
+        if rank == 0:
+            counted.append(self.of_sources.setdefault((guess.source, place), [0, 0]))
+        for of in counted:
+            of[0] += 1
+            of[1] += hit
 
     def of(self, cell: Cell) -> float:
         trials, hits = self.trials.get(cell, (0, 0))
@@ -87,14 +103,14 @@ class Known:
         self._ints = [np.empty(most, np.int64) for _ in range(4)]
         self._floats = [np.empty(most) for _ in range(2)]
 
-    def best(self, slot: int, noise_key: int, place: int, more: Sequence[int]) -> list[tuple[int, Cell]]:
-        """Tokens, the likeliest first, and their cells.
+    def best(self, slot: int, noise_key: int, place: int, more: Sequence[int]) -> list[Guess]:
+        """The likeliest first.
 
         Args:
             place: of the first of `more` in the response.
         """
         pool, (entries, alike, seen, best), (weights, means) = self.pool, self._ints, self._floats
-        tokens_N, before_N, probs_N, _, chains_2N, heads_2H = pool.texts.index
+        tokens_N, before_N, probs_N, owners_N, chains_2N, heads_2H = pool.texts.index
         context, at = list(reversed(more)), pool.ends[slot]
         while at >= 0 and len(context) < SEEN:
             context.append(int(tokens_N[at]))
@@ -115,11 +131,13 @@ class Known:
         order = sorted(range(num), key=lambda i: -scores[i])
         left = max(1.0 - float(likely.sum()) / mass, draft_lookup.LEAST_LEFT)
         sure = min(9, int(10 * math.exp(-left * math.exp(-scores[order[0]]))))
-        found = [(int(seen[order[0]]), (0, len(more), sure, 0))]
+        own, kinds_O = pool.owners[slot], pool.texts.kinds_O
+        sources = [int(draft_lookup._source(owners_N[entries[best[at]]], own, kinds_O)) for at in order[:2]]
+        guesses = [Guess(int(seen[order[0]]), (0, len(more), sure, 0), sources[0])]
         if num > 1:
             behind = min(3, int(2 * (scores[order[0]] - scores[order[1]])))
-            found.append((int(seen[order[1]]), (1, len(more), sure, behind)))
-        return found
+            guesses.append(Guess(int(seen[order[1]]), (1, len(more), sure, behind), sources[1]))
+        return guesses
 
 
 def drawn(model: LanguageModel, options: argparse.Namespace, rollout: int) -> list[Said]:
@@ -163,9 +181,9 @@ def learn(known: Known, shares: Shares, samples: Sequence[Said]) -> None:
         for deep in range(min(DEEP, len(one.token_ids) - place)):
             guesses = known.best(slot, one.noise_key, place, one.token_ids[place : place + deep])
             wanted = one.token_ids[place + deep]
-            for token, cell in guesses:
-                shares.learn(cell, token == wanted)
-            if wanted not in [token for token, _ in guesses]:
+            for guess in guesses:
+                shares.learn(guess, guess.token == wanted)
+            if wanted not in [guess.token for guess in guesses]:
                 break
 
 
@@ -177,9 +195,9 @@ def survivals(known: Known, shares: Shares, slot: int, one: Said, place: int, *,
 
     def expand(survival: float, path: tuple[int, ...]) -> None:
         if len(path) < room:
-            for token, cell in known.best(slot, one.noise_key, place, path)[: 2 if tree else 1]:
-                if (more := survival * shares.of(cell)) > 0.02:
-                    heapq.heappush(open_paths, (-more, (*path, token)))
+            for guess in known.best(slot, one.noise_key, place, path)[: 2 if tree else 1]:
+                if (more := survival * shares.of(guess.cell)) > 0.02:
+                    heapq.heappush(open_paths, (-more, (*path, guess.token)))
 
     expand(1.0, ())
     while open_paths and len(found) < MOST:
@@ -201,38 +219,19 @@ def per_second(rows: Sequence[Sequence[float]], running: int, step_s: StepCurve)
     return tokens / taken
 
 
-def main() -> None:
-    """Read the options, draw, and count."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--task", choices=tuple(TASKS), default="chat", help="of benchmarks/speculation.py")
-    parser.add_argument("--prompts", type=int, default=8, help=f"of {GROUP} samples each")
-    parser.add_argument("--rollouts", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=96, help="of a response at most")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument(
-        "--curve",
-        type=curve,
-        nargs="+",
-        default=[EPYC, XEON],
-        help="NAME=ROWS:MS,ROWS:MS…: what steps of so many rows take",
-    )
-    parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 8, 32], help="samples that run at a time")
-    parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.tiny:
-        options.prompts, options.tokens, options.rollouts, options.running = 2, 20, 2, [1, 4]
-    with tempfile.TemporaryDirectory() as folder:
-        model = tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype="bfloat16")
-    rollouts = [drawn(model, options, number) for number in range(options.rollouts)]
-    shares, known = Shares(), Known()
-    for samples in rollouts:
-        learn(known, shares, samples)
-    tokens = sum(len(one.token_ids) for samples in rollouts for one in samples)
-    print(f"{options.task}, temperature {options.temperature:g}, {tokens} tokens")
+def print_shares(shares: Shares) -> None:
+    """How often both guesses came true, place by place, and the first ones of each source."""
     for rank, name in enumerate(("first", "second")):
         print(name, *(f"{shares.of_rank(rank, place):.1%}" for place in range(DEEP)))
+    for source, name in enumerate(SOURCES):
+        counts = [shares.of_sources.get((source, place), (0, 0)) for place in range(DEEP)]
+        if (looked_up := counts[0][0]) > 0:
+            came_true = (f"{hits / trials:.1%}" if trials else "-" for trials, hits in counts)
+            print(f"first, from {name} ({looked_up} places)", *came_true)
+
+
+def print_rows(rollouts: Sequence[Sequence[Said]], shares: Shares, options: argparse.Namespace) -> None:
+    """The table of what chains and trees come to."""
     rows: dict[bool, list[list[float]]] = {}
     for tree in (False, True):
         known, rows[tree] = Known(), []
@@ -250,6 +249,43 @@ def main() -> None:
                 f"| {step_s} | {running} | {chains / plain:.3f} | {trees / plain:.3f} | {trees / chains:.3f} |",
                 flush=True,
             )
+
+
+def main() -> None:
+    """Read the options, draw, and count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--task", choices=tuple(TASKS), default="chat", help="of benchmarks/speculation.py")
+    parser.add_argument("--prompts", type=int, default=8, help=f"of {GROUP} samples each")
+    parser.add_argument("--rollouts", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96, help="of a response at most")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument(
+        "--curve",
+        type=curve,
+        nargs="+",
+        default=[EPYC, XEON],
+        help="NAME=ROWS:MS,ROWS:MS…: what steps of so many rows take",
+    )
+    parser.add_argument(
+        "--running", type=int, nargs="*", default=[1, 4, 8, 32], help="samples that run at a time; none: no table"
+    )
+    parser.add_argument("--tiny", action="store_true", help="a random model of two layers")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.tiny:
+        options.prompts, options.tokens, options.rollouts, options.running = 2, 20, 2, [1, 4]
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(Path(folder)) if options.tiny else load_model(options.model, dtype="bfloat16")
+    rollouts = [drawn(model, options, number) for number in range(options.rollouts)]
+    shares, known = Shares(), Known()
+    for samples in rollouts:
+        learn(known, shares, samples)
+    tokens = sum(len(one.token_ids) for samples in rollouts for one in samples)
+    print(f"{options.task}, temperature {options.temperature:g}, {tokens} tokens")
+    print_shares(shares)
+    if options.running:
+        print_rows(rollouts, shares, options)
 
 
 if __name__ == "__main__":
