@@ -35,6 +35,15 @@ def test_what_all_prompts_begin_with_stands_in_the_row_once() -> None:
     assert batch.predict_R.tolist() == [3, 4, 3, 7]
 
 
+def test_what_was_not_drawn_is_in_the_row_and_predicted_by_nobody() -> None:
+    given_of = [[(1, 3)], [], [(2, 3)]]
+    batch = pack([([10, 11], [[20, 21, 22, 23], [30]]), ([40], [[50, 51, 52, 53]])], given=given_of)
+    assert batch.token_ids_T.tolist() == [10, 11, 20, 21, 22, 23, 30, 40, 50, 51, 52, 53]
+    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 4, 5, 2, 0, 1, 2, 3, 4]
+    assert batch.targets_R.tolist() == [20, 23, 30, 50, 51, 53]
+    assert batch.predict_R.tolist() == [1, 4, 1, 7, 8, 10]
+
+
 def test_prompts_that_begin_otherwise_and_that_have_nothing_more_are_refused() -> None:
     with pytest.raises(AssertionError, match="differ in their first 2"):
         pack([([7, 8, 9], []), ([7, 9, 9], [])], root_tokens=2)

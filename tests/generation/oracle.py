@@ -58,30 +58,48 @@ def draw(logits: Sequence[float], draw_key: int, sampling: Sampling, num_candida
     return token_id, logprobs[token_id]
 
 
-@torch.no_grad()
 def generate(module: Any, tokenizer: Any, request: Request, *, max_positions: int, num_candidates: int) -> list[Sample]:
     """All samples of a request, one after the other, without a cache. `module`: the bare eager Transformers model."""
-    sampling, prompt_ids = request.sampling, list(request.prompt.token_ids)
+    samples = []
+    for index in range(request.num_samples):
+        limit = min(request.sampling.max_tokens, max_positions - len(request.prompt.token_ids))
+        said = turn(module, tokenizer, request, index, limit=limit, num_candidates=num_candidates)
+        text = tokenizer.decode(said[0], skip_special_tokens=True)
+        samples.append(Sample(request.prompt, index, tuple(said[0]), tuple(said[1]), text, said[2]))
+    return samples
+
+
+@torch.no_grad()
+def turn(
+    module: Any,
+    tokenizer: Any,
+    request: Request,
+    index: int,
+    *,
+    limit: int,
+    num_candidates: int,
+    behind: Sequence[int] = (),
+) -> tuple[list[int], list[float], FinishReason]:
+    """What a sample says behind the tokens that its response has: tokens, log-probs, and why it ends.
+
+    Args:
+        limit: tokens of the response, those `behind` included.
+    """
+    sampling = request.sampling
     stop_ids = sampling.stop_token_ids
     if stop_ids is None:
         stop_ids = (module.config.eos_token_id,)
-    samples = []
-    for index in range(request.num_samples):
-        key = request.noise.sample_key(request.prompt.uid, index)
-        limit = min(sampling.max_tokens, max_positions - len(prompt_ids))
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        reason = FinishReason.LENGTH
-        while len(token_ids) < limit:
-            logits = module(input_ids=torch.tensor([prompt_ids + token_ids]), use_cache=False).logits[0, -1]
-            draw_key = draw_key_of(key, len(token_ids))
-            token_id, logprob = draw(logits.double().tolist(), draw_key, sampling, num_candidates)
-            token_ids.append(token_id)
-            logprobs.append(logprob)
-            text = tokenizer.decode(token_ids, skip_special_tokens=False)
-            if token_id in stop_ids or any(string in text for string in sampling.stop):
-                reason = FinishReason.STOP
-                break
-        text = tokenizer.decode(token_ids, skip_special_tokens=True)
-        samples.append(Sample(request.prompt, index, tuple(token_ids), tuple(logprobs), text, reason))
-    return samples
+    key = request.noise.sample_key(request.prompt.uid, index)
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    while len(behind) + len(token_ids) < limit:
+        context = [*request.prompt.token_ids, *behind, *token_ids]
+        logits = module(input_ids=torch.tensor([context]), use_cache=False).logits[0, -1]
+        draw_key = draw_key_of(key, len(behind) + len(token_ids))
+        token_id, logprob = draw(logits.double().tolist(), draw_key, sampling, num_candidates)
+        token_ids.append(token_id)
+        logprobs.append(logprob)
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+        if token_id in stop_ids or any(string in text for string in sampling.stop):
+            return token_ids, logprobs, FinishReason.STOP
+    return token_ids, logprobs, FinishReason.LENGTH

@@ -13,8 +13,8 @@ SAMPLING = (
     Bug(
         "shifted log-probs",
         "plait.data.packed:PackedBatch.predict_on_host_R",
-        "return torch.cat(places) if places",
-        "return (torch.cat(places) + 1).clamp(max=self.num_tokens - 1) if places",
+        "all_places = torch.cat(places) if places",
+        "all_places = (torch.cat(places) + 1).clamp(max=self.num_tokens - 1) if places",
         ("data/test_packed.py::test_by_hand", "training/test_trainer.py::test_scoring_equals_the_eager_model"),
         doctor="mask_shift",
     ),
@@ -45,9 +45,9 @@ SAMPLING = (
     Bug(
         "missing EOS",
         "plait.generation.response:Response.sample",
-        "(self.token_ids),\n        logprobs=tuple(self.logprobs),",
-        "(self.token_ids[:-1] if reason is FinishReason.STOP else self.token_ids),\n"
-        "        logprobs=tuple(self.logprobs[:-1] if reason is FinishReason.STOP else self.logprobs),",
+        "(self.token_ids, self.replies),\n        logprobs=drawn_of(self.logprobs, self.replies),",
+        "(self.token_ids[: len(self.token_ids) - (reason is FinishReason.STOP)], self.replies),\n"
+        "        logprobs=drawn_of(self.logprobs[: len(self.logprobs) - (reason is FinishReason.STOP)], self.replies),",
         ("generation/test_engine.py::test_ends",),
         doctor="missing_eos",
     ),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows, sizes_of
 from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, TrainOptions
 from plait.layout.mesh import Layout
@@ -81,6 +81,8 @@ def test_of_other_shares_only_the_stub_travels() -> None:
 
 def test_what_all_prompts_begin_with_is_told_to_ranks_that_have_none_of_them() -> None:
     rows = replace(rows_of(), root_tokens=1)
+    spoken = replace(rows.samples[0], replies=(Reply(1, (21, 22)), Reply(3, (23,))))
+    rows = replace(rows, samples=(spoken, *rows.samples[1:]))
     assert travelled(rows, (1, 3)).root_tokens == travelled(rows, ()).root_tokens == 1
     assert sizes_of(travelled(rows, ())) == sizes_of(rows), "all ranks divide alike"
 

@@ -5,7 +5,7 @@ A row is a segment tree: its root, the tokens that all prompts begin with (none,
 each without the root; and the continuations of each prompt. Positions of a segment go on where the one before it in
 the tree ends; a token sees those before it in its own segment and in the segments above, never a sibling.
 
-Shapes: T tokens of the row, R response tokens, N samples.
+Shapes: T tokens of the row, R response tokens that were drawn, N samples.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ class PackedBatch:
     """What all prompts begin with, in front of the first group."""
     token_ids: Sequence[int] = ()
     """The same ids on the host, where `pack` has made it."""
+    given: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Half-open ranges of each response, in row order, that were not drawn: what is said of response tokens is not said
+    of them. Empty: all were drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +68,20 @@ class PackedBatch:
     def response_lengths(self) -> tuple[int, ...]:
         """Tokens of each sample's response, in row order (groups in order, samples within)."""
         return tuple(span.length for group in self.groups for span in group.responses)
+
+    @cached_property
+    def _drawn(self) -> Tensor | None:
+        """Which of the tokens of all responses, one after another, were drawn: their places [R] int64, on the host;
+        None: all."""
+        if not any(self.given):
+            return None
+        is_drawn = torch.ones(sum(self.response_lengths), dtype=torch.bool)
+        at = 0
+        for length, ranges in zip(self.response_lengths, self.given, strict=True):
+            for start, stop in ranges:
+                is_drawn[at + start : at + stop] = False
+            at += length
+        return is_drawn.nonzero()[:, 0]
 
     @cached_property
     def predict_R(self) -> Tensor:
@@ -83,13 +100,15 @@ class PackedBatch:
                 if span.length:
                     places.append(torch.tensor([group.prompt.stop - 1]))
                     places.append(torch.arange(span.start, span.stop - 1))
-        return torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+        all_places = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+        return all_places if self._drawn is None else all_places[self._drawn]
 
     @cached_property
     def targets_R(self) -> Tensor:
         """The response tokens themselves, [R] int64."""
         spans = [self.token_ids_T[span.start : span.stop] for group in self.groups for span in group.responses]
-        return torch.cat(spans) if spans else self.token_ids_T[:0]
+        targets = torch.cat(spans) if spans else self.token_ids_T[:0]
+        return targets if self._drawn is None else targets[uploaded(self._drawn, torch.int64, targets.device)]
 
 
 def pack(
@@ -97,11 +116,13 @@ def pack(
     device: torch.device | str = "cpu",
     *,
     root_tokens: int = 0,
+    given: Sequence[Sequence[tuple[int, int]]] = (),
 ) -> PackedBatch:
     """Pack (prompt token ids, [response token ids, …]) groups into one row.
 
     Args:
         root_tokens: of each prompt, which begin all of them and stand in the row once.
+        given: as of `PackedBatch`.
 
     Raises:
         AssertionError: a prompt has nothing but the root (nothing of its own would predict the first response token),
@@ -124,4 +145,6 @@ def pack(
             position_ids.extend(range(len(prompt_ids), len(prompt_ids) + len(response_ids)))
         packed.append(Group(prompt, tuple(spans)))
     token_ids_T, position_ids_T = uploaded([token_ids, position_ids], torch.int64, device).unbind()
-    return PackedBatch(token_ids_T, position_ids_T, tuple(packed), Span(0, len(root_ids)), token_ids)
+    return PackedBatch(
+        token_ids_T, position_ids_T, tuple(packed), Span(0, len(root_ids)), token_ids, tuple(map(tuple, given))
+    )

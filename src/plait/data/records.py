@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 
 class FinishReason(StrEnum):
@@ -33,26 +36,62 @@ class Prompt:
     """The row of the data set, `prompt` as it stood there included; reaches the reward."""
     source: str = ""
     """Label of its source, where the data have several."""
+    is_chat: bool = False
+    """Whether a chat template wrote `text`."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a tool, an environment or a user said between two turns of a sample. The model reads it and has not drawn
+    it, so it is in no loss and in no column."""
+
+    at: int
+    """Tokens of the sample that were drawn before it."""
+    token_ids: tuple[int, ...]
+    """With all that the chat template writes between the two turns."""
+
+
+def ranges_of(replies: Iterable[Reply]) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of `Sample.all_ids` that are replies."""
+    ranges, before = [], 0
+    for reply in replies:
+        start = reply.at + before
+        before += len(reply.token_ids)
+        ranges.append((start, reply.at + before))
+    return tuple(ranges)
+
+
+def drawn_of(values: Sequence[Value], replies: Iterable[Reply]) -> tuple[Value, ...]:
+    """Those of tokens that were drawn, of one value for each token of a response."""
+    kept, done = list[Value](), 0
+    for start, stop in ranges_of(replies):
+        kept += values[done:start]
+        done = stop
+    return (*kept, *values[done:])
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt with one response. The sampled token ids are kept and never re-tokenised."""
+    """One prompt with one response, of one turn or more. The sampled token ids are kept and never re-tokenised."""
 
     prompt: Prompt
     index: int
     """0 … samples_per_prompt − 1 within its group."""
     token_ids: tuple[int, ...]
-    """The response, its stop token included; no prompt token."""
+    """What was drawn of the response, its stop tokens included; no token of the prompt, or of a reply."""
     logprobs: tuple[float, ...]
     """Log-probs of the sampled tokens under softmax(logits / temperature), from the forward that sampled them."""
     text: str
-    """The response without special tokens."""
+    """The response without special tokens, replies included."""
     finish_reason: FinishReason
     policy_version: int = 0
     """Version of the weights that gave its last token."""
     token_versions: tuple[int, ...] | None = None
     """The version of each token, where the weights changed on the way; None: all are of `policy_version`."""
+    replies: tuple[Reply, ...] = ()
+    """What was said between its turns, in order; none where it has one turn."""
+    turns: tuple[Mapping[str, Any], ...] = ()
+    """What was said behind the prompt, as messages, where there were several turns; ranks are not told."""
 
     @property
     def uid(self) -> str:
@@ -67,3 +106,33 @@ class Sample:
     def oldest_version(self) -> int:
         """The policy version of its oldest token."""
         return min(self.token_versions or (self.policy_version,))
+
+    @cached_property
+    def all_ids(self) -> tuple[int, ...]:
+        """The response as models read it: what was drawn, and the replies between."""
+        return self.spread(self.token_ids, lambda reply: reply.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the response, replies included."""
+        return len(self.token_ids) + sum(len(reply.token_ids) for reply in self.replies)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where in `all_ids` each drawn token is."""
+        return drawn_of(range(self.num_tokens), self.replies)
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """What was said behind the prompt: the assistant's turns, and the replies."""
+        return list(self.turns) or [{"role": "assistant", "content": self.text}]
+
+    def spread(self, values: Sequence[Value], of_reply: Callable[[Reply], Iterable[Value]]) -> tuple[Value, ...]:
+        """One value per drawn token, with those of the replies between."""
+        if not self.replies:
+            return tuple(values)
+        spread, done = list[Value](), 0
+        for reply in self.replies:
+            spread += [*values[done : reply.at], *of_reply(reply)]
+            done = reply.at
+        return (*spread, *values[done:])

@@ -296,4 +296,4 @@ def _title(node: Node) -> str:
 def sizes_of(rows: Rows) -> list[SampleSize]:
     """The size of each sample, as packing sees it."""
     root = rows.root_tokens
-    return [SampleSize(s.prompt.uid, len(s.prompt.token_ids) - root, len(s.token_ids), root) for s in rows.samples]
+    return [SampleSize(s.prompt.uid, len(s.prompt.token_ids) - root, s.num_tokens, root) for s in rows.samples]

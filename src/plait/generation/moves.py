@@ -207,6 +207,7 @@ class Parking:
                 assert parked is not None, f"sample {key} is to be kept, and is not parked here"
                 assert parked.token_ids == sample.token_ids, f"sample {key} was parked with other tokens"
                 self._moves.import_sample(parked, kv="keep")
-            else:
-                state.scheduler.add_started(key, len(response.tokens), 0, names)
+            else:  # a next turn finds the blocks of the turns before it, too, as far as they are cached
+                known = prefix_keys(response.tokens[:-1]) if sample.replies else names
+                state.scheduler.add_started(key, len(response.tokens), 0, known)
             flight.started[key] = response

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.data.records import FinishReason, Sample
+from plait.data.records import FinishReason, Reply, Sample, drawn_of, ranges_of
 from plait.errors import RunError
 from plait.generation.request import Request
 from plait.generation.stopping import completes_stop
@@ -45,8 +45,11 @@ class Response:
     """(first token, policy version) of each stretch of tokens, ascending."""
     stop_at: int | None = None
     """Number of tokens at which it stops, unfinished (`GoingOn.stops`)."""
+    replies: tuple[Reply, ...] = ()
+    """What was said between its turns, which is among its tokens."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    """One per token; that of a reply's token stands for none."""
     finish_reason: FinishReason | None = None
     """None: it goes on."""
 
@@ -78,6 +81,7 @@ class Response:
             version_starts: (first token, policy version) of each stretch of tokens that it has or begins.
         """
         stop = request.sampling.stop_token_ids
+        replies = next((begun.replies for begun in request.going_on.begun if begun.index == index), ())
         return cls(
             request,
             index,
@@ -86,6 +90,7 @@ class Response:
             stop_token_ids=frozenset(eos_token_ids if stop is None else stop),
             version_starts=list(version_starts),
             stop_at=request.going_on.stops.get(index),
+            replies=replies,
         )
 
     @classmethod
@@ -93,10 +98,11 @@ class Response:
         cls, request: Request, sample: Sample, limit: int, eos_token_ids: tuple[int, ...], version: int
     ) -> Response:
         """A sample that was begun before and goes on, its next token drawn from weights of `version`."""
-        versions = sample.versions
+        versions = sample.spread(sample.versions, lambda reply: [sample.versions[reply.at - 1]] * len(reply.token_ids))
+        logprobs = sample.spread(sample.logprobs, lambda reply: [0.0] * len(reply.token_ids))
         starts = [at for at, policy_version in enumerate(versions) if at == 0 or policy_version != versions[at - 1]]
         response = cls.of(request, sample.index, limit, eos_token_ids, [(at, versions[at]) for at in starts])
-        response.go_on(sample.token_ids, sample.logprobs, version)
+        response.go_on(sample.all_ids, logprobs, version)
         return response
 
     def go_on(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
@@ -118,6 +124,11 @@ class Response:
     def tokens(self) -> list[int]:
         """Token ids of prompt and response."""
         return [*self.request.prompt.token_ids, *self.token_ids]
+
+    @cached_property
+    def _turn_start(self) -> int:
+        """The first token of the turn that it is in."""
+        return ranges_of(self.replies)[-1][1] if self.replies else 0
 
     @property
     def num_left(self) -> int:
@@ -163,7 +174,7 @@ class Response:
             if self.token_ids[-1] in self.stop_token_ids:
                 return FinishReason.STOP
             stop = request.sampling.stop
-            if stop and completes_stop(tokenizer, self.token_ids, stop):
+            if stop and completes_stop(tokenizer, self.token_ids[self._turn_start :], stop):
                 return FinishReason.STOP
         if len(self.token_ids) == self.limit:
             return FinishReason.LENGTH
@@ -180,10 +191,11 @@ class Response:
         return Sample(
             prompt=self.request.prompt,
             index=self.index,
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
+            token_ids=drawn_of(self.token_ids, self.replies),
+            logprobs=drawn_of(self.logprobs, self.replies),
             text=tokenizer.decode(self.token_ids, skip_special_tokens=True),
             finish_reason=reason,
+            replies=self.replies,
             **self._versions(),
         )
 
@@ -195,4 +207,4 @@ class Response:
             versions += [version] * (stop - first)
         newest = starts[-1][1]
         mixed = any(version != newest for version in versions)
-        return {"policy_version": newest, "token_versions": tuple(versions) if mixed else None}
+        return {"policy_version": newest, "token_versions": drawn_of(versions, self.replies) if mixed else None}

@@ -34,7 +34,7 @@ class NoiseKey:
     attempt: int = 0
     """Counts re-draws of a sample that was thrown away."""
     turn: int = 0
-    """Counts the responses within one multi-turn sample."""
+    """0: positions count on through the turns of a sample."""
 
     def sample_key(self, prompt_uid: int, index: int) -> int:
         """64-bit key of one sample of one prompt instance."""

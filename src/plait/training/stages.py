@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plait.data.packed import PackedBatch, pack
+from plait.data.records import ranges_of
 from plait.data.rows import Rows
 from plait.models.model import Model
 from plait.models.outputs import Outputs
@@ -36,10 +37,11 @@ class ModelPart:
     def packed(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
         """The packed row of a micro-batch, on the model's device."""
         groups = [
-            (rows.samples[members[0]].prompt.token_ids, [rows.samples[i].token_ids for i in members])
+            (rows.samples[members[0]].prompt.token_ids, [rows.samples[i].all_ids for i in members])
             for members in micro.groups
         ]
-        return pack(groups, self.model.device, root_tokens=micro.root_tokens)
+        given = [ranges_of(rows.samples[i].replies) for i in micro.samples]
+        return pack(groups, self.model.device, root_tokens=micro.root_tokens, given=given)
 
     def hidden(self, batch: PackedBatch, inputs_TH: Tensor | None) -> Tensor:
         """What this stage makes of the hidden states [T, H] of the stage before, which the first has none of: [T, H].

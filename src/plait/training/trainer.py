@@ -233,6 +233,6 @@ class BegunTraining:
         trainer, rows = self.trainer, self.rows
         stops = trainer.sample_settings.stop_token_ids
         stop_token_ids = frozenset(trainer.model.eos_token_ids if stops is None else stops)
-        unshared = self.epochs * sum(len(s.prompt.token_ids) + len(s.token_ids) for s in rows.samples)
+        unshared = self.epochs * sum(len(s.prompt.token_ids) + s.num_tokens for s in rows.samples)
         covered = coverage(rows, mask_of(rows, self.call.mask, trainer.role), stop_token_ids)
         return train_metrics(self.results, trainer.role, {"tokens_unshared": unshared, **covered})

@@ -79,5 +79,5 @@ class Dealer:
 def expected_tokens(request: Request) -> int:
     """Tokens of prompt and responses; without recorded lengths, responses that reach their limit."""
     lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
-    begun = sum(len(sample.token_ids) for sample in request.going_on.begun)
+    begun = sum(sample.num_tokens for sample in request.going_on.begun)
     return len(request.prompt.token_ids) + sum(lengths[index] for index in request.indices) - begun

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column
 from plait.generation.request import GoingOn, Request
@@ -103,7 +103,7 @@ def unpack_rows(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = ()) 
     return Rows(samples, dict(zip(columns, arrays[_NUM_ARRAYS:], strict=True)))
 
 
-_NUM_ARRAYS = 8
+_NUM_ARRAYS = 10
 
 
 def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
@@ -111,7 +111,8 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
 
     Returns:
         int64, but for the log-probs, which are float64: of the prompts uids [P], lengths [P] and tokens [their sum]; of
-        the samples heads [N, 7], tokens, log-probs and versions [those of all, one after another]; (P, N).
+        the samples heads [N, 7], tokens, log-probs and versions [those of all, one after another]; of replies heads
+        [replies, 3] and tokens; (P, N).
     """
     prompts = {sample.prompt.uid: sample.prompt for sample in samples}
     # Samples of one prompt may have unequal prompt tokens where another tokenizer drew the boundary.
@@ -130,6 +131,7 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
         )
         for place, sample in enumerate(samples)
     ]
+    replies = [(i, reply.at, len(reply.token_ids)) for i, sample in enumerate(samples) for reply in sample.replies]
     return (
         np.array([prompt.uid for prompt in listed], dtype=np.int64),
         np.array([len(prompt.token_ids) for prompt in listed], dtype=np.int64),
@@ -138,6 +140,8 @@ def pack_samples(samples: Sequence[Sample]) -> tuple[NDArray[Any], ...]:
         np.array([token for sample in samples for token in sample.token_ids], dtype=np.int64),
         np.array([logprob for sample in samples for logprob in sample.logprobs], dtype=np.float64),
         np.array([version for sample in samples for version in sample.token_versions or ()], dtype=np.int64),
+        np.array(replies, dtype=np.int64).reshape(len(replies), 3),
+        np.array([token for s in samples for reply in s.replies for token in reply.token_ids], dtype=np.int64),
         np.array([len(listed), len(samples)], dtype=np.int64),
     )
 
@@ -151,13 +155,17 @@ def unpack_samples(
         prompts: by uid: the samples have these very ones.
         texts: of the samples; none: they are empty.
     """
-    uids, lengths, tokens, heads, responses, logprobs, versions, _ = arrays
+    uids, lengths, tokens, heads, responses, logprobs, versions, reply_heads, reply_tokens, _ = arrays
     own_prompts, at = [], 0
     all_tokens = tokens.tolist()
     for uid, length in zip(uids.tolist(), lengths.tolist(), strict=True):
         prompt_here = prompts.get(uid) if prompts is not None else None
         own_prompts.append(prompt_here or Prompt(uid, "", tuple(all_tokens[at : at + length])))
         at += length
+    replies: dict[int, list[Reply]] = {}
+    stops = np.cumsum(reply_heads[:, 2]).tolist()
+    for (place, at, length), stop in zip(reply_heads.tolist(), stops, strict=True):
+        replies.setdefault(place, []).append(Reply(at, tuple(reply_tokens[stop - length : stop].tolist())))
     samples, token, logprob, stamped = [], 0, 0, 0
     all_responses, all_logprobs, all_versions = responses.tolist(), logprobs.tolist(), versions.tolist()
     for place, (prompt, index, num_tokens, num_logprobs, reason, version, has_versions) in enumerate(heads.tolist()):
@@ -172,6 +180,7 @@ def unpack_samples(
                 _REASONS[reason],
                 version,
                 tuple(all_versions[stamped : stamped + num_versions]) if has_versions else None,
+                tuple(replies.get(place, ())),
             )
         )
         token, logprob, stamped = token + num_tokens, logprob + num_logprobs, stamped + num_versions
@@ -199,7 +208,10 @@ def _pack_going_on(going_on: GoingOn) -> dict[str, Any] | None:
     if going_on == GoingOn():
         return None
     return {
-        "begun": [[s.index, list(s.token_ids), list(s.logprobs), list(s.versions)] for s in going_on.begun],
+        "begun": [
+            [s.index, list(s.token_ids), list(s.logprobs), list(s.versions), _pack_replies(s.replies)]
+            for s in going_on.begun
+        ],
         "left_out": sorted(going_on.left_out),
         "stops": [list(item) for item in going_on.stops.items()],
         "keeps": sorted(going_on.keeps),
@@ -207,12 +219,27 @@ def _pack_going_on(going_on: GoingOn) -> dict[str, Any] | None:
     }
 
 
+def _pack_replies(replies: Sequence[Reply]) -> list[list[Any]]:
+    """As JSON values."""
+    return [[reply.at, list(reply.token_ids)] for reply in replies]
+
+
 def _unpack_going_on(value: Mapping[str, Any] | None, prompt: Prompt) -> GoingOn:
     if value is None:
         return GoingOn()
     begun = tuple(
-        Sample(prompt, index, tuple(ids), tuple(logprobs), "", FinishReason.OPEN, versions[-1], tuple(versions))
-        for index, ids, logprobs, versions in value["begun"]
+        Sample(
+            prompt,
+            index,
+            tuple(ids),
+            tuple(logprobs),
+            "",
+            FinishReason.OPEN,
+            versions[-1],
+            tuple(versions),
+            tuple(Reply(at, tuple(token_ids)) for at, token_ids in replies),
+        )
+        for index, ids, logprobs, versions, replies in value["begun"]
     )
     left_out, keeps = frozenset(value["left_out"]), frozenset(value["keeps"])
     return GoingOn(begun, left_out, dict(value["stops"]), keeps, value["parks"])

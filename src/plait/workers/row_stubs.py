@@ -14,12 +14,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level
 from plait.layout.mesh import Layout
@@ -95,20 +96,20 @@ def by_rank(
     return {rank: Message(header, shares[layout.coordinates(rank).dp], kind) for rank in ranks}
 
 
-_NUMBERS = 6
+_NUMBERS = 7
 """What a stub says."""
 _COUNT = struct.Struct("<Q")
 
 
 def _packed(stubs: NDArray[np.int64], kept_R: NDArray[np.bool_] | None) -> NDArray[np.uint8]:
-    """[N, 6] and a bit per token, compressed: byte for byte, so that the high ones, which are equal, take nothing."""
+    """[N, 7] and a bit per token, compressed: byte for byte, so that the high ones, which are equal, take nothing."""
     planes = np.ascontiguousarray(stubs.T).view(np.uint8).reshape(_NUMBERS, len(stubs), 8).transpose(0, 2, 1)
     bits = b"" if kept_R is None else np.packbits(kept_R).tobytes()
     return np.frombuffer(zlib.compress(_COUNT.pack(len(stubs)) + planes.tobytes() + bits), np.uint8)
 
 
 def _unpacked(packed: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8] | None]:
-    """The stubs [N, 6], and the bits; None: all tokens are trained."""
+    """The stubs [N, 7], and the bits; None: all tokens are trained."""
     data = np.frombuffer(zlib.decompress(packed.tobytes()), np.uint8)
     (count,) = _COUNT.unpack(data[: _COUNT.size].tobytes())
     end = _COUNT.size + count * _NUMBERS * 8
@@ -131,13 +132,15 @@ def _stub_of(rows: Rows, position: int, kept_R: NDArray[np.bool_] | None) -> tup
         len(prompt.token_ids),
         len(tokens),
         _REASONS.index(sample.finish_reason),
+        sample.num_tokens - len(tokens),
         last,
     )
 
 
-def _hollow(uid: int, index: int, prompt_tokens: int, tokens: int, reason: int, _: int) -> Sample:
+def _hollow(uid: int, index: int, prompt_tokens: int, tokens: int, reason: int, given: int, _: int) -> Sample:
     prompt = Prompt(uid, "", (ABSENT,) * prompt_tokens)
-    return Sample(prompt, index, (ABSENT,) * tokens, (), "", _REASONS[reason])
+    replies = (Reply(tokens, (ABSENT,) * given),) if given else ()
+    return Sample(prompt, index, (ABSENT,) * tokens, (), "", _REASONS[reason], replies=replies)
 
 
 def _with_last_tokens(
@@ -157,5 +160,5 @@ def _with_last_tokens(
         if len(trained):
             tokens = list(sample.token_ids)
             tokens[trained[-1]] = last
-            samples[i] = Sample(sample.prompt, sample.index, tuple(tokens), (), "", sample.finish_reason)
+            samples[i] = replace(sample, token_ids=tuple(tokens))
     return tuple(samples)

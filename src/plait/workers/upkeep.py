@@ -56,7 +56,8 @@ class Recall:
         engine = rank_state.roles[self.role].engine
         assert engine is not None, f"role {self.role} has no engine on rank {rank_state.rank}"
         for sample in self.samples:
-            engine.speculates.recall(sample.prompt.token_ids, sample.token_ids, sample.logprobs)
+            logprobs = sample.spread(sample.logprobs, lambda reply: [0.0] * len(reply.token_ids))
+            engine.speculates.recall(sample.prompt.token_ids, sample.all_ids, logprobs)
         return
         yield
 

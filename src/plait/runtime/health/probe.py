@@ -177,14 +177,15 @@ class _Plain:
 
     @cached_property
     def _logits(self) -> list[torch.Tensor]:
-        """Logits of each sample [n + 2, V] in the widest dtype of its model: row j + 1 predicts response token j."""
+        """Logits of each sample [n + 2, V] in the widest dtype of its model: row j + 1 predicts the response's token j,
+        replies counted."""
         logits = []
         for sample in self.rows.samples:
-            batch = pack([(sample.prompt.token_ids, [sample.token_ids])], device=self.model.device)
+            batch = pack([(sample.prompt.token_ids, [sample.all_ids])], device=self.model.device)
             with torch.no_grad():
                 hidden_TH = self.model.hidden(batch.token_ids_T, batch.position_ids_T, PackedContext(batch))
                 last = len(sample.prompt.token_ids) - 1
-                places = torch.arange(last - 1, last + len(sample.token_ids) + 1).clamp(0, len(hidden_TH) - 1)
+                places = torch.arange(last - 1, last + sample.num_tokens + 1).clamp(0, len(hidden_TH) - 1)
                 logits_NV = self.model.logits(hidden_TH[places.to(hidden_TH.device)])
             logits.append(logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)))
         return logits
@@ -193,9 +194,9 @@ class _Plain:
         """[R]: of token j + `target`, by the logits that predict token j + `place`."""
         parts = []
         for sample, logits in zip(self.rows.samples, self._logits, strict=True):
-            count = len(sample.token_ids)
-            targets = torch.tensor(sample.token_ids).roll(-target).to(logits.device)
-            chosen = torch.log_softmax(logits[1 + place : 1 + place + count] / temperature, dim=-1)
+            rows = torch.tensor(sample.places, dtype=torch.int64) + 1 + place
+            targets = torch.tensor(sample.token_ids, dtype=torch.int64).roll(-target).to(logits.device)
+            chosen = torch.log_softmax(logits[rows.to(logits.device)] / temperature, dim=-1)
             parts.append(chosen.gather(1, targets[:, None])[:, 0].double().cpu().numpy())
         return np.concatenate(parts)
 

@@ -69,7 +69,7 @@ class StepFacts:
             finished = [sample for sample in samples if sample.finish_reason is FinishReason.STOP]
             if finished:
                 facts["eos_share"] = float(np.mean([not stops.isdisjoint(s.token_ids[-1:]) for s in finished]))
-            facts["passed_end"] = float(np.mean([not self._answer_ends.isdisjoint(s.token_ids[:-1]) for s in samples]))
+            facts["passed_end"] = float(np.mean([not self._answer_ends.isdisjoint(before_ends(s)) for s in samples]))
         elif sampling.stop_token_ids is None:
             facts["no_end_token"] = 1.0
         return facts
@@ -117,6 +117,12 @@ class StepFacts:
         vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
         known = stops.union(own_ids)
         return stops, known | turn_ends(vocabulary), known | answer_ends(vocabulary)
+
+
+def before_ends(sample: Sample) -> list[int]:
+    """The tokens that were drawn, but the last one of each turn."""
+    ends = {len(sample.token_ids), *(reply.at for reply in sample.replies)}
+    return [token for number, token in enumerate(sample.token_ids, 1) if number not in ends]
 
 
 def turn_ends(vocabulary: Mapping[str, int]) -> frozenset[int]:

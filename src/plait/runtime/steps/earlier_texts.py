@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.dataflow import CallKind
 from plait.errors import DataError
 from plait.observe.run_log import read_rows
@@ -45,7 +45,7 @@ def recall_earlier(
     prompts: set[tuple[str, tuple[int, ...]]] = set()
     for call, sample in _newest_first(files, roles, step, _ahead(names, ahead)):
         role, prompt_ids = roles[call], sample.prompt.token_ids
-        room[role] -= len(sample.token_ids) + (0 if (role, prompt_ids) in prompts else len(prompt_ids))
+        room[role] -= sample.num_tokens + (0 if (role, prompt_ids) in prompts else len(prompt_ids))
         prompts.add((role, prompt_ids))
         if room[role] >= 0:
             kept[role].append(sample)
@@ -79,4 +79,5 @@ def _newest_first(files: RunFiles, calls: Iterable[str], step: int, ahead: Seque
             if call in calls and prompt_ids and token_ids and len(logprobs) == len(token_ids):
                 uid, _, index = str(row["uid"]).partition(".")
                 prompt, reason = Prompt(int(uid), "", tuple(prompt_ids)), FinishReason(row["finish_reason"])
-                yield call, Sample(prompt, int(index), tuple(token_ids), tuple(logprobs), "", reason)
+                replies = tuple(Reply(at, tuple(ids)) for at, ids in row.get("replies") or ())
+                yield call, Sample(prompt, int(index), tuple(token_ids), tuple(logprobs), "", reason, replies=replies)

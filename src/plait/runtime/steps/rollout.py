@@ -263,7 +263,7 @@ def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:
 def _with_generated_columns(rows: Rows, node: Node, max_response_tokens: int) -> Rows:
     """Add the columns that `Generated` offers to a flow: sampling log-probs, finished, tokens left."""
     logprobs, finished, tokens_left = node.outputs
-    lengths = np.diff(rows.offsets)
+    lengths = np.array([sample.num_tokens for sample in rows.samples])
     return (
         rows.with_column(logprobs, rows.sampling_logprobs)
         .with_column(finished, [sample.finish_reason is FinishReason.STOP for sample in rows.samples])

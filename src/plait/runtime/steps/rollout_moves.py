@@ -60,7 +60,7 @@ class RolloutMoves:
         """
         if self.rollout is None:
             return
-        lengths = [len(sample.token_ids) for sample in state.generated[self.rollout.id].samples]
+        lengths = [sample.num_tokens for sample in state.generated[self.rollout.id].samples]
         engine = roles[str(self.rollout.role)].engine
         assert engine is not None, f"{self.rollout.call}: nothing generates"
         self.gate.learn(timeline, lengths, engine.traits.num_instances)

@@ -97,7 +97,7 @@ class PartialRollout:
 
     def lengths_of(self, uid: int) -> list[SampleLength]:
         """The lengths of a prompt's samples, by index."""
-        finished = {sample.index: len(sample.token_ids) for sample in self.groups[uid]}
+        finished = {sample.index: sample.num_tokens for sample in self.groups[uid]}
         return [
             SampleLength(finished[index], ended=True)
             if index in finished
@@ -202,7 +202,7 @@ class RolloutParts:
 
 def _tokens(samples: Sequence[Sample]) -> int:
     """Tokens of these samples of one prompt, the prompt included once."""
-    return len(samples[0].prompt.token_ids) + sum(len(sample.token_ids) for sample in samples)
+    return len(samples[0].prompt.token_ids) + sum(sample.num_tokens for sample in samples)
 
 
 def in_parts(parts: Parts, call: Call, name: str) -> Work[list[Scored]]:

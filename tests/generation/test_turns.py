@@ -1,0 +1,138 @@
+"""Turns that follow replies: the tokens and log-probs of a plain loop without a cache, however they are computed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from plait.data.records import FinishReason, Prompt, Reply, Sample
+from plait.generation.engine import Engine, drain
+from plait.generation.request import GoingOn, Request
+from plait.generation.sampler import NUM_CANDIDATES
+from plait.generation.settings import Sampling, SamplingSettings
+from plait.kernels.noise import NoiseKey
+from tests.generation import oracle
+from tests.models.tiny import shared_model, tiny, tiny_tokenizer
+from tests.training.exact import ExactFloat64
+
+MOST, LIMIT = 3, 60
+
+
+def asked() -> list[Request]:
+    """Prompts that begin alike; turns end at many a token, or with `an`."""
+    sampling = Sampling(max_tokens=LIMIT, stop_token_ids=tuple(range(3, 300, 11)), stop=("an",))
+    head = [(7 * at) % 290 + 5 for at in range(20)]
+    return [Request(Prompt(uid, "", (*head, 9 + uid)), 3, sampling, NoiseKey(5)) for uid in range(3)]
+
+
+def reply_to(sample: Sample) -> Reply | None:
+    """A reply that is a function of what was drawn last; None: the sample has ended."""
+    last = sample.token_ids[-1]
+    if sample.finish_reason is not FinishReason.STOP or len(sample.replies) + 1 == MOST or last % 5 == 0:
+        return None
+    ids = tuple((last + 13 * at) % 290 + 5 for at in range(1 + last % 19))
+    return Reply(len(sample.token_ids), ids) if sample.num_tokens + len(ids) < LIMIT else None
+
+
+def rounds(engine: Engine, requests: list[Request]) -> dict[str, Sample]:
+    """All turns of all samples: those of a round together."""
+    ended: dict[str, Sample] = {}
+    while requests:
+        for request in requests:
+            engine.add(request)
+        begun: dict[int, list[Sample]] = {}
+        for sample in drain(engine):
+            if (reply := reply_to(sample)) is None:
+                ended[sample.uid] = sample
+            else:
+                begun.setdefault(sample.prompt.uid, []).append(replace(sample, replies=(*sample.replies, reply)))
+        requests = [
+            replace(request, going_on=GoingOn(tuple(mine), frozenset(range(3)) - {sample.index for sample in mine}))
+            for request in requests
+            if (mine := sorted(begun.get(request.prompt.uid, ()), key=lambda sample: sample.index))
+        ]
+    return ended
+
+
+@functools.cache
+def expected() -> dict[str, Sample]:
+    """The same by a forward over the whole text for each token."""
+    with ExactFloat64():
+        module, ended = tiny("llama"), {}
+        for request in asked():
+            for index in range(request.num_samples):
+                sample = Sample(request.prompt, index, (), (), "", FinishReason.OPEN)
+                reply: Reply | None = Reply(0, ())
+                while reply is not None:
+                    sample = plain_turn(module, request, sample)
+                    if (reply := reply_to(sample)) is not None:
+                        sample = replace(sample, replies=(*sample.replies, reply))
+                ended[sample.uid] = sample
+    assert {len(sample.replies) for sample in ended.values()} == {0, 1, 2}
+    assert {sample.finish_reason for sample in ended.values()} == {FinishReason.STOP, FinishReason.LENGTH}
+    return ended
+
+
+def plain_turn(module: Any, request: Request, sample: Sample) -> Sample:
+    """One turn more of a sample: positions and noise go on behind what there is."""
+    tokenizer, how = tiny_tokenizer(), {"limit": LIMIT, "num_candidates": NUM_CANDIDATES}
+    said = oracle.turn(module, tokenizer, request, sample.index, behind=sample.all_ids, **how)
+    return replace(
+        sample,
+        token_ids=(*sample.token_ids, *said[0]),
+        logprobs=(*sample.logprobs, *said[1]),
+        text=tokenizer.decode([*sample.all_ids, *said[0]], skip_special_tokens=True),
+        finish_reason=said[2],
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_running": 2, "max_prefill_tokens": 7},
+        {"kv_tokens": 128, "prefix_cache_tokens": 64},
+        {"speculation": 3},
+    ],
+    ids=str,
+)
+def test_turns_are_the_oracles_however_they_are_computed(settings: dict[str, Any]) -> None:
+    said = rounds(Engine(shared_model("llama"), SamplingSettings(**settings)), asked())
+    assert said.keys() == expected().keys()
+    for uid, sample in said.items():
+        assert replace(sample, logprobs=()) == replace(expected()[uid], logprobs=())
+        assert sample.logprobs == pytest.approx(expected()[uid].logprobs, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_prefill_tokens": 9, "max_running": 3}, {"kv_tokens": 128, "prefix_cache_tokens": 64}, {"speculation": 3}],
+    ids=str,
+)
+def test_exact_turns_have_the_same_bits_however_they_are_computed(settings: dict[str, Any]) -> None:
+    model = shared_model("llama", torch.float32)
+    plain = rounds(Engine(model, SamplingSettings(exact=True, speculation="off")), asked())
+    assert rounds(Engine(model, SamplingSettings(exact=True, **settings)), asked()) == plain
+
+
+def test_a_next_turn_finds_what_is_cached_of_the_turns_before_it() -> None:
+    def prefilled(**settings: Any) -> int:
+        engine, count = Engine(shared_model("llama"), SamplingSettings(**settings)), 0
+        step = engine.step
+
+        def counted() -> list[Sample]:
+            nonlocal count
+            ended = step()
+            assert engine.last_step is not None
+            count += engine.last_step.num_prefill_tokens
+            return ended
+
+        engine.step = counted  # type: ignore[method-assign]
+        rounds(engine, asked())
+        return count
+
+    assert prefilled(prefix_cache_tokens=4096) < 0.6 * prefilled()
