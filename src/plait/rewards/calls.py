@@ -7,30 +7,34 @@ from typing import Any
 
 from plait.data.records import Sample
 from plait.data.sources import LOG_ARGUMENTS, nearest
+from plait.rewards.functions import RewardFunction
 from plait.rewards.signature import COLUMNS_OF, GIVEN, Form, Signature
+from plait.rewards.words import REPLY
 
 
 def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """Keyword arguments for these samples, one entry of each list per sample.
 
     `prompts` are as they stand in the data; completions are plain texts for text prompts and
-    `[{"role": "assistant", "content": …}]` for messages; `completion_ids` are the sampled ids, stop token included.
-    Every other column of the row comes under its own name.
+    `[{"role": "assistant", "content": …}]` for messages; `completion_ids` are the ids of the response, stop tokens and
+    replies included; `turns` are the messages behind the prompt, whatever that is. Every other column of the row comes
+    under its own name.
     """
     prompts = [sample.prompt.columns.get("prompt", sample.prompt.text) for sample in samples]
     arguments: dict[str, list[Any]] = {
         "prompts": prompts,
         "completions": [
-            sample.text if isinstance(prompt, str) else [{"role": "assistant", "content": sample.text}]
+            sample.text if isinstance(prompt, str) else sample.messages
             for sample, prompt in zip(samples, prompts, strict=True)
         ],
-        "completion_ids": [list(sample.token_ids) for sample in samples],
+        "completion_ids": [list(sample.all_ids) for sample in samples],
+        "turns": [sample.messages for sample in samples],
     }
     names = dict.fromkeys(name for sample in samples for name in sample.prompt.columns if name != "prompt")
     return arguments | {name: [sample.prompt.columns.get(name) for sample in samples] for name in names}
 
 
-def missing_arguments(function: str, signature: Signature, columns: Sequence[str]) -> str | None:
+def missing_arguments(function: RewardFunction, signature: Signature, columns: Sequence[str]) -> str | None:
     """A message if `function` has a parameter without a default that neither its form nor a column fills."""
     form = signature.form
     data = [name for name in columns if name != "prompt"]
@@ -43,8 +47,13 @@ def missing_arguments(function: str, signature: Signature, columns: Sequence[str
         return None
     arguments = [name for name in (*GIVEN[form], *data) if name not in LOG_ARGUMENTS]
     hints = ", ".join(f"`{name}`{_from(form, name)}{nearest(name, arguments)}" for name in missing)
+    if function.kind is REPLY:
+        return (
+            f"`turns.reply`: `{function.name}` needs {hints}, but is given messages and the columns of the data: "
+            f"{', '.join(data)}; add the column to the data, or a default to the parameter"
+        )
     return (
-        f"`reward.functions`: `{function}` needs {hints}, but a reward of {form}'s form is given "
+        f"`reward.functions`: `{function.name}` needs {hints}, but a reward of {form}'s form is given "
         f"{', '.join(arguments)}; add the column to the data, or a default to the parameter"
     )
 

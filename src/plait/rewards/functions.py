@@ -15,6 +15,7 @@ from plait.errors import ConfigError
 from plait.rewards.loading import split_path
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed
+from plait.rewards.words import REWARD, Kind
 
 RewardCallable = Callable[..., Any]
 
@@ -26,6 +27,7 @@ class RewardFunction:
     target: str | bytes
     """A path that the worker imports, or a pickled callable."""
     weight: float = 1.0
+    kind: Kind = REWARD
 
 
 def reward_functions(

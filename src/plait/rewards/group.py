@@ -15,6 +15,7 @@ from plait.errors import RunError
 from plait.rewards.calls import call_arguments
 from plait.rewards.functions import RewardFunction
 from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, Worked, weighted_reward
+from plait.rewards.words import REPLY
 
 
 @dataclass(eq=False)
@@ -128,11 +129,12 @@ class Group:
         return f"{self._functions[function].name}/{column}" if shared else column
 
     def _blame(self, function: int, place: int, kind: FailureKind, message: str, traceback: str) -> None:
-        sample = self.samples[place]
-        name = self._functions[function].name
+        sample, called = self.samples[place], self._functions[function]
         asked = sample.prompt.columns.get("prompt")
         prompt = asked if isinstance(asked, str) else sample.prompt.text
-        self.failures.append(Failure(sample.uid, name, kind, message, traceback, sample.text, prompt))
+        turn = len(sample.replies) + 1 if called.kind is REPLY else 0
+        told = (message, traceback, sample.text, prompt)
+        self.failures.append(Failure(sample.uid, called.name, kind, *told, called.kind, turn))
         self._failed_places.add(place)
         self._scores[function][place] = None
 
@@ -171,7 +173,7 @@ def packed_call(call: Call, name: str, *, number: int, seed: int) -> bytes:
     request = {
         "call": number,
         "function": call.function,
-        "noise": f"{seed}/{name}/{','.join(sample.uid for sample in samples)}",
+        "noise": f"{seed}/{name}/{','.join(sample.uid + '+' * len(sample.turns) for sample in samples)}",
         "arguments": call_arguments(samples),
         "texts": [(sample.prompt.text, sample.text) for sample in samples],
     }

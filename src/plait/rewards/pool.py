@@ -31,18 +31,13 @@ from plait.rewards.process import RewardProcess
 from plait.rewards.scores import FailureKind, GroupScores, Worked
 from plait.rewards.settings import OnError
 from plait.rewards.signature import Signature, signature_from
+from plait.rewards.words import STRANGE
 from plait.rewards.worker import AT_IMPORT, IN_WORKER
 from plait.user_code import IMPORT_LIMIT_S
 
 _TICK_S = 0.2
 """Longest sleep before workers are looked after again."""
 _LOST_SENDS = 3
-_DROP = "(`reward.on_error: drop` leaves such samples out and goes on)"
-_FORKED = (
-    "forked its worker process, and the child came back as if it were the worker; it was ended, and its answer is not "
-    "taken: end such a child with `os._exit`, or start a program with `subprocess`"
-)
-_STRANGE = "wrote something else than an answer on the connection of its worker process"
 
 
 @dataclass
@@ -63,7 +58,7 @@ class RewardPool:
     """Runs reward functions over groups of samples in worker processes.
 
     Args:
-        functions: see `functions.reward_functions`.
+        functions: see `functions.reward_functions`; of one kind.
         timeout_s: wall-clock limit of a call.
         workers: number of processes.
         on_error: STOP raises RunError; DROP leaves the sample without a reward (NaN), counted.
@@ -101,6 +96,7 @@ class RewardPool:
         if memory_gb is not None and sys.platform != "linux":
             raise ConfigError("`reward.memory_gb` works on Linux only; remove it")
         self.functions = tuple(functions)
+        self._kind = functions[0].kind
         self.timeout_s = timeout_s
         self.on_error = OnError(on_error)
         self._seed = seed
@@ -138,7 +134,7 @@ class RewardPool:
         while self._signatures is None:
             self._pump(_TICK_S)
         for function, signature in zip(self.functions, self._signatures, strict=True):
-            if columns is not None and (problem := missing_arguments(function.name, signature, columns)):
+            if columns is not None and (problem := missing_arguments(function, signature, columns)):
                 raise ConfigError(problem)
 
     def close(self) -> None:
@@ -291,7 +287,7 @@ class RewardPool:
             self._answered_by_a_stranger(worker)
             return
         if "unloadable" in reply:
-            raise self._unloadable(f"reward `{reply['unloadable']}`: {reply['error']}", reply["frames"])
+            raise self._unloadable(f"{self._kind.noun} `{reply['unloadable']}`: {reply['error']}", reply["frames"])
         if "ready" in reply:
             worker.ready, self._signatures = True, [signature_from(entry) for entry in reply["ready"]]
             return
@@ -323,40 +319,43 @@ class RewardPool:
         for worker in self._workers:
             for place in worker.process.strays():
                 if place == AT_IMPORT:
-                    raise self._unloadable(f"a file of the rewards {self._names} {_FORKED}")
+                    raise self._unloadable(self._kind.forked(f"a file of the {self._names}"))
                 if place >= len(self.functions):
                     continue  # something else wrote to the pipe
                 if self.on_error is OnError.STOP:
-                    raise RunError(f"reward `{self.functions[place].name}` {_FORKED}\n{_DROP}")
+                    raise RunError(self._forked(place) + self._kind.way_out)
                 self._come_back.add(place)
 
     def _answered_by_a_stranger(self, worker: _Worker) -> None:
         """Something wrote to the worker's connection that is not the worker's answer to its call."""
         if not worker.ready:
-            raise self._unloadable(f"a file of the rewards {self._names} {_STRANGE}")
+            raise self._unloadable(f"a file of the {self._names} {STRANGE}")
         call = worker.call
         self._replace(worker)
         assert call is not None, "only workers with a call are listened to"
-        self._failed(call, FailureKind.DIED, _STRANGE, "")
+        self._failed(call, FailureKind.DIED, STRANGE, "")
 
     @property
     def _names(self) -> str:
-        return ", ".join(f"`{function.name}`" for function in self.functions)
+        return f"{self._kind.plural} {', '.join(f'`{function.name}`' for function in self.functions)}"
 
     @property
     def _limit(self) -> str:
-        return f"{self.timeout_s:g} s (`reward.timeout_s`)"
+        return self._kind.limit(self.timeout_s)
+
+    def _forked(self, place: int) -> str:
+        return self._kind.forked(f"{self._kind.noun} `{self.functions[place].name}`")
 
     def _expired(self, worker: _Worker) -> None:
         stack = worker.process.where()
         if not worker.ready:
-            raise self._unloadable(f"importing the rewards {self._names} took more than {IMPORT_LIMIT_S:.0f} s", stack)
+            raise self._unloadable(f"importing the {self._names} took more than {IMPORT_LIMIT_S:.0f} s", stack)
         self._ended(worker, FailureKind.TIMEOUT, f"passed the time limit of {self._limit} and was killed at:", stack)
 
     def _died(self, worker: _Worker) -> None:
         cause, stack = worker.process.cause_of_death()
         if not worker.ready:
-            raise self._unloadable(f"one of the rewards {self._names} {cause} while its file was imported", stack)
+            raise self._unloadable(f"one of the {self._names} {cause} while its file was imported", stack)
         self._ended(worker, FailureKind.DIED, cause, stack)
 
     def _ended(self, worker: _Worker, kind: FailureKind, message: str, stack: str) -> None:
@@ -389,11 +388,11 @@ class RewardPool:
 
     def _after(self, group: Group) -> None:
         if group.failures and self.on_error is OnError.STOP:
-            raise RunError(f"{group.failures[0]}\n{_DROP}")
+            raise RunError(f"{group.failures[0]}{self._kind.way_out}")
         if group.done:
             del self._groups[group.ticket]
             strays = sorted(self._come_back - self._told)
             self._told |= self._come_back
-            remarks = tuple(f"reward `{self.functions[place].name}` {_FORKED}" for place in strays)
+            remarks = tuple(map(self._forked, strays))
             result = group.result()
             self._finished.append(replace(result, recovered=(*result.recovered, *remarks)))

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from plait.data.records import Sample
+from plait.rewards.words import REWARD, Kind
 
 NONE = math.nan
 """No score: the function does not apply, or failed. Among rewards: the sample has none and is not trained on."""
@@ -37,9 +38,14 @@ class Failure:
     response: str = ""
     prompt: str = ""
     """The column `prompt` of its row, or where that holds messages, all of them after the chat template."""
+    of: Kind = REWARD
+    """What the function gives."""
+    turn: int = 0
+    """The turn that a reply was asked for; 0: it is no reply."""
 
     def __str__(self) -> str:
-        lines = [f"reward `{self.function}` failed on sample {self.uid}: {self.message}"]
+        where = f"sample {self.uid}" + (f", turn {self.turn}" if self.turn else "")
+        lines = [f"{self.of.noun} `{self.function}` failed on {where}: {self.message}"]
         if self.traceback:
             lines.append(self.traceback.rstrip())
         lines += [f"the prompt was: {self.prompt!r:.300}", f"the response was: {self.response!r:.300}"]

@@ -19,6 +19,25 @@ class OnError(StrEnum):
     DROP = "drop"
 
 
+class TurnSettings(Settings):
+    """What answers the model within a response: a tool, an environment or a user."""
+
+    reply: str | None = Field(
+        default=None,
+        description="FILE.py:FUNCTION or package.module:function that says what follows a turn of the model, or None; "
+        "by default a response is one turn",
+    )
+    most: int = Field(default=8, ge=2, le=1000, description="turns of the model in a response, at most")
+    timeout_s: float = Field(default=30.0, gt=0, description="wall-clock limit of one call of `reply`")
+    workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run `reply`")
+
+    _paths = path_key("reply")
+
+    def check_read(self) -> None:
+        """Raises ValueError where a key has no effect, as there is one turn."""
+        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers")
+
+
 class RewardSettings(Settings):
     functions: tuple[str, ...] = Field(
         default=(),

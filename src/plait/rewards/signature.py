@@ -37,9 +37,9 @@ _MARKS = {
 """The parameter by which each form is known: where it gets the response."""
 
 GIVEN = {
-    Form.TRL: ("prompts", "completions", "completion_ids", "log_extra", "log_metric"),
-    Form.VERL: ("solution_str", "log_metric"),
-    Form.OPENRLHF: ("queries", "prompts", "log_extra", "log_metric"),
+    Form.TRL: ("prompts", "completions", "completion_ids", "turns", "log_extra", "log_metric"),
+    Form.VERL: ("solution_str", "turns", "log_metric"),
+    Form.OPENRLHF: ("queries", "prompts", "turns", "log_extra", "log_metric"),
 }
 """Parameters that need no column of the data."""
 
@@ -90,7 +90,7 @@ def signature_of(name: str, call: Callable[..., Any]) -> Signature:
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     unnamed = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
     forms = [form for form, marks in _MARKS.items() if any(mark in names for mark in marks)]
-    if not forms and takes_all and not unnamed:
+    if not forms and (takes_all or "turns" in names) and not unnamed:
         forms = [Form.TRL]
     if len(forms) != 1 or unnamed:
         raise ConfigError(f"reward `{name}({_shown(parameters)})` {_complaint(forms, unnamed)}; {THREE_FORMS}".rstrip())
@@ -138,7 +138,7 @@ class RewardCall:
         """
         match self.signature.form:
             case Form.TRL:
-                return listed(_settled(self._function(**self._kept({**arguments}) | self._asked(logs))))
+                return listed(settled(self._function(**self._kept({**arguments}) | self._asked(logs))))
             case Form.VERL:
                 return self._verl(arguments, texts, logs)
             case Form.OPENRLHF:
@@ -181,7 +181,7 @@ class RewardCall:
         if "labels" not in named and "label" in named:
             named["labels"] = named["label"]
         named |= {"queries": [prompt + response for prompt, response in texts], "prompts": [text for text, _ in texts]}
-        result = _settled(self._function(**self._kept(named) | self._asked(logs)))
+        result = settled(self._function(**self._kept(named) | self._asked(logs)))
         if not isinstance(result, Mapping):
             return listed(result)
         if "rewards" not in result:
@@ -237,7 +237,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _settled(result: Any) -> Any:
+def settled(result: Any) -> Any:
     return _all_settled([result])[0]
 
 

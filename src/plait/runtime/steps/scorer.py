@@ -63,7 +63,7 @@ class ModelScorer:
         """
         read = self.translated(samples)
         for sample in read:
-            length = len(sample.prompt.token_ids) + len(sample.token_ids)
+            length = len(sample.prompt.token_ids) + sample.num_tokens
             if length > self.max_positions:
                 raise ModelError(
                     f"`{self.key}`: sample {sample.uid} has {length} of its tokens, but its positions end at "
@@ -81,7 +81,7 @@ class ModelScorer:
         """
         read = tuple(samples) if self.translator is None else self.translator.translate_all(samples)
         for sample in () if self.vocabulary is None else read:
-            last = max((*sample.prompt.token_ids, *sample.token_ids), default=0)
+            last = max((*sample.prompt.token_ids, *sample.all_ids), default=0)
             if last >= self.vocabulary:
                 raise ModelError(
                     f"`{self.key}`: its tokenizer writes token {last} for sample {sample.uid}, but the model has only "
@@ -111,8 +111,8 @@ class Translator:
     """Renders a sample for another tokenizer.
 
     A reward model with a chat template reads the conversation: the prompt's messages (a text prompt is the user's
-    message) and the response as the assistant's. Without one it reads the prompt's text with the response behind it,
-    and its end token where the response ended by itself.
+    message) and the response as the assistant's, or its turns and the replies between them. Without one it reads the
+    prompt's text with the response behind it, and its end token where the response ended by itself.
     """
 
     def __init__(self, tokenizer: Any, key: str) -> None:
@@ -132,7 +132,11 @@ class Translator:
         common = {uid: common_length(group) for uid, group in by_prompt.items()}
         return tuple(
             replace(
-                sample, prompt=replace(sample.prompt, token_ids=token_ids[:cut]), token_ids=token_ids[cut:], logprobs=()
+                sample,
+                prompt=replace(sample.prompt, token_ids=token_ids[:cut]),
+                token_ids=token_ids[cut:],
+                logprobs=(),
+                replies=(),
             )
             for sample, token_ids in zip(samples, ids, strict=True)
             for cut in (common[sample.prompt.uid],)
@@ -143,7 +147,7 @@ class Translator:
         if tokenizer.chat_template is not None:
             prompt = sample.prompt.columns.get("prompt", sample.prompt.text)
             turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            turns.append({"role": "assistant", "content": sample.text})
+            turns += sample.messages
             place = Row({}, f"`{self._key}`: sample {sample.uid}")
             text = render(tokenizer, turns, place, remedy=f"`{self._key}`, or the prompts", begin_answer=False)
             return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

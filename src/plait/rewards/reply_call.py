@@ -1,0 +1,87 @@
+"""The function that replies to a turn of the model (`turns.reply`), as a worker process calls it.
+
+    reply(messages, **columns) -> None | str | message | [message, ...]
+
+It is called as a reward function is, for one sample at a time; what it returns travels as a column that it logs. Runs
+inside workers: standard library only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from plait.errors import ConfigError
+from plait.rewards.loading import load_function
+from plait.rewards.signature import Miscounted, settled
+
+KEY = "turns.reply"
+COLUMN = "reply"
+_OWN = ("prompts", "completions", "turns", "log_extra")
+"""What the pool gives, whatever the function asks for."""
+_EXPECTED = (
+    "expected None (the conversation is over), a text, a message such as "
+    '{"role": "tool", "content": "…"}, or a list of messages'
+)
+
+
+class ReplyCall:
+    """A function of the user's, in the form of a reward: it scores nothing, and logs its reply.
+
+    Raises:
+        ConfigError: it cannot be loaded, or has no parameter `messages`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._function = function = load_function(path, key=KEY)
+        parameters = list(inspect.signature(function).parameters.values())
+        own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _OWN]
+        kept = [p for p in parameters if p.name not in ("messages", *_OWN) and p.kind is not p.VAR_POSITIONAL]
+        kept = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=p.KEYWORD_ONLY) for p in kept]
+        named = [p for p in parameters if p.name == "messages" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        if not named:
+            shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+            raise ConfigError(f"expected a function reply(messages, **columns), found {function.__name__}({shown})")
+        self.__signature__ = inspect.Signature([*own, *kept])
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        turns: Sequence[Sequence[Mapping[str, Any]]],
+        log_extra: Callable[[str, Any], None],
+        **columns: Sequence[Any],
+    ) -> list[None]:
+        """The scores of the samples: none has one.
+
+        Raises:
+            Miscounted: the function returned what is no reply.
+            Exception: whatever the function raises.
+        """
+        replies = []
+        for place, (prompt, said) in enumerate(zip(prompts, turns, strict=True)):
+            asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            own = {name: values[place] for name, values in columns.items() if name != "completion_ids"}
+            messages = [dict(message) for message in (*asked, *said)]
+            replies.append(_checked(settled(self._function(messages=messages, **own))))
+        log_extra(COLUMN, replies)
+        return [None] * len(replies)
+
+
+def _checked(reply: Any) -> list[dict[str, Any]] | None:
+    """What a function returned, as messages."""
+    if reply is None:
+        return None
+    if isinstance(reply, str):
+        return [{"role": "user", "content": reply}]
+    messages = [reply] if isinstance(reply, Mapping) else reply
+    if not isinstance(messages, list | tuple) or not messages:
+        raise Miscounted(f"returned {type(reply).__name__} {reply!r:.60}; {_EXPECTED}")
+    for message in messages:
+        is_message = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        if not is_message or not isinstance(message.get("content"), str):
+            raise Miscounted(f"returned {message!r:.80} as a message, which needs texts as `role` and `content`")
+        if message["role"] == "assistant":
+            raise Miscounted("returned a message of the role `assistant`: that is the model's; give tool or user")
+    return [dict(message) for message in messages]

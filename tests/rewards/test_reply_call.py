@@ -1,0 +1,89 @@
+"""What a function may reply to a turn, and what it is given."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.data.records import FinishReason, Prompt, Reply, Sample
+from plait.errors import ConfigError
+from plait.rewards.calls import call_arguments
+from plait.rewards.functions import RewardFunction
+from plait.rewards.group import Call, Group, packed_call
+from plait.rewards.reply_call import COLUMN, ReplyCall
+from plait.rewards.signature import Miscounted, RewardCall
+from plait.rewards.words import REPLY
+
+TOOL = {"role": "tool", "content": "7", "name": "add"}
+TURNS = ({"role": "assistant", "content": "a"}, TOOL, {"role": "assistant", "content": "b"})
+
+
+def replied(tmp_path: Path, text: str, *, prompt: Any = "ask", **columns: Any) -> Any:
+    """What `reply`, of this text, replies to a sample of two turns; as a worker calls it."""
+    (tmp_path / "tools.py").write_text(text)
+    asked = Prompt(1, "", (1,), {"prompt": prompt, **columns})
+    sample = Sample(asked, 0, (4, 5), (), "a7b", FinishReason.STOP, replies=(Reply(1, (6,)),), turns=TURNS)
+    logged: dict[str, Any] = {}
+    call = RewardCall("reply", ReplyCall(f"{tmp_path}/tools.py:reply"))
+    scores = call(call_arguments([sample]), [("", sample.text)], {"log_extra": logged.__setitem__})
+    assert scores == [None]
+    assert json.loads(json.dumps(logged)) == logged
+    return logged[COLUMN][0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "messages"),
+    [
+        ("None", None),
+        ("'go on'", [{"role": "user", "content": "go on"}]),
+        (repr(TOOL), [TOOL]),
+        (f"[{TOOL!r}, {TOOL!r}]", [TOOL, TOOL]),
+    ],
+)
+def test_what_may_be_returned(tmp_path: Path, returned: str, messages: list[Mapping[str, Any]] | None) -> None:
+    assert replied(tmp_path, f"def reply(messages):\n    return {returned}\n") == messages
+    assert replied(tmp_path, f"async def reply(messages):\n    return {returned}\n") == messages
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("7", "returned int 7; expected None (the conversation is over), a text"),
+        ("[]", "returned list []; expected None"),
+        ("['text']", "returned 'text' as a message, which needs texts as `role` and `content`"),
+        ("{'role': 'tool', 'content': 3}", "as a message, which needs texts as `role` and `content`"),
+        ("{'role': 'assistant', 'content': ''}", "a message of the role `assistant`: that is the model's"),
+    ],
+)
+def test_what_may_not(tmp_path: Path, returned: str, message: str) -> None:
+    with pytest.raises(Miscounted, match=re.escape(message)):
+        replied(tmp_path, f"def reply(messages):\n    return {returned}\n")
+
+
+def test_it_is_given_the_conversation_and_the_columns_of_the_row(tmp_path: Path) -> None:
+    code = "import json\ndef reply(messages, answer, **columns):\n    return json.dumps([messages, answer, columns])\n"
+    asked = [{"role": "user", "content": "ask"}]
+    for prompt in ("ask", asked):
+        [message] = replied(tmp_path, code, prompt=prompt, answer=3, colour="red")
+        assert json.loads(message["content"]) == [[*asked, *TURNS], 3, {"colour": "red"}]
+
+
+def test_draws_of_a_function_differ_from_turn_to_turn() -> None:
+    function = RewardFunction("reply", "tools.py:reply", kind=REPLY)
+    seen = set()
+    for turns in (TURNS[:1], TURNS):
+        sample = Sample(Prompt(1, "", (1,)), 0, (4,), (), "", FinishReason.STOP, turns=turns)
+        call = Call(Group(0, (sample,), (function,)), 0, (0,))
+        seen.add(pickle.loads(packed_call(call, "reply", number=1, seed=0))["noise"])
+    assert len(seen) == 2
+
+
+def test_a_function_without_messages_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a function reply\(messages, \*\*columns\), found reply\(text\)"):
+        replied(tmp_path, "def reply(text):\n    return None\n")
