@@ -67,11 +67,14 @@ class InstanceMoves(Protocol):
 class GenerationEngine(Protocol):
     """Draws responses to prompts, a step at a time, and delivers samples in the order in which they end."""
 
-    policy_version: int
-    """Stamped on the tokens that are drawn."""
     traits: Traits
     model: Any
     """What this process has of the model; None: nothing."""
+
+    @property
+    def policy_version(self) -> int:
+        """Stamped on the tokens that are drawn."""
+        ...
 
     @property
     def moves(self) -> InstanceMoves | None:
@@ -112,9 +115,9 @@ class GenerationEngine(Protocol):
         """Ask for samples of a prompt; they join those in flight."""
         ...
 
-    def advance(self, call: str) -> tuple[Done, list[Sample]]:
-        """Do one step for all samples in flight. Returns its record, as an action of the call, and the samples that
-        ended in it."""
+    def advance(self, call: str) -> tuple[Done | None, list[Sample]]:
+        """Do one step for all samples in flight. Returns its record, as an action of the call (None: it could only
+        wait), and the samples that ended in it."""
         ...
 
     def halt(self, *, parks: bool) -> None:

@@ -88,6 +88,6 @@ def test_the_users_word_is_a_recipe_of_his_own_or_the_keys_or_a_flag(sent: Path)
 
 def test_which_names_are_code(make_recipe: MakeRecipe) -> None:
     own = ["a.py:f", "package.module.f"]
-    keys = {"evaluation.items": 1, "reward.functions": ["task", "well_formed", *own]}
+    keys = {"evaluation.items": 1, "reward.functions": ["task", "well_formed", *own], "turns.reply": own[0]}
     keys |= {"evaluation.functions": ["plait.rewards.tasks:x"]}
-    assert code_of(make_recipe(**keys)) == {"reward.functions": tuple(own)}
+    assert code_of(make_recipe(**keys)) == {"reward.functions": tuple(own), "turns.reply": (own[0],)}

@@ -61,6 +61,11 @@ class PromptEncoder:
             )
         self._ids = Ids(tokenizer)
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether prompts go through the chat template."""
+        return bool(self._chat)
+
     def render(self, row: Row) -> str:
         """The text that the model reads, up to where its response begins.
 
@@ -150,7 +155,7 @@ class PromptSet:
         """The `index`-th kept row as prompt instance `uid`."""
         row = self.source[self.kept[index]]
         text = self.encoder.render(row)
-        return Prompt(uid, text, self.encoder.token_ids(text), row.columns, self.source.label)
+        return Prompt(uid, text, self.encoder.token_ids(text), row.columns, self.source.label, self.encoder.is_chat)
 
 
 def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max_prompt_tokens: int) -> PromptSet:

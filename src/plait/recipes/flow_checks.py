@@ -13,6 +13,7 @@ from plait.recipes.engine_checks import check_engine
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
+from plait.recipes.turn_checks import check_turns
 
 
 def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Dataflow:
@@ -37,6 +38,7 @@ def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Data
     check_staleness(dataflow, recipe)
     check_served(recipe)
     check_engine(recipe)
+    check_turns(dataflow, recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     if recipe.epochs is None:

@@ -22,7 +22,7 @@ from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.paths import path_key
 from plait.recipes.role_settings import ReferenceSettings, ValueSettings
-from plait.rewards.settings import RewardSettings
+from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
 from plait.schedule.update_rule import UpdateRule
@@ -122,6 +122,7 @@ class Recipe(Settings):
     reference: ReferenceSettings = ReferenceSettings()
     lora: LoraSettings = LoraSettings()
     sampling: SamplingSettings = SamplingSettings()
+    turns: TurnSettings = TurnSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -241,7 +242,8 @@ class Recipe(Settings):
 
     @property
     def fusion_rule(self) -> FusionRule:
-        return FusionRule.of(self.fusion)
+        """Samples of several turns stay where they are."""
+        return FusionRule.of(self.fusion if self.turns.reply is None else "off")
 
     @property
     def update_rule(self) -> UpdateRule:

@@ -18,6 +18,8 @@ from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet
+from plait.data.records import FinishReason, Sample
+from plait.data.replies import ReplyEncoder
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
@@ -75,7 +77,7 @@ def prepare(
     tokenizer = load_tokenizer(recipe.model)
     _check_models(models, tokenizer, recipe)
     data = read_data(outlined.flow, recipe, tokenizer, shapes[recipe.model])
-    check_ids(tokenizer, shapes[recipe.model].vocabulary, _ids_of(data.train_set, data.given), recipe.model)
+    _check_texts(data, recipe, tokenizer, shapes[recipe.model].vocabulary)
     lengths = _lengths_in(data, recipe)
     check_reach(tokenizer, recipe.model, outlined.flow, _longest_of(outlined.flow, lengths, data), models, shapes)
     if plan is None:
@@ -232,6 +234,17 @@ def _ids_of(
         for index, row in enumerate(examples.kept):
             for sample, _ in examples.given(index, index):
                 yield examples.source[row].place, (*sample.prompt.token_ids, *sample.token_ids)
+
+
+def _check_texts(data: RunData, recipe: Recipe, tokenizer: Any, vocabulary: int) -> None:
+    """Raises ModelError where the data have tokens that the model lacks; DataError where its chat template has no place
+    for a reply, as far as the first prompt of a source tells."""
+    check_ids(tokenizer, vocabulary, _ids_of(data.train_set, data.given), recipe.model)
+    if recipe.turns.reply is not None and data.train_set is not None:
+        encoder = ReplyEncoder(tokenizer, vocabulary)
+        for prompts in data.train_set.sets:
+            sample = Sample(prompts.prompt(0, 0), 0, (), (), "", FinishReason.STOP)
+            encoder.token_ids(sample, [{"role": "user", "content": "Go on."}])
 
 
 def _shapes(models: tuple[RoleModel, ...], recipe: Recipe) -> dict[str, ModelShape]:

@@ -11,7 +11,7 @@ from plait.dataflow import CallKind, Dataflow, Level
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
-from plait.runtime.evaluating.evaluation import Evaluation, data_columns, with_extras
+from plait.runtime.evaluating.evaluation import Evaluation, data_columns, told_of_turns, with_extras
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState
@@ -147,8 +147,8 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     (rewards, advantages …) by name, what each reward function gave it, and what they logged.
 
     Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
-    gave it, where they changed on the way. A flow of several rollouts names that of each
-    sample under `rollout`.
+    gave it, where they changed on the way; `turns` and `replies` what was said in several turns. A flow of several
+    rollouts names that of each sample under `rollout`.
     """
     for table, generated in state.generated.items():
         rows = state.tables[table]
@@ -166,6 +166,7 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                 "prompt_ids": list(sample.prompt.token_ids),
                 "token_ids": list(sample.token_ids),
                 "sampling_logprobs": list(sample.logprobs),
+                **told_of_turns(sample),
             }
             if len(state.generated) > 1:
                 record = {"rollout": flow.nodes[table].call, **record}

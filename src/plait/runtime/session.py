@@ -111,7 +111,7 @@ class Session:
         self.judges = self.pools.pop("judges", None)
         self.workers = self._leading.workers(self.recorder)
         stack.callback(self.workers.end_engines)
-        self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools)
+        self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools, self.recorder)
         pools = (*self.pools.values(), *filter(None, (self.judges,)))
         for pool in pools:
             pool.looked = self.workers.tick

@@ -31,7 +31,18 @@ def step_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
 def tokens_of(state: StepState) -> int:
     """Tokens of the step's samples, each with its own prompt."""
     tables = {**state.tables, **state.generated}
-    return sum(len(s.prompt.token_ids) + len(s.token_ids) for rows in tables.values() for s in rows.samples)
+    return sum(len(s.prompt.token_ids) + s.num_tokens for rows in tables.values() for s in rows.samples)
+
+
+def turn_metrics(flow: Dataflow, state: StepState, most: int) -> dict[str, float]:
+    """How many turns the samples have, how long their replies are, and the share that has `most` turns."""
+    samples = state.generated[flow.main_rows.id].samples
+    turns = np.array([1 + len(sample.replies) for sample in samples])
+    return {
+        "turns/mean": float(turns.mean()),
+        "turns/most_share": float((turns >= most).mean()),
+        "turns/reply_tokens": float(np.mean([s.num_tokens - len(s.token_ids) for s in samples])),
+    }
 
 
 def _reward_metrics(node: Node, flow: Dataflow, state: StepState) -> dict[str, float]:

@@ -147,6 +147,7 @@ class Evaluation:
                     "policy_version": sample.policy_version,
                     "token_ids": list(sample.token_ids),
                     "sampling_logprobs": list(sample.logprobs),
+                    **told_of_turns(sample),
                     "judged": {name: scores[place] for name, scores in self.judged.items()},
                 },
                 logged,
@@ -193,6 +194,15 @@ class Evaluation:
             per_item=per_item,
             pass_at=pass_at,
         )
+
+
+def told_of_turns(sample: Sample) -> dict[str, Any]:
+    """What a record says of a sample of several turns: `turns`, the messages behind the prompt, and `replies`, each the
+    number of tokens drawn before it and its tokens. Nothing of one turn."""
+    if not sample.replies:
+        return {}
+    replies = [[reply.at, list(reply.token_ids)] for reply in sample.replies]
+    return {"turns": [dict(message) for message in sample.turns], "replies": replies}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -34,6 +34,7 @@ RESUMABLE_KEYS = frozenset(
         "cost.timeout_s",
         "reward.memory_gb",
         "cost.memory_gb",
+        "turns.timeout_s",
         "doctor.enabled",
         "doctor.stop_on",
         "doctor.repeat_every",

@@ -113,6 +113,11 @@ def _samples(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _response_tokens(row: dict[str, Any]) -> int:
+    """Tokens of a recorded response, replies included."""
+    return len(row["token_ids"]) + sum(len(token_ids) for _, token_ids in row.get("replies") or ())
+
+
 def recorded(files: Sequence[Path], run: Foretellable) -> SampleLengths | None:
     """Lengths of prompts and responses in files of samples; None where none has both.
 
@@ -126,7 +131,7 @@ def recorded(files: Sequence[Path], run: Foretellable) -> SampleLengths | None:
     for file in files:  # one at a time: the samples of a large step take gigabytes
         rows = _samples(file)
         prompts += [len(row["prompt_ids"]) for row in rows if row.get("prompt_ids")]
-        responses += [min(most, len(row["token_ids"])) for row in rows if row.get("token_ids")]
+        responses += [min(most, _response_tokens(row)) for row in rows if row.get("token_ids")]
         roots.append(root_of({tuple(row["prompt_ids"]) for row in rows if row.get("prompt_ids")}))
         del rows
     if not prompts or not responses:

@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plait.data.records import FinishReason, Sample
+from plait.data.replies import ReplyEncoder
+from plait.engines import GenerationEngine
 from plait.recipes.role_models import is_reward
 from plait.rewards.pool import RewardPool
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.tokenizers import load_tokenizer
+from plait.runtime.steps.conversing import Conversing, Replies
+from plait.runtime.steps.reward_pools import REPLIES
 from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.steps.scorer import ModelScorer, translator_for
 from plait.runtime.workers import Workers
+from plait.workers.recorder import Recorder
 
 
-def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, RewardPool]) -> dict[str, RoleRuntime]:
+def build_roles(
+    prepared: Prepared, workers: Workers, pools: Mapping[str, RewardPool], recorder: Recorder
+) -> dict[str, RoleRuntime]:
     """Everything that the flow's roles need.
 
     Args:
-        pools: reward role → its functions, already started.
+        pools: of `open_pools`: reward role → its functions, and the one that replies.
+        recorder: of the run.
 
     Raises:
         UserError: a reward model cannot read the prompts of a source, as far as the first one tells.
     """
     flow, recipe = prepared.flow, prepared.recipe
     actor = next((model for model in prepared.models if model.role == "actor"), None)
+    replies = Replies(pools[REPLIES], recorder) if REPLIES in pools else None
     roles: dict[str, RoleRuntime] = {}
     for model in prepared.models:
         mine, trainer = workers.model(model.role), workers.trainer(model.role)
@@ -46,10 +55,21 @@ def build_roles(prepared: Prepared, workers: Workers, pools: Mapping[str, Reward
             _try_prompts(prepared, scorer)
             roles[model.role] = RewardRole(pools.get(model.role), scorer, mine)
             continue
-        roles[model.role] = ModelRole(mine, trainer, workers.engine(model.role))
+        engine = workers.engine(model.role)
+        if engine is not None and replies is not None:
+            engine = _conversing(prepared, engine, replies)
+        roles[model.role] = ModelRole(mine, trainer, engine)
     for role, pool in pools.items():
-        roles.setdefault(role, RewardRole(pool))
+        if role != REPLIES:
+            roles.setdefault(role, RewardRole(pool))
     return roles
+
+
+def _conversing(prepared: Prepared, engine: GenerationEngine, replies: Replies) -> GenerationEngine:
+    """An engine whose samples have several turns."""
+    shape, most = prepared.shape, prepared.recipe.turns.most
+    encoder = ReplyEncoder(prepared.tokenizer, shape.vocabulary)
+    return Conversing(engine, replies, encoder, most, shape.max_positions)
 
 
 def _try_prompts(prepared: Prepared, scorer: ModelScorer) -> None:

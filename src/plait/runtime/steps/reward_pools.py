@@ -1,4 +1,4 @@
-"""Starts the processes of a recipe's reward functions and judges."""
+"""Starts the processes of a recipe's reward functions and judges, and of the function that replies between turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 
 from plait.observe.loading import loading
 from plait.rewards.pool import RewardPool
+from plait.rewards.replies import reply_function
 from plait.runtime.inputs.prepared import Prepared
+
+REPLIES = "replies"
+"""The pool of the function that replies (`turns.reply`)."""
 
 
 def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | None = None) -> dict[str, RewardPool]:
@@ -17,7 +21,7 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
         stack: closes the pools.
 
     Returns:
-        Reward role → its pool; the functions that judge evaluations under `judges`.
+        Reward role → its pool; the functions that judge evaluations under `judges`, the one that replies under REPLIES.
 
     Raises:
         ConfigError: a function cannot be loaded, or a column is missing.
@@ -41,4 +45,15 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
             )
         )
         pool.start(columns=prepared.columns or None)
+    if recipe.turns.reply is not None:
+        loading("the function that replies")
+        replies = RewardPool(
+            (reply_function(recipe.turns.reply),),
+            timeout_s=recipe.turns.timeout_s,
+            workers=recipe.turns.workers,
+            seed=recipe.seed,
+            output=output,
+        )
+        pools[REPLIES] = stack.enter_context(replies)
+        replies.start(columns=prepared.columns or None)
     return pools

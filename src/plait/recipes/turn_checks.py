@@ -1,0 +1,42 @@
+"""What does not go with samples of several turns (`turns.reply`), refused by name before any work."""
+
+from __future__ import annotations
+
+from plait.dataflow import CallKind, Dataflow
+from plait.errors import ConfigError
+from plait.recipes.engine_checks import abilities
+from plait.recipes.recipe import Recipe, check_read
+from plait.schedule.fusion_rule import FusionRule
+
+
+def check_turns(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where a key of `turns` has no effect, or what the recipe asks beside it cannot be done."""
+    check_read("turns", recipe.turns)
+    if recipe.turns.reply is None:
+        return
+    engine, generates = recipe.sampling.engine, bool(flow.of_kind(CallKind.GENERATE))
+    refused = (
+        (not generates, f"the flow `{flow.name}` generates nothing that could be replied to; remove it"),
+        (
+            not abilities(recipe).moves,
+            f"`sampling.engine` is {engine}, which lets no sample go on; set `sampling.engine` to plait",
+        ),
+        (
+            recipe.max_staleness > 0,
+            f"`max_staleness` is {recipe.max_staleness}: samples of later batches would have to stand still between "
+            "their turns; set `max_staleness` to 0",
+        ),
+        (
+            recipe.rebalance != "off",
+            f"`rebalance` is {recipe.rebalance}, but samples that wait for a reply are in no instance to move from; "
+            "set `rebalance` to off",
+        ),
+        (
+            FusionRule.of(recipe.fusion).is_stated,
+            f"`fusion` is {recipe.fusion}, but samples that wait for a reply are in no instance to be gathered from; "
+            "set `fusion` to auto or off",
+        ),
+    )
+    for is_refused, why in refused:
+        if is_refused:
+            raise ConfigError(f"`turns.reply` is set, and {why}")

@@ -1,0 +1,98 @@
+"""What stands between two turns, in tokens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from plait.data.records import FinishReason, Prompt, Reply, Sample
+from plait.data.replies import ReplyEncoder
+from plait.errors import DataError
+from tests.data.test_examples import with_template_of
+from tests.models.tiny import VOCAB_SIZE, tiny_tokenizer
+
+END = 2
+TOOL = [{"role": "tool", "content": '7 "things"\n'}]
+
+
+def sample_of(*token_ids: int, is_chat: bool = True, **columns: object) -> Sample:
+    prompt = Prompt(3, "", (1,), {"prompt": "x", **columns}, is_chat=is_chat)
+    return Sample(prompt, 0, token_ids, (), "", FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("last", "stop", "between"),
+    [
+        (END, (), "\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
+        (END, ("<|im_end|>",), "\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
+        (82, (), "\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
+        (82, ("p",), "<|im_end|>\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
+    ],
+    ids=["the end of a turn", "the same as a string", "another stop token", "a stop string"],
+)
+def test_a_reply_is_written_behind_what_ended_the_turn(last: int, stop: tuple[str, ...], between: str) -> None:
+    tokenizer = tiny_tokenizer()
+    ids = ReplyEncoder(tokenizer, VOCAB_SIZE).token_ids(sample_of(80, last), TOOL, stop)
+    assert tokenizer.decode(ids) == between.replace("X", TOOL[0]["content"])
+
+
+def test_a_stop_string_is_looked_for_in_the_last_turn_alone() -> None:
+    tokenizer = tiny_tokenizer()
+    sample = Sample(sample_of().prompt, 0, (82, 80, END), (), "", FinishReason.STOP, replies=(Reply(1, (5,)),))
+    encoder = ReplyEncoder(tokenizer, VOCAB_SIZE)
+    assert encoder.turn(sample) == {"role": "assistant", "content": tokenizer.decode([80])}
+    assert tokenizer.decode(encoder.token_ids(sample, TOOL, ("p",))).startswith("\n<|im_start|>tool")
+
+
+def test_without_a_template_a_reply_is_appended_as_it_is() -> None:
+    tokenizer = tiny_tokenizer()
+    ids = ReplyEncoder(tokenizer, VOCAB_SIZE).token_ids(sample_of(80, END, is_chat=False), TOOL)
+    assert tokenizer.decode(ids) == TOOL[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("family", "role", "ends_with", "between"),
+    [
+        ("qwen3", "tool", "<|im_end|>", "\n<|im_start|>user\n<tool_response>\nyes\n</tool_response><|im_end|>\n"),
+        ("qwen3_5_think", "user", "<|im_end|>", "\n<|im_start|>user\nyes<|im_end|>\n<|im_start|>assistant\n<think>\n"),
+        ("llama3", "tool", "<|eot_id|>", "<|start_header_id|>tool<|end_header_id|>\n\nyes<|eot_id|>"),
+        ("gemma3", "user", "<end_of_turn>", "\n<start_of_turn>user\nyes<end_of_turn>\n<start_of_turn>model\n"),
+        ("phi3", "user", "<|end|>", "\n<|user|>\nyes<|end|>\n<|assistant|>\n"),
+        ("cohere2", "user", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>yes"),
+        ("glm4moe", "user", "<|user|>", "\nyes<|assistant|>"),
+        ("gptoss", "user", "<|return|>", "<|start|>user<|message|>yes<|end|><|start|>assistant"),
+    ],
+)
+def test_templates_of_families(family: str, role: str, ends_with: str, between: str) -> None:
+    """TRL's: the markers that close a turn are not written a second time."""
+    tokenizer = with_template_of(family)
+    sample = sample_of(80, tokenizer.convert_tokens_to_ids(ends_with))
+    ids = ReplyEncoder(tokenizer, 10**6).token_ids(sample, [{"role": role, "content": "yes"}])
+    assert tokenizer.decode(ids).startswith(between)
+
+
+@pytest.mark.parametrize(
+    ("family", "role", "message"),
+    [
+        ("phi3", "tool", "does not write a reply of the role `tool`"),
+        ("gemma3", "tool", "refuses the prompt: Conversation roles must alternate"),
+        ("smolvlm", "user", "does not write a reply of the role `user`"),
+    ],
+)
+def test_templates_without_a_place_for_a_reply_are_refused(family: str, role: str, message: str) -> None:
+    encoder = ReplyEncoder(with_template_of(family), 10**6)
+    with pytest.raises(DataError, match=f"`turns.reply`, prompt 3: .*{re.escape(message)}"):
+        encoder.token_ids(sample_of(80, END), [{"role": role, "content": "yes"}])
+
+
+def test_keys_of_the_row_reach_the_template() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("assistant\n", "assistant {{ mood }}\n")
+    sample = sample_of(80, END, chat_template_kwargs={"mood": "calm"})
+    assert tokenizer.decode(ReplyEncoder(tokenizer, VOCAB_SIZE).token_ids(sample, TOOL)).endswith("assistant calm\n")
+
+
+def test_a_token_that_the_model_lacks_is_named() -> None:
+    with pytest.raises(DataError, match=r"writes token \d+ for a reply, but the model has only 5"):
+        ReplyEncoder(tiny_tokenizer(), 5).token_ids(sample_of(80, END), TOOL)

@@ -1,0 +1,301 @@
+"""Samples of several turns, from the recipe to the records of a run, wherever they are drawn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.data.records import FinishReason, Prompt, Reply, Sample
+from plait.errors import ConfigError, DataError, RunError
+from plait.recipes.recipe import Recipe
+from plait.runtime.api import evaluate_model, run
+from plait.runtime.steps.scorer import Translator
+from tests.cases import slow_but
+from tests.models.tiny import tiny_tokenizer
+from tests.runs.placed_runs import PPO, PPO_MODEL, where
+from tests.runs.plans import assert_equal_columns, assert_equal_runs
+from tests.runs.test_resume import kill_in_step, result_of
+from tests.runs.written import logged, samples_of
+
+MakeRecipe = Callable[..., Recipe]
+
+TOOLS = """
+import time
+
+def reply(messages, answer=None, **columns):
+    said = messages[-1]["content"]
+    assert messages[0]["role"] == "user" and messages[-1]["role"] == "assistant"
+    if len(said) % 3 == 0:
+        return None
+    several = [{"role": "tool", "content": f"{len(said)} characters"}, {"role": "user", "content": "go on"}]
+    return several if len(said) % 2 else several[0]
+
+def slow_reply(messages, **columns):
+    time.sleep(len(messages[-1]["content"]) % 5 / 50)
+    return reply(messages, **columns)
+
+def one_turn(messages, **columns):
+    return None
+
+def broken(messages, **columns):
+    raise KeyError(len(messages))
+
+def number(messages, **columns):
+    return 7
+
+def hangs(messages, **columns):
+    time.sleep(60)
+
+def needs(messages, colour):
+    return None
+
+def no_messages(text):
+    return None
+"""
+SAMPLES = "samples/step-000002.jsonl"
+STOPS = [2, *range(3, 300, 6)]
+
+
+def keys_of(tmp_path: Path, function: str = "reply", **keys: Any) -> dict[str, Any]:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return {
+        "turns.reply": f"{tmp_path}/tools.py:{function}",
+        "turns.most": 3,
+        "sampling.max_response_tokens": 120,
+        "sampling.stop_token_ids": STOPS,
+        "steps": 2,
+    } | keys
+
+
+def test_what_is_recorded(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """By hand, of each sample: its messages, its tokens, and what the metrics count."""
+    (tmp_path / "seen.py").write_text(
+        "def seen(completions, completion_ids, turns, log_extra, **columns):\n"
+        "    log_extra('seen', [[c, i, t] for c, i, t in zip(completions, completion_ids, turns)])\n"
+        "    return [float(len(t)) for t in turns]\n"
+    )
+    keys = {"reward.functions": [f"{tmp_path}/seen.py:seen"], "evaluation.items": 2}
+    recipe = make_recipe(**keys_of(tmp_path, **keys))
+    run(recipe)
+    tokenizer = tiny_tokenizer()
+    rows = samples_of(recipe, 1)
+    assert {len(row.get("replies", ())) for row in rows} == {0, 1, 2}
+    for row in rows:
+        replies, turns = row.get("replies", []), row.get("turns", [{"role": "assistant", "content": row["response"]}])
+        begins, ends = [0, *(at for at, _ in replies)], [*(at for at, _ in replies), len(row["token_ids"])]
+        drawn = [row["token_ids"][a:b] for a, b in zip(begins, ends, strict=True)]
+        own = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        assert own == [tokenizer.decode(ids, skip_special_tokens=True) for ids in drawn]
+        assert all(ids[-1] in STOPS for ids in drawn[:-1])
+        given, said = [], iter(turns)
+        for turn in said:
+            if turn["role"] == "assistant":
+                given.append("")
+            else:
+                given[-1] += f"\n<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>"
+        written = [tokenizer.decode(ids, skip_special_tokens=False) for _, ids in replies]
+        assert written == [f"{text}\n<|im_start|>assistant\n" for text in given[: len(replies)]]
+        whole = [i for at, ids in zip([*drawn], [*(ids for _, ids in replies), []], strict=True) for i in (*at, *ids)]
+        assert row["response"] == tokenizer.decode(whole, skip_special_tokens=True)
+        assert row["seen"] == [row["response"], whole, turns]
+        assert len(row["sampling_logprobs"]) == len(row["ref_logprobs"]) == len(row["token_ids"])
+        assert row["finish_reason"] == ("length" if len(whole) == 120 else row["finish_reason"])
+    metrics = logged(recipe)[0]
+    count = len(rows)
+    assert metrics["turns/mean"] == pytest.approx(1 + sum(len(row.get("replies", ())) for row in rows) / count)
+    assert metrics["turns/most_share"] == pytest.approx(sum(len(row.get("replies", ())) == 2 for row in rows) / count)
+    replied = [sum(len(ids) for _, ids in row.get("replies", ())) for row in rows]
+    assert metrics["turns/reply_tokens"] == pytest.approx(sum(replied) / count)
+    assert metrics["response_length/mean"] == pytest.approx(sum(len(row["token_ids"]) for row in rows) / count)
+    assert metrics["training/rollout_logprobs_diff_max"] < 1e-5, "the trainer reads what the engine read"
+    assert metrics["timing_s/turns.reply"] > 0
+    assert "missing_eos" not in (recipe.run_dir / "doctor.jsonl").read_text()
+    before = evaluate_model(recipe)
+    answered = json.loads((recipe.run_dir / "evaluations.jsonl").read_text().splitlines()[0])
+    assert answered["eval/reward"] == before.metrics()["eval/reward"] > 1
+    assert [row["turns"] for row in before.rows() if "turns" in row]
+
+
+PLACES: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
+    "turns-mixed-2": (
+        PPO,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1 tp2",
+            "ref.logprobs": "0,1 dp2",
+            "critic.train": "1,0 pp2",
+            "critic.values": "1,0 dp2",
+        },
+    ),
+    "turns-ring-2": (PPO, {"actor.generate": "0,1 pp2", "actor.train": "0,1 dp2", "ref.logprobs": "1"}),
+    "turns-split-2": (("remax", {"options": {"kl_coef": 0.05}}), "split 2"),
+    "turns-standalone-4": (PPO, "standalone 4"),
+    "turns-model-split-2": (PPO_MODEL, "split 2"),
+    "turns-tp2pp2": (
+        ("grpo", {"options": {"kl_coef": 0.05, "mini_batches": 2, "mask_truncated": True}}),
+        {"actor.generate": "0,1,2,3 dp2 tp2", "actor.train": "0,1,2,3 tp2 pp2", "ref.logprobs": "0,1 dp2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(("turns-mixed-2",), PLACES))
+def test_a_plan_changes_nothing(
+    name: str, place: Path, placed: Callable[..., Recipe], reference: Callable[..., Path]
+) -> None:
+    (flow, keys), plan = PLACES[name]
+    keys = keys_of(place, **keys) | {"sampling.max_response_tokens": 60}
+    slow = {"turns.reply": f"{place}/tools.py:slow_reply", "turns.workers": 2}
+    recipe = placed(flow, name, **(keys | slow), **where(place, name, plan))
+    run(recipe)
+    assert logged(recipe)[0]["turns/mean"] > 1.5
+    one = reference(flow, **keys)
+    assert_equal_runs(recipe.run_dir, one)
+    assert_equal_columns(recipe.run_dir, one)
+
+
+DUEL = """
+from plait.dataflow import per_group
+
+def duel(prompts, actor, ref, reward):
+    samples, others = actor.generate(prompts), ref.generate(prompts, samples_per_prompt=2)
+    advantages = per_group(above, reward.score(samples), reward.score(others), name="advantages")
+    actor.train(samples, loss=pushed, advantages=advantages)
+
+def above(scores, others):
+    return scores - others.mean()
+
+def pushed(batch, advantages):
+    return batch.aggregate(-advantages * batch.logprobs, "token-mean")
+"""
+"""The actor and the reference draw samples of the same prompts."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["rloo", "reinforce_pp", "remax", "ppo", "duel.py:duel"])
+def test_every_algorithm_that_samples(make_recipe: MakeRecipe, tmp_path: Path, algorithm: str) -> None:
+    (tmp_path / "duel.py").write_text(DUEL)
+    path = f"{tmp_path}/{algorithm}" if ":" in algorithm else algorithm
+    recipe = make_recipe(**keys_of(tmp_path, algorithm=path, options={}))
+    run(recipe)
+    assert all(row["turns/mean"] > 1.5 and row["training/rollout_logprobs_diff_max"] < 1e-5 for row in logged(recipe))
+
+
+def test_slow_replies_and_those_that_end_at_once_change_no_bit(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Who goes on together depends on what was said, not on the clock. A reply of None: the response has one turn."""
+    folders = {}
+    for name in ("reply", "slow_reply", "one_turn", ""):
+        keys = keys_of(tmp_path, name or "reply", run_dir=str(tmp_path / f"run-{name}"))
+        keys |= {"turns.workers": 3} if name == "slow_reply" else {}
+        if not name:
+            keys = {key: value for key, value in keys.items() if not key.startswith("turns.")}
+        run(recipe := make_recipe(**keys))
+        folders[name] = recipe.run_dir
+    for one, other in (("slow_reply", "reply"), ("one_turn", "")):
+        assert (folders[one] / SAMPLES).read_text() == (folders[other] / SAMPLES).read_text()
+        final = [(folder / "final/model.safetensors").read_bytes() for folder in (folders[one], folders[other])]
+        assert final[0] == final[1]
+    assert (folders["one_turn"] / SAMPLES).read_text() != (folders["reply"] / SAMPLES).read_text()
+
+
+def test_a_killed_run_asks_again(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, steps=3, **{"checkpoint.every": 1, "evaluation.items": 2, "sampling.speculation": 2})
+    whole, killed = (make_recipe(**keys, run_dir=str(tmp_path / name)) for name in ("whole", "killed"))
+    run(whole)
+    kill_in_step(killed, 1)
+    run(killed, resume=True)
+    assert result_of(killed.run_dir) == result_of(whole.run_dir)
+
+
+def test_groups_are_drawn_again_until_enough_are_worth_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    options = {"dynamic_sampling": True, "max_sampling_rounds": 3}
+    recipe = make_recipe(**keys_of(tmp_path, options=options))
+    run(recipe)
+    assert logged(recipe)[0]["dynamic/groups_drawn"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("broken", r"reply `broken` failed on sample \d\.\d, turn 1: raised KeyError: 2.*tools\.py"),
+        ("number", r"reply `number` failed on sample \d\.\d, turn 1: returned int 7; expected None"),
+        ("hangs", r"reply `hangs` failed on sample .*, turn 1: passed the time limit of 0\.3 s \(`turns\.timeout_s`\)"),
+    ],
+)
+def test_a_reply_that_fails_is_named(make_recipe: MakeRecipe, tmp_path: Path, function: str, message: str) -> None:
+    with pytest.raises(RunError, match=f"(?s){message}"):
+        run(make_recipe(**keys_of(tmp_path, function, **{"turns.timeout_s": 0.3})))
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "message"),
+    [
+        ("needs", {}, r"`turns\.reply`: `needs` needs `colour`"),
+        ("no_messages", {}, r"expected a function reply\(messages, \*\*columns\), found no_messages\(text\)"),
+        ("missing", {}, r"`turns\.reply`: .* has no `missing`"),
+        ("reply", {"max_staleness": 1}, "`turns.reply` is set, and `max_staleness` is 1"),
+        ("reply", {"rebalance": "auto"}, "`turns.reply` is set, and `rebalance` is auto"),
+        ("reply", {"fusion": 0.5}, "`turns.reply` is set, and `fusion` is 0.5"),
+        ("reply", {"sampling.engine": "vllm"}, "`turns.reply` is set, and `sampling.engine` is vllm"),
+        ("reply", {"turns.reply": None}, "most is set, but has no effect without reply"),
+    ],
+)
+def test_what_is_refused_before_the_run(
+    make_recipe: MakeRecipe, tmp_path: Path, function: str, keys: dict[str, Any], message: str
+) -> None:
+    given = {key: value for key, value in keys_of(tmp_path, function, **keys).items() if value is not None}
+    recipe = make_recipe(**given)
+    with pytest.raises(ConfigError, match=message):
+        run(recipe)
+    assert not recipe.run_dir.exists()
+
+
+def test_advantages_go_over_the_drawn_tokens_of_all_turns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """By hand: a reply is part of the state that the first token of the next turn is drawn in, and takes no step."""
+    gamma, lam, kl_coef = 0.9, 0.8, 0.1
+    options = {"kl_coef": kl_coef, "gamma": gamma, "lam": lam, "whiten_advantages": False}
+    keys = {"algorithm": "ppo", "options": options, "critic.optimizer.learning_rate": 1e-2}
+    run(recipe := make_recipe(**keys_of(tmp_path, **keys)))
+    rows = samples_of(recipe, 2)
+    assert max(len(row.get("replies", ())) for row in rows) == 2
+    for row in rows:
+        values, ahead, expected = [*row["critic_values"], 0.0], 0.0, []
+        rewards = [kl_coef * (r - a) for r, a in zip(row["ref_logprobs"], row["actor_logprobs"], strict=True)]
+        rewards[-1] += row["reward_score"]
+        for t in reversed(range(len(row["token_ids"]))):
+            ahead = rewards[t] + gamma * values[t + 1] - values[t] + gamma * lam * ahead
+            expected.insert(0, ahead)
+        assert any(values)
+        assert row["critic_token_rewards"] == pytest.approx(rewards)
+        assert row["critic_advantages"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_a_reward_model_with_tokens_of_its_own_reads_the_conversation() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    said = [("assistant", "a"), ("tool", "7"), ("assistant", "b")]
+    turns = tuple({"role": role, "content": content} for role, content in said)
+    replies = (Reply(1, (9,)),)
+    asked = Prompt(1, "", (1,), {"prompt": "?"})
+    sample = Sample(asked, 0, (4, 5), (), "a7b", FinishReason.STOP, replies=replies, turns=turns)
+    [read] = Translator(tokenizer, "reward.model").translate_all([sample])
+    assert tokenizer.decode([*read.prompt.token_ids, *read.all_ids]) == "<user>?<assistant>a<tool>7<assistant>b"
+
+
+def test_a_template_without_a_place_for_a_reply_is_refused_before_the_run(
+    make_recipe: MakeRecipe, tiny_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{{ messages[0]['content'] }}{% if messages[1:] %}{{ raise_exception('one turn') }}{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    recipe = make_recipe(**keys_of(tmp_path, model=str(tmp_path / "model")))
+    with pytest.raises(DataError, match=r"`turns\.reply`, prompt 0: the chat template .* refuses the prompt: one turn"):
+        run(recipe)
+    assert not recipe.run_dir.exists()
