@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plait.data.records import FinishReason, Prompt, Sample
-from plait.data.rows import Rows, evaluate, spread_to
+from plait.data.rows import Rows, evaluate, spread_to, trained_rows
 from plait.dataflow import Column, Dataflow, Level, Node, per_batch, per_group, per_sample, trace
 from plait.errors import RunError
 
@@ -51,6 +51,17 @@ def test_select_takes_every_column_along():
     assert part.sampling_logprobs.tolist() == pytest.approx([-0.5, -0.6, -0.8])
     assert len(rows().select([])) == 0
     assert rows().select([]).columns[LOGPROBS].shape == (0,)
+
+
+def test_samples_whose_keep_is_zero_or_not_a_number_are_left_out():
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts)
+        actor.train(samples, loss=lambda batch: batch.logprobs.sum(), keep=reward.score(samples))
+
+    train = trace(flow, roles=["actor", "reward"]).nodes[-1]
+    assert train.keep is not None
+    table = Rows(SAMPLES).with_column(train.keep, [0.0, 1.0, np.nan, np.inf, -0.5])
+    assert [s.uid for s in trained_rows(train, {train.rows: table}).samples] == ["4.0", "4.2", "4.1"]
 
 
 def test_columns_are_checked():

@@ -7,7 +7,7 @@ DPO's sums per sequence and pairs, a critic's values, a reward model's scores.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from plait.data.records import Reply
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score
 from plait.errors import RunError
@@ -290,6 +291,16 @@ def test_a_role_is_asked_for_what_its_model_has():
             run_all(language().score(rows, what))
     with pytest.raises(RunError, match="role `critic` is a scalar model"):
         run_all(train(scalar(), rows, {}, lambda batch: batch.logprobs.sum()))
+
+
+def test_a_token_that_the_model_has_not_is_named():
+    """A policy may have more rows than a critic of the same tokenizer, and draw one of them."""
+    rows = random_rows()
+    samples = list(rows.samples)
+    samples[4] = replace(samples[4], token_ids=(5, 9999), logprobs=(-1.0, -1.0))
+    for samples_of in (Rows(tuple(samples)), Rows((replace(samples[0], replies=(Reply(1, (9999,)),)),))):
+        with pytest.raises(RunError, match=r"sample 1\d.\d has token 9999, but the model `.*`, .* tokens 0 to \d+;"):
+            run_all(scalar().score(samples_of, Score.VALUES))
 
 
 def test_a_mini_batch_that_is_masked_altogether_is_no_step():

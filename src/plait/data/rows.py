@@ -184,7 +184,7 @@ def spread_to(column: Column, source: Rows, target: Rows, reader: str) -> FloatA
 
 def trained_rows(node: Node, tables: Mapping[int, Rows]) -> Rows:
     """What a TRAIN node trains on: its rows without those that `keep` leaves out, the columns of other rows that it
-    reads spread to them.
+    reads spread to them. NaN, such as the score of a function that does not apply, leaves a sample out, too.
 
     Raises:
         RunError: as of `spread_to`.
@@ -193,7 +193,8 @@ def trained_rows(node: Node, tables: Mapping[int, Rows]) -> Rows:
     for column in node.inputs.values():
         if column.level is not Level.BATCH and column.rows != node.rows:
             rows = rows.with_column(column, spread_to(column, tables[column.rows], rows, node.call))
-    return rows if node.keep is None else rows.select(np.flatnonzero(rows.columns[node.keep]).tolist())
+    kept = None if node.keep is None else np.flatnonzero(np.nan_to_num(rows.columns[node.keep]))
+    return rows if kept is None else rows.select(kept.tolist())
 
 
 def _plain(value: FloatArray) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import ranges_of
 from plait.data.rows import Rows
+from plait.errors import RunError
 from plait.models.model import Model
 from plait.models.outputs import Outputs
 from plait.models.parallel.team import Team
@@ -35,13 +36,29 @@ class ModelPart:
     """Recompute layer activations in the backward pass."""
 
     def packed(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
-        """The packed row of a micro-batch, on the model's device."""
+        """The packed row of a micro-batch, on the model's device.
+
+        Raises:
+            RunError: a sample has a token that the model has not.
+        """
+        self._check_tokens(rows, micro)
         groups = [
             (rows.samples[members[0]].prompt.token_ids, [rows.samples[i].all_ids for i in members])
             for members in micro.groups
         ]
         given = [ranges_of(rows.samples[i].replies) for i in micro.samples]
         return pack(groups, self.model.device, root_tokens=micro.root_tokens, given=given)
+
+    def _check_tokens(self, rows: Rows, micro: MicroBatch) -> None:
+        config = self.model.config.get_text_config()
+        for sample in (rows.samples[i] for i in micro.samples):
+            largest = max(max(sample.prompt.token_ids, default=0), max(sample.all_ids, default=0))
+            if largest >= config.vocab_size:
+                raise RunError(
+                    f"sample {sample.uid} has token {largest}, but the model `{config.name_or_path}`, which reads it, "
+                    f"has only the tokens 0 to {config.vocab_size - 1}; give all roles models with as many tokens "
+                    "(Transformers' `resize_token_embeddings` adds rows)"
+                )
 
     def hidden(self, batch: PackedBatch, inputs_TH: Tensor | None) -> Tensor:
         """What this stage makes of the hidden states [T, H] of the stage before, which the first has none of: [T, H].
