@@ -27,6 +27,16 @@ def first_stop_in_whole_text(token_ids: list[int], stop: tuple[str, ...]) -> int
     return None
 
 
+def test_what_stands_before_the_turn_does_not_count() -> None:
+    tokenizer = tiny_tokenizer()
+    before, turn = tokenizer.encode("</answer> </ans"), tokenizer.encode("wer> a quick")
+    token_ids = [*before, *turn]
+    assert completes_stop(tokenizer, token_ids[: len(before) + 1], ("</answer>",))
+    for count in range(1, len(turn) + 1):
+        assert not completes_stop(tokenizer, token_ids[: len(before) + count], ("</answer>",), len(before))
+    assert completes_stop(tokenizer, [*token_ids, *tokenizer.encode("</answer>")], ("</answer>",), len(before))
+
+
 def test_a_string_that_spans_tokens_ends_with_the_completing_one() -> None:
     tokenizer = tiny_tokenizer()
     token_ids = tokenizer.encode("a quick brown fox </answer> jumps")

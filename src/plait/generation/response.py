@@ -174,7 +174,7 @@ class Response:
             if self.token_ids[-1] in self.stop_token_ids:
                 return FinishReason.STOP
             stop = request.sampling.stop
-            if stop and completes_stop(tokenizer, self.token_ids[self._turn_start :], stop):
+            if stop and completes_stop(tokenizer, self.token_ids, stop, self._turn_start):
                 return FinishReason.STOP
         if len(self.token_ids) == self.limit:
             return FinishReason.LENGTH
