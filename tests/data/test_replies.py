@@ -37,6 +37,16 @@ def test_a_reply_is_written_behind_what_ended_the_turn(last: int, stop: tuple[st
     assert tokenizer.decode(ids) == between.replace("X", TOOL[0]["content"])
 
 
+@pytest.mark.parametrize(("said", "stop"), [("north\n", "\n"), ("north<|im_end|>\n", "\n"), ("a</calc>", "</calc>")])
+def test_a_turn_that_ended_with_a_string_is_closed_as_far_as_it_is_not(said: str, stop: str) -> None:
+    """A stop string may stand in what closes turns, behind the token that closes them."""
+    tokenizer = tiny_tokenizer()
+    sample = sample_of(*tokenizer.encode(said, add_special_tokens=False))
+    ids = ReplyEncoder(tokenizer, VOCAB_SIZE).token_ids(sample, TOOL, (stop,))
+    closed = f"{said.removesuffix('<|im_end|>' + chr(10))}<|im_end|>\n<|im_start|>tool\n"
+    assert tokenizer.decode([*sample.token_ids, *ids]).startswith(closed)
+
+
 def test_a_stop_string_is_looked_for_in_the_last_turn_alone() -> None:
     tokenizer = tiny_tokenizer()
     sample = Sample(sample_of().prompt, 0, (82, 80, END), (), "", FinishReason.STOP, replies=(Reply(1, (5,)),))

@@ -68,11 +68,11 @@ class ReplyEncoder:
         if not closing.strip():  # the tokens that open turns end them, too
             return int(ids[:1] == sample.token_ids[-1:])
         closes = ids[: shared_prefix(ids, self._ids(closing))]
+        if any(string in self._text(sample) for string in stop):  # its last token may stand in what closes by chance
+            said = self._said(sample)
+            return max((n for n in range(1, len(closes) + 1) if said[-n:] == closes[:n]), default=0)
         drawn = [number for number, token in enumerate(closes, 1) if token in sample.token_ids[-1:]]
-        if drawn:
-            return drawn[-1]
-        by_string = any(string in self._text(sample) for string in stop)
-        return 0 if by_string else 1  # another stop token stands in the place of the one that closes
+        return drawn[-1] if drawn else 1  # another stop token stands in the place of the one that closes
 
     def _between(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """What the template writes between two turns; and behind one that is the last."""
@@ -95,10 +95,13 @@ class ReplyEncoder:
             self._written.add(role)
         return behind(messages, begin_answer=True), behind([], begin_answer=False)
 
+    def _said(self, sample: Sample) -> tuple[int, ...]:
+        """The tokens of the last turn."""
+        return sample.token_ids[sample.replies[-1].at if sample.replies else 0 :]
+
     def _text(self, sample: Sample, *, skip_special_tokens: bool = False) -> str:
         """The text of the last turn."""
-        begin = sample.replies[-1].at if sample.replies else 0
-        return self._tokenizer.decode(list(sample.token_ids[begin:]), skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode(list(self._said(sample)), skip_special_tokens=skip_special_tokens)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
