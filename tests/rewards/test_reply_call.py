@@ -13,11 +13,11 @@ import pytest
 
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.errors import ConfigError
-from plait.rewards.calls import call_arguments
+from plait.rewards.calls import call_arguments, missing_arguments
 from plait.rewards.functions import RewardFunction
 from plait.rewards.group import Call, Group, packed_call
 from plait.rewards.reply_call import COLUMN, ReplyCall
-from plait.rewards.signature import Miscounted, RewardCall
+from plait.rewards.signature import Form, Miscounted, RewardCall, Signature
 from plait.rewards.words import REPLY
 
 TOOL = {"role": "tool", "content": "7", "name": "add"}
@@ -59,6 +59,8 @@ def test_what_may_be_returned(tmp_path: Path, returned: str, messages: list[Mapp
         ("['text']", "returned 'text' as a message, which needs texts as `role` and `content`"),
         ("{'role': 'tool', 'content': 3}", "as a message, which needs texts as `role` and `content`"),
         ("{'role': 'assistant', 'content': ''}", "a message of the role `assistant`: that is the model's"),
+        ("'so \\ud83d'", "returned a text with half of a character ('\\ud83d', a surrogate) at 3; remove it"),
+        ("[{'role': 'tool', 'content': '\\ud83d'}]", "returned a text with half of a character"),
     ],
 )
 def test_what_may_not(tmp_path: Path, returned: str, message: str) -> None:
@@ -72,6 +74,30 @@ def test_it_is_given_the_conversation_and_the_columns_of_the_row(tmp_path: Path)
     for prompt in ("ask", asked):
         [message] = replied(tmp_path, code, prompt=prompt, answer=3, colour="red")
         assert json.loads(message["content"]) == [[*asked, *TURNS], 3, {"colour": "red"}]
+
+
+def test_its_messages_are_the_conversation_beside_a_column_of_that_name(tmp_path: Path) -> None:
+    code = "def reply(messages, **columns):\n    return f'{len(messages)} {sorted(columns)}'\n"
+    [message] = replied(tmp_path, code, messages=["a column"], colour="red")
+    assert message["content"] == "4 ['colour']"
+
+
+def test_a_column_in_the_place_of_what_was_said_is_refused() -> None:
+    function, signature = (
+        RewardFunction("reply", "tools.py:reply", kind=REPLY),
+        Signature(Form.TRL, (), (), takes_all=True),
+    )
+    assert missing_arguments(function, signature, ["prompt", "answer"]) is None
+    assert "have a column of that name" in str(missing_arguments(function, signature, ["prompt", "turns"]))
+
+
+@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "turns", "log_extra", "log_metric"])
+def test_what_only_rewards_get_is_refused_or_left_to_its_default(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"`reply` needs `{name}`, which reward functions get"):
+        replied(tmp_path, f"def reply(messages, {name}):\n    return None\n")
+    code = f"def reply(messages, {name}='own'):\n    return {name}\n"
+    (tmp_path / name).mkdir()
+    assert replied(tmp_path / name, code)[0]["content"] == "own"
 
 
 def test_draws_of_a_function_differ_from_turn_to_turn() -> None:

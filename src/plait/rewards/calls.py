@@ -35,9 +35,15 @@ def call_arguments(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 
 def missing_arguments(function: RewardFunction, signature: Signature, columns: Sequence[str]) -> str | None:
-    """A message if `function` has a parameter without a default that neither its form nor a column fills."""
+    """A message if `function` has a parameter without a default that neither its form nor a column fills; or if it
+    replies, and a column would stand for what was said."""
     form = signature.form
     data = [name for name in columns if name != "prompt"]
+    if function.kind is REPLY and "turns" in data:
+        return (
+            "`turns.reply` is set, and functions get what was said as `turns`, but the data have a column of that "
+            "name; rename it"
+        )
     missing = [
         name
         for name in signature.required

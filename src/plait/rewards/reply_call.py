@@ -20,6 +20,10 @@ KEY = "turns.reply"
 COLUMN = "reply"
 _OWN = ("prompts", "completions", "turns", "log_extra")
 """What the pool gives, whatever the function asks for."""
+_OF_REWARDS = frozenset((*_OWN, "completion_ids", "log_metric"))
+"""What a reward function gets, and this one does not; no column bears such a name."""
+_TAKEN = ("messages", "completion_ids")
+"""What it does not get as a column: the conversation has the one name, and only rewards get the other."""
 _EXPECTED = (
     "expected None (the conversation is over), a text, a message such as "
     '{"role": "tool", "content": "…"}, or a list of messages'
@@ -30,19 +34,25 @@ class ReplyCall:
     """A function of the user's, in the form of a reward: it scores nothing, and logs its reply.
 
     Raises:
-        ConfigError: it cannot be loaded, or has no parameter `messages`.
+        ConfigError: it cannot be loaded, has no parameter `messages`, or needs what only a reward function gets.
     """
 
     def __init__(self, path: str) -> None:
         self._function = function = load_function(path, key=KEY)
         parameters = list(inspect.signature(function).parameters.values())
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _OWN]
-        kept = [p for p in parameters if p.name not in ("messages", *_OWN) and p.kind is not p.VAR_POSITIONAL]
+        kept = [p for p in parameters if p.name not in _OF_REWARDS | {"messages"} and p.kind is not p.VAR_POSITIONAL]
         kept = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=p.KEYWORD_ONLY) for p in kept]
         named = [p for p in parameters if p.name == "messages" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if not named:
             shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
             raise ConfigError(f"expected a function reply(messages, **columns), found {function.__name__}({shown})")
+        for p in parameters:
+            if p.name in _OF_REWARDS and p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                raise ConfigError(
+                    f"`{function.__name__}` needs `{p.name}`, which reward functions get; what was said is in "
+                    "`messages`: remove the parameter"
+                )
         self.__signature__ = inspect.Signature([*own, *kept])
 
     def __call__(
@@ -62,7 +72,7 @@ class ReplyCall:
         replies = []
         for place, (prompt, said) in enumerate(zip(prompts, turns, strict=True)):
             asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            own = {name: values[place] for name, values in columns.items() if name != "completion_ids"}
+            own = {name: values[place] for name, values in columns.items() if name not in _TAKEN}
             messages = [dict(message) for message in (*asked, *said)]
             replies.append(_checked(settled(self._function(messages=messages, **own))))
         log_extra(COLUMN, replies)
@@ -74,6 +84,7 @@ def _checked(reply: Any) -> list[dict[str, Any]] | None:
     if reply is None:
         return None
     if isinstance(reply, str):
+        _check_text(reply)
         return [{"role": "user", "content": reply}]
     messages = [reply] if isinstance(reply, Mapping) else reply
     if not isinstance(messages, list | tuple) or not messages:
@@ -84,4 +95,16 @@ def _checked(reply: Any) -> list[dict[str, Any]] | None:
             raise Miscounted(f"returned {message!r:.80} as a message, which needs texts as `role` and `content`")
         if message["role"] == "assistant":
             raise Miscounted("returned a message of the role `assistant`: that is the model's; give tool or user")
+        _check_text(message["content"])
     return [dict(message) for message in messages]
+
+
+def _check_text(text: str) -> None:
+    """Raises Miscounted where a text has half of a character, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Miscounted(
+            f"returned a text with half of a character ({text[error.start : error.end]!a}, a surrogate) at "
+            f"{error.start}; remove it, such as with `text.encode(errors='ignore').decode()`"
+        ) from None
