@@ -14,6 +14,8 @@ from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.errors import ConfigError, DataError, RunError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import evaluate_model, run
+from plait.runtime.prediction.lengths import recorded
+from plait.runtime.prepare import outline
 from plait.runtime.steps.scorer import Translator
 from tests.cases import slow_but
 from tests.models.tiny import tiny_tokenizer
@@ -209,6 +211,32 @@ def test_a_killed_run_asks_again(make_recipe: MakeRecipe, tmp_path: Path) -> Non
     kill_in_step(killed, 1)
     run(killed, resume=True)
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
+
+
+COMPARED = """
+def compared(prompts, given, ref, reward, actor):
+    reward.score(ref.generate(prompts), curve="others")
+    actor.train(given, loss=pushed)
+
+def pushed(batch):
+    return batch.aggregate(-batch.logprobs, "token-mean")
+"""
+
+
+def test_a_reward_may_log_replies_where_samples_have_one_turn(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Its rows of samples are read where a run goes on, to guess from, and where lengths are told."""
+    code = "def logs(completions, log_extra, **columns):\n    n = len(completions)\n"
+    (tmp_path / "logs.py").write_text(code + "    log_extra('replies', [3] * n)\n    return [float(i) for i in range(n)]\n")
+    keys = {"reward.functions": [f"{tmp_path}/logs.py:logs"], "sampling.speculation": 2, "checkpoint.every": 1}
+    run(make_recipe(**keys, steps=1))
+    recipe = make_recipe(**keys, steps=2)
+    run(recipe, resume=True)
+    assert all(row["replies"] == 3 for row in samples_of(recipe, 2))
+    lengths = [len(row["token_ids"]) for row in samples_of(recipe, 2)]
+    file = recipe.run_dir / SAMPLES
+    there = recorded([file], outline(recipe))
+    assert there is not None
+    assert sorted(there.responses.values) == sorted(lengths)
 
 
 def test_groups_are_drawn_again_until_enough_are_worth_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -51,6 +51,21 @@ class Reply:
     """With all that the chat template writes between the two turns."""
 
 
+def replies_in(row: Mapping[str, Any]) -> tuple[Reply, ...]:
+    """The replies that a record of a sample tells of. None where its `replies` are something else: a record of one turn
+    has no such column, and what a reward function has logged may have the name."""
+    told = row.get("replies")
+    if not isinstance(told, list) or not all(map(_is_reply, told)):
+        return ()
+    return tuple(Reply(at, tuple(token_ids)) for at, token_ids in told)
+
+
+def _is_reply(told: Any) -> bool:
+    if not isinstance(told, list) or len(told) != 2 or not isinstance(told[1], list):
+        return False
+    return all(type(number) is int and number >= 0 for number in (told[0], *told[1]))
+
+
 def ranges_of(replies: Iterable[Reply]) -> tuple[tuple[int, int], ...]:
     """Half-open ranges of `Sample.all_ids` that are replies."""
     ranges, before = [], 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.cost.lengths import Lengths, SampleLengths
+from plait.data.records import replies_in
 from plait.dataflow import CallKind
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
@@ -115,7 +116,7 @@ def _samples(file: Path) -> list[dict[str, Any]]:
 
 def _response_tokens(row: dict[str, Any]) -> int:
     """Tokens of a recorded response, replies included."""
-    return len(row["token_ids"]) + sum(len(token_ids) for _, token_ids in row.get("replies") or ())
+    return len(row["token_ids"]) + sum(len(reply.token_ids) for reply in replies_in(row))
 
 
 def recorded(files: Sequence[Path], run: Foretellable) -> SampleLengths | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from plait.data.records import FinishReason, Prompt, Reply, Sample
+from plait.data.records import FinishReason, Prompt, Sample, replies_in
 from plait.dataflow import CallKind
 from plait.errors import DataError
 from plait.observe.run_log import read_rows
@@ -79,5 +79,5 @@ def _newest_first(files: RunFiles, calls: Iterable[str], step: int, ahead: Seque
             if call in calls and prompt_ids and token_ids and len(logprobs) == len(token_ids):
                 uid, _, index = str(row["uid"]).partition(".")
                 prompt, reason = Prompt(int(uid), "", tuple(prompt_ids)), FinishReason(row["finish_reason"])
-                replies = tuple(Reply(at, tuple(ids)) for at, ids in row.get("replies") or ())
-                yield call, Sample(prompt, int(index), tuple(token_ids), tuple(logprobs), "", reason, replies=replies)
+                told = tuple(token_ids), tuple(logprobs)
+                yield call, Sample(prompt, int(index), *told, "", reason, replies=replies_in(row))
