@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from plait.data.records import FinishReason, Prompt
 from plait.errors import CallError, DataError
+from plait.generation.checks import check_new
 from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.request import GoingOn, Request
@@ -130,6 +132,23 @@ def test_calls_at_a_wrong_time_say_what_to_do() -> None:
     engine.add(with_head(0, 5, [9]))
     with pytest.raises(CallError, match="prompt 0 is in flight already: wait for its samples, abort them, or"):
         engine.add(with_head(0, 5, [9]))
+
+
+class NotLookedThrough(dict[tuple[int, int], None]):
+    """Samples in flight."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        raise AssertionError("they may be many")
+
+
+def test_prompts_that_go_on_are_not_looked_for_among_all_samples() -> None:
+    """As many go on at once as there are: to look through all for each took 2 s for 32,000 samples of an instance."""
+    started = NotLookedThrough({(0, 1): None})
+    check_new(0, (), started, (0, 2))
+    with pytest.raises(CallError, match="prompt 0 is in flight already"):
+        check_new(0, (), started, (0, 1))
+    with pytest.raises(AssertionError, match="they may be many"):
+        check_new(0, (), started)
 
 
 def test_requests_without_samples_or_lengths_for_each() -> None:

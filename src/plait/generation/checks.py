@@ -35,10 +35,20 @@ def check_exact(settings: SamplingSettings, model: LanguageModel) -> None:
         )
 
 
-def check_new(uid: int, pending: Collection[int], started: Collection[Key]) -> None:
-    """Raises CallError where samples of a prompt are in flight."""
-    free = uid not in pending and all(key[0] != uid for key in started)
-    allow(free, f"prompt {uid} is in flight already: wait for its samples, abort them, or give the prompt another uid")
+def check_new(
+    uid: int, pending: Collection[int], started: Collection[Key], begun: Collection[int] | None = None
+) -> None:
+    """Raises CallError where samples of a prompt are in flight.
+
+    Args:
+        begun: indices of the samples that are asked for, where all of them were begun before and go on: no others are
+            looked for, since as many prompts go on at once as there are.
+    """
+    in_flight = any(key[0] == uid for key in started) if begun is None else any((uid, i) in started for i in begun)
+    allow(
+        not in_flight and uid not in pending,
+        f"prompt {uid} is in flight already: wait for its samples, abort them, or give the prompt another uid",
+    )
 
 
 def check_room(scheduler: Scheduler, uid: int, num_tokens: int, most: int) -> None:

@@ -56,7 +56,8 @@ class Replies:
         for answer in self._pool.poll():
             self._there[answer.ticket] = answer
             record_functions(self._recorder, CALL, "turns", answer)
-        return {ticket: reply_of(self._there.pop(ticket)) for ticket in tickets if ticket in self._there}
+        mine = [ticket for ticket in self._there if ticket in tickets]  # few are there, and many may be waited for
+        return {ticket: reply_of(self._there.pop(ticket)) for ticket in mine}
 
 
 class Conversing:
