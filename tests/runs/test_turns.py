@@ -213,20 +213,32 @@ def test_a_killed_run_asks_again(make_recipe: MakeRecipe, tmp_path: Path) -> Non
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
 
 
-COMPARED = """
-def compared(prompts, given, ref, reward, actor):
-    reward.score(ref.generate(prompts), curve="others")
-    actor.train(given, loss=pushed)
+WATCHED = """
+def watched(prompts, examples, actor, reward):
+    reward.score(actor.generate(prompts))
+    actor.train(examples, loss=pushed)
 
 def pushed(batch):
     return batch.aggregate(-batch.logprobs, "token-mean")
 """
 
 
+def test_a_rollout_that_trains_nothing_has_turns_under_its_name(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "watched.py").write_text(WATCHED)
+    (tmp_path / "examples.jsonl").write_text('{"prompt": "a", "completion": "quick"}\n' * 8)
+    keys = {"algorithm": f"{tmp_path}/watched.py:watched", "options": {}, "steps": 1}
+    run(recipe := make_recipe(**keys_of(tmp_path, **keys, **{"pretraining.source": f"{tmp_path}/examples.jsonl"})))
+    [metrics] = logged(recipe)
+    assert metrics["actor.generate/turns/mean"] > 1
+    assert "turns/mean" not in metrics
+
+
 def test_a_reward_may_log_replies_where_samples_have_one_turn(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """Its rows of samples are read where a run goes on, to guess from, and where lengths are told."""
     code = "def logs(completions, log_extra, **columns):\n    n = len(completions)\n"
-    (tmp_path / "logs.py").write_text(code + "    log_extra('replies', [3] * n)\n    return [float(i) for i in range(n)]\n")
+    (tmp_path / "logs.py").write_text(
+        code + "    log_extra('replies', [3] * n)\n    return [float(i) for i in range(n)]\n"
+    )
     keys = {"reward.functions": [f"{tmp_path}/logs.py:logs"], "sampling.speculation": 2, "checkpoint.every": 1}
     run(make_recipe(**keys, steps=1))
     recipe = make_recipe(**keys, steps=2)

@@ -35,13 +35,15 @@ def tokens_of(state: StepState) -> int:
 
 
 def turn_metrics(flow: Dataflow, state: StepState, most: int) -> dict[str, float]:
-    """How many turns the samples have, how long their replies are, and the share that has `most` turns."""
-    samples = state.generated[flow.main_rows.id].samples
+    """How many turns the samples have, how long their replies are, and the share that has `most` turns; of the first
+    rollout, where all samples that train are given."""
+    drawn = flow.main_rows if flow.main_rows.id in state.generated else flow.nodes[min(state.generated)]
+    samples, prefix = state.generated[drawn.id].samples, _prefix(drawn, flow)
     turns = np.array([1 + len(sample.replies) for sample in samples])
     return {
-        "turns/mean": float(turns.mean()),
-        "turns/most_share": float((turns >= most).mean()),
-        "turns/reply_tokens": float(np.mean([s.num_tokens - len(s.token_ids) for s in samples])),
+        f"{prefix}turns/mean": float(turns.mean()),
+        f"{prefix}turns/most_share": float((turns >= most).mean()),
+        f"{prefix}turns/reply_tokens": float(np.mean([s.num_tokens - len(s.token_ids) for s in samples])),
     }
 
 
