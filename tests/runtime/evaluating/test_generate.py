@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plait.data.sources import Source, read_jsonl
+from plait.errors import DataError
 from plait.generation.settings import MIN_POOL_BYTES, Sampling, SamplingSettings
 from plait.generation.speculator import Speculator
 from plait.runtime.evaluating import generate
@@ -81,6 +82,21 @@ def test_the_rows_of_one_file_are_held_at_a_time(
         for sample in range(count)
     ], "the oldest first, and every bit of it"
     assert len({id(prompt_ids) for prompt_ids, *_ in heard}) == 1
+
+
+def test_replies_stand_between_what_was_drawn(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = files(tmp_path, 1, 1)
+    row = json.loads(history[0].read_text())
+    history[0].write_text(json.dumps(row | {"replies": [[1, [20, 21]], [3, [22]]]}) + "\n")
+    history[1].write_text(json.dumps(row | {"replies": "none of ours"}) + "\n")
+    heard = told(tiny_folder, history, monkeypatch)
+    assert [ids for _, ids, _ in heard] == [[5, 20, 21, 6, 7, 22, 8], [5, 6, 7, 8]]
+    assert heard[0][2] == [-1.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0]
+    history[0].write_text(json.dumps(row | {"replies": [[1, [10**9]]]}) + "\n")
+    with pytest.raises(DataError, match="expected a sample of a model of"):
+        told(tiny_folder, history, monkeypatch)
 
 
 def test_what_the_pool_has_no_room_for_is_not_read(
