@@ -234,6 +234,6 @@ def _choose(rows: Rows) -> list[int]:
         for place, sample in enumerate(rows.samples)
         if len(sample.token_ids) >= 2 and len(sample.logprobs) == len(sample.token_ids)
     ]
-    size = {p: len(rows.samples[p].prompt.token_ids) + len(rows.samples[p].token_ids) for p in fit}
+    size = {p: len(rows.samples[p].prompt.token_ids) + rows.samples[p].num_tokens for p in fit}
     short = [place for place in fit if size[place] <= MAX_TOKENS]
     return (short or sorted(fit, key=size.__getitem__)[:1])[:NUM_SAMPLES]
