@@ -85,6 +85,17 @@ def drawn_of(values: Sequence[Value], replies: Iterable[Reply]) -> tuple[Value, 
     return (*kept, *values[done:])
 
 
+def with_replies(
+    values: Sequence[Value], replies: Iterable[Reply], of_reply: Callable[[Reply], Iterable[Value]]
+) -> tuple[Value, ...]:
+    """One value per drawn token, with those of the replies between."""
+    spread, done = list[Value](), 0
+    for reply in replies:
+        spread += [*values[done : reply.at], *of_reply(reply)]
+        done = reply.at
+    return (*spread, *values[done:])
+
+
 @dataclass(frozen=True)
 class Sample:
     """One prompt with one response, of one turn or more. The sampled token ids are kept and never re-tokenised."""
@@ -144,10 +155,4 @@ class Sample:
 
     def spread(self, values: Sequence[Value], of_reply: Callable[[Reply], Iterable[Value]]) -> tuple[Value, ...]:
         """One value per drawn token, with those of the replies between."""
-        if not self.replies:
-            return tuple(values)
-        spread, done = list[Value](), 0
-        for reply in self.replies:
-            spread += [*values[done : reply.at], *of_reply(reply)]
-            done = reply.at
-        return (*spread, *values[done:])
+        return with_replies(values, self.replies, of_reply)

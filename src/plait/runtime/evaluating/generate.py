@@ -14,7 +14,7 @@ from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.measured.rates import measure_rates
 from plait.data.prompts import PromptEncoder
-from plait.data.records import FinishReason, Prompt, Sample, replies_in
+from plait.data.records import Prompt, Sample, replies_in, with_replies
 from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source, read_jsonl
 from plait.errors import ConfigError, DataError, ModelError
@@ -202,13 +202,12 @@ def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
     Raises:
         DataError: it is neither, naming the line.
     """
-    columns = row.columns
+    columns, replies = row.columns, replies_in(row.columns)
     token_ids: Any = columns.get("token_ids")
     logprobs = columns.get("logprobs", columns.get("sampling_logprobs"))
     prompt_ids = columns.get("prompt_ids")
     if prompt_ids is None:
         prompt_ids = list(encoder.token_ids(encoder.render(row)))
-    replies = replies_in(columns)
     for ids in (token_ids, prompt_ids, *(list(reply.token_ids) for reply in replies)):
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocabulary for i in ids):
             raise DataError(
@@ -221,10 +220,9 @@ def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
         or not all(isinstance(value, int | float) and value <= 0 for value in logprobs)
     ):
         raise DataError(f"{row.place}: expected the log-probs of its {len(token_ids)} tokens; `--history` needs them")
-    if replies:  # what follows a reply was drawn behind it
-        drawn = Sample(Prompt(0, "", ()), 0, tuple(token_ids), tuple(logprobs), "", FinishReason.STOP, replies=replies)
-        token_ids, logprobs = drawn.all_ids, drawn.spread(logprobs, lambda reply: [0.0] * len(reply.token_ids))
-    return tuple(prompt_ids), array("i", token_ids), array("d", logprobs)
+    all_ids = with_replies(token_ids, replies, lambda reply: reply.token_ids)
+    all_logprobs = with_replies(logprobs, replies, lambda reply: [0.0] * len(reply.token_ids))
+    return tuple(prompt_ids), array("i", all_ids), array("d", all_logprobs)
 
 
 def _prompt(uid: int, row: Row, encoder: PromptEncoder) -> Prompt:

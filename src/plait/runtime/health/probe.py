@@ -62,7 +62,7 @@ def diagnose(suspects: Suspects, rows: Rows) -> Diagnosis | None:
         rows: of a rollout, as the trainer gets them.
     """
     model = suspects.role.model
-    few = rows.select(_choose(rows))
+    few = rows.select(chosen_samples(rows))
     if not len(few):
         return None
     plain = _Plain(model, few)
@@ -227,7 +227,7 @@ def _distance(one: FloatArray, other: FloatArray) -> float:
     return float(np.minimum(np.abs(one - other), 20.0).mean())
 
 
-def _choose(rows: Rows) -> list[int]:
+def chosen_samples(rows: Rows) -> list[int]:
     """Samples of two tokens and more that were sampled, the first ones that are not long."""
     fit = [
         place
