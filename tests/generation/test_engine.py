@@ -358,7 +358,7 @@ def test_broken_weights_stop_the_run_by_name() -> None:
 
 def test_noise_key_fields_change_the_samples() -> None:
     engine = engine_of(shared_model("llama"))
-    keys = [NoiseKey(1), NoiseKey(2), NoiseKey(1, rollout=1), NoiseKey(1, attempt=1), NoiseKey(1, turn=1)]
+    keys = [NoiseKey(1), NoiseKey(2), NoiseKey(1, rollout=1), NoiseKey(1, attempt=1)]
     said = []
     for key in keys:
         engine.add(replace(request_of(0, num_samples=2), noise=key))

@@ -91,7 +91,10 @@ def test_a_column_in_the_place_of_what_was_said_is_refused() -> None:
     assert "have a column of that name" in str(missing_arguments(function, signature, ["prompt", "turns"]))
 
 
-@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "turns", "log_extra", "log_metric"])
+@pytest.mark.parametrize(
+    "name",
+    ["prompts", "completions", "completion_ids", "turns", "log_extra", "log_metric", "queries", "solution_str"],
+)
 def test_what_only_rewards_get_is_refused_or_left_to_its_default(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"`reply` needs `{name}`, which reward functions get"):
         replied(tmp_path, f"def reply(messages, {name}):\n    return None\n")

@@ -80,7 +80,7 @@ def test_generation_sees_new_weights() -> None:
     settings = SamplingSettings.model_validate({"max_response_tokens": 6})
 
     def said(engine: Engine, uid: int) -> tuple[int, ...]:
-        engine.add(Request(Prompt(uid, "", (5, 6, 7)), 1, Sampling(max_tokens=6), NoiseKey(0, 0, 0, 0)))
+        engine.add(Request(Prompt(uid, "", (5, 6, 7)), 1, Sampling(max_tokens=6), NoiseKey(0)))
         while engine.has_work:
             if found := engine.step():
                 return found[0].token_ids

@@ -65,7 +65,7 @@ def test_samples_come_back_with_the_prompts_that_were_asked() -> None:
 
 def test_requests_travel_whole() -> None:
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_tokens=8, stop_token_ids=(2, 3), stop=("end",))
-    request = Request(Prompt(7, "", (1, 2)), 2, sampling, NoiseKey(1, 2, 3, 4), lengths=(3, 5))
+    request = Request(Prompt(7, "", (1, 2)), 2, sampling, NoiseKey(1, 2, 3), lengths=(3, 5))
     begun = Sample(request.prompt, 1, (5, 6), (-0.5, -1.5), "", FinishReason.OPEN, 4, (3, 4), REPLIES)
     goes_on = replace(request, going_on=GoingOn((begun,), frozenset({0})))
     assert unpack_requests(json.loads(json.dumps(pack_requests([request, goes_on])))) == [request, goes_on]

@@ -96,6 +96,11 @@ def with_replies(
     return (*spread, *values[done:])
 
 
+def logprobs_with(replies: Iterable[Reply], logprobs: Sequence[float]) -> tuple[float, ...]:
+    """One per token of a response; 0.0 stands for those of replies, which nobody drew."""
+    return with_replies(logprobs, replies, lambda reply: [0.0] * len(reply.token_ids))
+
+
 @dataclass(frozen=True)
 class Sample:
     """One prompt with one response, of one turn or more. The sampled token ids are kept and never re-tokenised."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import get_args
 
 from plait.errors import CallError, ConfigError, DataError
+from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.generation.transfer import Place, SampleState
 from plait.models.language_model import LanguageModel
@@ -35,20 +36,11 @@ def check_exact(settings: SamplingSettings, model: LanguageModel) -> None:
         )
 
 
-def check_new(
-    uid: int, pending: Collection[int], started: Collection[Key], begun: Collection[int] | None = None
-) -> None:
-    """Raises CallError where samples of a prompt are in flight.
-
-    Args:
-        begun: indices of the samples that are asked for, where all of them were begun before and go on: no others are
-            looked for, since as many prompts go on at once as there are.
-    """
-    in_flight = any(key[0] == uid for key in started) if begun is None else any((uid, i) in started for i in begun)
-    allow(
-        not in_flight and uid not in pending,
-        f"prompt {uid} is in flight already: wait for its samples, abort them, or give the prompt another uid",
-    )
+def check_new(request: Request, pending: Collection[int], started: Collection[Key]) -> None:
+    """Raises CallError where samples that a request asks for are in flight, or others of its prompt wait to start."""
+    uid = request.prompt.uid
+    free = uid not in pending and not any((uid, index) in started for index in request.indices)
+    allow(free, f"prompt {uid} is in flight already: wait for its samples, abort them, or give the prompt another uid")
 
 
 def check_room(scheduler: Scheduler, uid: int, num_tokens: int, most: int) -> None:

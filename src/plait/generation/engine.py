@@ -122,12 +122,11 @@ class Engine:
         state, flight = self.state, self.state.flight
         limits = tuple(request.limit(index, self.model.max_positions) for index in range(request.num_samples))
         uid, num_tokens = request.prompt.uid, len(request.prompt.token_ids)
-        fresh = tuple(request.fresh)
-        check_new(uid, flight.pending, flight.started, None if fresh else request.indices)
+        check_new(request, flight.pending, flight.started)
         check_room(state.scheduler, uid, num_tokens, max(limits))
         state.expect_work()
         self._parking.resume(request)
-        if fresh:
+        if fresh := tuple(request.fresh):
             flight.pending[uid] = PendingPrompt(request, limits, len(fresh))
             state.scheduler.add(uid, num_tokens, fresh, prefix_keys(request.prompt.token_ids))
 

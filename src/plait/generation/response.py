@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.data.records import FinishReason, Reply, Sample, drawn_of, ranges_of
+from plait.data.records import FinishReason, Reply, Sample, drawn_of, logprobs_with, ranges_of
 from plait.errors import RunError
 from plait.generation.request import Request
 from plait.generation.stopping import completes_stop
@@ -99,7 +99,7 @@ class Response:
     ) -> Response:
         """A sample that was begun before and goes on, its next token drawn from weights of `version`."""
         versions = sample.spread(sample.versions, lambda reply: [sample.versions[reply.at - 1]] * len(reply.token_ids))
-        logprobs = sample.spread(sample.logprobs, lambda reply: [0.0] * len(reply.token_ids))
+        logprobs = logprobs_with(sample.replies, sample.logprobs)
         starts = [at for at, policy_version in enumerate(versions) if at == 0 or policy_version != versions[at - 1]]
         response = cls.of(request, sample.index, limit, eos_token_ids, [(at, versions[at]) for at in starts])
         response.go_on(sample.all_ids, logprobs, version)

@@ -1,6 +1,6 @@
 """Stateless noise: the noise of a token is a function of its key and its id, never of call order or batch.
 
-A sample's key folds (run seed, rollout index, prompt uid, sample index, attempt, turn); with the position in the
+A sample's key folds (run seed, rollout index, prompt uid, sample index, attempt, 0); with the position in the
 response it gives the key of one draw; with a token id that gives the 64 bits behind one Gumbel variable. The mixer is
 the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, in the
 constants of Stafford's variant 13).
@@ -33,12 +33,10 @@ class NoiseKey:
     """Which rollout of the run (usually the step)."""
     attempt: int = 0
     """Counts re-draws of a sample that was thrown away."""
-    turn: int = 0
-    """0: positions count on through the turns of a sample."""
 
     def sample_key(self, prompt_uid: int, index: int) -> int:
         """64-bit key of one sample of one prompt instance."""
-        return fold(self.seed, self.rollout, prompt_uid, index, self.attempt, self.turn)
+        return fold(self.seed, self.rollout, prompt_uid, index, self.attempt, 0)
 
 
 def mix(bits: int) -> int:

@@ -14,14 +14,14 @@ from typing import Any
 
 from plait.errors import ConfigError
 from plait.rewards.loading import load_function
-from plait.rewards.signature import Miscounted, settled
+from plait.rewards.signature import GIVEN, Miscounted, settled
 
 KEY = "turns.reply"
 COLUMN = "reply"
 _OWN = ("prompts", "completions", "turns", "log_extra")
 """What the pool gives, whatever the function asks for."""
-_OF_REWARDS = frozenset((*_OWN, "completion_ids", "log_metric"))
-"""What a reward function gets, and this one does not; no column bears such a name."""
+_OF_REWARDS = frozenset(name for names in GIVEN.values() for name in names)
+"""What a reward function gets in one of its forms, and this one does not."""
 _TAKEN = ("messages", "completion_ids")
 """What it does not get as a column: the conversation has the one name, and only rewards get the other."""
 _EXPECTED = (

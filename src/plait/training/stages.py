@@ -41,24 +41,22 @@ class ModelPart:
         Raises:
             RunError: a sample has a token that the model has not.
         """
-        self._check_tokens(rows, micro)
         groups = [
             (rows.samples[members[0]].prompt.token_ids, [rows.samples[i].all_ids for i in members])
             for members in micro.groups
         ]
         given = [ranges_of(rows.samples[i].replies) for i in micro.samples]
-        return pack(groups, self.model.device, root_tokens=micro.root_tokens, given=given)
-
-    def _check_tokens(self, rows: Rows, micro: MicroBatch) -> None:
+        batch = pack(groups, self.model.device, root_tokens=micro.root_tokens, given=given)
         config = self.model.config.get_text_config()
-        for sample in (rows.samples[i] for i in micro.samples):
-            largest = max(max(sample.prompt.token_ids, default=0), max(sample.all_ids, default=0))
-            if largest >= config.vocab_size:
-                raise RunError(
-                    f"sample {sample.uid} has token {largest}, but the model `{config.name_or_path}`, which reads it, "
-                    f"has only the tokens 0 to {config.vocab_size - 1}; give all roles models with as many tokens "
-                    "(Transformers' `resize_token_embeddings` adds rows)"
-                )
+        if (largest := max(batch.token_ids, default=0)) >= config.vocab_size:
+            having = (rows.samples[i] for i in micro.samples)
+            uid = next(s.uid for s in having if largest in s.all_ids or largest in s.prompt.token_ids)
+            raise RunError(
+                f"sample {uid} has token {largest}, but the model `{config.name_or_path}`, which reads it, has only "
+                f"the tokens 0 to {config.vocab_size - 1}; give all roles models with as many tokens (Transformers' "
+                "`resize_token_embeddings` adds rows)"
+            )
+        return batch
 
     def hidden(self, batch: PackedBatch, inputs_TH: Tensor | None) -> Tensor:
         """What this stage makes of the hidden states [T, H] of the stage before, which the first has none of: [T, H].

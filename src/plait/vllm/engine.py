@@ -149,7 +149,7 @@ class VllmEngine:
         uid, sampling = request.prompt.uid, request.sampling
         if request.going_on != GoingOn():
             raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
-        check_new(uid, {}, self._requests)
+        check_new(request, (), self._requests)
         stop = self.model.eos_token_ids if sampling.stop_token_ids is None else sampling.stop_token_ids
         replayed = request.lengths is not None
         for index in request.indices:

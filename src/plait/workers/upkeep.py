@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from plait.data.records import Sample
+from plait.data.records import Sample, logprobs_with
 from plait.models.files.finite import Broken
 from plait.policy.decode_ring import StageUse
 from plait.schedule.timeline import Span
@@ -56,7 +56,7 @@ class Recall:
         engine = rank_state.roles[self.role].engine
         assert engine is not None, f"role {self.role} has no engine on rank {rank_state.rank}"
         for sample in self.samples:
-            logprobs = sample.spread(sample.logprobs, lambda reply: [0.0] * len(reply.token_ids))
+            logprobs = logprobs_with(sample.replies, sample.logprobs)
             engine.speculates.recall(sample.prompt.token_ids, sample.all_ids, logprobs)
         return
         yield

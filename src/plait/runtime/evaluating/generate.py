@@ -14,7 +14,7 @@ from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.measured.rates import measure_rates
 from plait.data.prompts import PromptEncoder
-from plait.data.records import Prompt, Sample, replies_in, with_replies
+from plait.data.records import Prompt, Sample, logprobs_with, replies_in, with_replies
 from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source, read_jsonl
 from plait.errors import ConfigError, DataError, ModelError
@@ -221,8 +221,7 @@ def _earlier(row: Row, encoder: PromptEncoder, vocabulary: int) -> Earlier:
     ):
         raise DataError(f"{row.place}: expected the log-probs of its {len(token_ids)} tokens; `--history` needs them")
     all_ids = with_replies(token_ids, replies, lambda reply: reply.token_ids)
-    all_logprobs = with_replies(logprobs, replies, lambda reply: [0.0] * len(reply.token_ids))
-    return tuple(prompt_ids), array("i", all_ids), array("d", all_logprobs)
+    return tuple(prompt_ids), array("i", all_ids), array("d", logprobs_with(replies, logprobs))
 
 
 def _prompt(uid: int, row: Row, encoder: PromptEncoder) -> Prompt:
