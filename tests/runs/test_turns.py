@@ -277,7 +277,6 @@ def test_a_reply_that_fails_is_named(make_recipe: MakeRecipe, tmp_path: Path, fu
         ("needs", {}, r"`turns\.reply`: `needs` needs `colour`"),
         ("no_messages", {}, r"expected a function reply\(messages, \*\*columns\), found no_messages\(text\)"),
         ("missing", {}, r"`turns\.reply`: .* has no `missing`"),
-        ("reply", {"max_staleness": 1}, "`turns.reply` is set, and `max_staleness` is 1"),
         ("reply", {"rebalance": "auto"}, "`turns.reply` is set, and `rebalance` is auto"),
         ("reply", {"fusion": 0.5}, "`turns.reply` is set, and `fusion` is 0.5"),
         ("reply", {"sampling.engine": "vllm"}, "`turns.reply` is set, and `sampling.engine` is vllm"),

@@ -57,6 +57,16 @@ def replies_in(row: Mapping[str, Any]) -> tuple[Reply, ...]:
     told = row.get("replies")
     if not isinstance(told, list) or not all(map(_is_reply, told)):
         return ()
+    return unpacked_replies(told)
+
+
+def packed_replies(replies: Iterable[Reply]) -> list[list[Any]]:
+    """As JSON values."""
+    return [[reply.at, list(reply.token_ids)] for reply in replies]
+
+
+def unpacked_replies(told: Iterable[Sequence[Any]]) -> tuple[Reply, ...]:
+    """What `packed_replies` gave."""
     return tuple(Reply(at, tuple(token_ids)) for at, token_ids in told)
 
 
@@ -147,6 +157,11 @@ class Sample:
     def num_tokens(self) -> int:
         """Tokens of the response, replies included."""
         return len(self.token_ids) + sum(len(reply.token_ids) for reply in self.replies)
+
+    @property
+    def ends_with_reply(self) -> bool:
+        """Whether nothing was drawn behind its last reply."""
+        return bool(self.replies) and self.replies[-1].at == len(self.token_ids)
 
     @property
     def places(self) -> tuple[int, ...]:

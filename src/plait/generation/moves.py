@@ -205,7 +205,7 @@ class Parking:
             response = Response.resumed(request, sample, limit, state.model.eos_token_ids, flight.policy_version)
             if sample.index in request.going_on.keeps:
                 assert parked is not None, f"sample {key} is to be kept, and is not parked here"
-                assert parked.token_ids == sample.token_ids, f"sample {key} was parked with other tokens"
+                assert parked.token_ids == sample.all_ids, f"sample {key} was parked with other tokens"
                 self._moves.import_sample(parked, kv="keep")
             else:  # a next turn finds the blocks of the turns before it, too, as far as they are cached
                 known = prefix_keys(response.tokens[:-1]) if sample.replies else names

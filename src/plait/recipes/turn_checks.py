@@ -22,11 +22,6 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
             f"`sampling.engine` is {engine}, which lets no sample go on; set `sampling.engine` to plait",
         ),
         (
-            recipe.max_staleness > 0,
-            f"`max_staleness` is {recipe.max_staleness}: samples of later batches would have to stand still between "
-            "their turns; set `max_staleness` to 0",
-        ),
-        (
             recipe.rebalance != "off",
             f"`rebalance` is {recipe.rebalance}, but samples that wait for a reply are in no instance to move from; "
             "set `rebalance` to off",

@@ -49,24 +49,28 @@ class Dealer:
     rollout, done or not. So who generates what depends on the requests alone: who is idle is the clock's to say."""
 
     def __init__(self, num_instances: int) -> None:
-        self._loads = [0] * num_instances
-        """Expected tokens of what each instance was given of the rollout."""
-        self._rollout: tuple[NoiseKey, Sampling] | None = None
-        """What the requests that are dealt have in common."""
+        self._num_instances = num_instances
+        self._loads: dict[tuple[NoiseKey, Sampling], list[int]] = {}
+        """Rollout → expected tokens of what each instance was given of it. What its requests have in common names it.
+        """
+        self._is_idle = True
         self._parked: dict[int, int] = {}
         """Prompt → the instance where samples of it lie parked."""
 
     def deal(self, requests: Sequence[Request]) -> list[tuple[int, list[Request]]]:
         """(instance, what it gets, in the order in which it was asked for), by the numbers of the instances."""
-        if self._rollout != (rollout := (requests[0].noise, requests[0].sampling)):
-            self._rollout, self._loads = rollout, [0] * len(self._loads)
+        rollout = requests[0].noise, requests[0].sampling
+        if rollout not in self._loads and self._is_idle:
+            self._loads.clear()
+        self._is_idle = False
+        loads = self._loads.setdefault(rollout, [0] * self._num_instances)
         shares: dict[int, list[int]] = defaultdict(list)
         for i in sorted(range(len(requests)), key=lambda i: (-expected_tokens(requests[i]), i)):
             parked = self._parked.pop(requests[i].prompt.uid, None)
-            place = min(range(len(self._loads)), key=lambda k: (self._loads[k], k))
+            place = min(range(len(loads)), key=lambda k: (loads[k], k))
             if parked is not None and requests[i].going_on.keeps:
                 place = parked
-            self._loads[place] += expected_tokens(requests[i])
+            loads[place] += expected_tokens(requests[i])
             shares[place].append(i)
         return [(place, [requests[i] for i in sorted(members)]) for place, members in sorted(shares.items())]
 
@@ -74,6 +78,10 @@ class Dealer:
         """An instance has given a sample out; where it is not finished, it may lie parked there."""
         if sample.finish_reason is FinishReason.OPEN:
             self._parked[sample.prompt.uid] = place
+
+    def rest(self) -> None:
+        """All samples are delivered: rollouts before the next one are over."""
+        self._is_idle = True
 
 
 def expected_tokens(request: Request) -> int:

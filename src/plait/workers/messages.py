@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.records import FinishReason, Prompt, Reply, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample, packed_replies, unpacked_replies
 from plait.data.rows import Rows
 from plait.dataflow import Column
 from plait.generation.request import GoingOn, Request
@@ -209,7 +209,7 @@ def _pack_going_on(going_on: GoingOn) -> dict[str, Any] | None:
         return None
     return {
         "begun": [
-            [s.index, list(s.token_ids), list(s.logprobs), list(s.versions), _pack_replies(s.replies)]
+            [s.index, list(s.token_ids), list(s.logprobs), list(s.versions), packed_replies(s.replies)]
             for s in going_on.begun
         ],
         "left_out": sorted(going_on.left_out),
@@ -217,11 +217,6 @@ def _pack_going_on(going_on: GoingOn) -> dict[str, Any] | None:
         "keeps": sorted(going_on.keeps),
         "parks": going_on.parks,
     }
-
-
-def _pack_replies(replies: Sequence[Reply]) -> list[list[Any]]:
-    """As JSON values."""
-    return [[reply.at, list(reply.token_ids)] for reply in replies]
 
 
 def _unpack_going_on(value: Mapping[str, Any] | None, prompt: Prompt) -> GoingOn:
@@ -237,7 +232,7 @@ def _unpack_going_on(value: Mapping[str, Any] | None, prompt: Prompt) -> GoingOn
             FinishReason.OPEN,
             versions[-1],
             tuple(versions),
-            tuple(Reply(at, tuple(token_ids)) for at, token_ids in replies),
+            unpacked_replies(replies),
         )
         for index, ids, logprobs, versions, replies in value["begun"]
     )

@@ -196,6 +196,7 @@ class RemoteEngine:
     def _forget(self) -> None:
         """Forget prompts and moves: no sample is outstanding."""
         self.said.clear()
+        self._dealer.rest()
         self._outstanding.forget_prompts()
         if self.moves is not None:
             self.moves.forget()

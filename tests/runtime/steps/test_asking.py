@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from plait.data.records import FinishReason, Sample
+from plait.data.records import FinishReason, Reply, Sample
+from plait.generation.request import GoingOn
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
+from plait.runtime.folder.moments import Moment
 from plait.runtime.steps.asking import AskedRollout, Asking, Beside
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import PartialRollout
@@ -102,3 +104,28 @@ def test_either_of_two_batches_steps_the_engine_and_each_gets_its_own() -> None:
     ]
     assert len(later.growing.whole) == 2
     assert rewards.groups == [(0, 8), (0, 9), (0, 10)]
+
+
+class Record:
+    """All that was drawn with version 3 was kept, and samples of step 5 stop where they are told to."""
+
+    def at(self, version: int) -> Moment | None:
+        standing = {9: {0: 4, 1: 9}} if version == 5 else {}
+        return Moment("keep", standing) if version <= 5 else None
+
+
+def test_where_samples_go_on_counts_replies_and_nothing_is_kept_behind_one() -> None:
+    """Two of prompt 9 stand at four and five tokens of the response, of which three are a reply."""
+    asking = Asking(Rewards(), Record(), keeps=True)  # type: ignore[arg-type]
+    later = asked(0, "actor", 5, 9, 10)
+    reply = (Reply(1, (1, 1, 1)),)
+    behind = replace(sample(9, 0, (7,), OPEN), replies=reply, policy_version=3)
+    within = replace(sample(9, 1, (7, 7), OPEN), replies=reply, policy_version=3)
+    other = replace(sample(10, 0, (7,), OPEN), replies=reply, policy_version=3)
+    later.state.begun[0] = {(9, 0): behind, (9, 1): within, (10, 0): other}
+    engine: Any = ScriptedEngine([])
+    for _ in asking.work(later, engine, Beside(4, (5,)), _told):
+        pass
+    first, second = engine.asked
+    assert first.going_on == GoingOn((within,), frozenset({0}), {1: 9}, frozenset({1}), parks=True)
+    assert second.going_on == GoingOn((other,), frozenset(), {}, frozenset(), parks=True)

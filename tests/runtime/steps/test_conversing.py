@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from plait.data.records import FinishReason, Prompt, Reply, Sample
@@ -22,7 +23,13 @@ PROMPTS = [Prompt(uid, "", (7, 8), {"prompt": "?"}) for uid in (3, 5)]
 
 
 class Engine(ScriptedEngine):
+    """It halts as engines do: what was not begun is forgotten, what was is delivered as the script says."""
+
     traits = model = None
+
+    def halt(self, *, parks: bool) -> None:
+        super().halt(parks=parks)
+        self.halted_with = parks
 
 
 @dataclass
@@ -46,12 +53,28 @@ def sample(uid: int, index: int, *token_ids: int, reason: FinishReason = STOP, *
     return Sample(prompt, index, token_ids, (-1.0,) * len(token_ids), text, reason, **more)
 
 
-def engine_of(script: list[Any], *, most: int = 3, max_tokens: int = 20) -> tuple[Engine, Told, Conversing]:
+def engine_of(
+    script: list[Any],
+    *,
+    most: int = 3,
+    max_tokens: int = 20,
+    by_prompt: bool = False,
+    going_on: Mapping[int, GoingOn] = MappingProxyType({}),
+) -> tuple[Engine, Told, Conversing]:
+    """An engine that was asked for two samples of each prompt, which go on as `going_on` says by their uid."""
     engine, told = Engine(script), Told()
-    conversing: Any = Conversing(engine, told, ReplyEncoder(tiny_tokenizer(), VOCAB_SIZE), most, 256)  # type: ignore[arg-type]
+    encoder = ReplyEncoder(tiny_tokenizer(), VOCAB_SIZE)
+    conversing: Any = Conversing(engine, told, encoder, most, 256, by_prompt=by_prompt)  # type: ignore[arg-type]
     for prompt in PROMPTS:
-        conversing.add(Request(prompt, 2, Sampling(max_tokens=max_tokens), NoiseKey(1)))
+        going = going_on.get(prompt.uid, GoingOn())
+        conversing.add(Request(prompt, 2, Sampling(max_tokens=max_tokens), NoiseKey(1), going_on=going))
     return engine, told, conversing
+
+
+def replied(one: Sample, *before: Mapping[str, Any]) -> Sample:
+    """A sample behind a reply to its last turn; what was said before that turn."""
+    turns = (*before, {"role": "assistant", "content": one.text}, *GO_ON)
+    return replace(one, finish_reason=OPEN, replies=(*one.replies, Reply(len(one.token_ids), IDS)), turns=turns)
 
 
 def test_a_round_begins_when_all_turns_and_all_replies_are_there() -> None:
@@ -61,19 +84,18 @@ def test_a_round_begins_when_all_turns_and_all_replies_are_there() -> None:
     told.answers[0] = GO_ON
     assert conversing.advance("generate")[1] == []
     told.answers[2] = None
-    done, ended = conversing.advance("generate")
-    assert (done, ended) == (None, [other]), "it waits for the reply that is missing"
+    assert conversing.advance("generate")[1] == [other]
+    assert conversing.advance("generate") == (None, []), "it waits for the reply that is missing"
     assert conversing.ready
     assert conversing.has_work
     assert len(engine.asked) == 2
     told.answers[1] = GO_ON
     assert conversing.advance("generate")[1] == []
-    reply = (Reply(1, IDS),)
-    begun = [replace(s, finish_reason=OPEN, replies=reply) for s in (first, second)]
+    begun = [replied(s) for s in (first, second)]
     again = [(request.prompt.uid, request.going_on) for request in engine.asked[2:]]
     assert again == [(3, GoingOn((begun[0],), frozenset({0}))), (5, GoingOn((begun[1],), frozenset({1})))]
     assert [asked.turns[-1]["content"] for asked in told.asked] == [s.text for s in (first, second, other)]
-    engine.script.append([replace(s, token_ids=(*s.token_ids, 84), finish_reason=LENGTH) for s in begun])
+    engine.script.append([replace(s, token_ids=(*s.token_ids, 84), finish_reason=LENGTH, turns=()) for s in begun])
     _, ended = conversing.advance("generate")
     own = [{"role": "assistant", "content": s.text} for s in (first, sample(3, 0, 84))]
     assert list(ended[0].turns) == [own[0], *GO_ON, own[1]]
@@ -92,3 +114,71 @@ def test_a_reply_that_leaves_no_room_is_left_out_and_the_sample_is_cut() -> None
         told.answers[0] = GO_ON
         ended = conversing.advance("generate")[1]
         assert [(s.finish_reason, s.replies, s.turns) for s in ended] == ([(reason, (), ())] if reason else [])
+
+
+def test_a_prompt_goes_on_without_the_others_where_samples_outlive_their_step() -> None:
+    samples = [sample(3, 0, 80), sample(3, 1, 81), sample(5, 0, 82)]
+    engine, told, conversing = engine_of([samples, [sample(5, 1, 83, 84)]], by_prompt=True)
+    told.answers |= {0: GO_ON, 2: GO_ON}
+    assert conversing.advance("generate")[1] == []
+    assert len(engine.asked) == 2, "the other sample of prompt 3 waits for its reply"
+    told.answers[1] = None
+    assert conversing.advance("generate")[1] == [samples[1]]
+    assert [request.going_on.begun for request in engine.asked[2:]] == [(replied(samples[0]),)]
+    assert conversing.has_work, "prompt 5 has samples that wait, and prompt 3 one that goes on"
+
+
+def test_what_halts_stands_within_a_turn_or_behind_a_reply() -> None:
+    """The sample that waits for its reply gets it; one of which the next turn was asked, and not begun, stays behind
+    its own."""
+    first, second, third = sample(3, 0, 80), sample(3, 1, 81, reason=LENGTH), sample(5, 0, 82)
+    within = sample(5, 1, 83, 84, reason=OPEN)
+    engine, told, conversing = engine_of([[first, second], [third], [within]], by_prompt=True)
+    told.answers[0] = GO_ON
+    assert conversing.advance("generate")[1] == [second]
+    assert engine.asked[-1].going_on.begun == (replied(first),)
+    assert conversing.advance("generate")[1] == []
+    conversing.halt(parks=True)
+    assert engine.halted_with
+    assert conversing.advance("generate")[1] == [within]
+    assert conversing.advance("generate") == (None, []), "a reply is missing"
+    told.answers[1] = GO_ON
+    done, stopped = conversing.advance("generate")
+    assert done is not None
+    assert stopped == [replied(first), replied(third)]
+    assert not conversing.has_work
+    assert len(engine.asked) == 3, "no round begins behind a halt"
+
+
+def test_a_sample_that_was_halted_goes_on_with_its_turns_and_has_them_at_its_end() -> None:
+    stood = replied(sample(3, 0, 80))
+    own = [{"role": "assistant", "content": text} for text in (stood.text, sample(3, 0, 85, 86).text)]
+    going_on = {3: GoingOn((stood,), frozenset({1}), keeps=frozenset({0}), parks=True)}
+    bare = replace(stood, turns=())
+    halted = replace(bare, token_ids=(80, 85), logprobs=(-1.0,) * 2)
+    engine, told, conversing = engine_of([[halted]], by_prompt=True, going_on=going_on)
+    conversing.halt(parks=True)
+    [again] = conversing.advance("generate")[1]
+    assert again == replace(halted, turns=(own[0], *GO_ON)), "the turn that it is in is not told before it ends"
+    ended = replace(bare, token_ids=(80, 85, 86), logprobs=(-1.0,) * 3, finish_reason=STOP)
+    engine.script.append([ended])
+    left = GoingOn((again,), frozenset({1}))
+    conversing.add(Request(PROMPTS[0], 2, Sampling(max_tokens=40), NoiseKey(1), going_on=left))
+    assert conversing.advance("generate")[1] == []
+    assert list(told.asked[0].turns) == [own[0], *GO_ON, own[1]]
+    told.answers[0] = GO_ON
+    conversing.advance("generate")
+    behind = engine.asked[-1].going_on
+    assert [list(s.turns) for s in behind.begun] == [[own[0], *GO_ON, own[1], *GO_ON]]
+
+
+def test_a_recorded_stop_may_be_behind_a_reply_and_holds_for_later_turns() -> None:
+    """Sample 3.0 stops behind its first reply; 3.1 two tokens into its next turn, which the engine is told."""
+    turns, at = [sample(3, 0, 80), sample(3, 1, 81)], 1 + len(IDS)
+    going_on = {3: GoingOn(stops={0: at, 1: at + 2}, keeps=frozenset(), parks=True)}
+    engine, told, conversing = engine_of([turns], by_prompt=True, going_on=going_on)
+    told.answers |= {0: GO_ON, 1: GO_ON}
+    assert conversing.advance("generate")[1] == [replied(turns[0])]
+    request = engine.asked[-1]
+    assert (request.indices, request.going_on.begun) == ((1,), (replied(turns[1]),))
+    assert (request.going_on.stops[1], request.going_on.parks) == (at + 2, True)

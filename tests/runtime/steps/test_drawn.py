@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.checkpoint.store import CheckpointStore
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows
 from plait.errors import RunError
 from plait.runtime.steps.drawn import DrawnBatch, read_drawn, stored_drawn
@@ -63,20 +63,24 @@ def test_the_tensors_of_a_checkpoint_are_flat() -> None:
     assert stated["rollouts"]["3"] == {
         "kept": None,
         "samples": [[8, 3, 1, 2, "stop", 2, False, "text"], [9, 1, 0, 3, "open", 2, False, "text"]],
+        "turns": {},
     }
 
 
 samples = st.builds(
-    lambda uid, index, tokens, reason, versions: replace(
+    lambda uid, index, tokens, reason, versions, replies: replace(
         sample(uid, index, [token for token, _ in tokens], reason),
         logprobs=tuple(logprob for _, logprob in tokens),
         token_versions=tuple(versions[: len(tokens)]) if versions is not None and len(tokens) > 0 else None,
+        replies=tuple(Reply(at, tuple(ids)) for at, ids in replies.items()),
+        turns=tuple({"role": "tool", "content": str(at)} for at in replies),
     ),
     st.integers(0, 5),
     st.integers(0, 3),
     st.lists(st.tuples(st.integers(0, 2**31), st.floats(-100, 0)), max_size=6),
     st.sampled_from(FinishReason),
     st.none() | st.lists(st.integers(0, 9), min_size=6, max_size=6),
+    st.dictionaries(st.integers(1, 6), st.lists(st.integers(0, 2**31), max_size=3), max_size=2),
 )
 
 
@@ -92,6 +96,13 @@ def test_a_prompt_of_other_tokens_is_refused() -> None:
     tensors, stated = DrawnBatch.of(whole_batch(5, NODE, 7)).stored()
     with pytest.raises(RunError, match="samples of prompt 7, which had 2 tokens then and has 1 now: `data` or"):
         DrawnBatch.read(tensors, stated, lambda uid: Prompt(uid, "", (1,)))
+
+
+def test_checkpoints_from_before_turns_are_read() -> None:
+    batch = DrawnBatch.of(whole_batch(5, NODE, 7))
+    tensors, stated = batch.stored()
+    del stated["rollouts"][str(NODE)]["turns"]
+    assert DrawnBatch.read(tensors, stated, prompt) == batch
 
 
 def test_a_checkpoint_of_no_open_batch_says_nothing_of_any() -> None:

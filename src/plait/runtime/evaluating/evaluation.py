@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Sample, packed_replies
 from plait.metric_names import OF_DATA
 from plait.rewards import evaluation as verdicts
 from plait.rewards import statistics
@@ -201,7 +201,7 @@ def told_of_turns(sample: Sample) -> dict[str, Any]:
     number of tokens drawn before it and its tokens. Nothing of one turn."""
     if not sample.replies:
         return {}
-    replies = [[reply.at, list(reply.token_ids)] for reply in sample.replies]
+    replies = packed_replies(sample.replies)
     return {"turns": [dict(message) for message in sample.turns], "replies": replies}
 
 

@@ -18,7 +18,7 @@ from plait.observe.run_log import cut_torn_line, damaged, read_rows, writing
 from plait.schedule.update_rule import HeldKV, UpdateRule
 
 Standing = Mapping[int, Mapping[int, int]]
-"""Prompt uid → index of each sample of it that has not ended → tokens that it had said."""
+"""Prompt uid → index of each sample of it that has not ended → tokens of its response, replies included."""
 
 
 @dataclass(frozen=True)

@@ -211,12 +211,13 @@ class Asking:
         before = self._moments.at(step) if self._moments is not None else None
         after = self._moments.at(step + 1) if self._moments is not None and state.step > step else None
         stops = {} if after is None else {i: n for i, n in after.standing.get(prompt.uid, {}).items() if i in left}
-        lengths = {index: len(begun[index].token_ids) if index in begun else 0 for index in left}
+        lengths = {index: begun[index].num_tokens if index in begun else 0 for index in left}
         stand = {index for index, tokens in stops.items() if tokens <= lengths[index]}
         goes = {index: sample for index, sample in begun.items() if index in left - stand}
-        # A sample that drew no token with the last weights may not have been computed with them.
+        # A sample that drew no token with the last weights, or none behind its last reply, may not have been computed.
         kept = before is not None and before.kv == "keep"
-        keeps = frozenset(index for index, sample in goes.items() if kept and sample.policy_version == step - 1)
+        fresh = {index for index, s in goes.items() if s.policy_version == step - 1 and not s.ends_with_reply}
+        keeps = frozenset(fresh if kept else ())
         return GoingOn(
             tuple(goes.values()),
             frozenset(range(asked.growing.count)) - (left - stand),

@@ -44,8 +44,8 @@ class Batches:
                 if node not in state.generated:
                     begun = state.begun.get(node, {})
                     for uid, index in growing.unfinished:
-                        tokens = begun[uid, index].token_ids if (uid, index) in begun else ()
-                        lengths.setdefault(uid, {})[index] = len(tokens)
+                        tokens = begun[uid, index].num_tokens if (uid, index) in begun else 0
+                        lengths.setdefault(uid, {})[index] = tokens
         return lengths
 
     def at(self, step: int) -> StepState:

@@ -1,23 +1,26 @@
 """A generation engine whose samples have several turns: what follows a turn is asked of a function of the user's.
 
-A round draws one turn of each sample. Whoever has ended its turn is replied to while others are still being drawn; when
-all have, those that were replied to go on behind their replies, all at once. So what is computed together depends on
-what was said, never on how long a reply took.
+Samples go on in rounds: each draws a turn; whoever has ended it is replied to while others are still being drawn; when
+all are there, those that were replied to go on behind their replies, all at once. Where samples end in the step that
+began them, all are in one round: what is computed together depends on what was said, never on how long a reply took.
+Where they go on with new weights, the clock may decide how far they are then, so each prompt has rounds of its own.
 
 A turn that follows is a sample that goes on (`GoingOn`): tokens that were drawn are never written anew, and noise
-depends on the position in the response, which counts replies.
+depends on the position in the response, which counts replies. Samples that halt for new weights stand within a turn or
+behind a reply, never before one: what was asked is waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from plait.data.records import FinishReason, Reply, Sample
 from plait.data.replies import ReplyEncoder
 from plait.engines import GenerationEngine
-from plait.generation.request import GoingOn, Request
+from plait.generation.request import Request
 from plait.policy.step import Key
 from plait.rewards.pool import RewardPool
 from plait.rewards.replies import reply_of
@@ -26,6 +29,8 @@ from plait.runtime.steps.rewarding import record_functions
 from plait.schedule.work import MOVED_ON, Done
 from plait.workers.recorder import Recorder
 
+ALL = -1
+"""The round of all samples."""
 CALL = "turns.reply"
 """What replies are in the trace."""
 
@@ -66,6 +71,7 @@ class Conversing:
     Args:
         most: turns of the model in a sample.
         max_positions: of the model.
+        by_prompt: whether samples of different prompts go on without each other.
     """
 
     moves = None
@@ -78,18 +84,23 @@ class Conversing:
         encoder: ReplyEncoder,
         most: int,
         max_positions: int,
+        *,
+        by_prompt: bool,
     ) -> None:
         self._engine, self._replies, self._encoder = engine, replies, encoder
-        self._most, self._max_positions = most, max_positions
+        self._most, self._max_positions, self._by_prompt = most, max_positions, by_prompt
         self.traits, self.model = engine.traits, engine.model
         self._requests: dict[int, Request] = {}
         """By prompt uid, what was asked for."""
+        self._begun: dict[Key, Sample] = {}
+        """Samples that went on with a round under way and have not come back, as they were when it began."""
         self._asked: dict[int, Sample] = {}
         """Ticket → a sample that waits for its reply."""
         self._going_on: dict[Key, Sample] = {}
         """Samples that have their reply, and go on with the next round."""
-        self._said: dict[Key, tuple[Mapping[str, Any], ...]] = {}
-        """Sample → its turns and replies so far."""
+        self._left = Counter[int]()
+        """Round → its samples that are being drawn, or wait for a reply. A prompt's has its uid; that of all is ALL."""
+        self._halted = False
 
     @property
     def policy_version(self) -> int:
@@ -101,12 +112,12 @@ class Conversing:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._engine.has_work or self._asked or self._going_on)
+        return bool(self._engine.has_work or self._begun or self._asked or self._going_on)
 
     @property
     def ready(self) -> bool:
-        """Where only replies are missing it always says so: `advance` looks for them."""
-        return self._engine.ready if self._engine.has_work else True
+        """Where replies are missing it always says so: `advance` looks for them."""
+        return bool(self._asked) or not self._engine.has_work or self._engine.ready
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -121,42 +132,60 @@ class Conversing:
         return self._engine.at_work
 
     def add(self, request: Request) -> None:
-        """Ask for samples of a prompt; their first turns belong to the round that is under way."""
+        """Ask for samples of a prompt; their first turns, or those that they are in, belong to the round under way."""
         self._requests[request.prompt.uid] = request
-        self._engine.add(request)
+        self._begin(request)
+
+    def _round_of(self, sample: Sample) -> int:
+        return sample.prompt.uid if self._by_prompt else ALL
 
     def advance(self, call: str) -> tuple[Done | None, list[Sample]]:
-        """A step of the round, or the beginning of the next one. Returns its record, None while only replies are
-        missing; and the samples that have ended, with all their turns.
+        """A step of the engine, and the beginning of the next rounds. Returns a record, None while only replies are
+        missing; and the samples that have ended, with all their turns, or that stop as they are.
 
         Raises:
             RunError: the function failed.
             DataError: a reply cannot be written in the model's tokens.
         """
-        ended: list[Sample] = []
         done: Done | None = None
-        if self._engine.has_work:
+        drawn: list[Sample] = []
+        if self._engine.has_work and self._engine.ready:
             done, drawn = self._engine.advance(call)
-            ended += [sample for sample in map(self._with_turn, drawn) if not self._asks(sample)]
-        ended += self._replied()
-        if not self._engine.has_work and not self._asked:
-            self._begin_round()
-            done = done or MOVED_ON
+        back = [sample for sample in map(self._with_turns, drawn) if not self._asks(sample)] + self._replied()
+        ended = [sample for sample in back if not self._goes_on(sample)]
+        if not self._halted:
+            self._begin_rounds(dict.fromkeys(map(self._round_of, back)))
+        elif not self._engine.has_work and not self._asked:
+            ended += self._stopped()
+        done = done or (MOVED_ON if back else None)
         if not self.has_work:
             self._requests.clear()
+            self._left.clear()
+            self._halted = False
         return done, ended
 
     def halt(self, *, parks: bool) -> None:
-        raise AssertionError(f"samples of several turns end with the weights that began them (parks: {parks})")
+        """See GenerationEngine. Samples that wait for a reply get it first."""
+        self._halted = True
+        self._engine.halt(parks=parks)
 
     def update_weights(self, version: int) -> None:
         self._engine.update_weights(version)
 
-    def _with_turn(self, sample: Sample) -> Sample:
-        """A sample as the engine gave it, with all that was said in it; of one turn as it is."""
-        key = sample.prompt.uid, sample.index
-        said = self._said.pop(key, ())
-        return replace(sample, turns=(*said, self._encoder.turn(sample))) if said else sample
+    def _begin(self, request: Request) -> None:
+        """Have the turns drawn that the samples of a request are in, or begin."""
+        self._begun |= {_key(sample): sample for sample in request.going_on.begun}
+        self._left[request.prompt.uid if self._by_prompt else ALL] += len(request.indices)
+        self._engine.add(request)
+
+    def _with_turns(self, sample: Sample) -> Sample:
+        """A sample as the engine gave it, with what was said in it: the turn that it is in, if that has ended, as
+        well. Of one turn as it is."""
+        begun = self._begun.pop(_key(sample), None)
+        if begun is None or not begun.turns:
+            return sample
+        is_open = sample.finish_reason is FinishReason.OPEN
+        return replace(sample, turns=begun.turns if is_open else (*begun.turns, self._encoder.turn(sample)))
 
     def _asks(self, sample: Sample) -> bool:
         """Whether a turn may be replied to; then the function is asked."""
@@ -166,32 +195,47 @@ class Conversing:
         return True
 
     def _replied(self) -> list[Sample]:
-        """Take the replies that are there. Returns the samples that end with them."""
-        ended = []
-        for ticket, messages in self._replies.take(self._asked).items():
-            sample = self._asked.pop(ticket)
-            if messages is None or not self._goes_on(sample, messages):
-                ended.append(sample if messages is None else replace(sample, finish_reason=FinishReason.LENGTH))
-        return ended
+        """Take the replies that are there. Returns their samples: unfinished behind them, or ended."""
+        taken = [(self._asked.pop(ticket), reply) for ticket, reply in self._replies.take(self._asked).items()]
+        return [sample if reply is None else self._behind(sample, reply) for sample, reply in taken]
 
-    def _goes_on(self, sample: Sample, messages: list[dict[str, Any]]) -> bool:
-        """Whether a reply leaves room for a token of the next turn; then the sample goes on with the next round."""
+    def _behind(self, sample: Sample, messages: Sequence[Mapping[str, Any]]) -> Sample:
+        """A sample behind a reply; without it, and cut, where it leaves no room for a token of the next turn."""
         request = self._requests[sample.prompt.uid]
         ids = self._encoder.token_ids(sample, messages, request.sampling.stop)
         if sample.num_tokens + len(ids) >= request.limit(sample.index, self._max_positions):
+            return replace(sample, finish_reason=FinishReason.LENGTH)
+        replies = (*sample.replies, Reply(len(sample.token_ids), ids))
+        return replace(sample, finish_reason=FinishReason.OPEN, replies=replies, turns=(*sample.messages, *messages))
+
+    def _goes_on(self, sample: Sample) -> bool:
+        """Whether a sample that left a round is in the next one; it may also stop (`GoingOn.stops`) behind a reply."""
+        self._left[self._round_of(sample)] -= 1
+        stop = self._requests[sample.prompt.uid].going_on.stops.get(sample.index)
+        if sample.finish_reason is not FinishReason.OPEN or not sample.ends_with_reply or stop == sample.num_tokens:
             return False
-        key = sample.prompt.uid, sample.index
-        self._said[key] = (*sample.messages, *messages)
-        reply = Reply(len(sample.token_ids), ids)
-        self._going_on[key] = replace(sample, finish_reason=FinishReason.OPEN, replies=(*sample.replies, reply))
+        self._going_on[_key(sample)] = sample
         return True
 
-    def _begin_round(self) -> None:
-        """Ask for the next turns, in the order in which the prompts were asked."""
-        for uid, request in self._requests.items():
+    def _stopped(self) -> list[Sample]:
+        """Those that have halted behind a reply; for some the next round had been asked for."""
+        stopped = [*self._begun.values(), *self._going_on.values()]
+        self._begun, self._going_on = {}, {}
+        return stopped
+
+    def _begin_rounds(self, rounds: Iterable[int]) -> None:
+        """Ask for the next turns where all samples of a round are there, in the order in which prompts were asked."""
+        over = [number for number in rounds if not self._left[number]]
+        for uid in self._requests if ALL in over else over:
+            request = self._requests[uid]
             begun = tuple(
                 self._going_on.pop((uid, index)) for index in request.indices if (uid, index) in self._going_on
             )
             if begun:
                 others = frozenset(range(request.num_samples)) - {sample.index for sample in begun}
-                self._engine.add(replace(request, going_on=GoingOn(begun, left_out=others)))
+                going_on = replace(request.going_on, begun=begun, left_out=others, keeps=frozenset())
+                self._begin(replace(request, going_on=going_on))
+
+
+def _key(sample: Sample) -> Key:
+    return sample.prompt.uid, sample.index

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plait.checkpoint.store import Checkpoint
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Sample, packed_replies, unpacked_replies
 from plait.errors import RunError
 from plait.runtime.steps.step import StepState
 
@@ -84,6 +84,11 @@ class DrawnBatch:
                     ]
                     for s in samples
                 ],
+                "turns": {
+                    str(place): [packed_replies(s.replies), list(s.turns)]
+                    for place, s in enumerate(samples)
+                    if s.replies
+                },
             }
         scores = {str(node): dict(scores_by_sample) for node, scores_by_sample in self.model_scores.items()}
         return tensors, {
@@ -111,7 +116,7 @@ class DrawnBatch:
         for node, rollout in stated["rollouts"].items():
             name = f"batch-{stated['step']}.{node}"
             flat = [tensors[f"{name}.{what}"].tolist() for what in ("token_ids", "logprobs", "versions")]
-            samples[int(node)] = tuple(_samples(flat, rollout["samples"], prompt_of))
+            samples[int(node)] = tuple(_samples(flat, rollout, prompt_of))
         return cls(
             stated["step"],
             stated["drawn"],
@@ -155,10 +160,11 @@ def read_drawn(
     return [(batch, tuple(map(prompt_of, batch.prompts))) for batch in batches]
 
 
-def _samples(flat: Sequence[list[Any]], stated: Sequence[Any], prompt_of: Callable[[int], Prompt]) -> list[Sample]:
+def _samples(flat: Sequence[list[Any]], rollout: Mapping[str, Any], prompt_of: Callable[[int], Prompt]) -> list[Sample]:
+    conversed = rollout.get("turns", {})  # older checkpoints have none
     samples: list[Sample] = []
     at = 0
-    for uid, prompt_tokens, index, length, reason, version, is_mixed, text in stated:
+    for uid, prompt_tokens, index, length, reason, version, is_mixed, text in rollout["samples"]:
         token_ids, logprobs, versions = (tuple(values[at : at + length]) for values in flat)
         at += length
         prompt = prompt_of(uid)
@@ -168,5 +174,19 @@ def _samples(flat: Sequence[list[Any]], stated: Sequence[Any], prompt_of: Callab
                 f"{len(prompt.token_ids)} now: `data` or the tokenizer has changed; put them back, or begin a new run"
             )
         mixed = versions if is_mixed else None
-        samples.append(Sample(prompt, index, token_ids, logprobs, text, FinishReason(reason), version, mixed))
+        replies, turns = conversed.get(str(len(samples)), ((), ()))
+        samples.append(
+            Sample(
+                prompt,
+                index,
+                token_ids,
+                logprobs,
+                text,
+                FinishReason(reason),
+                version,
+                mixed,
+                unpacked_replies(replies),
+                tuple(turns),
+            )
+        )
     return samples

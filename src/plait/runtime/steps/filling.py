@@ -69,7 +69,8 @@ def _conversing(prepared: Prepared, engine: GenerationEngine, replies: Replies) 
     """An engine whose samples have several turns."""
     shape, most = prepared.shape, prepared.recipe.turns.most
     encoder = ReplyEncoder(prepared.tokenizer, shape.vocabulary)
-    return Conversing(engine, replies, encoder, most, shape.max_positions)
+    by_prompt = not prepared.recipe.update_rule.waits
+    return Conversing(engine, replies, encoder, most, shape.max_positions, by_prompt=by_prompt)
 
 
 def _try_prompts(prepared: Prepared, scorer: ModelScorer) -> None:

@@ -1,0 +1,45 @@
+"""Which instance gets which requests."""
+
+from __future__ import annotations
+
+from plait.data.records import FinishReason, Prompt, Sample
+from plait.generation.request import GoingOn, Request
+from plait.generation.settings import Sampling
+from plait.kernels.noise import NoiseKey
+from plait.workers.dealing import Dealer
+
+
+def request(uid: int, rollout: int, going_on: GoingOn | None = None) -> Request:
+    prompt, sampling = Prompt(uid, "", (1,)), Sampling(max_tokens=9)
+    return Request(prompt, 2, sampling, NoiseKey(0, rollout), going_on=going_on or GoingOn())
+
+
+def places(dealer: Dealer, *requests: Request) -> dict[int, int]:
+    """Prompt → its instance."""
+    return {one.prompt.uid: place for place, told in dealer.deal(requests) for one in told}
+
+
+def test_rollouts_that_take_turns_each_reach_all_instances() -> None:
+    """As prompts do that go on one by one, of the step's own batch and of a later one."""
+    dealer = Dealer(2)
+    assert [places(dealer, request(uid, uid % 2)) for uid in range(4)] == [{0: 0}, {1: 0}, {2: 1}, {3: 1}]
+
+
+def test_a_rollout_that_goes_on_after_a_rest_is_the_same_and_another_one_ends_it() -> None:
+    dealer = Dealer(2)
+    assert places(dealer, request(0, 7)) == {0: 0}
+    dealer.rest()
+    assert places(dealer, request(1, 7)) == {1: 1}
+    dealer.rest()
+    assert places(dealer, request(2, 8)) == {2: 0}
+    assert places(dealer, request(3, 7)) == {3: 0}
+
+
+def test_what_is_kept_goes_on_where_it_lies() -> None:
+    dealer = Dealer(2)
+    assert places(dealer, request(0, 7), request(1, 7)) == {0: 0, 1: 1}
+    parked = Sample(Prompt(1, "", (1,)), 0, (2,), (-1.0,), "", FinishReason.OPEN)
+    for keeps, place in ((frozenset({0}), 1), (frozenset(), 0)):
+        dealer.delivered(parked, 1)
+        dealer.rest()
+        assert places(dealer, request(1, 8 + place, GoingOn((parked,), keeps=keeps))) == {1: place}
