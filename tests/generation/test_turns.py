@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,14 +39,12 @@ def reply_to(sample: Sample) -> Reply | None:
     return Reply(len(sample.token_ids), ids) if sample.num_tokens + len(ids) < LIMIT else None
 
 
-def rounds(engine: Engine, requests: list[Request]) -> dict[str, Sample]:
+def rounds(draw: Callable[[list[Request]], Iterable[Sample]], requests: list[Request]) -> dict[str, Sample]:
     """All turns of all samples: those of a round together."""
     ended: dict[str, Sample] = {}
     while requests:
-        for request in requests:
-            engine.add(request)
         begun: dict[int, list[Sample]] = {}
-        for sample in drain(engine):
+        for sample in draw(requests):
             if (reply := reply_to(sample)) is None:
                 ended[sample.uid] = sample
             else:
@@ -56,6 +55,17 @@ def rounds(engine: Engine, requests: list[Request]) -> dict[str, Sample]:
             if (mine := sorted(begun.get(request.prompt.uid, ()), key=lambda sample: sample.index))
         ]
     return ended
+
+
+def rounds_of(engine: Engine) -> dict[str, Sample]:
+    """What is asked, drawn by plait's own engine."""
+
+    def draw(requests: list[Request]) -> Iterator[Sample]:
+        for request in requests:
+            engine.add(request)
+        return drain(engine)
+
+    return rounds(draw, asked())
 
 
 @functools.cache
@@ -101,7 +111,7 @@ def plain_turn(module: Any, request: Request, sample: Sample) -> Sample:
     ids=str,
 )
 def test_turns_are_the_oracles_however_they_are_computed(settings: dict[str, Any]) -> None:
-    said = rounds(Engine(shared_model("llama"), SamplingSettings(**settings)), asked())
+    said = rounds_of(Engine(shared_model("llama"), SamplingSettings(**settings)))
     assert said.keys() == expected().keys()
     for uid, sample in said.items():
         assert replace(sample, logprobs=()) == replace(expected()[uid], logprobs=())
@@ -115,8 +125,8 @@ def test_turns_are_the_oracles_however_they_are_computed(settings: dict[str, Any
 )
 def test_exact_turns_have_the_same_bits_however_they_are_computed(settings: dict[str, Any]) -> None:
     model = shared_model("llama", torch.float32)
-    plain = rounds(Engine(model, SamplingSettings(exact=True, speculation="off")), asked())
-    assert rounds(Engine(model, SamplingSettings(exact=True, **settings)), asked()) == plain
+    plain = rounds_of(Engine(model, SamplingSettings(exact=True, speculation="off")))
+    assert rounds_of(Engine(model, SamplingSettings(exact=True, **settings))) == plain
 
 
 def test_a_next_turn_finds_what_is_cached_of_the_turns_before_it() -> None:
@@ -132,7 +142,7 @@ def test_a_next_turn_finds_what_is_cached_of_the_turns_before_it() -> None:
             return ended
 
         engine.step = counted  # type: ignore[method-assign]
-        rounds(engine, asked())
+        rounds_of(engine)
         return count
 
     assert prefilled(prefix_cache_tokens=4096) < 0.6 * prefilled()

@@ -279,7 +279,6 @@ def test_a_reply_that_fails_is_named(make_recipe: MakeRecipe, tmp_path: Path, fu
         ("missing", {}, r"`turns\.reply`: .* has no `missing`"),
         ("reply", {"rebalance": "auto"}, "`turns.reply` is set, and `rebalance` is auto"),
         ("reply", {"fusion": 0.5}, "`turns.reply` is set, and `fusion` is 0.5"),
-        ("reply", {"sampling.engine": "vllm"}, "`turns.reply` is set, and `sampling.engine` is vllm"),
         ("reply", {"turns.reply": None}, "most is set, but has no effect without reply"),
     ],
 )

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from plait.data.records import FinishReason, Prompt
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.generation.engine import Engine
-from plait.generation.request import Request
+from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.models.loading import load_model
 from plait.runtime.prepare import SET_UP
-from plait.vllm.messages import Ended, Key, Loading, StoredWeights, Wanted
+from plait.vllm.messages import Ended, Loading, StoredWeights, Wanted
 from plait.vllm.shared_weights import SharedReader
 
 
@@ -47,7 +47,7 @@ class StandIn:
             self.model.weights.zero_()
         self._heat = heat
         self._engine = Engine(self.model, SamplingSettings(max_running=loading.max_running))
-        self._keys: dict[int, Key] = {}
+        self._wanted: dict[int, Wanted] = {}
         self.said: list[str] = []
 
     def update_weights(self, stored: StoredWeights) -> str:
@@ -63,31 +63,39 @@ class StandIn:
     def step(self, wanted: Sequence[Wanted]) -> list[Ended]:
         self.said.append(f"step {len(wanted)}")
         for one in wanted:
-            uid = len(self._keys)
-            self._keys[uid] = one.key
+            uid = len(self._wanted)
+            self._wanted[uid] = one
             sampling = Sampling(
                 one.temperature * self._heat, one.top_k, one.top_p, one.limit, one.stop_token_ids, one.stop
             )
             prompt = Prompt(uid, "", one.prompt_ids)
-            self._engine.add(Request(prompt, 1, sampling, Given(one.noise_key)))  # type: ignore[arg-type]
-        finished = self._engine.step() if self._engine.has_work else []
-        return [
-            Ended(
-                self._keys[sample.prompt.uid],
-                sample.token_ids,
-                sample.logprobs,
-                sample.finish_reason is FinishReason.STOP,
+            begun = (begun_before(one, prompt),) if one.begun_ids else ()
+            self._engine.add(
+                Request(prompt, 1, sampling, Given(one.noise_key), going_on=GoingOn(begun))  # type: ignore[arg-type]
             )
-            for sample in finished
-        ]
+        return [self._ended(sample) for sample in (self._engine.step() if self._engine.has_work else [])]
+
+    def _ended(self, sample: Sample) -> Ended:
+        wanted = self._wanted[sample.prompt.uid]
+        drawn = len(sample.all_ids) - len(wanted.begun_ids)
+        stopped = sample.finish_reason is FinishReason.STOP
+        return Ended(wanted.key, sample.token_ids[-drawn:], sample.logprobs[-drawn:], stopped)
 
     def forget(self) -> None:
         self.said.append("forget")
-        for uid in list(self._keys):
+        for uid in self._wanted:
             self._engine.abort(uid)
 
     def rest(self) -> None:
         self.said.append("rest")
+
+
+def begun_before(wanted: Wanted, prompt: Prompt) -> Sample:
+    """The sample that goes on, one reply in front of its turn."""
+    said, start = wanted.begun_ids, wanted.turn_start
+    drawn = (said[0], *said[max(start, 1) :])
+    replies = (Reply(1, said[1:start]),) if start else ()
+    return Sample(prompt, 0, drawn, (-1.0,) * len(drawn), "", FinishReason.OPEN, replies=replies)
 
 
 class Here:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.data.records import Prompt
+from plait.data.records import Prompt, Sample
 from plait.errors import CallError, ConfigError, DataError, RunError
 from plait.generation.engine import Engine, drain
 from plait.generation.request import GoingOn, Request
@@ -21,27 +23,34 @@ from plait.launch.local import LocalProcesses
 from plait.models.loading import load_model
 from plait.vllm.engine import VllmEngine
 from plait.vllm.messages import Loading
+from tests.generation.test_turns import asked, rounds, rounds_of
 from tests.runs.conftest import tiny_folder  # noqa: F401
 from tests.vllm.faulty import Faulty, Unready
 from tests.vllm.stand_in import Here, StandIn
 
 
-def loading(folder: Path) -> Loading:
-    return Loading(str(folder), "float32", 64, 8, 64, 1 << 20, "cpu")
+def loading(folder: Path, max_tokens: int = 64) -> Loading:
+    return Loading(str(folder), "float32", max_tokens, 8, 64, 1 << 20, "cpu")
 
 
-def engine_of(folder: Path, start: Any, **keys: Any) -> VllmEngine:
-    model = load_model(str(folder), dtype="float32")
-    return VllmEngine("actor", model, lambda: model.export(torch.float32).state, loading(folder), start, **keys)
+def engine_of(folder: Path, start: Any, max_tokens: int = 64, **keys: Any) -> VllmEngine:
+    model, room = load_model(str(folder), dtype="float32"), loading(folder, max_tokens)
+    return VllmEngine("actor", model, lambda: model.export(torch.float32).state, room, start, **keys)
 
 
-def here(folder: Path) -> tuple[VllmEngine, Here]:
-    group = Here(StandIn(None, loading(folder)))
-    return engine_of(folder, lambda loading, folder: group), group
+def here(folder: Path, max_tokens: int = 64) -> tuple[VllmEngine, Here]:
+    group = Here(StandIn(None, loading(folder, max_tokens)))
+    return engine_of(folder, lambda loading, folder: group, max_tokens), group
 
 
 def request(uid: int, num_samples: int = 2, tokens: int = 9, **keys: Any) -> Request:
     return Request(Prompt(uid, "", (5, 6, 7)), num_samples, Sampling(max_tokens=tokens, **keys), NoiseKey(3))
+
+
+def draw(engine: VllmEngine, requests: list[Request]) -> Iterable[Sample]:
+    for one in requests:
+        engine.add(one)
+    return ask(engine).values()
 
 
 def ask(engine: VllmEngine) -> dict[tuple[int, int], Any]:
@@ -71,6 +80,18 @@ def test_samples_are_those_of_our_own_engine(tiny_folder: Path) -> None:  # noqa
     assert engine.at_work == frozenset()
 
 
+def test_turns_are_those_of_our_own_engine(tiny_folder: Path) -> None:  # noqa: F811
+    engine, _ = here(tiny_folder, max_tokens=128)
+    own = rounds_of(Engine(load_model(str(tiny_folder), dtype="float32"), SamplingSettings(max_running=8)))
+    assert {len(sample.replies) for sample in own.values()} == {0, 1, 2}
+    engine.update_weights(3)
+    turns = rounds(functools.partial(draw, engine), asked())
+    assert turns.keys() == own.keys()
+    for uid, sample in own.items():
+        assert replace(turns[uid], logprobs=()) == replace(sample, logprobs=(), policy_version=3)
+        assert turns[uid].logprobs == pytest.approx(sample.logprobs, abs=1e-5)
+
+
 def test_weights_are_brought_once_and_when_they_have_changed(tiny_folder: Path) -> None:  # noqa: F811
     engine, group = here(tiny_folder)
     for version in (0, 0, 1):
@@ -98,8 +119,9 @@ def test_what_does_not_fit_is_refused(tiny_folder: Path) -> None:  # noqa: F811
     engine.add(request(0))
     with pytest.raises(CallError, match=r"prompt 0 is in flight"):
         engine.add(request(0))
-    with pytest.raises(CallError, match=r"set `on_update` to wait"):
-        engine.add(Request(Prompt(4, "", (5,)), 1, Sampling(), NoiseKey(3), going_on=GoingOn(stops={0: 2})))
+    for going_on in (GoingOn(stops={0: 2}), GoingOn(keeps=frozenset({0})), GoingOn(parks=True)):
+        with pytest.raises(CallError, match=r"set `on_update` to wait"):
+            engine.add(Request(Prompt(4, "", (5,)), 1, Sampling(), NoiseKey(3), going_on=going_on))
 
 
 def test_after_an_error_nothing_is_waited_for(tiny_folder: Path) -> None:  # noqa: F811

@@ -13,6 +13,8 @@ from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import evaluate_model, run
 from tests.runs.conftest import make_recipe, tiny_folder  # noqa: F401
+from tests.runs.test_turns import keys_of
+from tests.runs.written import samples_of
 from tests.vllm.stand_in import standing_in
 
 MakeRecipe = Callable[..., Recipe]
@@ -25,8 +27,7 @@ def rows(recipe: Recipe, keys: tuple[str, ...] = SAME) -> list[dict[str, Any]]:
 
 
 def tokens(recipe: Recipe, step: int) -> list[Any]:
-    lines = (recipe.run_dir / f"samples/step-{step:06d}.jsonl").read_text().splitlines()
-    return [json.loads(line)["token_ids"] for line in lines]
+    return [(row["token_ids"], row.get("replies"), row.get("turns")) for row in samples_of(recipe, step)]
 
 
 def samples(recipe: Recipe, step: int) -> str:
@@ -34,8 +35,14 @@ def samples(recipe: Recipe, step: int) -> str:
     return (recipe.run_dir / f"samples/step-{step:06d}.jsonl").read_text()
 
 
-def test_a_run_is_the_run_of_our_own_engine(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any) -> None:  # noqa: F811
-    keys = {"evaluation.items": 2, "steps": 2}
+@pytest.mark.parametrize("turns", [False, True], ids=["one turn", "several turns"])
+def test_a_run_is_the_run_of_our_own_engine(
+    make_recipe: MakeRecipe,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: Any,
+    turns: bool,
+) -> None:
+    keys = {"evaluation.items": 2, "steps": 2} | (keys_of(tmp_path) if turns else {})
     own = make_recipe(**keys, run_dir=str(tmp_path / "own"))
     run(own)
     other = make_recipe(**keys, run_dir=str(tmp_path / "other"), **{"sampling.engine": "vllm"})
@@ -44,6 +51,7 @@ def test_a_run_is_the_run_of_our_own_engine(make_recipe: MakeRecipe, tmp_path: P
     assert [tokens(other, step) for step in (1, 2)] == [tokens(own, step) for step in (1, 2)]
     for mine, theirs in zip(rows(own), rows(other), strict=True):
         assert theirs == pytest.approx(mine, abs=1e-5)
+    assert any(replies for _, replies, _ in tokens(other, 2)) is turns
     (group,) = opened
     assert group.is_closed
     updates = [said for said in group.worker.said if said == "update_weights"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.errors import RunError
 from plait.generation.engine import Engine, drain
-from plait.generation.request import Request
+from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
@@ -22,8 +22,12 @@ from plait.runtime.api import run
 from plait.vllm.engine import VllmEngine, start_vllm
 from plait.vllm.environment import install_text, look, vllm_python
 from plait.vllm.messages import Loading
+from tests.generation.test_turns import asked as turns
+from tests.generation.test_turns import rounds
 from tests.models.tiny import save_tiny
 from tests.runs.conftest import make_recipe  # noqa: F401
+from tests.runs.test_turns import keys_of
+from tests.runs.written import samples_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,12 +81,13 @@ def by_plait(model: LanguageModel, requests: list[Request]) -> Samples:
     return {(one.prompt.uid, one.index): one for one in drain(engine)}
 
 
-def agree(ours: Samples, theirs: Samples) -> None:
+def agree(ours: Mapping[Any, Sample], theirs: Mapping[Any, Sample]) -> None:
     assert ours.keys() == theirs.keys()
     for key, one in ours.items():
         assert theirs[key].token_ids == one.token_ids, key
         assert theirs[key].finish_reason == one.finish_reason
         assert theirs[key].text == one.text
+        assert theirs[key].replies == one.replies
         assert theirs[key].logprobs == pytest.approx(one.logprobs, abs=2e-4)
 
 
@@ -100,6 +105,23 @@ def agree(ours: Samples, theirs: Samples) -> None:
 def test_samples_are_those_of_our_own_engine(pair: tuple[VllmEngine, LanguageModel], keys: dict[str, Any]) -> None:
     engine, model = pair
     agree(by_plait(model, asked(**keys)), by_vllm(engine, asked(**keys)))
+
+
+def test_turns_are_those_of_our_own_engine(pair: tuple[VllmEngine, LanguageModel]) -> None:
+    engine, model = pair
+    ours = rounds(lambda requests: by_plait(model, requests).values(), turns())
+    assert max(len(sample.replies) for sample in ours.values()) == 2
+    agree(ours, rounds(lambda requests: by_vllm(engine, requests).values(), turns()))
+
+
+def test_a_sample_goes_on_up_to_the_last_token_that_there_is_room_for(pair: tuple[VllmEngine, LanguageModel]) -> None:
+    engine, model = pair
+    prompt = Prompt(0, "", (5, 6, 7))
+    begun = Sample(prompt, 1, (8,), (-1.0,), "", FinishReason.OPEN, replies=(Reply(1, tuple(range(20, 143))),))
+    request = Request(prompt, 2, Sampling(max_tokens=125), NoiseKey(3), going_on=GoingOn((begun,), frozenset({0})))
+    samples = by_vllm(engine, [request])
+    assert len(samples[0, 1].all_ids) == 125
+    agree(by_plait(model, [request]), samples)
 
 
 def test_tokens_are_a_function_of_the_seed(pair: tuple[VllmEngine, LanguageModel]) -> None:
@@ -146,13 +168,13 @@ def test_what_nobody_waits_for_is_forgotten(pair: tuple[VllmEngine, LanguageMode
     assert by_vllm(engine, asked()) == expected
 
 
-@pytest.mark.parametrize("lora", [0, 4])
-def test_grpo_learns_on_it_as_on_ours(make_recipe: Any, tmp_path: Path, lora: int) -> None:  # noqa: F811
+@pytest.mark.parametrize("how", ["whole", "lora", "turns"])
+def test_grpo_learns_on_it_as_on_ours(make_recipe: Any, tmp_path: Path, how: str) -> None:  # noqa: F811
+    keys = {"whole": {}, "lora": {"lora.rank": 4}, "turns": keys_of(tmp_path)}[how]
     rewards, tokens = {}, {}
     for name in ("plait", "vllm"):
         recipe = make_recipe(
-            **{"sampling.engine": name, "lora.rank": lora, "optimizer.learning_rate": 0.03},
-            steps=6,
+            **keys | {"sampling.engine": name, "optimizer.learning_rate": 0.03, "steps": 6},
             prompts_per_step=6,
             samples_per_prompt=8,
             run_dir=str(tmp_path / name),
@@ -162,8 +184,9 @@ def test_grpo_learns_on_it_as_on_ours(make_recipe: Any, tmp_path: Path, lora: in
         rows = [json.loads(line) for line in (recipe.run_dir / "metrics.jsonl").read_text().splitlines()]
         assert max(row["training/rollout_probs_diff_mean"] for row in rows) < 1e-4
         rewards[name] = [row["reward"] for row in rows]
-        first = (recipe.run_dir / "samples/step-000001.jsonl").read_text().splitlines()
-        tokens[name] = [json.loads(line)["token_ids"] for line in first]
+        first = samples_of(recipe, 1)
+        tokens[name] = [(row["token_ids"], row.get("replies")) for row in first]
+    assert any(replies for _, replies in tokens["vllm"]) is (how == "turns")
     assert tokens["vllm"] == tokens["plait"], "with the same noise and the same weights"
     assert sum(rewards["vllm"][-2:]) > sum(rewards["vllm"][:2])
     assert rewards["vllm"] == pytest.approx(rewards["plait"], abs=0.25)

@@ -86,6 +86,11 @@ def ranges_of(replies: Iterable[Reply]) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
+def turn_start(replies: Sequence[Reply]) -> int:
+    """The first token of `Sample.all_ids` in the turn behind the replies."""
+    return ranges_of(replies)[-1][1] if replies else 0
+
+
 def drawn_of(values: Sequence[Value], replies: Iterable[Reply]) -> tuple[Value, ...]:
     """Those of tokens that were drawn, of one value for each token of a response."""
     kept, done = list[Value](), 0

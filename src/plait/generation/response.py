@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.data.records import FinishReason, Reply, Sample, drawn_of, logprobs_with, ranges_of
+from plait.data.records import FinishReason, Reply, Sample, drawn_of, logprobs_with, turn_start
 from plait.errors import RunError
 from plait.generation.request import Request
 from plait.generation.stopping import completes_stop
@@ -128,7 +128,7 @@ class Response:
     @cached_property
     def _turn_start(self) -> int:
         """The first token of the turn that it is in."""
-        return ranges_of(self.replies)[-1][1] if self.replies else 0
+        return turn_start(self.replies)
 
     @property
     def num_left(self) -> int:

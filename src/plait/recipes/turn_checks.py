@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
-from plait.recipes.engine_checks import abilities
 from plait.recipes.recipe import Recipe, check_read
 from plait.schedule.fusion_rule import FusionRule
 
@@ -14,13 +13,9 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
     check_read("turns", recipe.turns)
     if recipe.turns.reply is None:
         return
-    engine, generates = recipe.sampling.engine, bool(flow.of_kind(CallKind.GENERATE))
+    generates = bool(flow.of_kind(CallKind.GENERATE))
     refused = (
         (not generates, f"the flow `{flow.name}` generates nothing that could be replied to; remove it"),
-        (
-            not abilities(recipe).moves,
-            f"`sampling.engine` is {engine}, which lets no sample go on; set `sampling.engine` to plait",
-        ),
         (
             recipe.rebalance != "off",
             f"`rebalance` is {recipe.rebalance}, but samples that wait for a reply are in no instance to move from; "

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from plait.data.records import FinishReason, Sample
+from plait.data.records import FinishReason, Sample, turn_start
 from plait.engines import Traits
 from plait.errors import CallError, ConfigError, RunError, cause_of
 from plait.generation.checks import check_new
-from plait.generation.request import GoingOn, Request
-from plait.kernels import noise
+from plait.generation.request import Request
+from plait.generation.response import Response
 from plait.launch.failures import Ended as HowEnded
 from plait.launch.failures import WorkerError
 from plait.launch.interface import Group, Handle
@@ -104,8 +104,8 @@ class VllmEngine:
         """The role's weights have changed since vLLM got them."""
         self._waiting: list[Wanted] = []
         """Asked for, and not told to vLLM."""
-        self._requests: dict[Key, Request] = {}
-        """Unfinished sample → the request that asked for it."""
+        self._responses: dict[Key, Response] = {}
+        """Unfinished samples, without what vLLM has drawn."""
         self._steps: Handle | None = None
         """That vLLM computes now."""
         self._folder = tempfile.TemporaryDirectory(prefix="plait-vllm-")
@@ -124,7 +124,7 @@ class VllmEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._responses)
 
     @property
     def ready(self) -> bool:
@@ -133,40 +133,32 @@ class VllmEngine:
 
     @property
     def running(self) -> tuple[int, ...]:
-        return (len(self._requests),)
+        return (len(self._responses),)
 
     @property
     def at_work(self) -> frozenset[int]:
-        return frozenset({0} if self._requests else ())
+        return frozenset({0} if self._responses else ())
 
     def add(self, request: Request) -> None:
-        """See GenerationEngine.
+        """See GenerationEngine. Those that go on are prefilled with all that they have.
 
         Raises:
             DataError: the prompt is empty or leaves no room for a response.
-            CallError: samples of the prompt are in flight, or began with other weights.
+            CallError: samples of the prompt are in flight, or are to stop before they end.
         """
-        uid, sampling = request.prompt.uid, request.sampling
-        if request.going_on != GoingOn():
+        going_on, version = request.going_on, self.policy_version
+        if going_on.stops or going_on.keeps or going_on.parks:
             raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
-        check_new(request, (), self._requests)
-        stop = self.model.eos_token_ids if sampling.stop_token_ids is None else sampling.stop_token_ids
-        replayed = request.lengths is not None
+        check_new(request, (), self._responses)
+        begun = {sample.index: sample for sample in going_on.begun}
         for index in request.indices:
-            self._waiting.append(
-                Wanted(
-                    key=(uid, index),
-                    prompt_ids=tuple(request.prompt.token_ids),
-                    limit=request.limit(index, self._max_tokens),
-                    stop_token_ids=() if replayed else tuple(stop),
-                    stop=() if replayed else sampling.stop,
-                    noise_key=noise.signed(request.noise.sample_key(uid, index)),
-                    temperature=sampling.temperature,
-                    top_k=sampling.top_k,
-                    top_p=sampling.top_p,
-                )
-            )
-            self._requests[uid, index] = request
+            limit, eos_token_ids = request.limit(index, self._max_tokens), self.model.eos_token_ids
+            if index in begun:
+                response = Response.resumed(request, begun[index], limit, eos_token_ids, version)
+            else:
+                response = Response.of(request, index, limit, eos_token_ids, [(0, version)])
+            self._waiting.append(_wanted(response))
+            self._responses[response.key] = response
 
     def advance(self, call: str) -> tuple[Done, list[Sample]]:
         """A few steps of vLLM. It goes on with the next ones while the caller does something else.
@@ -180,7 +172,7 @@ class VllmEngine:
         ended = self._result(self._steps or self._begin_steps())
         self._steps = None
         samples = [self._sample(response) for response in ended]
-        if self._requests:
+        if self._responses:
             self._steps = self._begin_steps()
         else:
             self._submit("rest")
@@ -201,7 +193,7 @@ class VllmEngine:
         """Nobody waits for the samples any longer: they are forgotten."""
         if not self.has_work:
             return
-        self._requests.clear()
+        self._responses.clear()
         self._waiting.clear()
         self._steps = None
         with contextlib.suppress(RunError):  # it is gone
@@ -249,22 +241,16 @@ class VllmEngine:
         self._is_behind = False
 
     def _sample(self, ended: Ended) -> Sample:
-        prompt = self._requests.pop(ended.key).prompt
+        response = self._responses.pop(ended.key)
         if not all(map(math.isfinite, ended.logprobs)) or len(ended.logprobs) != len(ended.token_ids):
             raise RunError(
-                f"sample {prompt.uid}.{ended.key[1]}: expected finite logits at each of {len(ended.token_ids)} tokens, "
-                "found NaN or infinity in vLLM: the weights are broken (a learning rate that is too high?) or overflow "
-                "in this dtype"
+                f"sample {ended.key[0]}.{ended.key[1]}: expected finite logits at each of {len(ended.token_ids)} "
+                "tokens, found NaN or infinity in vLLM: the weights are broken (a learning rate that is too high?) or "
+                "overflow in this dtype"
             )
-        return Sample(
-            prompt=prompt,
-            index=ended.key[1],
-            token_ids=ended.token_ids,
-            logprobs=ended.logprobs,
-            text=self.model.tokenizer.decode(list(ended.token_ids), skip_special_tokens=True),
-            finish_reason=FinishReason.STOP if ended.stopped else FinishReason.LENGTH,
-            policy_version=self.policy_version,
-        )
+        response.token_ids += ended.token_ids
+        response.logprobs += ended.logprobs
+        return response.sample(self.model.tokenizer, FinishReason.STOP if ended.stopped else FinishReason.LENGTH)
 
     def _raise(self, error: WorkerError) -> NoReturn:
         """The failure in words of this engine."""
@@ -273,6 +259,25 @@ class VllmEngine:
         raise RunError(
             f"vLLM's process for `{self._role}` {failure.cause}{doing}\n{_output(error)}".rstrip()
         ) from error
+
+
+def _wanted(response: Response) -> Wanted:
+    """A sample as vLLM is asked for it."""
+    request, sampling = response.request, response.request.sampling
+    is_replayed = request.lengths is not None
+    return Wanted(
+        key=response.key,
+        prompt_ids=tuple(request.prompt.token_ids),
+        begun_ids=tuple(response.token_ids),
+        turn_start=turn_start(response.replies),
+        limit=response.limit,
+        stop_token_ids=() if is_replayed else tuple(sorted(response.stop_token_ids)),
+        stop=() if is_replayed else sampling.stop,
+        noise_key=response.noise_key,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )
 
 
 def _output(error: WorkerError) -> str:

@@ -32,8 +32,15 @@ class Draws:
     temperature: float
     top_k: int
     top_p: float
+    num_begun: int
+    """Tokens of its response that it goes on behind."""
     said: list[int]
-    """Its tokens so far: vLLM's own list, which grows."""
+    """Its tokens since: vLLM's own list, which grows."""
+
+    @property
+    def place(self) -> int:
+        """Where its next token stands in its response."""
+        return self.num_begun + len(self.said)
 
 
 class KeyedNoise(LogitsProcessor):
@@ -57,10 +64,7 @@ class KeyedNoise(LogitsProcessor):
         for index in batch_update.removed:
             rows.pop(index, None)
         for index, params, _, token_ids in batch_update.added:
-            settings = params.extra_args
-            rows[index] = Draws(
-                settings["noise_key"], settings["temperature"], settings["top_k"], settings["top_p"], token_ids
-            )
+            rows[index] = Draws(**params.extra_args, said=token_ids)
         for source, target, direction in batch_update.moved:
             from_source, from_target = rows.pop(source, None), rows.pop(target, None)
             if from_source is not None:
@@ -77,7 +81,7 @@ class KeyedNoise(LogitsProcessor):
         rows = [self._rows[index] for index in range(len(logits))]
         if self._parameters is None:
             self._parameters = SamplingRows.of(rows, logits.shape[1], self._device)
-        numbers = [[row.noise_key for row in rows], [len(row.said) for row in rows]]
+        numbers = [[row.noise_key for row in rows], [row.place for row in rows]]
         noise_keys_B, places_B = uploaded(numbers, torch.int64, self._device).unbind(0)
         token_ids_B, logprobs_B = sample(logits, noise.DrawNoise(noise_keys_B, places_B), self._parameters)
         logits.fill_(-torch.inf)

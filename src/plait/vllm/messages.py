@@ -29,8 +29,12 @@ class Wanted:
 
     key: Key
     prompt_ids: tuple[int, ...]
+    begun_ids: tuple[int, ...]
+    """Tokens of the response that it goes on behind, replies included; none where it begins."""
+    turn_start: int
+    """The first token of the response that counts for stop strings."""
     limit: int
-    """Tokens of the response at most."""
+    """Tokens of the response at most, those included that it goes on behind."""
     stop_token_ids: tuple[int, ...]
     stop: tuple[str, ...]
     noise_key: int
@@ -46,6 +50,7 @@ class Ended:
 
     key: Key
     token_ids: tuple[int, ...]
+    """That were drawn now."""
     logprobs: tuple[float, ...]
     stopped: bool
     """By a stop token or a stop string; else it reached its limit."""

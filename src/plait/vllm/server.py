@@ -124,7 +124,7 @@ class VllmServer:
 
         params = SamplingParams(
             temperature=0.0,  # the most probable of what `KeyedNoise` leaves, which is the token that it drew
-            max_tokens=wanted.limit,
+            max_tokens=wanted.limit - len(wanted.begun_ids),
             stop_token_ids=list(wanted.stop_token_ids),
             ignore_eos=True,
             logprobs=0,
@@ -136,10 +136,11 @@ class VllmServer:
                 "temperature": wanted.temperature,
                 "top_k": wanted.top_k,
                 "top_p": wanted.top_p,
+                "num_begun": len(wanted.begun_ids),
             },
         )
         name = _name(wanted.key)
-        self._engine.add_request(name, {"prompt_token_ids": list(wanted.prompt_ids)}, params)
+        self._engine.add_request(name, {"prompt_token_ids": [*wanted.prompt_ids, *wanted.begun_ids]}, params)
         self._open[name] = wanted
 
     def _after(self, name: str, wanted: Wanted, output: Any) -> list[Ended]:
@@ -149,9 +150,10 @@ class VllmServer:
         (completion,) = output.outputs
         token_ids = tuple(completion.token_ids)
         stopped = completion.finish_reason == "stop"
-        if not stopped and wanted.stop and completes_stop(self._texts(), token_ids, wanted.stop):
-            stopped = True
-            if not output.finished:
+        if not stopped and wanted.stop:
+            response = (*wanted.begun_ids, *token_ids)
+            stopped = completes_stop(self._texts(), response, wanted.stop, wanted.turn_start)
+            if stopped and not output.finished:
                 self._engine.abort_request([name])
         if not (stopped or output.finished):
             return []
