@@ -1,6 +1,7 @@
 """Generation beside training on two workers: GRPO on the demo's task, synchronous and with batches drawn ahead.
 
     python benchmarks/overlap.py                        # on two idle cores
+    python benchmarks/overlap.py --reply-s 2            # a tool replies once to each sample, and takes two seconds
     python benchmarks/overlap.py --tiny --repeats 1     # does the benchmark itself work?
 
 Two workers of one thread each, `--repeats` times in turns, each kind a run of its own:
@@ -8,6 +9,7 @@ Two workers of one thread each, `--repeats` times in turns, each kind a run of i
     colocated   both workers generate and train, half of the samples each; synchronous
     split       one worker generates and asks the reference, the other trains; synchronous
     n = 1, 2    the same split, with `max_staleness` of 1 and 2
+    keep        the same with 1, and samples that go on with new weights (`on_update`); with `--reply-s`
 
 Steps at the beginning (the first, which draws several batches) and at the end (which draw none) do not count. Printed
 per kind: samples per second, the share of the time in which the worker that generates and the one that trains computed
@@ -39,12 +41,20 @@ ROOT = Path(__file__).resolve().parents[1]
 MOST = 2
 """Versions that samples may be behind, in the kind with the most."""
 WARM_UP = 2
+REPLY = """
+import time
+
+def reply(messages, **columns):
+    time.sleep({seconds})
+    return "Are you sure? Answer again."
+"""
 KINDS: dict[str, dict[str, Any]] = {
     "colocated": {"plan": "colocated"},
     "split": {"plan": "split"},
     "n = 1": {"plan": "split", "max_staleness": 1},
     "n = 2": {"plan": "split", "max_staleness": 2},
 }
+KEEP = {"keep": {"plan": "split", "max_staleness": 1, "on_update": "keep"}}
 
 
 @dataclass(frozen=True)
@@ -60,13 +70,14 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in KINDS}
+    kinds = KINDS | (KEEP if options.reply_s else {})
+    runs_by_kind: dict[str, list[Measured]] = {kind: [] for kind in kinds}
     with ends_when_terminated(), tempfile.TemporaryDirectory(prefix="plait-overlap-") as name:
         folder = Path(name)
         recipe = the_recipe(folder, options)
         try:
             for number in range(options.repeats):
-                for place, (kind, keys) in enumerate(KINDS.items()):
+                for place, (kind, keys) in enumerate(kinds.items()):
                     job = {"recipe": recipe | keys | {"devices": 2}, "launched": True}
                     run = run_alone(job, folder / f"{place}-{number}", WARM_UP)
                     runs_by_kind[kind].append(measured(run, recipe))
@@ -80,10 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def the_recipe(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The demo's task, or with a random model of two layers the work of the other benchmarks of workers."""
     steps = WARM_UP + options.steps + MOST
+    turns = {}
+    if options.reply_s:
+        (folder / "tool.py").write_text(REPLY.format(seconds=options.reply_s))
+        turns = {"turns": {"reply": f"{folder}/tool.py:reply", "most": 2, "workers": options.workers}}
     if options.tiny:
-        return grpo(folder, is_tiny=True, prompts=4, samples=4, steps=steps)
+        return grpo(folder, is_tiny=True, prompts=4, samples=4, steps=steps) | turns
     recipe = read_tree(ROOT / "recipes/demo.yaml") | {"steps": steps, "threads": 1, "prompts_per_step": options.prompts}
-    return recipe | {"evaluation": {"items": 0}, "checkpoint": {"every": 0}, "doctor": {"enabled": False}}
+    return recipe | {"evaluation": {"items": 0}, "checkpoint": {"every": 0}, "doctor": {"enabled": False}} | turns
 
 
 def measured(run: Finished, recipe: dict[str, Any]) -> Measured:
@@ -122,6 +137,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=positive, default=4, help="of each run, that count")
     parser.add_argument("--prompts", type=positive, default=16, help="of a step, 8 samples each")
     parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument(
+        "--reply-s", type=float, default=0.0, help="seconds of a reply to each sample; 0: there is none"
+    )
+    parser.add_argument("--workers", type=positive, default=16, help="that reply at a time")
     return parser
 
 

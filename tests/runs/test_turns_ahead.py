@@ -1,5 +1,5 @@
 """Samples of several turns that are drawn ahead of their step, and go on with new weights between their tokens and
-behind replies."""
+between turns."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ STEPS = 5
 
 
 def ahead(folder: Path, on_update: str, function: str = "reply", **keys: Any) -> dict[str, Any]:
-    """Keys of a run: with `wait` all samples of a batch are drawn at once, otherwise few."""
-    places = {} if on_update == "wait" else FEW
+    """Keys of a run: with `wait` all samples of a batch are drawn at once, otherwise few, and what is computed together
+    is for the clock to say."""
+    places = {} if on_update == "wait" else FEW | {"sampling.exact": True}
     places = places | {"sampling.max_response_tokens": 60, "on_update": on_update}
     return keys_of(folder, function, **(places | keys))
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
-def test_samples_go_on_within_turns_and_behind_replies(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
+def test_samples_go_on_within_turns_and_between_them(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) -> None:
     recipe = make_recipe(**ahead(tmp_path, on_update, steps=STEPS, max_staleness=2))
     assert run(recipe).finished
     check(recipe.run_dir, 2)

@@ -164,6 +164,11 @@ class Sample:
         return len(self.token_ids) + sum(len(reply.token_ids) for reply in self.replies)
 
     @property
+    def waits(self) -> bool:
+        """Whether it is unfinished, and its last turn is over: what follows has not been said."""
+        return self.finish_reason is FinishReason.OPEN and bool(self.turns) and self.turns[-1]["role"] == "assistant"
+
+    @property
     def ends_with_reply(self) -> bool:
         """Whether nothing was drawn behind its last reply."""
         return bool(self.replies) and self.replies[-1].at == len(self.token_ids)

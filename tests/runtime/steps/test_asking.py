@@ -114,18 +114,20 @@ class Record:
         return Moment("keep", standing) if version <= 5 else None
 
 
-def test_where_samples_go_on_counts_replies_and_nothing_is_kept_behind_one() -> None:
-    """Two of prompt 9 stand at four and five tokens of the response, of which three are a reply."""
+def test_where_samples_go_on_counts_replies_and_nothing_is_kept_between_turns() -> None:
+    """Two of prompt 9 stand at four and five tokens of the response, of which three are a reply; of prompt 10 one is
+    behind a reply, and one waits for its first."""
     asking = Asking(Rewards(), Record(), keeps=True)  # type: ignore[arg-type]
     later = asked(0, "actor", 5, 9, 10)
     reply = (Reply(1, (1, 1, 1)),)
     behind = replace(sample(9, 0, (7,), OPEN), replies=reply, policy_version=3)
     within = replace(sample(9, 1, (7, 7), OPEN), replies=reply, policy_version=3)
     other = replace(sample(10, 0, (7,), OPEN), replies=reply, policy_version=3)
-    later.state.begun[0] = {(9, 0): behind, (9, 1): within, (10, 0): other}
+    waits = replace(sample(10, 1, (7,), OPEN), turns=({"role": "assistant"},), policy_version=3)
+    later.state.begun[0] = {(9, 0): behind, (9, 1): within, (10, 0): other, (10, 1): waits}
     engine: Any = ScriptedEngine([])
     for _ in asking.work(later, engine, Beside(4, (5,)), _told):
         pass
     first, second = engine.asked
     assert first.going_on == GoingOn((within,), frozenset({0}), {1: 9}, frozenset({1}), parks=True)
-    assert second.going_on == GoingOn((other,), frozenset(), {}, frozenset(), parks=True)
+    assert second.going_on == GoingOn((other, waits), frozenset(), {}, frozenset(), parks=True)

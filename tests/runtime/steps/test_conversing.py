@@ -128,9 +128,14 @@ def test_a_prompt_goes_on_without_the_others_where_samples_outlive_their_step() 
     assert conversing.has_work, "prompt 5 has samples that wait, and prompt 3 one that goes on"
 
 
-def test_what_halts_stands_within_a_turn_or_behind_a_reply() -> None:
-    """The sample that waits for its reply gets it; one of which the next turn was asked, and not begun, stays behind
-    its own."""
+def waiting(one: Sample, *before: Mapping[str, Any]) -> Sample:
+    """A sample whose last turn is over, and was not replied to."""
+    return replace(one, finish_reason=OPEN, turns=(*before, {"role": "assistant", "content": one.text}))
+
+
+def test_what_halts_stands_within_a_turn_behind_a_reply_or_where_it_waits_for_one() -> None:
+    """The next turn of one had been asked for, and had not begun; the reply to another comes in the next step, and is
+    not asked for again."""
     first, second, third = sample(3, 0, 80), sample(3, 1, 81, reason=LENGTH), sample(5, 0, 82)
     within = sample(5, 1, 83, 84, reason=OPEN)
     engine, told, conversing = engine_of([[first, second], [third], [within]], by_prompt=True)
@@ -140,14 +145,29 @@ def test_what_halts_stands_within_a_turn_or_behind_a_reply() -> None:
     assert conversing.advance("generate")[1] == []
     conversing.halt(parks=True)
     assert engine.halted_with
-    assert conversing.advance("generate")[1] == [within]
-    assert conversing.advance("generate") == (None, []), "a reply is missing"
-    told.answers[1] = GO_ON
-    done, stopped = conversing.advance("generate")
-    assert done is not None
-    assert stopped == [replied(first), replied(third)]
+    assert conversing.advance("generate")[1] == [within, replied(first), waiting(third)]
     assert not conversing.has_work
     assert len(engine.asked) == 3, "no round begins behind a halt"
+
+    conversing.add(Request(PROMPTS[1], 2, Sampling(), NoiseKey(1), going_on=GoingOn((waiting(third), within))))
+    assert engine.asked[-1].going_on == GoingOn((within,), frozenset({0}))
+    told.answers[1] = None
+    engine.script.append([replace(within, finish_reason=LENGTH)])
+    ended = conversing.advance("generate")[1]
+    assert ended == [replace(within, finish_reason=LENGTH), third], "one turn is told as it always was"
+    assert len(told.asked) == 2
+
+
+def test_who_waits_alone_asks_the_engine_for_nothing_and_a_resumed_run_asks_again() -> None:
+    third = sample(5, 0, 82)
+    going_on = {3: GoingOn(left_out=frozenset({0, 1})), 5: GoingOn((waiting(third),), frozenset({1}))}
+    engine, told, conversing = engine_of([], by_prompt=True, going_on=going_on)
+    assert engine.asked == []
+    assert told.asked == [waiting(third)]
+    assert conversing.advance("generate") == (None, [])
+    told.answers[0] = GO_ON
+    assert conversing.advance("generate")[1] == []
+    assert engine.asked[-1].going_on.begun == (replied(third),)
 
 
 def test_a_sample_that_was_halted_goes_on_with_its_turns_and_has_them_at_its_end() -> None:
@@ -172,13 +192,15 @@ def test_a_sample_that_was_halted_goes_on_with_its_turns_and_has_them_at_its_end
     assert [list(s.turns) for s in behind.begun] == [[own[0], *GO_ON, own[1], *GO_ON]]
 
 
-def test_a_recorded_stop_may_be_behind_a_reply_and_holds_for_later_turns() -> None:
-    """Sample 3.0 stops behind its first reply; 3.1 two tokens into its next turn, which the engine is told."""
-    turns, at = [sample(3, 0, 80), sample(3, 1, 81)], 1 + len(IDS)
-    going_on = {3: GoingOn(stops={0: at, 1: at + 2}, keeps=frozenset(), parks=True)}
+def test_a_recorded_stop_may_be_between_two_turns_and_holds_for_later_ones() -> None:
+    """Sample 3.0 stops behind its first reply; 3.1 two tokens into its next turn, which the engine is told; 5.0 where
+    it waits for its reply, so that nobody is asked."""
+    turns, at = [sample(3, 0, 80), sample(3, 1, 81), sample(5, 0, 82)], 1 + len(IDS)
+    going_on = {3: GoingOn(stops={0: at, 1: at + 2}, parks=True), 5: GoingOn(stops={0: 1})}
     engine, told, conversing = engine_of([turns], by_prompt=True, going_on=going_on)
     told.answers |= {0: GO_ON, 1: GO_ON}
-    assert conversing.advance("generate")[1] == [replied(turns[0])]
+    assert conversing.advance("generate")[1] == [waiting(turns[2]), replied(turns[0])]
+    assert len(told.asked) == 2
     request = engine.asked[-1]
     assert (request.indices, request.going_on.begun) == ((1,), (replied(turns[1]),))
     assert (request.going_on.stops[1], request.going_on.parks) == (at + 2, True)

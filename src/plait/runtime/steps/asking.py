@@ -214,10 +214,10 @@ class Asking:
         lengths = {index: begun[index].num_tokens if index in begun else 0 for index in left}
         stand = {index for index, tokens in stops.items() if tokens <= lengths[index]}
         goes = {index: sample for index, sample in begun.items() if index in left - stand}
-        # A sample that drew no token with the last weights, or none behind its last reply, may not have been computed.
+        # A sample that drew no token with the last weights, or is between two turns, may not have been computed.
         kept = before is not None and before.kv == "keep"
-        fresh = {index for index, s in goes.items() if s.policy_version == step - 1 and not s.ends_with_reply}
-        keeps = frozenset(fresh if kept else ())
+        within = {index: sample for index, sample in goes.items() if not (sample.waits or sample.ends_with_reply)}
+        keeps = frozenset(index for index, s in within.items() if kept and s.policy_version == step - 1)
         return GoingOn(
             tuple(goes.values()),
             frozenset(range(asked.growing.count)) - (left - stand),

@@ -6,8 +6,8 @@ began them, all are in one round: what is computed together depends on what was 
 Where they go on with new weights, the clock may decide how far they are then, so each prompt has rounds of its own.
 
 A turn that follows is a sample that goes on (`GoingOn`): tokens that were drawn are never written anew, and noise
-depends on the position in the response, which counts replies. Samples that halt for new weights stand within a turn or
-behind a reply, never before one: what was asked is waited for.
+depends on the position in the response, which counts replies. Samples that halt for new weights stand within a turn,
+behind a reply, or where they wait for one: nobody waits for it then, and it is taken when they go on.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Conversing:
         """Samples that went on with a round under way and have not come back, as they were when it began."""
         self._asked: dict[int, Sample] = {}
         """Ticket → a sample that waits for its reply."""
+        self._pending: dict[Key, int] = {}
+        """Sample that has halted and waits for its reply → the ticket."""
         self._going_on: dict[Key, Sample] = {}
         """Samples that have their reply, and go on with the next round."""
         self._left = Counter[int]()
@@ -151,11 +153,11 @@ class Conversing:
         drawn: list[Sample] = []
         if self._engine.has_work and self._engine.ready:
             done, drawn = self._engine.advance(call)
-        back = [sample for sample in map(self._with_turns, drawn) if not self._asks(sample)] + self._replied()
+        back = [sample for sample in map(self._back, drawn) if sample is not None] + self._replied()
         ended = [sample for sample in back if not self._goes_on(sample)]
         if not self._halted:
             self._begin_rounds(dict.fromkeys(map(self._round_of, back)))
-        elif not self._engine.has_work and not self._asked:
+        elif not self._engine.has_work:
             ended += self._stopped()
         done = done or (MOVED_ON if back else None)
         if not self.has_work:
@@ -165,7 +167,7 @@ class Conversing:
         return done, ended
 
     def halt(self, *, parks: bool) -> None:
-        """See GenerationEngine. Samples that wait for a reply get it first."""
+        """See GenerationEngine."""
         self._halted = True
         self._engine.halt(parks=parks)
 
@@ -173,54 +175,72 @@ class Conversing:
         self._engine.update_weights(version)
 
     def _begin(self, request: Request) -> None:
-        """Have the turns drawn that the samples of a request are in, or begin."""
-        self._begun |= {_key(sample): sample for sample in request.going_on.begun}
+        """Have the turns drawn that the samples of a request are in, or begin; of others the reply is awaited."""
         self._left[request.prompt.uid if self._by_prompt else ALL] += len(request.indices)
-        self._engine.add(request)
+        waiting = [sample for sample in request.going_on.begun if sample.waits]
+        for sample in waiting:
+            self._ask(sample)
+        begun = tuple(sample for sample in request.going_on.begun if not sample.waits)
+        self._begun |= {_key(sample): sample for sample in begun}
+        left_out = request.going_on.left_out.union(sample.index for sample in waiting)
+        drawn = replace(request, going_on=replace(request.going_on, begun=begun, left_out=left_out))
+        if drawn.indices:
+            self._engine.add(drawn)
 
-    def _with_turns(self, sample: Sample) -> Sample:
-        """A sample as the engine gave it, with what was said in it: the turn that it is in, if that has ended, as
-        well. Of one turn as it is."""
+    def _ask(self, sample: Sample) -> None:
+        """Have a reply made to the last turn of a sample, if that has not begun."""
+        ticket = self._pending.pop(_key(sample), None)
+        self._asked[self._replies.ask(sample) if ticket is None else ticket] = sample
+
+    def _back(self, sample: Sample) -> Sample | None:
+        """A sample that the engine gives back, with what was said in it; None: it waits for a reply. Of one turn as it
+        is."""
         begun = self._begun.pop(_key(sample), None)
-        if begun is None or not begun.turns:
-            return sample
-        is_open = sample.finish_reason is FinishReason.OPEN
-        return replace(sample, turns=begun.turns if is_open else (*begun.turns, self._encoder.turn(sample)))
-
-    def _asks(self, sample: Sample) -> bool:
-        """Whether a turn may be replied to; then the function is asked."""
+        is_over = sample.finish_reason is not FinishReason.OPEN
+        if begun is not None and begun.turns:
+            sample = replace(sample, turns=(*begun.turns, self._encoder.turn(sample)) if is_over else begun.turns)
         if sample.finish_reason is not FinishReason.STOP or len(sample.replies) + 1 >= self._most:
-            return False
-        self._asked[self._replies.ask(replace(sample, turns=tuple(sample.messages)))] = sample
-        return True
+            return sample
+        waiting = replace(sample, finish_reason=FinishReason.OPEN, turns=tuple(sample.messages))
+        if self._stops(waiting):
+            return waiting
+        self._ask(waiting)
+        return None
 
     def _replied(self) -> list[Sample]:
         """Take the replies that are there. Returns their samples: unfinished behind them, or ended."""
         taken = [(self._asked.pop(ticket), reply) for ticket, reply in self._replies.take(self._asked).items()]
-        return [sample if reply is None else self._behind(sample, reply) for sample, reply in taken]
+        return [self._behind(sample, reply) for sample, reply in taken]
 
-    def _behind(self, sample: Sample, messages: Sequence[Mapping[str, Any]]) -> Sample:
-        """A sample behind a reply; without it, and cut, where it leaves no room for a token of the next turn."""
+    def _behind(self, sample: Sample, messages: Sequence[Mapping[str, Any]] | None) -> Sample:
+        """A sample behind a reply. It ends without one, and is cut where that leaves no room for a token of the next
+        turn."""
         request = self._requests[sample.prompt.uid]
-        ids = self._encoder.token_ids(sample, messages, request.sampling.stop)
-        if sample.num_tokens + len(ids) >= request.limit(sample.index, self._max_positions):
-            return replace(sample, finish_reason=FinishReason.LENGTH)
+        ids = () if messages is None else self._encoder.token_ids(sample, messages, request.sampling.stop)
+        is_cut = sample.num_tokens + len(ids) >= request.limit(sample.index, self._max_positions)
+        if messages is None or is_cut:
+            reason = FinishReason.STOP if messages is None else FinishReason.LENGTH
+            return replace(sample, finish_reason=reason, turns=sample.turns if sample.replies else ())
         replies = (*sample.replies, Reply(len(sample.token_ids), ids))
-        return replace(sample, finish_reason=FinishReason.OPEN, replies=replies, turns=(*sample.messages, *messages))
+        return replace(sample, replies=replies, turns=(*sample.turns, *messages))
 
     def _goes_on(self, sample: Sample) -> bool:
-        """Whether a sample that left a round is in the next one; it may also stop (`GoingOn.stops`) behind a reply."""
+        """Whether a sample that left a round is in the next one."""
         self._left[self._round_of(sample)] -= 1
-        stop = self._requests[sample.prompt.uid].going_on.stops.get(sample.index)
-        if sample.finish_reason is not FinishReason.OPEN or not sample.ends_with_reply or stop == sample.num_tokens:
+        if sample.finish_reason is not FinishReason.OPEN or not sample.ends_with_reply or self._stops(sample):
             return False
         self._going_on[_key(sample)] = sample
         return True
 
+    def _stops(self, sample: Sample) -> bool:
+        """Whether a sample is to stop where it is (`GoingOn.stops`)."""
+        return self._requests[sample.prompt.uid].going_on.stops.get(sample.index) == sample.num_tokens
+
     def _stopped(self) -> list[Sample]:
-        """Those that have halted behind a reply; for some the next round had been asked for."""
-        stopped = [*self._begun.values(), *self._going_on.values()]
-        self._begun, self._going_on = {}, {}
+        """Those that have halted between two turns; for some the next round had been asked for."""
+        stopped = [*self._begun.values(), *self._asked.values(), *self._going_on.values()]
+        self._pending |= {_key(sample): ticket for ticket, sample in self._asked.items()}
+        self._begun, self._asked, self._going_on = {}, {}, {}
         return stopped
 
     def _begin_rounds(self, rounds: Iterable[int]) -> None:

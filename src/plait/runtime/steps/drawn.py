@@ -85,9 +85,7 @@ class DrawnBatch:
                     for s in samples
                 ],
                 "turns": {
-                    str(place): [packed_replies(s.replies), list(s.turns)]
-                    for place, s in enumerate(samples)
-                    if s.replies
+                    str(place): [packed_replies(s.replies), list(s.turns)] for place, s in enumerate(samples) if s.turns
                 },
             }
         scores = {str(node): dict(scores_by_sample) for node, scores_by_sample in self.model_scores.items()}
