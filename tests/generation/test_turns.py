@@ -17,7 +17,7 @@ from plait.generation.sampler import NUM_CANDIDATES
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
 from tests.generation import oracle
-from tests.models.tiny import shared_model, tiny, tiny_tokenizer
+from tests.models.tiny import shared_model, tiny, tiny_model, tiny_tokenizer
 from tests.training.exact import ExactFloat64
 
 MOST, LIMIT = 3, 60
@@ -127,6 +127,18 @@ def test_exact_turns_have_the_same_bits_however_they_are_computed(settings: dict
     model = shared_model("llama", torch.float32)
     plain = rounds_of(Engine(model, SamplingSettings(exact=True, speculation="off")))
     assert rounds_of(Engine(model, SamplingSettings(exact=True, **settings))) == plain
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("settings", [{}, {"prefix_cache_tokens": 4096}], ids=str)
+def test_a_gpu_says_the_same_turns(settings: dict[str, Any]) -> None:
+    model = tiny_model("llama", dtype=torch.float32, device="cuda")
+    said = rounds_of(Engine(model, SamplingSettings(speculation="off", **settings)))
+    of_cpu = rounds_of(Engine(shared_model("llama", torch.float32), SamplingSettings(speculation="off")))
+    for uid, sample in said.items():
+        assert (sample.token_ids, sample.replies) == (of_cpu[uid].token_ids, of_cpu[uid].replies)
+        assert sample.logprobs == pytest.approx(of_cpu[uid].logprobs, abs=1e-4)
 
 
 def test_a_next_turn_finds_what_is_cached_of_the_turns_before_it() -> None:
