@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import subprocess
@@ -13,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from plait import compiled
+from plait import compiled, file_lock
+from plait.file_lock import alone_at
 from plait.kernels import decoder, draw
 
 pytestmark = pytest.mark.skipif(not compiled.AVAILABLE, reason="numba is not installed")
@@ -139,27 +139,29 @@ def test_one_process_at_a_time_writes(tmp_path: Path, monkeypatch: pytest.Monkey
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_who_does_not_let_go_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_let_go_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(compiled, "LOCK_S", 0.1)
-    (tmp_path / "kept.lock").touch()
-    with (tmp_path / "kept.lock").open() as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    waited: list[float] = []
+    with alone_at(tmp_path / "kept.lock", 0):
+        monkeypatch.setattr(file_lock.time, "sleep", waited.append)
         with compiled.lock_of(tmp_path) as is_alone:
             assert not is_alone
+        waits = len(waited)
+        with compiled.lock_of(tmp_path) as is_alone:
+            assert not is_alone
+    assert waits == len(waited) > 0
+    said = capsys.readouterr().err
+    assert said.count("compiled kernels are not kept for later runs: process ") == 1
+    assert f"has had {tmp_path}/kept.lock for 0.1 s" in said
     with compiled.lock_of(tmp_path) as is_alone:
         assert is_alone
 
 
-def test_where_files_cannot_be_locked_code_is_kept_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(file: object, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(compiled.fcntl, "flock", refuse)
-    for folder in (tmp_path, tmp_path / "gone"):
-        with compiled.lock_of(folder) as is_alone:
-            assert is_alone
+def test_where_nothing_can_be_locked_saving_is_tried_all_the_same(tmp_path: Path) -> None:
+    with compiled.lock_of(tmp_path / "gone") as is_alone:
+        assert is_alone
 
 
 def test_without_a_folder_to_keep_it_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

