@@ -1,10 +1,12 @@
-"""Which names of the user's metrics and columns may have: those that rewards and losses log, and values of a flow.
+"""Which names the user's metrics and columns may have: those that rewards and losses log, and values of a flow. Where
+an own name of plait's is taken only later, it stays, and the user's goes under `logged/NAME`.
 
 Imports the standard library only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 MAX_LENGTH = 128
@@ -28,11 +30,22 @@ RESERVED_COLUMNS = (
     "prompt_ids",
     "token_ids",
     "sampling_logprobs",
+    "turns",
+    "replies",
 )
-"""What a record of a sample has already."""
+"""What a record of a sample has already, or may have."""
 
 OF_DATA = "data/"
 """With what a record of a sample begins the names of the columns of its row of the data."""
+
+_LOGGED = "logged/"
+_GROUPS_OF_COLUMNS = {
+    OF_DATA: "the data",
+    "rewards/": "what reward functions gave",
+    "costs/": "what cost functions gave",
+    _LOGGED: "what reward functions logged",
+}
+"""First parts of names in a record of a sample, and what they are of."""
 
 
 def problem_of(name: Any, *, is_metric: bool = True) -> str | None:
@@ -44,11 +57,26 @@ def problem_of(name: Any, *, is_metric: bool = True) -> str | None:
     if len(name) > MAX_LENGTH:
         return f"expected a name of at most {MAX_LENGTH} characters, found {len(name)}: {name[:40]!r} …"
     if not is_metric:
-        if name.startswith(OF_DATA):
-            return f"the name `{name}` is one of a column of the data, as all of `{OF_DATA}…`; take another name"
+        for group, of in _GROUPS_OF_COLUMNS.items():
+            if name.startswith(group):
+                return f"the name `{name}` is one of a column of {of}, as all of `{group}…`; take another name"
         return f"a sample has a column `{name}` already; take another name" if name in RESERVED_COLUMNS else None
     group = name.split("/", 1)[0]
     if name in RESERVED or (group in RESERVED_GROUPS and "/" in name):
         use = "a column of every log" if name in RESERVED else f"one of plait's own, as all of `{group}/…`"
         return f"the name `{name}` is {use}; take another, such as `my/{name.rpartition('/')[2]}`"
     return None
+
+
+def with_logged(own: Mapping[str, Any], logged: Mapping[str, Any], *, is_metric: bool = True) -> dict[str, Any]:
+    """Metrics of plait's own, or a record of a sample, with what the user's code has said beside them. Nothing takes
+    the place of something else: what has a name that is taken goes under `logged/NAME`; in a record also what has a
+    name that records of other samples have."""
+    whole = dict(own)
+    for name, value in logged.items():
+        if not is_metric and (name in RESERVED_COLUMNS or name.startswith(OF_DATA)):
+            name = _LOGGED + name
+        while name in whole:
+            name = _LOGGED + name
+        whole[name] = value
+    return whole

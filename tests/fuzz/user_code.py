@@ -144,6 +144,14 @@ def _traced() -> dict[str, tuple[str, str]]:
         "an empty name": (calling("per_group(judge, samples.finished, name='')"), "printable characters"),
         "a long name": (calling("per_group(judge, samples.finished, name='x' * 999)"), "at most 128 characters"),
         "a name of samples": (calling("per_group(judge, samples.finished, name='uid')"), "has a column `uid` already"),
+        "a name of samples of turns": (
+            calling("per_group(judge, samples.finished, name='replies')"),
+            "has a column `replies` already",
+        ),
+        "a name of a reward function": (
+            calling("per_group(judge, samples.finished, name='rewards/brief')"),
+            "what reward functions gave, as all of `rewards/…`; take another",
+        ),
         "the name step": (
             calling("per_batch(np.mean, samples.finished, name='step', level=Level.BATCH)"),
             "the name `step` is a column of every log",

@@ -234,18 +234,20 @@ def test_a_rollout_that_trains_nothing_has_turns_under_its_name(make_recipe: Mak
 
 
 def test_a_reward_may_log_replies_where_samples_have_one_turn(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Its rows of samples are read where a run goes on, to guess from, and where lengths are told."""
+    """They have another name in records. Folders of earlier versions, where they had not, are read where a run goes on,
+    to guess from, and where lengths are told."""
     code = "def logs(completions, log_extra, **columns):\n    n = len(completions)\n"
     (tmp_path / "logs.py").write_text(
         code + "    log_extra('replies', [3] * n)\n    return [float(i) for i in range(n)]\n"
     )
     keys = {"reward.functions": [f"{tmp_path}/logs.py:logs"], "sampling.speculation": 2, "checkpoint.every": 1}
-    run(make_recipe(**keys, steps=1))
-    recipe = make_recipe(**keys, steps=2)
-    run(recipe, resume=True)
-    assert all(row["replies"] == 3 for row in samples_of(recipe, 2))
-    lengths = [len(row["token_ids"]) for row in samples_of(recipe, 2)]
-    file = recipe.run_dir / SAMPLES
+    recipe = make_recipe(**keys, steps=1)
+    run(recipe)
+    assert all(row["logged/replies"] == 3 for row in samples_of(recipe, 1))
+    file = recipe.run_dir / "samples/step-000001.jsonl"
+    file.write_text(file.read_text().replace('"logged/replies"', '"replies"'))
+    run(make_recipe(**keys, steps=2), resume=True)
+    lengths = [len(row["token_ids"]) for row in samples_of(recipe, 1)]
     there = recorded([file], outline(recipe))
     assert there is not None
     assert sorted(there.responses.values) == sorted(lengths)

@@ -52,8 +52,8 @@ class Reply:
 
 
 def replies_in(row: Mapping[str, Any]) -> tuple[Reply, ...]:
-    """The replies that a record of a sample tells of. None where its `replies` are something else: a record of one turn
-    has no such column, and what a reward function has logged may have the name."""
+    """The replies that a record of a sample tells of; none where its `replies` are something else, as a column of the
+    data in the output of `plait generate`, or what reward functions logged in folders of earlier versions."""
     told = row.get("replies")
     if not isinstance(told, list) or not all(map(_is_reply, told)):
         return ()

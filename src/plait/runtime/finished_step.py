@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.runtime.process import resident_bytes
 from plait.runtime.session import Session
-from plait.runtime.step_metrics import step_metrics, tokens_of, turn_metrics
+from plait.runtime.step_metrics import step_metrics, tokens_of
 from plait.runtime.steps.off_policy import idle_ratios, off_policy_metrics
 from plait.runtime.steps.step import StepState
 from plait.schedule.busy import busiest_s, call_of, kind_of
@@ -12,9 +12,8 @@ from plait.schedule.busy import busiest_s, call_of, kind_of
 
 def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[str, float]:
     """All numbers of a step, times last."""
-    metrics = step_metrics(session.prepared.flow, state)
-    if session.recipe.turns.reply is not None:
-        metrics |= turn_metrics(session.prepared.flow, state, session.recipe.turns.most)
+    turns = session.recipe.turns
+    metrics = step_metrics(session.prepared.flow, state, turns.most if turns.reply is not None else None)
     timeline = session.recorder.peek()
     if most := session.recipe.max_staleness:
         metrics |= off_policy_metrics(session.prepared.flow, state, session.batches.whole, most)

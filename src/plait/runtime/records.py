@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from plait.dataflow import CallKind, Dataflow, Level
+from plait.dataflow.call_name import numbered
+from plait.metric_names import with_logged
 from plait.observe.run_log import RunLog, damaged, numbers_of, read_rows, read_steps, write_rows
 from plait.observe.trace import TraceWriter
 from plait.observe.trackers import Trackers
-from plait.runtime.evaluating.evaluation import Evaluation, data_columns, told_of_turns, with_extras
+from plait.runtime.evaluating.evaluation import Evaluation, data_columns, told_of_turns
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState
@@ -144,7 +146,8 @@ def value_of(metrics: Mapping[str, float]) -> float:
 
 def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     """One record per sample: text, the columns of its row of the data, tokens, log-probs, every column of the flow
-    (rewards, advantages …) by name, what each reward function gave it, and what they logged.
+    (rewards, advantages …) by name, a second one of a name as `NAME#2`, what each reward function gave it, and what
+    they logged.
 
     Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
     gave it, where they changed on the way; `turns` and `replies` what was said in several turns. A flow of several
@@ -177,19 +180,22 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
                     if column.producer == table:
                         continue  # what generation itself said of the sample, recorded above
                     value = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
-                    record[column.name] = float(value) if column.level is Level.SAMPLE else value
-            yield with_extras(record, of_rewards.get(sample.uid, {}))
+                    name = numbered(column.name, record)
+                    record[name] = float(value) if column.level is Level.SAMPLE else value
+            scores, logged = of_rewards.get(sample.uid, ({}, {}))
+            yield with_logged(record | scores, logged, is_metric=False)
 
 
-def _of_rewards(flow: Dataflow, state: StepState, table: int) -> dict[str, dict[str, Any]]:
-    """Sample → the score of each function and of a model, before weights, and the columns that functions logged."""
-    told: dict[str, dict[str, Any]] = {}
+def _of_rewards(flow: Dataflow, state: StepState, table: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Sample → the score of each function and of a model, before weights; and the columns that functions logged."""
+    told: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for node in (node for node in flow.of_kind(CallKind.SCORE) if node.rows == table):
         for group in state.scores.get(node.id, ()):
             for place, sample in enumerate(group.samples):
-                logged = {name: values[place] for name, values in group.extras.items()}
-                scores = group.told(place, str(node.role))
-                told[sample.uid] = with_extras(told.get(sample.uid, {}) | scores, logged)
+                scores, before = told.get(sample.uid, ({}, {}))
+                logged = with_logged(before, {name: values[place] for name, values in group.extras.items()})
+                told[sample.uid] = (scores | group.told(place, str(node.role)), logged)
         for uid, score in state.model_scores.get(node.id, {}).items():
-            told.setdefault(uid, {})[f"{node.role}s/model"] = None if math.isnan(score) else score
+            scores, _ = told.setdefault(uid, ({}, {}))
+            scores[f"{node.role}s/model"] = None if math.isnan(score) else score
     return told

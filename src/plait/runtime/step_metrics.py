@@ -9,6 +9,7 @@ import numpy as np
 
 from plait.data.records import FinishReason
 from plait.dataflow import CallKind, Dataflow, Node
+from plait.metric_names import with_logged
 from plait.observe.progress import ROLLOUTS, Watched, losses
 from plait.recipes.role_models import main_role
 from plait.rewards.scores import GroupScores
@@ -17,15 +18,21 @@ from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState
 
 
-def step_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
-    """Rewards and their parts, lengths, dead groups, and what the calls recorded."""
-    metrics = state.metrics | _length_metrics(flow, state)
+def step_metrics(flow: Dataflow, state: StepState, most_turns: int | None = None) -> dict[str, float]:
+    """Rewards and their parts, lengths, dead groups, and what the calls recorded. What the user's code says under a
+    name of these is under `logged/NAME`.
+
+    Args:
+        most_turns: that a sample may have; None where nothing replies.
+    """
+    own = _length_metrics(flow, state)
     for node in flow.of_kind(CallKind.SCORE):
         if node.id in state.scores or node.id in state.model_scores:
-            metrics |= _reward_metrics(node, flow, state)
-    for name, value in _logged(flow, state).items():
-        metrics[f"logged/{name}" if name in metrics else name] = value
-    return metrics
+            own |= _reward_metrics(node, flow, state)
+    if most_turns is not None:
+        own |= _turn_metrics(flow, state, most_turns)
+    of_calls = {name: value for name, value in with_logged(own, state.metrics).items() if name not in own}
+    return with_logged(of_calls | own, _logged(flow, state))
 
 
 def tokens_of(state: StepState) -> int:
@@ -34,7 +41,7 @@ def tokens_of(state: StepState) -> int:
     return sum(len(s.prompt.token_ids) + s.num_tokens for rows in tables.values() for s in rows.samples)
 
 
-def turn_metrics(flow: Dataflow, state: StepState, most: int) -> dict[str, float]:
+def _turn_metrics(flow: Dataflow, state: StepState, most: int) -> dict[str, float]:
     """How many turns the samples have, how long their replies are, and the share that has `most` turns; of the first
     rollout, where all samples that train are given."""
     drawn = flow.main_rows if flow.main_rows.id in state.generated else flow.nodes[min(state.generated)]
@@ -106,11 +113,12 @@ def _length_metrics(flow: Dataflow, state: StepState) -> dict[str, float]:
 
 def _logged(flow: Dataflow, state: StepState) -> dict[str, float]:
     """Means of what reward functions logged (`log_metric`)."""
-    means: dict[str, float] = {}
+    groups_of: dict[str, list[GroupScores]] = {}
     for node_id, groups in state.scores.items():
-        prefix = _prefix(flow.nodes[flow.nodes[node_id].rows], flow)
-        means |= {f"{prefix}{name}": value for name, value in logged_means(groups).items()}
-    return means
+        groups_of.setdefault(_prefix(flow.nodes[flow.nodes[node_id].rows], flow), []).extend(groups)
+    return {
+        f"{prefix}{name}": mean for prefix, groups in groups_of.items() for name, mean in logged_means(groups).items()
+    }
 
 
 def by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:

@@ -103,6 +103,7 @@ def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> N
         tmp_path,
         "log_extra('length', [len(text) for text in completions])\n"
         "log_extra('uid', ['mine'] * len(completions))\n"
+        "log_extra('replies', [[[1, [2]]]] * len(completions))\n"
         "log_metric('share', len(completions))\n"
         "log_metric('reward', 7)\n"
         "return [None] + [float(i) for i in range(len(completions) - 1)] if len(completions) > 1 else [1.0]",
@@ -113,7 +114,8 @@ def test_what_reward_functions_log(make_recipe: MakeRecipe, tmp_path: Path) -> N
     for name in ("step-000001", "eval-000000"):
         for row in read_rows(recipe.run_dir / f"samples/{name}.jsonl"):
             assert row["length"] == len(row["response"]), "of samples that got no reward too"
-            assert row["logged/uid"] == "mine"
+            assert (row["logged/uid"], row["logged/replies"]) == ("mine", [[1, [2]]])
+            assert "replies" not in row, "of a sample of one turn too"
             assert row["rewards/count_sevens"] == (1 if name == "eval-000000" else row.get("reward_score")), "None too"
     assert outcome.after is not None
     assert outcome.after.metrics()["eval/share"] == 1

@@ -13,9 +13,10 @@ from plait.engines import GenerationEngine
 from plait.generation.request import Request
 from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
+from plait.metric_names import with_logged
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import GroupScores
-from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of, with_extras
+from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.drawing import drawing
 from plait.runtime.steps.rewarding import record_functions
@@ -102,7 +103,9 @@ def answer(
         if role is not None
     }
     extras = tuple(
-        with_extras(group.told(0, "reward"), {name: values[0] for name, values in group.extras.items()})
+        with_logged(
+            group.told(0, "reward"), {name: values[0] for name, values in group.extras.items()}, is_metric=False
+        )
         for group in groups.get("reward", ())
     )
     measured = Evaluation(
@@ -115,8 +118,9 @@ def answer(
     )
     taken = {name.removeprefix("eval/") for name in measured.metrics()}
     judged = _judged(totals.get("cost"), groups.get("judges", ()), taken)
-    logged = {name: mean for scores_of_all in groups.values() for name, mean in logged_means(scores_of_all).items()}
-    logged = {f"logged/{name}" if name in taken | judged.keys() else name: mean for name, mean in logged.items()}
+    means = logged_means([group for scores_of_all in groups.values() for group in scores_of_all])
+    named = with_logged(dict.fromkeys(taken | judged.keys()), means)
+    logged = {name: mean for name, mean in named.items() if mean is not None}
     return replace(measured, judged=judged, logged=logged)
 
 

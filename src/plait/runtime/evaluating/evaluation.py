@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from plait.data.records import FinishReason, Prompt, Sample, packed_replies
-from plait.metric_names import OF_DATA
+from plait.metric_names import OF_DATA, with_logged
 from plait.rewards import evaluation as verdicts
 from plait.rewards import statistics
 from plait.rewards.answers import Verdict
@@ -136,7 +136,7 @@ class Evaluation:
         rewards = self.rewards or (None,) * len(self.samples)
         told = data_columns(self.samples)
         return [
-            with_extras(
+            with_logged(
                 {
                     "uid": sample.uid,
                     "prompt": sample.prompt.text,
@@ -151,6 +151,7 @@ class Evaluation:
                     "judged": {name: scores[place] for name, scores in self.judged.items()},
                 },
                 logged,
+                is_metric=False,
             )
             for place, (sample, reward, logged) in enumerate(zip(self.samples, rewards, extras, strict=True))
         ]
@@ -243,11 +244,6 @@ def _short_json(value: Any) -> str | None:
         parts = [_JSON.encode(str(value))]
     text = "".join(parts)
     return text if len(text) <= MAX_CHARACTERS else None
-
-
-def with_extras(record: dict[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with the columns that functions logged; one whose name is taken goes under `logged/NAME`."""
-    return record | {f"logged/{name}" if name in record else name: value for name, value in extras.items()}
 
 
 def logged_means(groups: Sequence[GroupScores]) -> dict[str, float]:
