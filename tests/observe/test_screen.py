@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
+import os
 from pathlib import Path
 
+import pytest
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from plait.observe.console import SafeConsole
 from plait.observe.progress import Progress
-from plait.observe.screen import one_line, say, visible
+from plait.observe.screen import one_line, outliving, say, visible
 
 EVIL = "a\x1b[31mred\x1b]0;title\x07\r\x9b2Jb\x7f"
 SHOWN = "a␛[31mred␛]0;title␇␍\ufffd2Jb␡"
@@ -31,6 +34,22 @@ def test_say() -> None:
     stream = io.StringIO()
     say(EVIL, file=stream)
     assert stream.getvalue() == SHOWN + "\n"
+
+
+@pytest.mark.parametrize("pipes", [True, False])
+def test_what_is_said_when_nobody_reads_goes_nowhere(*, pipes: bool) -> None:
+    read_end, write_end = os.pipe()
+    with open(write_end, "w") as writing, open(read_end) as reading:
+        stream = outliving(writing, pipes=pipes)
+        say("first", file=stream)
+        assert reading.readline() == "first\n"
+        reading.close()
+        for text in ("second", "third"):
+            with contextlib.nullcontext() if pipes else pytest.raises(BrokenPipeError):
+                say(text, file=stream)
+        assert os.path.samestat(os.fstat(write_end), os.stat(os.devnull)) == pipes, "for processes that it starts, too"
+        with open(os.devnull, "w") as nowhere:  # what is buffered is tried again
+            os.dup2(nowhere.fileno(), write_end)
 
 
 def test_tables_rules_and_lines_show_them() -> None:

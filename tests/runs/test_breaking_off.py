@@ -422,6 +422,30 @@ def _read_all(terminal: int, until: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("devices", "stopped"), [(1, False), (1, True), (2, True)])
+def test_a_run_outlives_who_reads_it(make_recipe: MakeRecipe, tmp_path: Path, *, devices: int, stopped: bool) -> None:
+    """As in `plait train … 2>&1 | head`; and behind `| tee`, which a Ctrl-C ends before the run has answered it."""
+    write_reward(tmp_path, "print('scored'); import time; time.sleep(0.1)")
+    recipe = make_recipe(steps=6, devices=devices)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe.model_dump(mode="json")))
+    command = [sys.executable, "-m", "plait", "train", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        assert any(line.startswith("step 1/6 ") for line in process.stdout)
+        process.stdout.close()
+        if stopped:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=300) == (130 if stopped else 0)
+    finally:
+        process.kill()
+    steps = steps_of(recipe)
+    assert 1 <= len(steps) < 6 if stopped else len(steps) == 6
+    assert f"step-{steps[-1]}" in checkpoints_of(recipe)
+
+
+@pytest.mark.slow
 def test_two_signals(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """The first is answered with what will be done, the second with what is good, and code 130."""
     write_reward(tmp_path, "(here / 'busy').touch(); import time; time.sleep(60 if (here / 'hang').exists() else 0)")

@@ -61,7 +61,7 @@ class Progress:
     """Shows a run of `total_steps` steps (0: only phases, as in an evaluation by itself). Use as a context manager, so
     that the terminal is given back.
 
-    watched: the numbers shown of a step; stream: stderr unless given, and its terminal may be closed meanwhile; live: a
+    watched: the numbers shown of a step; stream: stderr unless given, which may be closed meanwhile; live: a
     terminal's display or plain lines, by default what the stream is; clock: seconds. A redraw takes a millisecond or
     two, so there are at most four in any second.
     """

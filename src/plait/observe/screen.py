@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import sys
 from typing import Any, TextIO
 
@@ -40,14 +41,15 @@ def say(text: str = "", *, file: TextIO | None = None, end: str = "\n") -> None:
     print(visible(text), file=sys.stdout if file is None else file, end=end, flush=True)
 
 
-class _Terminal(io.FileIO):
-    """A terminal: what is written to it once it is closed goes nowhere, as who writes may go on without it."""
+class _Outlived(io.FileIO):
+    """A terminal, or a pipe: what is written once the one is closed, or nobody reads the other, goes nowhere, as who
+    writes may go on without it."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
@@ -55,9 +57,22 @@ class _Terminal(io.FileIO):
             return super().write(data)
 
 
-def outliving(stream: TextIO) -> TextIO:
-    """The same stream, or one to the same terminal that may be closed."""
-    if not isinstance(stream, io.TextIOWrapper) or not stream.isatty():
+def outliving(stream: TextIO, *, pipes: bool = True) -> TextIO:
+    """The same stream, or one to the same terminal that may be closed.
+
+    Args:
+        pipes: so also one to a pipe or socket that nobody may read any more.
+    """
+    if not isinstance(stream, io.TextIOWrapper) or not (stream.isatty() or (pipes and _is_read(stream))):
         return stream
-    raw = _Terminal(stream.fileno(), "w", closefd=False)
+    raw = _Outlived(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
+
+
+def _is_read(stream: TextIO) -> bool:
+    """Whether what is written there is for another process."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):  # of no file
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
