@@ -8,6 +8,7 @@ from plait.cost.device_memory import memory_by_device
 from plait.cost.draft_memory import draft_rows, draft_widened
 from plait.cost.engine_memory import engine_bytes
 from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import role_model
 from tests.cost.smollm2 import SHAPE as SMOLLM2
 from tests.cost.test_device_memory import facts_of, named
 
@@ -38,7 +39,8 @@ def test_a_packed_copy_has_two_bytes_a_number_and_may_have_four(
 ) -> None:
     recipe = a_recipe(**keys)
     assert dict(draft_rows(recipe, {"it": SMOLLM2})).get(COPY, 0) == copy_bytes
-    assert draft_widened(recipe, {"it": SMOLLM2}) == engine_bytes(recipe, {"it": SMOLLM2}).widened == more_bytes
+    of_role = engine_bytes(recipe, {"it": SMOLLM2}, [role_model("actor", recipe, trained=True)])
+    assert draft_widened(recipe, {"it": SMOLLM2}) == of_role["actor"].widened == more_bytes
 
 
 def test_it_grows_all_moments_of_a_step() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ from plait.schedule.named_plans import named_plan
 from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
 from plait.simulator.step_memory import ENGINE, POOLS, RankMemory
 from tests.cost.smollm2 import SHAPE
-from tests.cost.test_device_memory import facts_of, row_of
+from tests.cost.test_device_memory import facts_of, named, row_of
 from tests.cost.test_profile import PROFILE
 
 SIZES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
@@ -131,6 +133,44 @@ def test_another_engine_holds_its_own_weights_and_pool() -> None:
     assert memory.terms[ENGINE] == weights + rows[pool[0]]
     with pytest.raises(ConfigError, match=r"`sampling\.engine` is vllm, which generates for a run of one"):
         Planning(*there, read_cluster("2xA100-80G"), facts.lengths, VENDORS).given("colocated")
+
+
+TWO_ROLLOUTS = """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Options:
+    kl_coef: float = 0.0
+def loss(batch, advantages):
+    return batch.aggregate(-batch.logprobs_R * advantages)
+def two(prompts, actor, ref, reward, options: Options):
+    ref.generate(prompts)
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=loss, advantages=reward.score(samples))
+"""
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"engine": "vllm", "max_running": 2}, {"draft_model": "smollm2-135m", "speculation": 4}],
+    ids=["vllm", "drafts"],
+)
+def test_each_role_that_generates_has_an_engine_of_its_own_model(tmp_path: Path, sampling: dict[str, Any]) -> None:
+    """The reference is of another model, twice as deep, and gets half as many positions."""
+    (tmp_path / "flow.py").write_text(TWO_ROLLOUTS)
+    own = {"sampling": sampling, "reference": {"model": "mine"}}
+    facts = facts_for(named("colocated", 1), f"{tmp_path}/flow.py:two", **own)
+    deep = replace(SHAPE, layers=2 * SHAPE.layers, max_positions=1024)
+    facts = replace(facts, shapes={**facts.shapes, "mine": deep})
+    ((memory, device),) = both(facts)
+    assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
+    if "engine" in sampling:
+        pools = [pool_tokens_of_vllm(facts.recipe, shape) for shape in (SHAPE, deep)]
+        assert pools[0] > pools[1]
+        of_token = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim * 2
+        assert memory.terms[ENGINE] == 2 * (SHAPE.parameters + deep.parameters) + (pools[0] + 2 * pools[1]) * of_token
+    else:
+        ((alone, _),) = both(facts_for(named("colocated", 1), "grpo", sampling=sampling))
+        assert memory.terms[ENGINE] == 2 * alone.terms[ENGINE] > 0
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one at a time"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from plait.cost.costs import CallCost, MoveCost, Tail
-from plait.cost.generation_memory import NO_ENGINE, EngineBytes
+from plait.cost.generation_memory import EngineBytes
 from plait.cost.working_memory import PROCESS
 from plait.layout.mesh import Cluster, Layout
 from plait.schedule.plan import Mode
@@ -48,7 +48,7 @@ class StandIn:
     first_s: float = 0.0
     crowded_s: float = 0.0
     process_bytes: int = 0
-    engine_bytes: EngineBytes = NO_ENGINE
+    engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     engine_is_whole: bool = False
     slack_bytes: int = 0
     keeps_freed: bool = False

@@ -124,9 +124,9 @@ class Costs(Protocol):
         ...
 
     @property
-    def engine_bytes(self) -> EngineBytes:
-        """What an engine takes on a rank that generates, beside the models of roles: all the time, and what may come to
-        it."""
+    def engine_bytes(self) -> Mapping[str, EngineBytes]:
+        """Role → what its engine takes on a rank where it generates, beside the models of roles: all the time, and what
+        may come to it."""
         ...
 
     @property

@@ -10,7 +10,7 @@ from plait.cost.call_memory import ACTIVATIONS, PACKED, joint_rows, plain_activa
 from plait.cost.draft_memory import draft_widened
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import widened_bytes
-from plait.cost.held_parameters import HeldPart, held_parts, num_engines, rows_of
+from plait.cost.held_parameters import HeldPart, held_parts, rows_of, with_engine
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
@@ -117,7 +117,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     during = _during(rank, facts, held, working, left)
     most = max(count for _, count in during)
     roles = {p.call: p.role for p in facts.plan.placements if p.mode == "decode"}
-    draft_extra = num_engines(rank, facts) * draft_widened(facts.recipe, facts.shapes)
+    draft_extra = len(with_engine(rank, facts)) * draft_widened(facts.recipe, facts.shapes)
     grown = {call: widened_bytes(packed.get(role, 0), facts.recipe.dtype) for call, role in roles.items()}
     slack = slack_rows(
         facts.recipe.device,

@@ -18,9 +18,6 @@ class EngineBytes:
     widened: int = 0
 
 
-NO_ENGINE = EngineBytes()
-
-
 def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
 

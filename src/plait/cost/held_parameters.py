@@ -99,13 +99,19 @@ def held_parts(rank: int, placed: Placed) -> list[HeldPart]:
 
 def _engines(rank: int, placed: Placed) -> list[HeldPart]:
     """What the engines that generate on a device take beside the models of roles; it stays."""
-    rows = engine_rows(placed.recipe, placed.shapes) if (count := num_engines(rank, placed)) else []
-    return [HeldPart(what, num_bytes, "keep", frozenset()) for what, num_bytes in rows * count]
+    names = {model.role: model.name for model in placed.models}
+    rows = [engine_rows(placed.recipe, placed.shapes, names[role]) for role in with_engine(rank, placed)]
+    return [HeldPart(what, num_bytes, "keep", frozenset()) for of_role in rows for what, num_bytes in of_role]
 
 
-def num_engines(rank: int, placed: Placed) -> int:
-    """Engines on a device that take something beside the models of roles: those that guess, or another program."""
+def with_engine(rank: int, placed: Placed) -> list[str]:
+    """Roles whose engines on a device take something beside the models of roles: one that guesses, or another
+    program."""
     recipe = placed.recipe
-    instances = [place.instance_on(rank) for place in placed.places.values()]
+    instances = {role: place.instance_on(rank) for role, place in placed.places.items()}
     is_elsewhere = abilities(recipe).computes_elsewhere
-    return sum(instance is not None and (is_elsewhere or drafts_on(recipe, rank, instance)) for instance in instances)
+    return [
+        role
+        for role, instance in instances.items()
+        if instance is not None and (is_elsewhere or drafts_on(recipe, rank, instance))
+    ]

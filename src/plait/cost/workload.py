@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from plait.cost.drafts import NO_DRAFTS, Drafts
-from plait.cost.generation_memory import NO_ENGINE, EngineBytes
+from plait.cost.generation_memory import EngineBytes
 from plait.cost.lengths import SampleLengths
 from plait.cost.shared_root import held_root, shared_root
 from plait.cost.working_memory import is_fused, is_packed
@@ -48,8 +49,8 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
                  what is guessed
-    engine_bytes: of an engine on each rank that generates: known texts, a draft model, and what may come to it where
-                 its weights are widened; all that another engine takes
+    engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
+                 come to it where its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
     pools_stay:  whether pools and graphs of GPUs are those of the rollout before
     function_s:  seconds in which the reward functions score one sample, in one process; workers: processes of them
@@ -80,7 +81,7 @@ class Workload:
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
     most_new_tokens: int = 1
-    engine_bytes: EngineBytes = NO_ENGINE
+    engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
     pools_stay: bool = False
     function_s: float = 0.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plait.cost.costs import Amount, Costs
+from plait.cost.generation_memory import EngineBytes
 from plait.cost.working_memory import KEPT
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_graph import StepGraph
@@ -72,15 +73,13 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     for of_family in weights:
         if of_family.moving is not None:
             most = np.maximum(most, kept + of_family.moving)
-    engine = costs.engine_bytes.widened
-    drafting = engine * has_engine(graph, places, costs) if engine else 0
     slack = costs.slack(
         activations=activations,
         plain=_activations(graph, places, [place.plain for place in places]),
         weights=np.maximum.reduce([of_family.largest for of_family in weights]),
         working=most - read,
         moves=len(kept) > 1 or any(of_family.units for of_family in weights),
-        widened=drafting + np.maximum(0, widened - most),
+        widened=on_engines(graph, places, costs, lambda engine: engine.widened) + np.maximum(0, widened - most),
     )
     return Held(most, slack)
 
@@ -106,18 +105,21 @@ def working_bytes(graph: StepGraph, place: Place) -> Floats:
 
 def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Amount:
     """[ranks], or of each, of the process itself, and of an engine where it generates."""
-    process = sum(costs.process_terms.values())
-    held = costs.engine_bytes.held
-    return process + held * has_engine(graph, places, costs) if held else process
+    return sum(costs.process_terms.values()) + on_engines(graph, places, costs, lambda engine: engine.held)
 
 
-def has_engine(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Floats:
-    """[ranks] 1 where an engine takes what it takes beside the models of roles, else 0."""
-    generating = 0
+def on_engines(
+    graph: StepGraph, places: Sequence[Place], costs: Costs, num_bytes: Callable[[EngineBytes], int]
+) -> Amount:
+    """[ranks] of what engines take beside the models of roles, of each role's on the ranks where it generates; 0 where
+    none takes anything."""
+    total: Amount = 0
     for slot, place in zip(graph.slots, places, strict=True):
-        is_there = place.is_whole or not costs.engine_is_whole
-        generating |= place.mask if slot.mode == "decode" and is_there else 0
-    return np.array([generating >> rank & 1 for rank in range(len(places[0].parts))], float)
+        if slot.mode == "decode" and (place.is_whole or not costs.engine_is_whole):
+            engine = costs.engine_bytes.get(slot.role)
+            if engine is not None and (count := num_bytes(engine)):
+                total = total + count * (place.parts >= 0).astype(np.float64)
+    return total
 
 
 def kept_bytes(weights: Sequence[Weights]) -> Floats:

@@ -13,7 +13,6 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import NO_DRAFTS, Drafts
 from plait.cost.engine_memory import engine_bytes
 from plait.cost.fusion_times import with_fusion_times
-from plait.cost.generation_memory import NO_ENGINE
 from plait.cost.idle_away import with_idle_away, with_pools_kept
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.lengths import SampleLengths
@@ -94,14 +93,15 @@ class Planning:
     @cached_property
     def workload(self) -> Workload:
         workload, name = Workload.of(self.recipe, self.flow, self.lengths), self.recipe.sampling.draft_model
-        profile, generates = self.calibration.profile, bool(self.flow.of_kind(CallKind.GENERATE))
+        profile, drawn = self.calibration.profile, {node.role for node in self.flow.of_kind(CallKind.GENERATE)}
+        generating = [model for model in self.models if model.role in drawn]
         guesses = guesses_of_run(of_engines(self.recipe), profile, self.drafts, self.acceptance)
         return replace(
             workload,
             function_s=max(self._function_s.values(), default=0.0),
             drafts=NO_DRAFTS if guesses is None else guesses.drafts,
             draft_model=None if name is None else self.shapes[name],
-            engine_bytes=engine_bytes(self.recipe, self.shapes) if generates else NO_ENGINE,
+            engine_bytes=engine_bytes(self.recipe, self.shapes, generating),
             elsewhere=abilities(self.recipe).computes_elsewhere,
             pools_stay=self.pools_stay,
         )
