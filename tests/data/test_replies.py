@@ -6,8 +6,12 @@ import re
 
 import pytest
 
+from plait.data.formats import Row
+from plait.data.prompts import prompt_set
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.replies import ReplyEncoder
+from plait.data.settings import DataSettings
+from plait.data.sources import Source
 from plait.errors import DataError
 from tests.data.test_examples import with_template_of
 from tests.models.tiny import VOCAB_SIZE, tiny_tokenizer
@@ -101,6 +105,40 @@ def test_keys_of_the_row_reach_the_template() -> None:
     tokenizer.chat_template = str(tokenizer.chat_template).replace("assistant\n", "assistant {{ mood }}\n")
     sample = sample_of(80, END, chat_template_kwargs={"mood": "calm"})
     assert tokenizer.decode(ReplyEncoder(tokenizer, VOCAB_SIZE).token_ids(sample, TOOL)).endswith("assistant calm\n")
+
+
+OPENS_AS_TOLD = """{% set quiet = messages[0].role == 'system' and '/no_think' in messages[0].content %}
+{%- for one in messages %}{{ '<|im_start|>' + one.role + '\n' + one.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
+{%- if quiet %}{{ '<think>\n\n</think>\n' }}{% endif %}{% endif %}"""
+"""As SmolLM3's."""
+TELLS_THE_LAST_USER = """{% for one in messages if one.role != 'system' %}{{ '<|im_start|>' + one.role + '\n' }}
+{%- if loop.last and messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}
+{{- one.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""As Mistral's."""
+
+
+@pytest.mark.parametrize(
+    ("template", "told", "opens"),
+    [
+        (OPENS_AS_TOLD, "Yes, I see. /no_think", "<think>\n\n</think>\n"),
+        (OPENS_AS_TOLD, "user", ""),
+        (TELLS_THE_LAST_USER, "Be brief.", ""),
+    ],
+)
+def test_answers_open_as_the_system_message_says(template: str, told: str, opens: str) -> None:
+    """And the model does not read it a second time."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    asked = [{"role": "system", "content": told}, {"role": "user", "content": "Do you?"}]
+    source = Source("x", (Row({"prompt": asked}, "x:1"),))
+    prompt = prompt_set(source, tokenizer, DataSettings(source="x"), 200).prompt(0, 3)
+    assert prompt.text.endswith(f"<|im_start|>assistant\n{opens}")
+    sample = Sample(prompt, 0, (80, END), (), "", FinishReason.STOP)
+    ids = ReplyEncoder(tokenizer, VOCAB_SIZE).token_ids(sample, [{"role": "user", "content": "seven"}])
+    expected = f"\n<|im_start|>user\nseven<|im_end|>\n<|im_start|>assistant\n{opens}"
+    assert tokenizer.decode(ids) == expected
 
 
 def test_a_token_that_the_model_lacks_is_named() -> None:

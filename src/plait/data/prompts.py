@@ -19,6 +19,9 @@ from plait.data.sources import Source
 from plait.errors import DataError
 from plait.policy.packing import common_length
 
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of a message that may stand before all others, and says how the model is to behave."""
+
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
 
@@ -155,7 +158,9 @@ class PromptSet:
         """The `index`-th kept row as prompt instance `uid`."""
         row = self.source[self.kept[index]]
         text = self.encoder.render(row)
-        return Prompt(uid, text, self.encoder.token_ids(text), row.columns, self.source.label, self.encoder.is_chat)
+        ids, first = self.encoder.token_ids(text), (self.encoder.messages(row.prompt, row.place) or [{}])[0]
+        system = first if first.get("role") in SYSTEM_ROLES else None
+        return Prompt(uid, text, ids, row.columns, self.source.label, self.encoder.is_chat, system)
 
 
 def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max_prompt_tokens: int) -> PromptSet:

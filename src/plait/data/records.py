@@ -38,6 +38,8 @@ class Prompt:
     """Label of its source, where the data have several."""
     is_chat: bool = False
     """Whether a chat template wrote `text`."""
+    system: Mapping[str, Any] | None = None
+    """The system message that it begins with, if it has one."""
 
 
 @dataclass(frozen=True)

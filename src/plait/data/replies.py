@@ -77,12 +77,23 @@ class ReplyEncoder:
     def _between(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """What the template writes between two turns; and behind one that is the last."""
         row = Row(dict(prompt.columns), f"`turns.reply`, prompt {prompt.uid}")
-        begun = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}]
+        system = [] if prompt.system is None else [prompt.system]
+        told, said = "".join(message["content"] for message in system).strip(), _SAID
+        while said in told:
+            said += f" {_SAID}"
+        begun = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": said}]
+
+        def written(conversation: Sequence[Mapping[str, Any]], *, begin_answer: bool) -> str:
+            messages = [dict(message) for message in conversation]
+            text = render(self._tokenizer, messages, row, remedy=_REMEDY, begin_answer=begin_answer)
+            return text.partition(said)[2]
 
         def behind(replies: Sequence[Mapping[str, Any]], *, begin_answer: bool) -> str:
-            conversation = [*begun, *(dict(message) for message in replies)]
-            text = render(self._tokenizer, conversation, row, remedy=_REMEDY, begin_answer=begin_answer)
-            return text.partition(_SAID)[2]
+            """The system message may say how answers open. Some templates write it where the last user speaks, when the
+            model has read it already."""
+            text = written([*begun, *replies], begin_answer=begin_answer)
+            own = written([*system, *begun, *replies], begin_answer=begin_answer) if system else text
+            return text if told and own.count(told) > text.count(told) else own
 
         for role in {message["role"] for message in messages} - self._written:
             tried = behind([{**messages[0], "role": role, "content": _REPLIED}], begin_answer=True)
