@@ -93,7 +93,7 @@ def line(case: Case, parameters: Parameters, repeats: int) -> str:
         cell(None if case.zero else broadcasts(parameters, case.before, case.after, case.cluster, 2)),
         cell(None if case.zero else gather_all(source, target, case.cluster)),
     ]
-    counts = f"{plan.traffic.num_messages:>9} {plan.traffic.num_rounds:>7}"
+    counts = f"{plan.traffic.num_messages:>9} {plan.num_rounds:>7}"
     return f"{case.name:<21} {''.join(cells)} {seconds:>7.3f} {counts}"
 
 

@@ -18,7 +18,6 @@ from plait.layout.boxes import Slice
 from plait.layout.holdings import Holdings
 from plait.layout.move_cost import Bandwidths, Link, way_of
 from plait.layout.move_plan import MoveAction, MoveKind, MovePlan
-from plait.layout.move_plan import Traffic as MoveTraffic
 
 Array = NDArray[np.generic]
 Memory = dict[int, dict[str, Array]]
@@ -40,19 +39,19 @@ class Traffic:
     """Rank → most bytes of one round's messages."""
 
 
-def played_seconds(traffic: MoveTraffic, bandwidths: Bandwidths) -> float:
+def played_seconds(plan: MovePlan, bandwidths: Bandwidths) -> float:
     """How long the messages take in their order, and local copies before them: until every rank is done, if each ends
     a round before it begins its next."""
-    copies = {rank: size / bandwidths.copy for rank, size in traffic.copied.items()}
+    copies = {rank: size / bandwidths.copy for rank, size in plan.traffic.copied.items()}
     until: dict[int, float] = defaultdict(float, copies)
     done, current = dict(until), dict[int, int]()
     free: dict[Link, float] = defaultdict(float)
-    for number, sender, receiver, size in traffic.messages:
-        ranks = [end for end in (sender, receiver) if not traffic.cluster.is_store(end)]
+    for number, sender, receiver, size in plan.messages:
+        ranks = [end for end in (sender, receiver) if not plan.cluster.is_store(end)]
         for end in ranks:
             if current.get(end, -1) < number:
                 current[end], done[end] = number, until[end]
-        way = way_of(traffic.cluster, sender, receiver, bandwidths)
+        way = way_of(plan.cluster, sender, receiver, bandwidths)
         ended = max([done[end] for end in ranks] + [free[link] for link in way.links]) + way.latency + size / way.rate
         for link in way.links:
             free[link] = ended

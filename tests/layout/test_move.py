@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.layout import move
 from plait.layout.decoder import decoder_parameters
 from plait.layout.holdings import ITEM_BYTES, merged, weights, zero_shards
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
-from plait.layout.move import plan_move
+from plait.layout.move import plan_move, traffic_of
+from plait.layout.move_cost import Bandwidths, cost
 from plait.layout.move_plan import MoveKind, MovePlan
 from plait.layout.shards import check, check_instances
 from tests.cases import examples, slow_but
@@ -209,3 +212,18 @@ def test_two_hops_receive_what_one_would(training: Layout, generation: Layout) -
     for rank in range(6):
         assert first.received_bytes(rank) + second.received_bytes(rank) == at_once.received_bytes(rank)
     assert sum(map(at_once.received_bytes, range(6))) > 0
+
+
+def test_what_a_move_carries_is_known_without_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And takes as long, to the bit, whichever link is looked at first: here the links of node 0 are the busiest."""
+    cluster, speeds = Cluster(2, 4), Bandwidths(near=3e9, far=0.7e9, copy=1e9)
+    source = weights(DEEPER, Layout.on(range(4), 1, 2, 2), "float32", "before")
+    target = weights(DEEPER, Layout.on(range(8), 4, 2, 1), "float32", "after")
+    monkeypatch.delattr(move, "rounds")
+    found = traffic_of(source, target, cluster, chunk_bytes=64)
+    assert found.num_messages > len(found.carried) > 8
+    back = replace(found, carried=dict(reversed(found.carried.items())))
+    assert cost(back, speeds) == cost(found, speeds)
+    out, _ = found.node_bytes[0]
+    far = sum(count for (sender, receiver), (count, _) in found.carried.items() if sender < 4 <= receiver)
+    assert cost(found, speeds).bound == pytest.approx(far * speeds.far_latency + out / speeds.far)

@@ -156,7 +156,7 @@ def test_cost_by_hand() -> None:
     plan = plan_move(string({0: (0, 240)}, "a"), target, Cluster(2, 2))
     speeds = Bandwidths(near=960, far=96, copy=1e9, near_latency=0.5, far_latency=1.0)
     assert plan.traffic.num_messages == 2
-    assert played_seconds(plan.traffic, speeds) == pytest.approx(12.5)
+    assert played_seconds(plan, speeds) == pytest.approx(12.5)
     assert cost(plan.traffic, speeds).bound == pytest.approx(11.0)
 
 
@@ -164,11 +164,11 @@ def test_ranks_that_share_a_network_interface_wait_for_it() -> None:
     source, target = string({0: (0, 120), 1: (120, 240)}, "a"), string({2: (0, 120), 3: (120, 240)}, "b")
     plan = plan_move(source, target, Cluster(2, 2))
     alone = Bandwidths(near=960, far=48, copy=1e9, far_latency=0.0, shared=False)
-    assert played_seconds(plan.traffic, alone) == pytest.approx(10.0)
-    assert played_seconds(plan.traffic, replace(alone, shared=True)) == pytest.approx(20.0)
+    assert played_seconds(plan, alone) == pytest.approx(10.0)
+    assert played_seconds(plan, replace(alone, shared=True)) == pytest.approx(20.0)
     copied = plan_move(source, string({0: (0, 120)}, "c"), Cluster(2, 2))
     assert {action.kind for _, action in copied} == {MoveKind.COPY}
-    assert played_seconds(copied.traffic, replace(alone, copy=48.0)) == pytest.approx(10.0)
+    assert played_seconds(copied, replace(alone, copy=48.0)) == pytest.approx(10.0)
 
 
 def plain_routes(chunks: list[Chunk], cluster: Cluster) -> list[list[tuple[int, int]]]:

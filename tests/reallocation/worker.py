@@ -207,7 +207,7 @@ class Worker:
         # The first action of each is a copy, which waits for nobody; messages are posted with it.
         for _, steps, *_ in runs if self.rank % 2 else runs[::-1]:
             assert next(steps).kind == MoveKind.COPY.name
-        for number in range(max(plan.traffic.num_rounds for plan, *_ in runs)):
+        for number in range(max(plan.num_rounds for plan, *_ in runs)):
             for plan, steps, *_ in runs:
                 for action in plan.rows[self.rank][1:]:
                     if action.round == number:

@@ -20,8 +20,8 @@ from plait.layout.atoms import Demand, TensorBox, demand
 from plait.layout.boxes import Box, Holding, Slice, aligned_slices, boxes_of_range
 from plait.layout.holdings import ITEM_BYTES, Holdings
 from plait.layout.mesh import Cluster
-from plait.layout.move_plan import Message, MoveAction, MoveKind, MovePlan, Traffic
-from plait.layout.route import Transfer, interleaved, rounds, routes, split
+from plait.layout.move_plan import Carried, MoveAction, MoveKind, MovePlan, Traffic
+from plait.layout.route import Chunk, Transfer, interleaved, rounds, routes, split
 
 BUCKET_BYTES = 64 << 20
 CHUNK_BYTES = 256 << 10
@@ -51,12 +51,12 @@ def plan_move(
     _check_shared_buffers(source, target)
     wire = _wire(source, target)
     needed = demand(source, target)
-    transfers = _transfers(source, target, needed, cluster, (bucket_bytes, chunk_bytes))
+    chunks, edges = _routed(source, target, needed, cluster, (bucket_bytes, chunk_bytes))
     rows: dict[int, list[MoveAction]] = defaultdict(list)
     limit = max(1, bucket_bytes // target.item_bytes)
     for rank in sorted(needed.kept):
         rows[rank] += _local(source, target, rank, needed.kept[rank], limit)
-    for transfer in transfers:
+    for transfer in rounds(chunks, edges, cluster):
         _message(rows, source, target, cluster, transfer)
     ordered = {rank: tuple(rows[rank]) for rank in sorted(rows)}
     return MovePlan(cluster, ordered, source.dtype, target.dtype, wire, bucket_bytes)
@@ -70,26 +70,33 @@ def traffic_of(
     bucket_bytes: int = BUCKET_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Traffic:
-    """What `plan_move` of these arguments carries, in a fraction of the time: the places of bytes are not worked out.
+    """What `plan_move` of these arguments carries, in a fraction of the time: neither the order of messages is worked
+    out nor the places of bytes.
 
     Raises:
         LayoutError: as of `plan_move`.
     """
     needed = demand(source, target)
-    transfers = _transfers(source, target, needed, cluster, (bucket_bytes, chunk_bytes))
+    chunks, edges = _routed(source, target, needed, cluster, (bucket_bytes, chunk_bytes))
     item_bytes = ITEM_BYTES[_wire(source, target)]
-    messages = tuple(Message(t.round, t.sender, t.receiver, t.chunk.num_elements * item_bytes) for t in transfers)
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    elements: dict[tuple[int, int], int] = defaultdict(int)
+    for chunk, of_chunk in zip(chunks, edges, strict=True):
+        size = chunk.num_elements
+        for ends in of_chunk:
+            counts[ends] += 1
+            elements[ends] += size
+    carried = {ends: Carried(count, elements[ends] * item_bytes) for ends, count in counts.items()}
     copied: dict[int, int] = defaultdict(int)
     for rank, pieces in needed.kept.items():
         actions = _local(source, target, rank, pieces, max(1, bucket_bytes // target.item_bytes))
         copied[rank] += sum(action.num_elements for action in actions if action.kind is MoveKind.COPY)
     doubled = {rank for rank in target.ranks if target.may_double(rank)}
-    for transfer in transfers:
-        if transfer.receiver in doubled:
-            for number, box in transfer.chunk.pieces:
-                places = _apart(target.find(transfer.receiver, number, box), box)
-                copied[transfer.receiver] += (len(places) - 1) * box.num_elements
-    return Traffic(cluster, messages, {rank: count * target.item_bytes for rank, count in copied.items() if count})
+    for chunk in chunks:
+        for rank in doubled.intersection(chunk.needers):
+            for number, box in chunk.pieces:
+                copied[rank] += (len(_apart(target.find(rank, number, box), box)) - 1) * box.num_elements
+    return Traffic(cluster, carried, {rank: count * target.item_bytes for rank, count in copied.items() if count})
 
 
 def _wire(source: Holdings, target: Holdings) -> str:
@@ -97,14 +104,14 @@ def _wire(source: Holdings, target: Holdings) -> str:
     return source.dtype if source.item_bytes < target.item_bytes else target.dtype
 
 
-def _transfers(
+def _routed(
     source: Holdings, target: Holdings, needed: Demand, cluster: Cluster, sizes: tuple[int, int]
-) -> list[Transfer]:
-    """The messages, in their order; `sizes` are those of a bucket and of a chunk."""
+) -> tuple[list[Chunk], list[list[tuple[int, int]]]]:
+    """What travels, and the (sender, receiver) pairs of each; `sizes` are those of a bucket and of a chunk."""
     assert sizes[0] >= max(source.item_bytes, target.item_bytes), "a bucket has room for one element at least"
     classes = [split(move_class, ITEM_BYTES[_wire(source, target)], *sizes) for move_class in needed.classes]
     chunks = interleaved(classes)
-    return rounds(chunks, routes(chunks, cluster), cluster)
+    return chunks, routes(chunks, cluster)
 
 
 def _check_shared_buffers(source: Holdings, target: Holdings) -> None:

@@ -46,12 +46,9 @@ class MoveCost:
 def cost(traffic: Traffic, bandwidths: Bandwidths) -> MoveCost:
     """What each link carries of the messages, and each rank copies."""
     busy: dict[Link, float] = defaultdict(float)
-    ways: dict[tuple[int, int], Way] = {}
-    for _, sender, receiver, size in traffic.messages:
-        way = ways.get((sender, receiver))
-        if way is None:
-            way = ways[sender, receiver] = way_of(traffic.cluster, sender, receiver, bandwidths)
-        seconds = way.latency + size / way.rate
+    for (sender, receiver), (num_messages, num_bytes) in sorted(traffic.carried.items()):
+        way = way_of(traffic.cluster, sender, receiver, bandwidths)
+        seconds = num_messages * way.latency + num_bytes / way.rate
         for link in way.links:
             busy[link] += seconds
     copies = max(traffic.copied.values(), default=0) / bandwidths.copy

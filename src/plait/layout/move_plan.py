@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -63,25 +63,29 @@ class Message(NamedTuple):
     num_bytes: int
 
 
+class Carried(NamedTuple):
+    """All that goes from a rank or store to another: how many messages, and their bytes."""
+
+    num_messages: int
+    num_bytes: int
+
+
 @dataclass(frozen=True)
 class Traffic:
-    """What a move carries over which links, and copies; not where it lies.
+    """What a move carries over which links, and copies; not in which order, nor where it lies.
 
-    messages: all of them, in their order
-    copied:   rank → bytes that its local copies write, in the target dtype; those that write none may be left out
+    carried: by (sender, receiver); a store may be either
+    copied:  rank → bytes that its local copies write, in the target dtype; those that write none may be left out
     """
 
     cluster: Cluster
-    messages: Sequence[Message]
+    carried: Mapping[tuple[int, int], Carried]
     copied: Mapping[int, int]
 
     @cached_property
     def link_bytes(self) -> dict[tuple[int, int], int]:
-        """(sender, receiver) → bytes of all messages between them; a store may be either."""
-        totals: dict[tuple[int, int], int] = defaultdict(int)
-        for message in self.messages:
-            totals[message.sender, message.receiver] += message.num_bytes
-        return dict(totals)
+        """(sender, receiver) → bytes of all messages between them."""
+        return {ends: num_bytes for ends, (_, num_bytes) in self.carried.items()}
 
     @property
     def total_bytes(self) -> int:
@@ -120,11 +124,7 @@ class Traffic:
 
     @property
     def num_messages(self) -> int:
-        return len(self.messages)
-
-    @property
-    def num_rounds(self) -> int:
-        return 1 + max((message.round for message in self.messages), default=-1)
+        return sum(count for count, _ in self.carried.values())
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class MovePlan:
         return ((rank, action) for rank in sorted(self.rows) for action in self.rows[rank])
 
     @cached_property
-    def traffic(self) -> Traffic:
-        """What it carries, without the places."""
+    def messages(self) -> tuple[Message, ...]:
+        """All of them, in their order."""
         found: dict[int, Message] = {}
         for rank, action in self:
             size = action.num_elements * self.item_bytes
@@ -162,7 +162,20 @@ class MovePlan:
                     found[action.seq] = Message(action.round, rank, action.peer, size)
                 case MoveKind.READ:
                     found[action.seq] = Message(action.round, action.peer, rank, size)
+        return tuple(found[seq] for seq in sorted(found))
+
+    @property
+    def num_rounds(self) -> int:
+        return 1 + max((message.round for message in self.messages), default=-1)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What it carries, without the order and the places."""
+        sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for message in self.messages:
+            sizes[message.sender, message.receiver].append(message.num_bytes)
+        carried = {ends: Carried(len(of_ends), sum(of_ends)) for ends, of_ends in sizes.items()}
         size = ITEM_BYTES[self.target_dtype]
         copies = {rank: [x for x in row if x.kind == MoveKind.COPY] for rank, row in self.rows.items()}
         copied = {rank: sum(x.num_elements for x in local) * size for rank, local in copies.items() if local}
-        return Traffic(self.cluster, tuple(found[seq] for seq in sorted(found)), copied)
+        return Traffic(self.cluster, carried, copied)

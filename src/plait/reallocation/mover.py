@@ -106,7 +106,7 @@ def moving(
     lane = LINK if files is None else DISK
     run = _Run(plan, rank, buffers, link, files or {}, name)
     try:
-        seconds = [0.0] * plan.traffic.num_rounds or [0.0]
+        seconds = [0.0] * plan.num_rounds or [0.0]
         start = time.perf_counter()
         for number, actions in groupby(enumerate(plan.rows.get(rank, ())), key=lambda item: item[1].round):
             row = list(actions)
