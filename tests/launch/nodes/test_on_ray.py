@@ -86,7 +86,8 @@ def test_ranks_have_the_priority_of_any_command() -> None:
 def test_an_actor_that_dies_is_a_lost_node_and_ray_says_why() -> None:
     with placed_by_ray(nodes=2) as gathered, LocalProcesses(nodes=gathered.nodes).start(Echo, 2) as group:
         handle = group.submit([0, 1], "hang_in_python")
-        os.kill(gathered.links[1].joined.pid, signal.SIGKILL)
+        (second,) = (link for link in gathered.links if link.node == 1)  # they are in the order in which they came
+        os.kill(second.joined.pid, signal.SIGKILL)
         with pytest.raises(WorkerError) as caught:
             handle.result(LIMIT_S)
         assert caught.value.failure.rank == 1
