@@ -126,5 +126,5 @@ def answer(folder: Path, source: str) -> dict[str, Any]:
     function = RewardCall("f", load_function(f"{file}:f"))
     samples = group(0, "a", "bb", "ccc", labels="x")
     texts = [("q", sample.text) for sample in samples]
-    request = {"arguments": call_arguments(samples), "texts": texts}
+    request = {"arguments": call_arguments(samples), "texts": texts, "turns": [1, 1, 1]}
     return reply_to(pickle.dumps(request), lambda request: function)[0]

@@ -105,3 +105,28 @@ def by_position(completions, answer, /):
 
 def other_names(texts):
     return []
+
+
+def by_turn(turns, **columns):
+    """How many characters each turn of the model has."""
+    return [[float(len(said["content"])) for said in of_sample[::2]] for of_sample in turns]
+
+
+def by_turn_of_verl(solution_str, turns):
+    return {"score": tuple(len(said["content"]) for said in turns[::2])}
+
+
+def by_turn_of_openrlhf(queries, turns):
+    import torch
+
+    return {"rewards": [torch.tensor(lengths) for lengths in by_turn(turns)]}
+
+
+def two_turns(completions):
+    return [[1.0, 2.0] for _ in completions]
+
+
+def picky_by_turn(completions, turns):
+    if "bad" in completions:
+        raise ValueError("cannot read this")
+    return by_turn(turns)

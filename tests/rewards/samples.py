@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.records import FinishReason, Prompt, Reply, Sample
 
 
 def group(uid: int, *texts: str, prompt: Any = "q", **columns: Any) -> list[Sample]:
@@ -19,6 +20,13 @@ def group(uid: int, *texts: str, prompt: Any = "q", **columns: Any) -> list[Samp
         Sample(asked, index, tuple(range(len(text))), (0.0,) * len(text), text, FinishReason.STOP)
         for index, text in enumerate(texts)
     ]
+
+
+def in_two_turns(sample: Sample) -> Sample:
+    """The same tokens, with a reply behind the first one."""
+    said = (("assistant", sample.text[0]), ("tool", "7"), ("assistant", sample.text[1:]))
+    turns = tuple({"role": role, "content": content} for role, content in said)
+    return replace(sample, replies=(Reply(1, (7,)),), turns=turns)
 
 
 def length(completions, **columns):
@@ -72,7 +80,7 @@ def faulty(completions, **columns):
             case "text":
                 scores.append("1.0")
             case "list":
-                scores.append([1.0])
+                scores.append([1.0, 2.0])
             case "skip":
                 continue
             case "bare":

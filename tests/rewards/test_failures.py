@@ -34,7 +34,7 @@ from tests.rewards.samples import group
         ("nan", FailureKind.NO_SCORE, "returned nan", ""),
         ("inf", FailureKind.NO_SCORE, "returned -inf", ""),
         ("text", FailureKind.NO_SCORE, "returned str '1.0'", ""),
-        ("list", FailureKind.NO_SCORE, "returned list [1.0]", ""),
+        ("list", FailureKind.NO_SCORE, "returned list [1.0, 2.0] where", ""),
     ],
 )
 def test_the_culprit_is_found_and_dropped_alone(word, kind, said, trace):

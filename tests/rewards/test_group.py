@@ -1,10 +1,14 @@
 """A group's result is a function of the outcomes of its calls, in whatever order they come."""
 
+import json
 import math
 import random
+import re
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,17 +20,21 @@ from plait.rewards.loading import load_function, split_path
 from plait.rewards.scores import FailureKind, GroupScores
 from plait.rewards.settings import RewardSettings
 from tests.rewards import samples
-from tests.rewards.samples import group
+from tests.rewards.samples import group, in_two_turns
 
-WORDS = ("fine", "none", "nan", "raise")
+WORDS = ("fine", "turns", "none", "nan", "raise")
+VALUES = {"fine": 2.0, "turns": [1.5, 0.5], "none": None, "nan": math.nan}
+
+
+TURNS = (2, 3, 1, 1)
 
 
 def outcome(words: tuple[str, ...]) -> dict[str, Any] | None:
     """What a worker would say to these words, None for a failed call."""
     if "raise" in words:
         return None
-    values = [None if word == "none" else math.nan if word == "nan" else 2.0 for word in words]
-    return check_scores(values, len(words)) | {"extras": {}, "metrics": {}}
+    reply = check_scores([VALUES[word] for word in words], [2] * len(words)) | {"extras": {}, "metrics": {}}
+    return json.loads(json.dumps(reply))
 
 
 def play(one: Group, words: list[tuple[str, ...]], order: random.Random) -> GroupScores:
@@ -50,16 +58,17 @@ def play(one: Group, words: list[tuple[str, ...]], order: random.Random) -> Grou
 )
 def test_results_do_not_depend_on_the_order_of_outcomes(words, seeds):
     functions = [RewardFunction(f"f{i}", "x:y", 10.0**i) for i in range(len(words))]
-    made = [Group(0, group(0, *words[0]), functions) for _ in seeds]
+    made = [Group(0, [in_two_turns(sample) for sample in group(0, *words[0])], functions) for _ in seeds]
     one, two = (play(group_, words, random.Random(seed)) for group_, seed in zip(made, seeds, strict=True))
     assert repr(one) == repr(two)
     for place in range(len(words[0])):
         column = [row[place] for row in words]
-        applies = [10.0**i * 2 for i, word in enumerate(column) if word == "fine"]
+        applies = [10.0**i * 2 for i, word in enumerate(column) if word in ("fine", "turns")]
         if {"nan", "raise"} & set(column) or not applies:
             assert math.isnan(one.rewards[place])
         else:
-            assert one.rewards[place] == sum(applies)
+            assert one.rewards[place] == sum(one.by_turn[place]) == sum(applies)
+            assert one.by_turn[place][0] == sum(10.0**i * 1.5 for i, word in enumerate(column) if word == "turns")
     bad = sum(word in ("nan", "raise") for row in words for word in row)
     assert len(one.failures) == bad
 
@@ -67,23 +76,52 @@ def test_results_do_not_depend_on_the_order_of_outcomes(words, seeds):
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
-        ([1, 2.5, True, None], {"scores": [1.0, 2.5, 1.0, None], "faults": {}}),
-        ((0.0, 0.0, 0.0, 0.0), {"scores": [0.0] * 4, "faults": {}}),
+        ([1, 2.5, True, None], {"scores": [1.0, 2.5, 1.0, None], "by_turn": {}}),
+        ((0.0, 0.0, 0.0, 0.0), {"scores": [0.0] * 4, "by_turn": {}}),
+        (numpy.array([1.0, 2.0, 3.0, 4.0]), {"scores": [1.0, 2.0, 3.0, 4.0], "by_turn": {}}),
+        ([torch.tensor([7.0]), *[None] * 3], {"scores": [7.0, *[None] * 3], "by_turn": {}}),
+        (
+            [[1, 0.5], (0.1, 0.2, True), numpy.array([3.0]), torch.tensor([4.0])],
+            {"scores": [1.5, 1.3, 3.0, 4.0], "by_turn": {0: [1.0, 0.5], 1: [0.1, 0.2, 1.0], 2: [3.0]}},
+        ),
     ],
 )
 def test_scores_that_are_fine(returned, expected):
-    assert check_scores(returned, 4) == expected
+    """Of samples of 2, 3, 1 and 1 turns: a number for all turns, or one for each, which the score is the sum of."""
+    assert check_scores(returned, TURNS) == expected | {"faults": {}}
 
 
-def test_arrays_are_lists_too():
-    numpy = pytest.importorskip("numpy")
-    assert check_scores(numpy.array([1.0, 2.0]), 2) == {"scores": [1.0, 2.0], "faults": {}}
-    assert check_scores(numpy.array([[1.0, 2.0], [3.0, 4.0]]), 2)["faults"].keys() == {0, 1}
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            [1.0],
+            r"returned list \[1\.0\] where a number or None is expected, or numbers, one for each turn of the "
+            r"sample: 2, not 1",
+        ),
+        ([1.0, 2.0, 3.0], "2, not 3"),
+        ([], "2, not 0"),
+        (numpy.ones(3), "2, not 3"),
+        ([1.0, None], "returned NoneType None for turn 2 where a number is expected"),
+        (["1.0", 2.0], "returned str '1.0' for turn 1 where a number is expected"),
+        ([[1.0], [2.0]], r"returned list \[1\.0\] for turn 1 where a number is expected"),
+        ([1.0, math.nan], "returned nan for turn 2, which is no score"),
+        ([-math.inf, 1.0], "returned -inf for turn 1, which is no score"),
+        ([1e308, 1e308], "whose sum is no finite number"),
+        ({0: 1.0, 1: 2.0}, "returned dict .* where a number or None is expected"),
+    ],
+)
+def test_what_is_no_score_of_a_sample_of_two_turns(value, said):
+    found = check_scores([value, None, 1.0, [2.0]], TURNS)
+    assert found["scores"] == [None, None, 1.0, 2.0]
+    assert found["faults"].keys() == {0}
+    assert found["by_turn"].keys() == {3}
+    assert re.match(said if said.startswith("returned") else f".*{said}", found["faults"][0])
 
 
 @pytest.mark.parametrize("returned", [None, 1.0, "ab", {0: 1.0, 1: 2.0}, (x for x in (1.0, 2.0)), [1.0]])
 def test_what_cannot_be_read_as_one_score_each(returned):
-    assert check_scores(returned, 2)["miscounted"]
+    assert check_scores(returned, [1, 1])["miscounted"]
 
 
 # -- finding functions

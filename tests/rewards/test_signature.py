@@ -19,7 +19,7 @@ from plait.rewards.tasks import TaskReward, WellFormed
 from tests.cases import slow_but
 from tests.rewards import forms, samples
 from tests.rewards.pools import score
-from tests.rewards.samples import group
+from tests.rewards.samples import group, in_two_turns
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,6 +172,34 @@ def test_the_three_forms_in_one_pool():
     )
     assert one.scores == dict.fromkeys(("trl", "compute_score", "in_lists"), (0.0, 1.0))
     assert one.rewards == (0.0, 111.0)
+
+
+def test_a_score_for_each_turn_in_every_form():
+    """By hand: of two turns and of one; what is given for the whole response counts in its last turn."""
+    two, one = group(0, "abb", "bbbb")
+    functions = [forms.by_turn, forms.by_turn_of_verl, forms.by_turn_of_openrlhf, samples.length]
+    (scored,) = score(functions, [in_two_turns(two), one], weights=(1.0, 10.0, 100.0, 1000.0))
+    assert list(scored.scores.values()) == [(3.0, 4.0)] * 4
+    assert scored.by_turn == ((111.0, 222.0 + 3000.0), (444.0 + 4000.0,))
+    assert scored.rewards == (3333.0, 4444.0)
+
+
+def test_a_wrong_number_of_turns_is_named_and_its_sample_dropped():
+    two, one = group(0, "abb", "bbbb")
+    with pytest.raises(RunError, match=r"`two_turns` failed on sample 0\.1: returned list \[1\.0, 2\.0\] .*: 1, not 2"):
+        score(forms.two_turns, [in_two_turns(two), one])
+    (scored,) = score([forms.two_turns, samples.length], [in_two_turns(two), one], on_error="drop")
+    assert [(failure.uid, failure.kind) for failure in scored.failures] == [("0.1", FailureKind.NO_SCORE)]
+    assert scored.by_turn[0] == (1.0, 5.0)
+    assert math.isnan(scored.rewards[1])
+
+
+def test_scores_of_turns_that_a_sample_alone_is_asked_for():
+    """The call for the group fails, and each sample is asked for by itself."""
+    two, one, bad = group(0, "abb", "bbbb", "bad")
+    (scored,) = score(forms.picky_by_turn, [in_two_turns(two), one, bad], on_error="drop")
+    assert scored.by_turn[:2] == ((1.0, 2.0), (4.0,))
+    assert [failure.uid for failure in scored.failures] == ["0.2"]
 
 
 def test_a_column_that_two_functions_log_keeps_both():

@@ -171,6 +171,11 @@ class Sample:
         return self.finish_reason is FinishReason.OPEN and bool(self.turns) and self.turns[-1]["role"] == "assistant"
 
     @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """For each of its turns, how many tokens were drawn up to its end."""
+        return (*(reply.at for reply in self.replies), len(self.token_ids))
+
+    @property
     def ends_with_reply(self) -> bool:
         """Whether nothing was drawn behind its last reply."""
         return bool(self.replies) and self.replies[-1].at == len(self.token_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from plait.metric_names import problem_of
@@ -46,31 +46,73 @@ class Logged:
         self.metrics.setdefault(name, []).append(number)
 
 
-def check_scores(result: Any, num_samples: int) -> dict[str, Any]:
-    """{"scores", "faults"} of what a function returned, or {"error"} when no place can be blamed.
+def check_scores(result: Any, turns: Sequence[int]) -> dict[str, Any]:
+    """{"scores", "by_turn", "faults"} of what a function returned, or {"error"} when no place can be blamed.
 
-    `scores` has a finite number or None for each sample; `faults` says, for each place that has neither, what it has.
+    `scores` has a finite number or None for each sample; `by_turn` has the numbers that a score is the sum of, for each
+    place where there is one for each turn; `faults` says, for each place that has neither, what it has.
+
+    Args:
+        turns: of each sample, how many it has.
     """
+    count = len(turns)
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__") or not hasattr(result, "__getitem__"):
-        return {"error": f"returned {_kind(result)}, expected a list of {num_samples} numbers", "miscounted": True}
-    if len(result) != num_samples:
-        return {"error": f"returned {len(result)} scores for {num_samples} samples", "miscounted": True}
-    scores: list[float | None] = []
+        return {"error": f"returned {_kind(result)}, expected a list of {count} numbers", "miscounted": True}
+    if len(result) != count:
+        return {"error": f"returned {len(result)} scores for {count} samples", "miscounted": True}
+    scores: list[float | None] = [None] * count
+    by_turn: dict[int, list[float]] = {}
     faults: dict[int, str] = {}
-    for place in range(num_samples):
+    for place, num_turns in enumerate(turns):
         value = result[place]
-        scores.append(None)
-        if value is None:
-            continue
-        number = _number(value)
-        if number is None:
-            faults[place] = f"returned {_kind(value)} where a number or None is expected"
-            continue
-        if math.isfinite(number):
-            scores[place] = number
-        else:
-            faults[place] = f"returned {number}, which is no score; return None where the function does not apply"
-    return {"scores": scores, "faults": faults}
+        try:
+            if value is None:
+                continue
+            if _number(value) is not None or not isinstance(listed(value), list | tuple):
+                scores[place] = _finite(value)
+            else:
+                given = _of_turns(listed(value), num_turns)
+                scores[place], by_turn[place] = _sum(given), given
+        except _NoScore as fault:
+            faults[place] = f"returned {fault}"
+    return {"scores": scores, "by_turn": by_turn, "faults": faults}
+
+
+class _NoScore(ValueError):
+    """A value is none; the message says what it is, and what was expected."""
+
+
+def _of_turns(values: Sequence[Any], num_turns: int) -> list[float]:
+    """One number for each turn. Raises _NoScore."""
+    if len(values) != num_turns:
+        expected = f"one for each turn of the sample: {num_turns}, not {len(values)}"
+        raise _NoScore(f"{_kind(values)} where a number or None is expected, or numbers, {expected}")
+    given: list[float] = []
+    for turn, value in enumerate(values, 1):
+        if (number := _number(value)) is None:
+            raise _NoScore(f"{_kind(value)} for turn {turn} where a number is expected")
+        if not math.isfinite(number):
+            raise _NoScore(f"{number} for turn {turn}, which is no score")
+        given.append(number)
+    return given
+
+
+def _sum(given: Sequence[float]) -> float:
+    """Raises _NoScore where it is beyond all floats."""
+    try:
+        return math.fsum(given)
+    except OverflowError:
+        raise _NoScore(f"{_kind(given)}, whose sum is no finite number") from None
+
+
+def _finite(value: Any) -> float:
+    """Raises _NoScore."""
+    number = _number(value)
+    if number is None:
+        raise _NoScore(f"{_kind(value)} where a number or None is expected")
+    if not math.isfinite(number):
+        raise _NoScore(f"{number}, which is no score; return None where the function does not apply")
+    return number
 
 
 def _number(value: Any) -> float | None:

@@ -14,7 +14,7 @@ from plait.data.records import Sample
 from plait.errors import RunError
 from plait.rewards.calls import call_arguments
 from plait.rewards.functions import RewardFunction
-from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, Worked, weighted_reward
+from plait.rewards.scores import NONE, Failure, FailureKind, GroupScores, Worked, weighted_reward, weighted_turns
 from plait.rewards.words import REPLY
 
 
@@ -55,6 +55,8 @@ class Group:
         self._functions = tuple(functions)
         self._pending = len(functions)
         self._scores: list[list[float | None]] = [[None] * len(samples) for _ in functions]
+        self._by_turn: dict[tuple[int, int], tuple[float, ...]] = {}
+        """(function, place) → what the score is the sum of, where the function gave a number for each turn."""
         self._failed_places: set[int] = set()
         self._retries: dict[int, _Retry] = {}
         self._recovered: list[tuple[int, str]] = []
@@ -71,9 +73,12 @@ class Group:
         return [Call(self, index, everyone) for index in range(len(self._functions))]
 
     def scored(self, call: Call, reply: Mapping[str, Any]) -> None:
-        """A call came back: `scores` and `faults` by place (see `worker.check_scores`), `extras`, `metrics`."""
+        """A call came back: `scores`, `by_turn` and `faults` by place (see `call_results.check_scores`), `extras`,
+        `metrics`."""
         for index, place in enumerate(call.places):
             self._scores[call.function][place] = reply["scores"][index]
+        for index, turns in reply["by_turn"].items():
+            self._by_turn[call.function, call.places[int(index)]] = tuple(turns)
         for column, values in reply["extras"].items():
             whole = self._extras.setdefault((call.function, column), [None] * len(self.samples))
             for place, value in zip(call.places, values, strict=True):
@@ -116,12 +121,21 @@ class Group:
                 weighted_reward([row[place] for row in self._scores], weights, failed=place in self._failed_places)
                 for place in places
             ),
+            by_turn=tuple(weighted_turns(self._turns_of(place), weights) for place in places),
             failures=tuple(sorted(self.failures, key=lambda f: (place_of[f.uid], names.index(f.function)))),
             recovered=tuple(message for _, message in sorted(self._recovered)),
             extras={self._extra_name(*key): tuple(values) for key, values in sorted(self._extras.items())},
             metrics={name: tuple(sorted(values)) for name, values in sorted(self._metrics.items())},
             worked=tuple(self.worked),
         )
+
+    def _turns_of(self, place: int) -> list[tuple[float, ...]]:
+        """For each function what it gave each turn of a sample; a score for all of them counts in the last one."""
+        before = (0.0,) * (len(self.samples[place].turn_ends) - 1)
+        return [
+            self._by_turn.get((function, place), (*before, row[place] or 0.0))
+            for function, row in enumerate(self._scores)
+        ]
 
     def _extra_name(self, function: int, column: str) -> str:
         """A column that several functions log bears the function's name too, so that none replaces another's."""
@@ -176,6 +190,7 @@ def packed_call(call: Call, name: str, *, number: int, seed: int) -> bytes:
         "noise": f"{seed}/{name}/{','.join(sample.uid + '+' * len(sample.turns) for sample in samples)}",
         "arguments": call_arguments(samples),
         "texts": [(sample.prompt.text, sample.text) for sample in samples],
+        "turns": [len(sample.turn_ends) for sample in samples],
     }
     try:
         return pickle.dumps(request, protocol=5)

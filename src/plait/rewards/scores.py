@@ -76,6 +76,9 @@ class GroupScores:
     """Function name → raw scores before weighting; NaN where it does not apply or failed."""
     rewards: tuple[float, ...]
     """Weighted sums; NaN for a sample that has no reward."""
+    by_turn: tuple[tuple[float, ...], ...] = ()
+    """What each reward is the sum of, one number for each turn: what functions gave for the whole response counts in
+    its last turn. Without meaning for a sample that has no reward."""
     failures: tuple[Failure, ...] = ()
     recovered: tuple[str, ...] = ()
     """Failures of a call for the whole group that none of its samples showed alone, in words."""
@@ -99,3 +102,15 @@ def weighted_reward(scores: Sequence[float | None], weights: Sequence[float], fa
     if failed or not pairs:
         return NONE
     return math.fsum(score * weight for score, weight in pairs)
+
+
+def weighted_turns(by_turn: Sequence[Sequence[float]], weights: Sequence[float]) -> tuple[float, ...]:
+    """Σ weight · score of each turn.
+
+    Args:
+        by_turn: for each function, its score of each turn; 0 where it does not apply.
+    """
+    return tuple(
+        math.fsum(score * weight for score, weight in zip(scores, weights, strict=True))
+        for scores in zip(*by_turn, strict=True)
+    )

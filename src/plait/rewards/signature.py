@@ -116,7 +116,8 @@ class Miscounted(ValueError):
 
 
 class RewardCall:
-    """A loaded function, called in its own form, whose result has TRL's: one number or None per sample.
+    """A loaded function, called in its own form, whose result has TRL's: per sample one number, one for each turn, or
+    None.
 
     Raises (when called):
         ValueError: the function returned something that is not of its form; the message says what.

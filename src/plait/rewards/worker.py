@@ -174,9 +174,9 @@ def reply_to(data: bytes, begin: Callable[[dict[str, Any]], RewardCall]) -> tupl
     try:
         request = pickle.loads(data)
         function = begin(request)
-        count = len(request["texts"])
-        reply = check_scores(function(request["arguments"], request["texts"], logs.functions), count)
-        logs.check(count)
+        turns = request["turns"]
+        reply = check_scores(function(request["arguments"], request["texts"], logs.functions), turns)
+        logs.check(len(turns))
         reply |= {"extras": logs.extras, "metrics": logs.metrics}
         json.dumps(reply, default=str)
     except Miscounted as error:
