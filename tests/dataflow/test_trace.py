@@ -19,7 +19,7 @@ from plait.dataflow import (
     per_sample,
     trace,
 )
-from plait.dataflow.graph import scores_alone
+from plait.dataflow.graph import scores_alone, scores_by_turn
 from plait.errors import FlowError
 
 ROLES = ["actor", "ref", "reward"]
@@ -325,7 +325,7 @@ def calculate_with_a_column(prompts, actor, reward):
         (average_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
         (
             read_an_unknown_column,
-            r"no column `logprob` \(did you mean `logprobs`\?\); theirs: logprobs, finished, tokens_left; others",
+            r"no column `logprob` \(did you mean `logprobs`\?\); theirs: logprobs, finished, tokens_left, turn; others",
         ),
         (calculate_with_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
     ],
@@ -362,3 +362,23 @@ def test_the_scores_of_one_function_are_a_column_of_the_same_call():
     assert [str(column) for column in score.outputs] == ["reward_score[sample]", "reward_score/brief[sample]"]
     assert scores_alone(score) == {"brief": score.outputs[1]}
     assert one.inputs == other.inputs == {"0": score.outputs[1]}
+
+
+def test_what_is_said_of_turns_is_a_column_of_the_call_that_says_it():
+    def flow(prompts, actor, reward):
+        samples = actor.generate(prompts)
+        scores = reward.score(samples)
+        twice = [per_sample(max, scores.by_turn, samples.turn, name=name, level=Level.TOKEN) for name in ("a", "b")]
+        assert scores.of("by_turn").column != scores.by_turn.column
+        actor.train(samples, loss=loss, advantages=twice[0], ref_logprobs=twice[1])
+
+    generate, score, one, other = trace(flow, roles=ROLES).nodes[:4]
+    assert [str(column) for column in generate.outputs[3:]] == ["turn[token]"]
+    assert [str(column) for column in score.outputs[1:]] == [
+        "reward_score_by_turn[token]",
+        "reward_score/by_turn[sample]",
+    ]
+    assert scores_by_turn(score) == score.outputs[1]
+    assert scores_alone(score) == {"by_turn": score.outputs[2]}
+    assert one.inputs == other.inputs == {"0": score.outputs[1], "1": generate.outputs[3]}
+    assert scores_by_turn(flow_of(lambda samples, scores: scores).nodes[1]) is None

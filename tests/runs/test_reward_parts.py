@@ -35,6 +35,12 @@ def of_a_critic(prompts, actor, critic, reward):
     actor.train(samples, loss=loss, advantages=per_batch(added, *parts, name="advantages"))
 
 
+def turns_of_a_critic(prompts, actor, critic, reward):
+    samples = actor.generate(prompts)
+    parts = critic.score(samples).by_turn, reward.score(samples)
+    actor.train(samples, loss=loss, advantages=per_batch(added, *parts, name="advantages"))
+
+
 def differs(scores):
     return np.ptp(scores) > 0
 
@@ -95,6 +101,9 @@ def test_a_reward_that_there_is_not_is_named_before_the_run(recipe_of: Callable[
     said = r"critic.score for the scores of `length` alone; only the roles reward and cost score by functions"
     with pytest.raises(FlowError, match=said):
         prepare(recipe_of((), algorithm=f"{tmp_path}/flow.py:of_a_critic"))
+    said = r"critic.score for the scores of turns \(`by_turn`\); only the roles reward and cost score by functions"
+    with pytest.raises(FlowError, match=said):
+        prepare(recipe_of((), algorithm=f"{tmp_path}/flow.py:turns_of_a_critic"))
 
 
 def test_a_function_by_the_name_of_the_scores_of_a_model_has_another(

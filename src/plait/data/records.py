@@ -176,6 +176,12 @@ class Sample:
         return (*(reply.at for reply in self.replies), len(self.token_ids))
 
     @property
+    def token_turns(self) -> tuple[int, ...]:
+        """The number of the turn that each of its tokens was drawn in, from 0."""
+        starts = (0, *self.turn_ends)
+        return tuple(turn for turn, end in enumerate(self.turn_ends) for _ in range(starts[turn], end))
+
+    @property
     def ends_with_reply(self) -> bool:
         """Whether nothing was drawn behind its last reply."""
         return bool(self.replies) and self.replies[-1].at == len(self.token_ids)

@@ -166,7 +166,12 @@ class Node:
 
 def scores_alone(node: Node) -> dict[str, Column]:
     """Name of a reward function → the column of its scores alone, for those that a flow asks a SCORE node for."""
-    return {column.name.partition("/")[2]: column for column in node.outputs[1:]}
+    return {column.name.partition("/")[2]: column for column in node.outputs[1:] if column.level is Level.SAMPLE}
+
+
+def scores_by_turn(node: Node) -> Column | None:
+    """The column of what a SCORE node gives each turn; None: the flow does not ask for it."""
+    return next((column for column in node.outputs[1:] if column.level is Level.TOKEN), None)
 
 
 @dataclass(frozen=True)

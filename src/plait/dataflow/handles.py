@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from plait.dataflow.graph import VALUE, CallKind, Column, Grain, Level
@@ -92,11 +92,17 @@ class Scores(ColumnHandle):
         """
         if not isinstance(name, str) or not name:
             raise FlowError(f"{self.column}.of takes the name of a reward function, not {name!r:.80}")
-        node = self._tracer.nodes[self.column.producer]
-        column = Column(f"{node.role}_score/{name}", Level.SAMPLE, node.id, node.rows)
-        if column not in node.outputs:
-            self._tracer.nodes[node.id] = replace(node, outputs=(*node.outputs, column))
-        return ColumnHandle(self._tracer, column)
+        return self._further(f"{self.column.name}/{name}", Level.SAMPLE)
+
+    @property
+    def by_turn(self) -> ColumnHandle:
+        """Per response token what was given for a turn of the sample, at the last drawn token of the turn; 0 elsewhere.
+        What functions gave for the whole response, and a reward model, counts at its last token. The sum is the score.
+        """
+        return self._further(f"{self.column.name}_by_turn", Level.TOKEN)
+
+    def _further(self, name: str, level: Level) -> ColumnHandle:
+        return ColumnHandle(self._tracer, self._tracer.add_output(self.column.producer, name, level))
 
 
 class Samples:
@@ -170,6 +176,11 @@ class Generated(Samples):
     def tokens_left(self) -> ColumnHandle:
         """Per sample the tokens by which the response is shorter than the recipe's limit."""
         return self._generated(2)
+
+    @property
+    def turn(self) -> ColumnHandle:
+        """Per response token the number of the turn that it was drawn in, from 0."""
+        return ColumnHandle(self._tracer, self._tracer.add_output(self.rows, "turn", Level.TOKEN))
 
     def _generated(self, place: int) -> ColumnHandle:
         return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from plait.dataflow.call_name import numbered
@@ -55,6 +56,14 @@ class Tracer:
         node = Node(node_id, numbered(call, used), kind, grain, role, rows, inputs or {}, columns, fn, options)
         self.nodes.append(node)
         return node
+
+    def add_output(self, node_id: int, name: str, level: Level) -> Column:
+        """A further column of a call that is there already, for flows that ask for it; the same one the next time."""
+        node = self.nodes[node_id]
+        column = Column(name, level, node.id, node.rows)
+        if column not in node.outputs:
+            self.nodes[node_id] = replace(node, outputs=(*node.outputs, column))
+        return column
 
 
 @contextlib.contextmanager

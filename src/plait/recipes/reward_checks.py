@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.dataflow import CallKind, Dataflow
-from plait.dataflow.graph import scores_alone
+from plait.dataflow.graph import scores_alone, scores_by_turn
 from plait.dataflow.handles import nearest
 from plait.errors import ConfigError, FlowError
 from plait.recipes.recipe import Recipe
@@ -31,7 +31,8 @@ def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
 
 
 def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence[RewardFunction]]) -> None:
-    """Raises FlowError where the flow asks for the scores of a function alone that its reward does not have.
+    """Raises FlowError where the flow asks for the scores of a function alone that its reward does not have, or for
+    those of turns of what is no reward.
 
     Args:
         functions: of each role that has some.
@@ -43,6 +44,8 @@ def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence
         has = f"it has those of: {', '.join(names)} (`{role}.functions`, and `model` for `{role}.model`)"
         if role not in REWARD_ROLES:
             has = f"only the roles {' and '.join(REWARD_ROLES)} score by functions"
+            if scores_by_turn(node) is not None:
+                raise FlowError(f"flow `{flow.name}` asks {node.call} for the scores of turns (`by_turn`); {has}")
         for name in scores_alone(node):
             if name not in names:
                 raise FlowError(

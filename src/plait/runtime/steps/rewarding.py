@@ -10,7 +10,7 @@ import numpy as np
 from plait.data.records import Sample
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import CallKind, Dataflow, Node
-from plait.dataflow.graph import scores_alone
+from plait.dataflow.graph import scores_alone, scores_by_turn
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
@@ -99,6 +99,8 @@ class RewardCalls:
         for name, column in scores_alone(node).items():
             alone = self._alone(name, node, state)
             state.add(column, np.array([alone[sample.uid] for sample in rows.samples]))
+        if (column := scores_by_turn(node)) is not None:
+            state.add(column, self._by_turn(rows.samples, node, state))
         rows = state.tables[node.rows]
         kept = np.flatnonzero(np.isfinite(rows.columns[node.outputs[0]]))
         if len(kept) == 0:
@@ -168,6 +170,19 @@ class RewardCalls:
             for group in groups
             for sample, score in zip(group.samples, group.scores[name], strict=True)
         }
+
+    def _by_turn(self, samples: Sequence[Sample], node: Node, state: StepState) -> FloatArray:
+        """[tokens of all samples]: at the last token of each turn what functions gave it, weighted; at the last of all
+        what the model gave as well."""
+        groups = state.scores.get(node.id, ())
+        given = {s.uid: turns for group in groups for s, turns in zip(group.samples, group.by_turn, strict=True)}
+        of_model = self._with_model(dict.fromkeys((sample.uid for sample in samples), 0.0), node, state)
+        parts = [np.zeros(len(sample.token_ids)) for sample in samples]
+        for sample, values in zip(samples, parts, strict=True):
+            for end, reward in zip(sample.turn_ends, given[sample.uid], strict=True) if groups else ():
+                values[end - 1 : end] = reward
+            values[-1:] += of_model[sample.uid]
+        return np.concatenate(parts)
 
     def _role(self, node: Node) -> RewardRole:
         role = self._rewards.get(str(node.role))

@@ -261,9 +261,12 @@ def _rows_of(groups: Sequence[Sequence[Sample]]) -> Rows:
 
 
 def _with_generated_columns(rows: Rows, node: Node, max_response_tokens: int) -> Rows:
-    """Add the columns that `Generated` offers to a flow: sampling log-probs, finished, tokens left."""
-    logprobs, finished, tokens_left = node.outputs
+    """Add the columns that `Generated` offers to a flow: sampling log-probs, finished, tokens left; the turn of each
+    token where the flow asks for it."""
+    logprobs, finished, tokens_left, *further = node.outputs
     lengths = np.array([sample.num_tokens for sample in rows.samples])
+    for column in further:
+        rows = rows.with_column(column, [turn for sample in rows.samples for turn in sample.token_turns])
     return (
         rows.with_column(logprobs, rows.sampling_logprobs)
         .with_column(finished, [sample.finish_reason is FinishReason.STOP for sample in rows.samples])
