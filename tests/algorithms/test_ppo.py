@@ -18,11 +18,20 @@ from plait.algorithms.critic import (
     response_mean,
     returns_of,
     score_less_kl,
+    turns_less_kl,
     value_loss,
 )
 from plait.algorithms.kl import adapted_kl_coef, mean_kl
 from plait.algorithms.losses import KLEstimator
-from plait.algorithms.ppo import PPOOptions, clipped, less_if_truncated, normalised, ppo, updated_moments
+from plait.algorithms.ppo import (
+    PPOOptions,
+    clipped,
+    less_if_truncated,
+    normalised,
+    ppo,
+    turns_less_if_truncated,
+    updated_moments,
+)
 from plait.dataflow import CallKind, trace
 from plait.errors import FlowError
 from tests.algorithms import oracle
@@ -101,6 +110,32 @@ def test_token_rewards_by_hand():
     assert at_last_token(10.0, logprobs).tolist() == [0, 0, 10]
     assert score_less_kl(10.0, np.array([]), np.array([]), 0.5, KLEstimator.K1).tolist() == []
     assert at_last_token(10.0, np.array([])).tolist() == []
+
+
+def test_rewards_of_turns_by_hand():
+    """Two turns of two tokens, worth 2 and 4; the reply between them takes no step. The KL costs 1/2 at each token."""
+    logprobs, ref, values = np.full(4, -1.0), np.full(4, -1.5), np.array([1.0, 2, 3, 4])
+    rewards = turns_less_kl(np.array([0.0, 2, 0, 4]), logprobs, ref, 1.0, KLEstimator.K1)
+    assert rewards.tolist() == [-0.5, 1.5, -0.5, 3.5]
+    # γ = λ = 1/2: δ = −0.5 + 1 − 1, 1.5 + 1.5 − 2, −0.5 + 2 − 3, 3.5 − 4 = −0.5, 1, −1.5, −0.5.
+    # A_4 = −0.5, A_3 = −1.5 − 0.5/4, A_2 = 1 − 1.625/4, A_1 = −0.5 + 0.59375/4.
+    advantages = gae(rewards, values, gamma=0.5, lam=0.5)
+    assert advantages.tolist() == [-0.3515625, 0.59375, -1.625, -0.5]
+    assert returns_of(advantages, values).tolist() == [0.6484375, 2.59375, 1.375, 3.5]
+    one_turn = turns_less_kl(np.array([0.0, 0, 0, 6]), logprobs, ref, 1.0, KLEstimator.K1)
+    assert one_turn.tolist() == score_less_kl(6.0, logprobs, ref, 1.0, KLEstimator.K1).tolist()
+    assert turns_less_if_truncated(np.array([2.0, 4.0]), 0.0, 3.0).tolist() == [2, 1]
+    assert turns_less_if_truncated(np.array([2.0, 4.0]), 1.0, 3.0).tolist() == [2, 4]
+
+
+def test_rewards_are_those_of_turns_where_credit_is_theirs():
+    graph = graph_of(ppo, PPOOptions(credit="turn", missing_eos_penalty=1.0))
+    made = {node.call: [str(column) for column in node.inputs.values()] for node in graph.nodes}
+    assert made["penalised_scores"] == ["reward_score_by_turn[token]", "finished[sample]"]
+    assert made["critic_token_rewards"][0] == "penalised_scores[token]"
+    made = {node.call: node for node in graph_of(ppo, PPOOptions(credit="turn", kl_coef=0)).nodes}
+    assert made["critic_advantages"].inputs["0"].name == "reward_score_by_turn"
+    assert "reward_score_by_turn" not in str(graph_of(ppo, PPOOptions()))
 
 
 def test_the_kl_of_a_token_costs_reward():
@@ -346,6 +381,12 @@ def test_the_dual_clip_is_an_option():
         ({"lam": 1.5}, "less than or equal to 1"),
         ({"dual_clip": 1.0}, "greater than 1"),
         ({"missing_eos_penalty": 1.0, "bootstrap_truncated": True}, r"set `options\.missing_eos_penalty` to 0 or"),
+        (
+            {"credit": "turn", "reward_norm": "std"},
+            r"reward_norm is about the one score of a response; set",
+        ),
+        ({"credit": "turn", "reward_clip": 1.0}, r"set `options\.credit` to response or remove `options\.reward_clip`"),
+        ({"credit": "turn", "bootstrap_truncated": True}, r"response or remove `options\.bootstrap_truncated`"),
     ],
 )
 def test_options_that_contradict_are_refused(options, message):

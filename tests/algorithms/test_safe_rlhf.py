@@ -115,6 +115,14 @@ def test_rewards_are_shaped_and_costs_are_not():
     assert inputs == {"critic_token_rewards": "penalised_scores", "cost_critic_token_rewards": "cost_score"}
 
 
+def test_costs_are_those_of_turns_too_where_credit_is_theirs():
+    graph = graph_of(safe_rlhf, SafeRLHFOptions(credit="turn"))
+    made = {node.call: [column.name for column in node.inputs.values()] for node in graph.nodes}
+    assert made["critic_token_rewards"][0] == "reward_score_by_turn"
+    assert made["cost_critic_token_rewards"][0] == "cost_score_by_turn"
+    assert made["next_cost_window"] == ["cost_window", "cost_score"], "the limit is on whole responses"
+
+
 def test_options_are_checked():
     with pytest.raises(ValidationError, match=r"lambda_init is 9\.0, above lambda_max, 5\.0"):
         SafeRLHFOptions(lambda_init=9.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -13,12 +14,25 @@ from plait.algorithms.losses import Aggregation, KLEstimator, LossBatch, Tensor,
 from plait.algorithms.options import KLPlaceOptions
 from plait.algorithms.policy import PolicyLogprobs
 from plait.dataflow import Generated, Level, Role, per_batch, per_sample
-from plait.dataflow.handles import ColumnHandle
+from plait.dataflow.handles import ColumnHandle, Scores
+
+
+class Credit(StrEnum):
+    """Which token gets what is given for a turn."""
+
+    RESPONSE = "response"
+    """The last one of the response gets the score, whatever turn it is for."""
+    TURN = "turn"
+    """The last one of the turn."""
 
 
 class CriticOptions(KLPlaceOptions):
     """Options of algorithms that learn values."""
 
+    credit: Credit = Field(
+        default=Credit.RESPONSE,
+        description="response (the score counts at its last token) or turn (what is given for a turn, at its last)",
+    )
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token")
     lam: float = Field(default=0.95, ge=0, le=1, description="λ of GAE: 1 trusts the returns, 0 the values")
     value_clip: float | None = Field(
@@ -30,6 +44,11 @@ class CriticOptions(KLPlaceOptions):
     critic_warmup_steps: int = Field(default=0, ge=0, description="steps in which critics alone are trained")
 
 
+def credited(scores: Scores, options: CriticOptions) -> ColumnHandle:
+    """What token rewards are made of: one score per sample, or with `credit: turn` one number per token."""
+    return scores.by_turn if options.credit is Credit.TURN else scores
+
+
 def token_rewards(
     samples: Generated,
     scores: ColumnHandle,
@@ -39,14 +58,14 @@ def token_rewards(
     role: str,
     share: float = 1.0,
 ) -> ColumnHandle:
-    """The reward of each token that the critic `role` learns: the score at the last one, and −share · kl_coef · kl_t at
-    each where the KL is in the reward."""
+    """The reward of each token that the critic `role` learns: the score at the last one, or what scores of tokens say,
+    and −share · kl_coef · kl_t at each where the KL is in the reward."""
     if options.bootstrap_truncated:
         scores = per_sample(if_finished, scores, samples.finished, name=f"{role}_scores_of_finished")
-    name = f"{role}_token_rewards"
+    name, by_turn = f"{role}_token_rewards", options.credit is Credit.TURN
     if logprobs.in_reward:
-        return logprobs.with_kl(score_less_kl, scores, name, Level.TOKEN, share=share)
-    return per_sample(at_last_token, scores, samples.logprobs, name=name, level=Level.TOKEN)
+        return logprobs.with_kl(turns_less_kl if by_turn else score_less_kl, scores, name, Level.TOKEN, share=share)
+    return scores if by_turn else per_sample(at_last_token, scores, samples.logprobs, name=name, level=Level.TOKEN)
 
 
 def train_critic(critic: Role, samples: Generated, rewards: ColumnHandle, options: CriticOptions) -> ColumnHandle:
@@ -87,6 +106,18 @@ def score_less_kl(
     rewards = -share * kl_coef * kl_estimate(logprobs, ref_logprobs, estimator)
     rewards[-1:] += score
     return rewards
+
+
+def turns_less_kl(
+    scores: FloatArray,
+    logprobs: FloatArray,
+    ref_logprobs: FloatArray,
+    kl_coef: float,
+    estimator: KLEstimator,
+    share: float = 1.0,
+) -> FloatArray:
+    """r_t = −share · kl_coef · kl_t, plus the score of the turn at its last token. [tokens] → [tokens]."""
+    return scores + score_less_kl(0.0, logprobs, ref_logprobs, kl_coef, estimator, share)
 
 
 def at_last_token(score: float, logprobs: FloatArray) -> FloatArray:

@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray, scaled, token_mean, whitened
-from plait.algorithms.critic import CriticOptions, token_rewards, train_critic
+from plait.algorithms.critic import Credit, CriticOptions, at_last_token, credited, token_rewards, train_critic
 from plait.algorithms.policy import KLController, PolicyLogprobs, policy_logprobs, train_policy
 from plait.dataflow import Generated, Level, Prompts, Role, carried, per_batch, per_sample
-from plait.dataflow.handles import ColumnHandle
+from plait.dataflow.handles import ColumnHandle, Scores
 
 
 class RewardNorm(StrEnum):
@@ -43,6 +43,16 @@ class PPOOptions(CriticOptions):
     )
     whiten_rewards: bool = Field(default=False, description="divide token rewards by their deviation over the batch")
     whiten_advantages: bool = Field(default=True, description="standardise advantages over the tokens of the batch")
+
+    @model_validator(mode="after")
+    def _check_credit(self) -> Self:
+        for name in ("reward_norm", "reward_clip", "bootstrap_truncated"):
+            if self.credit is Credit.TURN and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"credit: turn has a score for each turn, but {name} is about the one score of a response; set "
+                    f"`options.credit` to response or remove `options.{name}`"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_rewards(self) -> Self:
@@ -84,8 +94,10 @@ def ppo(
     train_actor(actor, samples, advantages, logprobs, critic, options)
 
 
-def shaped_scores(scores: ColumnHandle, samples: Generated, options: PPOOptions) -> ColumnHandle:
-    """Scores normalised, then clipped, then less the penalty of truncated ones."""
+def shaped_scores(given: Scores, samples: Generated, options: PPOOptions) -> ColumnHandle:
+    """Scores normalised, then clipped, then less the penalty of truncated ones; with `credit: turn`, which has no
+    other shapes, the penalty is at the last token."""
+    scores = credited(given, options)
     if options.reward_norm is not RewardNorm.NONE:
         moments = carried("reward_moments", (0.0, 0.0, 0.0))
         updated = per_batch(updated_moments, moments, scores, name="next_reward_moments", level=Level.BATCH)
@@ -96,10 +108,11 @@ def shaped_scores(scores: ColumnHandle, samples: Generated, options: PPOOptions)
         scores = per_sample(clipped, scores, name="clipped_scores", limit=options.reward_clip)
     if options.missing_eos_penalty > 0:
         scores = per_sample(
-            less_if_truncated,
+            turns_less_if_truncated if options.credit is Credit.TURN else less_if_truncated,
             scores,
             samples.finished,
             name="penalised_scores",
+            level=scores.column.level,
             penalty=options.missing_eos_penalty,
         )
     return scores
@@ -174,3 +187,8 @@ def clipped(score: float, limit: float) -> float:
 def less_if_truncated(score: float, finished: float, penalty: float) -> float:
     """TRL's `missing_eos_penalty`."""
     return score if finished else score - penalty
+
+
+def turns_less_if_truncated(scores: FloatArray, finished: float, penalty: float) -> FloatArray:
+    """The same at the last token. [tokens] → [tokens]."""
+    return scores if finished else scores - at_last_token(penalty, scores)

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from plait.algorithms.advantages import FloatArray
-from plait.algorithms.critic import token_rewards, train_critic
+from plait.algorithms.critic import credited, token_rewards, train_critic
 from plait.algorithms.policy import policy_logprobs
 from plait.algorithms.ppo import PPOOptions, shaped_rewards, shaped_scores, train_actor
 from plait.algorithms.sft import cross_entropy
@@ -74,7 +74,7 @@ def safe_rlhf(
     scores = shaped_scores(reward.score(samples), samples, options)
     logprobs = policy_logprobs(actor, ref, samples, options, options.kl_in, options.kl_controller)
     rewards = shaped_rewards(samples, scores, logprobs, critic, options, kl_share=0.5)
-    token_costs = token_rewards(samples, costs, logprobs, options, role=cost_critic.name, share=-0.5)
+    token_costs = token_rewards(samples, credited(costs, options), logprobs, options, role=cost_critic.name, share=-0.5)
     advantages = per_sample(
         combined,
         train_critic(critic, samples, rewards, options),
