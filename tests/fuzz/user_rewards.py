@@ -65,6 +65,9 @@ FAILS: dict[str, tuple[str, str]] = (
             "np.ones((3, 2))": "returned list [1.0, 1.0] where a number or None is expected",
             "torch.ones(3, dtype=torch.complex64)": "returned complex (1+0j) where a number or None is expected",
             "[1.0, float('nan'), 1.0]": "returned nan, which is no score",
+            "[[float('nan')]] * 3": "returned nan for turn 1, which is no score",
+            "[[None]] * 3": "returned NoneType None for turn 1 where a number is expected",
+            "[[]] * 3": "a number for each turn of the sample: 1, not 0",
             "[10**400, 1, 1]": "where a number or None is expected",
             **{f"[{value}] * 3": "None" if value == "None" else "where a number or None" for value in NO_NUMBERS},
         }.items()
@@ -107,6 +110,7 @@ FINE: dict[str, str] = {
     "a tuple of booleans": trl("return (True, False, True)"),
     "an array": trl("return np.arange(3)"),
     "an array of columns": trl("return np.ones((3, 1))"),
+    "a number for each turn": trl("return [[1.0], (True,), np.ones(1)]"),
     "a tensor": trl("return torch.ones(3, requires_grad=True).detach()"),
     "bfloat16": trl("return torch.ones(3, dtype=torch.bfloat16)"),
     "prints": trl("print('x'); print('y', file=sys.stderr); return [1.0] * 3"),

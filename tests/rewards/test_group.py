@@ -96,8 +96,8 @@ def test_scores_that_are_fine(returned, expected):
     [
         (
             [1.0],
-            r"returned list \[1\.0\] where a number or None is expected, or numbers, one for each turn of the "
-            r"sample: 2, not 1",
+            r"returned list \[1\.0\] where a number or None is expected, or a number for each turn of the sample: "
+            r"2, not 1",
         ),
         ([1.0, 2.0, 3.0], "2, not 3"),
         ([], "2, not 0"),

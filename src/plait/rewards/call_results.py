@@ -85,8 +85,9 @@ class _NoScore(ValueError):
 def _of_turns(values: Sequence[Any], num_turns: int) -> list[float]:
     """One number for each turn. Raises _NoScore."""
     if len(values) != num_turns:
-        expected = f"one for each turn of the sample: {num_turns}, not {len(values)}"
-        raise _NoScore(f"{_kind(values)} where a number or None is expected, or numbers, {expected}")
+        counts = f"{num_turns}, not {len(values)}"
+        expected = f"a number or None is expected, or a number for each turn of the sample: {counts}"
+        raise _NoScore(f"{_kind(values)} where {expected}")
     given: list[float] = []
     for turn, value in enumerate(values, 1):
         if (number := _number(value)) is None:
