@@ -153,7 +153,11 @@ def test_a_plan_changes_nothing(
     keys = rewarded(place, *functions, **(keys | {"options": options, "sampling.max_response_tokens": 60}))
     recipe = placed(flow, name, **keys, **where(place, name, plan))
     run(recipe)
-    assert any("reward_score_by_turn" in row and "turns" in row for row in samples_of(recipe, 1))
+    rows = samples_of(recipe, 1)
+    assert any("turns" in row for row in rows)
+    for row in rows:
+        assert sum(row["reward_score_by_turn"]) == pytest.approx(row["reward_score"])
+        assert functions or row["reward_score_by_turn"][-1] == row["reward_score"], "a model scores the whole response"
     one = reference(flow, **keys)
     assert_equal_runs(recipe.run_dir, one)
     assert_equal_columns(recipe.run_dir, one)
