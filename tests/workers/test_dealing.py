@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
@@ -33,6 +35,16 @@ def test_a_rollout_that_goes_on_after_a_rest_is_the_same_and_another_one_ends_it
     dealer.rest()
     assert places(dealer, request(2, 8)) == {2: 0}
     assert places(dealer, request(3, 7)) == {3: 0}
+
+
+def test_rollouts_that_are_over_are_forgotten_though_each_step_begins_with_one_that_goes_on() -> None:
+    dealer, sizes = Dealer(2), list[int]()
+    for step in range(30):
+        for rollout in (step, step + 1):
+            places(dealer, request(rollout, rollout))
+        dealer.rest()
+        sizes.append(len(pickle.dumps(dealer)))
+    assert max(sizes) < 1.1 * sizes[3]
 
 
 def test_what_is_kept_goes_on_where_it_lies() -> None:

@@ -51,19 +51,19 @@ class Dealer:
     def __init__(self, num_instances: int) -> None:
         self._num_instances = num_instances
         self._loads: dict[tuple[NoiseKey, Sampling], list[int]] = {}
-        """Rollout → expected tokens of what each instance was given of it. What its requests have in common names it.
-        """
-        self._is_idle = True
+        """Rollout → expected tokens of what each instance was given of it, of those that were dealt since the last
+        rest. What its requests have in common names it."""
+        self._before: dict[tuple[NoiseKey, Sampling], list[int]] = {}
+        """The same of those that were dealt between the two last rests, and not since."""
         self._parked: dict[int, int] = {}
         """Prompt → the instance where samples of it lie parked."""
 
     def deal(self, requests: Sequence[Request]) -> list[tuple[int, list[Request]]]:
         """(instance, what it gets, in the order in which it was asked for), by the numbers of the instances."""
         rollout = requests[0].noise, requests[0].sampling
-        if rollout not in self._loads and self._is_idle:
-            self._loads.clear()
-        self._is_idle = False
-        loads = self._loads.setdefault(rollout, [0] * self._num_instances)
+        if rollout not in self._loads:
+            self._loads[rollout] = self._before.pop(rollout, [0] * self._num_instances)
+        loads = self._loads[rollout]
         shares: dict[int, list[int]] = defaultdict(list)
         for i in sorted(range(len(requests)), key=lambda i: (-expected_tokens(requests[i]), i)):
             parked = self._parked.pop(requests[i].prompt.uid, None)
@@ -80,8 +80,8 @@ class Dealer:
             self._parked[sample.prompt.uid] = place
 
     def rest(self) -> None:
-        """All samples are delivered: rollouts before the next one are over."""
-        self._is_idle = True
+        """All samples are delivered: a rollout that is not dealt before the next rest is over."""
+        self._before, self._loads = self._loads, {}
 
 
 def expected_tokens(request: Request) -> int:
