@@ -80,6 +80,24 @@ def test_a_killed_run_ends_as_its_record_says(make_recipe: MakeRecipe, tmp_path:
     assert result_of(replayed(recipe, "undisturbed")) == result_of(recipe.run_dir)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("replies", ["x", "much longer than before"])
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_a_run_whose_replies_are_others_goes_on_with_a_record_of_its_own(
+    make_recipe: MakeRecipe, tmp_path: Path, on_update: str, replies: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was killed, and its tool says something else than before, as a search does."""
+    recipe = make_recipe(**ahead(tmp_path, on_update, steps=STEPS, max_staleness=2, **{"checkpoint.every": 2}))
+    kill_in_step(recipe, 3)
+    tools = tmp_path / "tools.py"
+    tools.write_text(tools.read_text().replace("characters", replies))
+    assert run(recipe, resume=True).finished
+    check(recipe.run_dir, 2)
+    assert "warning: after step 3 unfinished samples are not where" in capsys.readouterr().err
+    again = replayed(recipe, "again")
+    assert len(samples_by_step(again)) == STEPS
+
+
 PLANS: dict[str, tuple[tuple[str, dict[str, Any]], str | dict[str, str]]] = {
     "apart": (GRPO, APART),
     "leads": (GRPO, LEADS),
@@ -109,6 +127,7 @@ def test_a_run_is_a_function_of_its_seed_and_its_record(name: str, on_update: st
     """Whatever the clock did the first time: again along its record, and then by one process alone."""
     (flow, keys), plan = PLANS[name]
     keys = ahead(place, on_update, "slow_reply", steps=STEPS, max_staleness=2, **keys, **{"checkpoint.every": 2})
+    keys["sampling.exact"] = name != "parts"  # which is refused, as sums over ranks round
     name = f"turns-{name}-{on_update}"
     recipe = placed(flow, name, **keys, **where(place, name, plan))
     assert run(recipe).finished

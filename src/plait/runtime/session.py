@@ -141,9 +141,9 @@ class Session:
             self.moves = RolloutMoves.of(prepared, self.directory.files, self.done.step)
             rollout = self.executor.calls.rollout
             rollout.gate, rollout.rebalancer = self.moves.gate, self.moves.rebalancer
-            self.moments = Moments.opened(self.directory.files.moments, recipe.update_rule, self.done.policy_version)
-            if self.moments is not None:
-                rollout.run_on(self.moments)
+            tell, path = self.progress.message if recipe.turns.reply else None, self.directory.files.moments
+            self.moments = Moments.opened(path, recipe.update_rule, self.done.policy_version, tell)
+            rollout.run_on(self.moments)
             undo.pop_all()
 
     def begin_step(self) -> StepState:

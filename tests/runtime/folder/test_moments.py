@@ -47,6 +47,23 @@ def test_samples_that_stand_elsewhere_are_an_error_that_names_the_file(tmp_path:
         Moments(path, "keep").keep(3, {**STANDING, 9: {1: 6}})
 
 
+def test_where_replies_may_differ_the_run_goes_on_with_a_record_of_its_own(tmp_path: Path) -> None:
+    """Of the old one what came later is void, in the next stay too, and nothing that lies parked is kept."""
+    path, told = tmp_path / "moments.jsonl", list[str]()
+    before = Moments(path, "keep")
+    for version in (2, 3, 4, 5):
+        before.keep(version, STANDING)
+    moments = Moments(path, "keep", told.append)
+    moments.keep(2, STANDING)
+    assert not told
+    moments.keep(3, {9: {1: 6}})
+    assert [line.startswith("warning: after step 3 unfinished samples are not where") for line in told] == [True]
+    moments.recompute(2)
+    for stay in (moments, Moments(path, "keep")):
+        at = [stay.at(version) for version in (2, 3, 4, 5)]
+        assert at == [Moment("recompute", STANDING), Moment("recompute", {9: {1: 6}}), None, None]
+
+
 def test_at_a_checkpoint_keys_and_values_are_computed_again_and_the_last_row_counts(tmp_path: Path) -> None:
     path = tmp_path / "moments.jsonl"
     moments = Moments(path, "keep")

@@ -194,13 +194,13 @@ def test_a_sample_that_was_halted_goes_on_with_its_turns_and_has_them_at_its_end
 
 def test_a_recorded_stop_may_be_between_two_turns_and_holds_for_later_ones() -> None:
     """Sample 3.0 stops behind its first reply; 3.1 two tokens into its next turn, which the engine is told; 5.0 where
-    it waits for its reply, so that nobody is asked."""
-    turns, at = [sample(3, 0, 80), sample(3, 1, 81), sample(5, 0, 82)], 1 + len(IDS)
-    going_on = {3: GoingOn(stops={0: at, 1: at + 2}, parks=True), 5: GoingOn(stops={0: 1})}
+    it waits for its reply, so that nobody is asked; 5.1 behind its reply, which was shorter the first time."""
+    turns, at = [sample(3, 0, 80), sample(3, 1, 81), sample(5, 0, 82), sample(5, 1, 83)], 1 + len(IDS)
+    going_on = {3: GoingOn(stops={0: at, 1: at + 2}, parks=True), 5: GoingOn(stops={0: 1, 1: at - 1})}
     engine, told, conversing = engine_of([turns], by_prompt=True, going_on=going_on)
-    told.answers |= {0: GO_ON, 1: GO_ON}
-    assert conversing.advance("generate")[1] == [waiting(turns[2]), replied(turns[0])]
-    assert len(told.asked) == 2
+    told.answers |= {0: GO_ON, 1: GO_ON, 2: GO_ON}
+    assert conversing.advance("generate")[1] == [waiting(turns[2]), replied(turns[0]), replied(turns[3])]
+    assert len(told.asked) == 3
     request = engine.asked[-1]
     assert (request.indices, request.going_on.begun) == ((1,), (replied(turns[1]),))
     assert (request.going_on.stops[1], request.going_on.parks) == (at + 2, True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,28 +33,34 @@ class Moment:
 class Moments:
     """Those of a run, one for each policy version that came.
 
-    A row of JSON each; the last row of a version counts.
+    A row of JSON each; the last row of a version counts, and where samples stand elsewhere in it than in an earlier
+    one, rows of later versions before it do not.
 
     Args:
         path: of the file. What is there was so in an earlier stay of the run, and is repeated.
         kv: what becomes of keys and values, unless a checkpoint is written or read.
+        tell: is told if samples do not stand there again, as replies may differ; None: nobody replies.
 
     Raises:
         DataError: it is damaged.
     """
 
-    def __init__(self, path: Path, kv: HeldKV) -> None:
-        self._path, self._kv = path, kv
+    def __init__(self, path: Path, kv: HeldKV, tell: Callable[[str], None] | None = None) -> None:
+        self._path, self._kv, self._tell = path, kv, tell
+        self._moments: dict[int, Moment] = {}
         if path.is_file():
             cut_torn_line(path)
         rows = read_rows(path) if path.is_file() else ()
         try:
-            self._moments = {row["version"]: Moment(row["kv"], _standing(row["open"])) for row in rows}
+            for row in rows:
+                self._put(row["version"], Moment(row["kv"], _standing(row["open"])))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(path, f"expected `version`, `kv` and `open` in every row ({error!r})") from None
 
     @classmethod
-    def opened(cls, path: Path, rule: UpdateRule, version: int) -> Moments | None:
+    def opened(
+        cls, path: Path, rule: UpdateRule, version: int, tell: Callable[[str], None] | None = None
+    ) -> Moments | None:
         """Those of a run that goes on with weights of this version; None: its samples never go on with new weights.
 
         Raises:
@@ -63,7 +69,7 @@ class Moments:
         """
         if rule.kv is None:
             return None
-        moments = cls(path, rule.kv)
+        moments = cls(path, rule.kv, tell)
         moments.recompute(version)
         return moments
 
@@ -74,18 +80,27 @@ class Moments:
     def keep(self, version: int, standing: Standing) -> None:
         """The weights of this version come, and samples stand so.
 
+        If they stood elsewhere in an earlier stay of the run, and replies may differ, the record is a new one from here
+        on, and keys and values are computed again: those of a prompt may lie parked in several instances.
+
         Raises:
-            RunError: they stood elsewhere in an earlier stay of the run; or the file cannot be written.
+            RunError: they stood elsewhere, and nothing is replied; or the file cannot be written.
         """
         before = self._moments.get(version)
         if before is None:
             self._write(version, Moment(self._kv, standing))
         elif before.standing != standing:
-            raise RunError(
+            where = (
                 f"after step {version} unfinished samples are not where {self._path} says they were before the run was "
-                "resumed: its recipe, its data or the machine's arithmetic has changed. Put them back; or remove the "
-                "file, and the run goes on from its checkpoint with a new record"
+                "resumed"
             )
+            if self._tell is None:
+                raise RunError(
+                    f"{where}: its recipe, its data or the machine's arithmetic has changed. Put them back; or remove "
+                    "the file, and the run goes on from its checkpoint with a new record"
+                )
+            self._tell(f"warning: {where}; `turns.reply` may have said something else. It goes on with a new record")
+            self._write(version, Moment("recompute", standing))
 
     def recompute(self, version: int) -> None:
         """A checkpoint is written, or read, which holds no keys and values: with the weights of this version all are
@@ -98,8 +113,14 @@ class Moments:
         if moment is not None and moment.kv != "recompute":
             self._write(version, Moment("recompute", moment.standing))
 
-    def _write(self, version: int, moment: Moment) -> None:
+    def _put(self, version: int, moment: Moment) -> None:
+        before = self._moments.get(version)
+        if before is not None and before.standing != moment.standing:
+            self._moments = {earlier: of_it for earlier, of_it in self._moments.items() if earlier < version}
         self._moments[version] = moment
+
+    def _write(self, version: int, moment: Moment) -> None:
+        self._put(version, moment)
         stood = [
             [uid, [list(item) for item in tokens_of_samples.items()]]
             for uid, tokens_of_samples in moment.standing.items()

@@ -233,8 +233,9 @@ class Conversing:
         return True
 
     def _stops(self, sample: Sample) -> bool:
-        """Whether a sample is to stop where it is (`GoingOn.stops`)."""
-        return self._requests[sample.prompt.uid].going_on.stops.get(sample.index) == sample.num_tokens
+        """Whether a sample is to stop where it is (`GoingOn.stops`), or was to before a reply that was shorter then."""
+        stop = self._requests[sample.prompt.uid].going_on.stops.get(sample.index)
+        return stop is not None and stop <= sample.num_tokens
 
     def _stopped(self) -> list[Sample]:
         """Those that have halted between two turns; for some the next round had been asked for."""

@@ -67,8 +67,8 @@ class Rollout:
         kv_tokens = inf if sampling.kv_tokens is None else sampling.kv_tokens
         return Bounds(sampling.max_running, sampling.max_response_tokens, kv_tokens)
 
-    def run_on(self, moments: Moments) -> None:
-        """From now on, samples may go on with later weights (`on_update`)."""
+    def run_on(self, moments: Moments | None) -> None:
+        """From now on, samples may go on with later weights (`on_update`); None: they end in their step."""
         self._asking = Asking(self._rewarding, moments, keeps=self._recipe.update_rule.keeps)
 
     def size_of(self, node: Node, engine: GenerationEngine) -> RolloutSize:
