@@ -51,17 +51,19 @@ def test_the_example_runs_as_it_stands():
 
 
 def test_groups_are_scored_while_nobody_asks_for_them():
-    """A look takes in what the one worker has said and gives it the next; scores are kept for a later poll."""
+    """A look takes in what the one worker has said and gives it the next; scores are kept for a later poll. Until then
+    they are news, which a look between two calls may have taken from the one that waits for them."""
     with RewardPool(reward_functions([samples.length]), workers=1) as pool:
         for uid in range(3):
             pool.submit(group(uid, "a" * (uid + 1)))
-        assert until(lambda: pool.look() is None and pool.news() == ([], 0.0))
+        assert until(lambda: pool.look() is None and pool.news() == ([], math.inf))
         assert pool.num_outstanding == 3
         assert [scores.rewards for scores in sorted(pool.poll(), key=lambda one: one.ticket)] == [
             (1.0,),
             (2.0,),
             (3.0,),
         ]
+        assert pool.news() is None
 
 
 def test_where_nothing_applies_there_is_no_reward_and_no_failure():

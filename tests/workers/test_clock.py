@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,11 @@ from tests.hand_clock import HandClock
 class Pool:
     """Reward functions that say what they are told to."""
 
-    def __init__(self, links: Collection[str] = (), seconds: float = 0.0) -> None:
-        self.told = (list(links), seconds)
+    def __init__(self, links: Collection[str] | None = None, seconds: float = 0.0) -> None:
+        self.told = None if links is None else (list(links), seconds)
         self.looks = 0
 
-    def news(self) -> tuple[list[str], float]:
+    def news(self) -> tuple[list[str], float] | None:
         return self.told
 
     def look(self) -> None:
@@ -131,6 +132,9 @@ def test_with_reward_functions_under_way_no_wait_is_long_and_none_is_the_last(ha
         (0.25, "rank 1 (ref.logprobs)", ["a link"]),
     ]
     assert (pool.looks, idle.looks) == (2, 2)
+    pool.told = [], math.inf  # it has taken in the last that it was to say, and nobody has asked for it
+    run.wait([task_of("reward.score")])
+    assert transport.waits[2:] == [(LOOK_S, "reward functions", [])]
 
 
 def test_a_wait_that_nobody_would_end_is_our_own_fault(hand: HandClock) -> None:

@@ -187,6 +187,11 @@ class Sample:
         return bool(self.replies) and self.replies[-1].at == len(self.token_ids)
 
     @property
+    def is_within_turn(self) -> bool:
+        """Whether it is unfinished, and its last token was drawn in a turn that is not over."""
+        return self.finish_reason is FinishReason.OPEN and not (self.waits or self.ends_with_reply)
+
+    @property
     def places(self) -> tuple[int, ...]:
         """Where in `all_ids` each drawn token is."""
         return drawn_of(range(self.num_tokens), self.replies)

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -181,11 +182,12 @@ class RewardPool:
         finished, self._finished = self._finished, []
         return finished
 
-    def news(self) -> tuple[list[Connection], float]:
-        """What to wait on before the next `poll`, and how many seconds at most; empty where nothing is under way."""
+    def news(self) -> tuple[list[Connection], float] | None:
+        """What to wait on before the next `look`, and how many seconds at most; None where nothing is outstanding.
+        Scores that a look has taken in end no wait: they may be for later."""
         busy = self._busy
-        left_s = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
-        return [worker.process.connection for worker in busy], max(0.0, left_s) if busy else 0.0
+        left_s = min((worker.deadline for worker in busy), default=inf) - time.monotonic()
+        return ([worker.process.connection for worker in busy], max(0.0, left_s)) if busy or self._finished else None
 
     def wait(self, deadline_s: float | None = None) -> list[GroupScores]:
         """Scores of every outstanding group, in the order of their tickets.

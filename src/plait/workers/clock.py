@@ -56,13 +56,13 @@ class RunClock:
 
     def wait(self, tasks: Sequence[Task]) -> None:
         """Raises RunError: nothing has come for WAIT_S."""
-        news_of_pools = [news for pool in self._pools if (news := pool.news())[0]]
+        news_of_pools = [news for pool in self._pools if (news := pool.news()) is not None]
         links = [link for of_pool, _ in news_of_pools for link in of_pool]
         left_s = self._last_s + WAIT_S - time.monotonic()
         seconds = min([LOOK_S, *(seconds for _, seconds in news_of_pools)]) if news_of_pools else left_s
         others = [task for task in tasks if (task.mesh | task.shares) - {LEADER}]
         ranks = sorted({rank for task in others for rank in (task.mesh | task.shares) - {LEADER}})
-        assert ranks or links, f"nobody would ever go on with {[task.name for task in tasks]}"
+        assert ranks or news_of_pools, f"nobody would ever go on with {[task.name for task in tasks]}"
         whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         what = f"{whom} ({', '.join(task.name for task in others)})" if ranks else "reward functions"
         with self._status.doing(tasks[0].name):

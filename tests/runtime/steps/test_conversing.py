@@ -12,12 +12,16 @@ from plait.data.replies import ReplyEncoder
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
-from plait.runtime.steps.conversing import Conversing
+from plait.rewards.scores import GroupScores
+from plait.runtime.steps.conversing import Conversing, Replies
+from plait.schedule.work import MOVED_ON
+from plait.workers.recorder import Recorder
 from tests.models.tiny import VOCAB_SIZE, tiny_tokenizer
 from tests.runtime.scripted_engine import ScriptedEngine
 
 STOP, LENGTH, OPEN = FinishReason.STOP, FinishReason.LENGTH, FinishReason.OPEN
 GO_ON = [{"role": "user", "content": "go on"}]
+ENCODER = ReplyEncoder(tiny_tokenizer(), VOCAB_SIZE)
 IDS = tuple(tiny_tokenizer().encode("go on"))
 PROMPTS = [Prompt(uid, "", (7, 8), {"prompt": "?"}) for uid in (3, 5)]
 
@@ -43,6 +47,9 @@ class Told:
         self.asked.append(sample)
         return len(self.asked) - 1
 
+    def hear(self) -> bool:
+        return False
+
     def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | None]:
         return {ticket: self.answers.pop(ticket) for ticket in list(tickets) if ticket in self.answers}
 
@@ -63,8 +70,7 @@ def engine_of(
 ) -> tuple[Engine, Told, Conversing]:
     """An engine that was asked for two samples of each prompt, which go on as `going_on` says by their uid."""
     engine, told = Engine(script), Told()
-    encoder = ReplyEncoder(tiny_tokenizer(), VOCAB_SIZE)
-    conversing: Any = Conversing(engine, told, encoder, most, 256, by_prompt=by_prompt)  # type: ignore[arg-type]
+    conversing: Any = Conversing(engine, told, ENCODER, most, 256, by_prompt=by_prompt)  # type: ignore[arg-type]
     for prompt in PROMPTS:
         going = going_on.get(prompt.uid, GoingOn())
         conversing.add(Request(prompt, 2, Sampling(max_tokens=max_tokens), NoiseKey(1), going_on=going))
@@ -192,6 +198,39 @@ def test_a_sample_that_was_halted_goes_on_with_its_turns_and_has_them_at_its_end
     assert [list(s.turns) for s in behind.begun] == [[own[0], *GO_ON, own[1], *GO_ON]]
 
 
+class Pool:
+    """Answers with `answers`, which it is told, whatever is asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[GroupScores] = []
+        self.count = 0
+
+    def submit(self, samples: list[Sample]) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def poll(self) -> list[GroupScores]:
+        answers, self.answers = self.answers, []
+        return answers
+
+
+def test_a_reply_that_another_engine_waits_for_is_news() -> None:
+    """Nobody waits before that one has looked: the pool has given it out, and will not wake anybody for it."""
+    pool, one = Pool(), sample(3, 0, 80)
+    replies = Replies(pool, Recorder())  # type: ignore[arg-type]
+    actor, rival = (
+        Conversing(Engine([[one]]), replies, ENCODER, 3, 256, by_prompt=False)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    for conversing in (actor, rival):
+        conversing.add(Request(PROMPTS[0], 1, Sampling(max_tokens=20), NoiseKey(1)))
+        assert conversing.advance("generate")[1] == []
+    assert actor.advance("generate") == (None, [])
+    pool.answers.append(GroupScores(0, (one,), {}, (0.0,), (), (), {"reply": (None,)}))
+    assert rival.advance("generate") == (MOVED_ON, [])
+    assert actor.advance("generate") == (MOVED_ON, [one])
+
+
 def test_a_recorded_stop_may_be_between_two_turns_and_holds_for_later_ones() -> None:
     """Sample 3.0 stops behind its first reply; 3.1 two tokens into its next turn, which the engine is told; 5.0 where
     it waits for its reply, so that nobody is asked; 5.1 behind its reply, which was shorter the first time."""
@@ -204,3 +243,16 @@ def test_a_recorded_stop_may_be_between_two_turns_and_holds_for_later_ones() -> 
     request = engine.asked[-1]
     assert (request.indices, request.going_on.begun) == ((1,), (replied(turns[1]),))
     assert (request.going_on.stops[1], request.going_on.parks) == (at + 2, True)
+
+
+def test_nobody_of_a_prompt_goes_on_beside_one_that_has_stopped_within_its_turn() -> None:
+    """As it was when the record was made: what is replied now may be shorter, and leave room for a further turn. Then
+    samples of the prompt would lie parked in two instances."""
+    within, other = sample(3, 0, 80, 81, reason=OPEN), sample(3, 1, 82)
+    going_on = {3: GoingOn(stops={0: 2, 1: 15}, parks=True), 5: GoingOn(left_out=frozenset({0, 1}))}
+    engine, told, conversing = engine_of([[other], [within]], by_prompt=True, going_on=going_on)
+    told.answers[0] = GO_ON
+    assert conversing.advance("generate")[1] == []
+    assert conversing.advance("generate")[1] == [within, replied(other)]
+    assert len(engine.asked) == 1
+    assert not conversing.has_work

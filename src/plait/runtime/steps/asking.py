@@ -216,8 +216,8 @@ class Asking:
         goes = {index: sample for index, sample in begun.items() if index in left - stand}
         # A sample that drew no token with the last weights, or is between two turns, may not have been computed.
         kept = before is not None and before.kv == "keep"
-        within = {index: sample for index, sample in goes.items() if not (sample.waits or sample.ends_with_reply)}
-        keeps = frozenset(index for index, s in within.items() if kept and s.policy_version == step - 1)
+        within = (sample for sample in goes.values() if sample.is_within_turn)
+        keeps = frozenset(sample.index for sample in within if kept and sample.policy_version == step - 1)
         return GoingOn(
             tuple(goes.values()),
             frozenset(range(asked.growing.count)) - (left - stand),

@@ -52,15 +52,16 @@ class Replies:
         """Ask for what follows the last turn of a sample, which has all its turns; the ticket of the answer."""
         return self._pool.submit([sample])
 
-    def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | None]:
-        """Those of these tickets that have been answered, with the messages; None: the conversation is over.
-
-        Raises:
-            RunError: the function failed.
-        """
-        for answer in self._pool.poll():
+    def hear(self) -> bool:
+        """Take in what has come, whoever asked for it; whether anything has. Raises RunError: the function failed."""
+        answers = self._pool.poll()
+        for answer in answers:
             self._there[answer.ticket] = answer
             record_functions(self._recorder, CALL, "turns", answer)
+        return bool(answers)
+
+    def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | None]:
+        """Those of these tickets that have been answered, with the messages; None: the conversation is over."""
         mine = [ticket for ticket in self._there if ticket in tickets]  # few are there, and many may be waited for
         return {ticket: reply_of(self._there.pop(ticket)) for ticket in mine}
 
@@ -102,6 +103,8 @@ class Conversing:
         """Samples that have their reply, and go on with the next round."""
         self._left = Counter[int]()
         """Round → its samples that are being drawn, or wait for a reply. A prompt's has its uid; that of all is ALL."""
+        self._within: set[int] = set()
+        """Prompts of which a sample has stopped within a turn."""
         self._halted = False
 
     @property
@@ -153,16 +156,19 @@ class Conversing:
         drawn: list[Sample] = []
         if self._engine.has_work and self._engine.ready:
             done, drawn = self._engine.advance(call)
-        back = [sample for sample in map(self._back, drawn) if sample is not None] + self._replied()
+        back = [sample for sample in map(self._back, drawn) if sample is not None]
+        has_news = self._replies.hear()  # perhaps for another engine, which is to look again before anybody waits
+        back += self._replied()
         ended = [sample for sample in back if not self._goes_on(sample)]
         if not self._halted:
-            self._begin_rounds(dict.fromkeys(map(self._round_of, back)))
+            ended += self._begin_rounds(dict.fromkeys(map(self._round_of, back)))
         elif not self._engine.has_work:
             ended += self._stopped()
-        done = done or (MOVED_ON if back else None)
+        done = done or (MOVED_ON if back or has_news else None)
         if not self.has_work:
             self._requests.clear()
             self._left.clear()
+            self._within.clear()
             self._halted = False
         return done, ended
 
@@ -228,6 +234,8 @@ class Conversing:
         """Whether a sample that left a round is in the next one."""
         self._left[self._round_of(sample)] -= 1
         if sample.finish_reason is not FinishReason.OPEN or not sample.ends_with_reply or self._stops(sample):
+            if sample.is_within_turn:
+                self._within.add(sample.prompt.uid)
             return False
         self._going_on[_key(sample)] = sample
         return True
@@ -244,18 +252,24 @@ class Conversing:
         self._begun, self._asked, self._going_on = {}, {}, {}
         return stopped
 
-    def _begin_rounds(self, rounds: Iterable[int]) -> None:
-        """Ask for the next turns where all samples of a round are there, in the order in which prompts were asked."""
+    def _begin_rounds(self, rounds: Iterable[int]) -> list[Sample]:
+        """Ask for the next turns where all samples of a round are there, in the order in which prompts were asked.
+        Returns those that do not go on: if one of a prompt has stopped within its turn, nobody of it was in a later one
+        then, whatever is replied now; so all that lies parked of a prompt is in one instance."""
+        stopped: list[Sample] = []
         over = [number for number in rounds if not self._left[number]]
         for uid in self._requests if ALL in over else over:
             request = self._requests[uid]
             begun = tuple(
                 self._going_on.pop((uid, index)) for index in request.indices if (uid, index) in self._going_on
             )
-            if begun:
+            if uid in self._within:
+                stopped += begun
+            elif begun:
                 others = frozenset(range(request.num_samples)) - {sample.index for sample in begun}
                 going_on = replace(request.going_on, begun=begun, left_out=others, keeps=frozenset())
                 self._begin(replace(request, going_on=going_on))
+        return stopped
 
 
 def _key(sample: Sample) -> Key:
