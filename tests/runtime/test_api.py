@@ -66,6 +66,23 @@ def test_rewards_may_be_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(asked[0].reward.functions) == [f"{__file__}:sevens", "mine.rewards:brief"]
 
 
+def test_a_function_may_be_given_wherever_a_key_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))
+    plait.train(
+        model="m",
+        data={"source": "d.jsonl"},
+        cost={"functions": sevens},
+        turns={"reply": sevens},
+        evaluation={"items": 2, "functions": [sevens, "mine.judges:kind"]},
+    )
+    named = f"{__file__}:sevens"
+    assert (asked[0].turns.reply, list(asked[0].cost.functions)) == (named, [named])
+    assert list(asked[0].evaluation.functions) == [named, "mine.judges:kind"]
+    with pytest.raises(ConfigError, match="cannot be named in a recipe"):
+        plait.train(model="m", data={"source": "d.jsonl"}, turns={"reply": lambda messages: None})
+
+
 def test_a_reward_may_be_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Recipe] = []
     monkeypatch.setattr(api, "run", lambda recipe, **_: asked.append(recipe))

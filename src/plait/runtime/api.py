@@ -236,7 +236,7 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
     Args:
         replaces: an algorithm is given beside it: options are one value.
     """
-    value = _without_paths(value)
+    value = _as_said(value)
     is_options = name.rpartition(".")[2] == "options"
     if not isinstance(value, dict) or name.endswith(".parameters") or (is_options and replaces):
         return [(name, value)]
@@ -246,12 +246,14 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
     return [pair for key, child in value.items() for pair in flattened(f"{name}.{key}", child, replaces=replaces)]
 
 
-def _without_paths(value: Any) -> Any:
-    """The same, or a path's text: a recipe holds texts. A tuple becomes a list."""
+def _as_said(value: Any) -> Any:
+    """The same in the texts of a recipe: of a path, and of what names a function. A tuple becomes a list."""
     if isinstance(value, list | tuple):
-        return [_without_paths(item) for item in value]
+        return [_as_said(item) for item in value]
     if isinstance(value, dict):
-        return {key: _without_paths(item) for key, item in value.items()}
+        return {key: _as_said(item) for key, item in value.items()}
+    if inspect.isroutine(value):
+        return path_of(value)
     return fspath(value) if isinstance(value, PathLike) else value
 
 

@@ -16,7 +16,7 @@ from plait.observe.run_log import read_rows
 from plait.observe.trackers import Trackers
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
-from plait.runtime.evaluating.evaluation import data_columns
+from plait.runtime.evaluating.evaluation import Evaluation, data_columns
 from plait.runtime.folder.export import export_checkpoint
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
@@ -150,6 +150,13 @@ def test_samples_have_the_columns_of_their_row_of_the_data(make_recipe: MakeReci
     assert again.after is not None
     assert outcome.after is not None
     assert again.after.metrics() == outcome.after.metrics(), "the data's `verdict` is none"
+
+
+def test_shown_an_evaluation_says_its_figures_and_no_answer() -> None:
+    sample = Sample(Prompt(1, "asked", (1, 2)), 0, (3, 4), (-0.5, -0.5), "answered", FinishReason.STOP)
+    shown = repr(Evaluation((sample,), (0.5,), None, ({"rewards/brief": 0.5},)))
+    expected = "'eval/response_length': 2.0, 'eval/reward': 0.5, 'eval/dropped': 0"
+    assert shown == f"Evaluation(num_items=1, metrics={{{expected}}})"
 
 
 def test_what_a_sample_says_of_its_row() -> None:

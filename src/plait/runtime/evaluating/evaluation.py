@@ -48,6 +48,10 @@ class Evaluation:
     pass_at: tuple[int, ...] = ()
     """Numbers k for which pass@k is among the metrics."""
 
+    def __repr__(self) -> str:
+        """Without the answers: a notebook shows what its last line returns."""
+        return f"Evaluation(num_items={self.num_items}, metrics={self.metrics()})"
+
     @property
     def num_items(self) -> int:
         return len(self.samples) // self.per_item or self.num_given
