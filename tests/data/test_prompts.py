@@ -137,7 +137,7 @@ def test_no_tools_are_none(tools):
 
 @pytest.mark.parametrize("tools", [3, {"name": "sum"}, "3"])
 def test_tools_that_are_no_list_are_refused(tools):
-    with pytest.raises(DataError, match=r"x\.jsonl:1: column `tools` must be a list of tools, found"):
+    with pytest.raises(DataError, match=r"^x\.jsonl:1: column `tools` must be a list of tools, found"):
         rendered("hi", columns={"tools": tools})
 
 

@@ -75,11 +75,12 @@ def render(
         raise DataError(
             f"{row.place}: column `chat_template_kwargs` must be a mapping of names to values, found {extra!r:.80}"
         )
+    tools = _tools(row)
     try:
         with time_limit(RENDER_LIMIT_S):
             text = tokenizer.apply_chat_template(
                 messages,
-                tools=_tools(row),
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=begin_answer,
                 continue_final_message=go_on,
