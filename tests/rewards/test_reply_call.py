@@ -76,6 +76,15 @@ def test_it_is_given_the_conversation_and_the_columns_of_the_row(tmp_path: Path)
         assert json.loads(message["content"]) == [[*asked, *TURNS], 3, {"colour": "red"}]
 
 
+def test_words_of_the_assistant_that_a_prompt_ends_with_are_of_the_first_turn(tmp_path: Path) -> None:
+    """A game that is played again from its messages counts as many turns as the model had."""
+    code = "import json\ndef reply(messages):\n    return json.dumps(messages)\n"
+    asked = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "So "}]
+    [message] = replied(tmp_path, code, prompt=asked)
+    assert json.loads(message["content"]) == [asked[0], {"role": "assistant", "content": "So a"}, *TURNS[1:]]
+    assert asked[1]["content"] == "So ", "the row is as it was"
+
+
 def test_its_messages_are_the_conversation_beside_a_column_of_that_name(tmp_path: Path) -> None:
     code = "def reply(messages, **columns):\n    return f'{len(messages)} {sorted(columns)}'\n"
     [message] = replied(tmp_path, code, messages=["a column"], colour="red")

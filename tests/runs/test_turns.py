@@ -314,16 +314,19 @@ def test_advantages_go_over_the_drawn_tokens_of_all_turns(make_recipe: MakeRecip
         assert row["critic_advantages"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
-def test_a_reward_model_with_tokens_of_its_own_reads_the_conversation() -> None:
+@pytest.mark.parametrize("begun", [(), ({"role": "assistant", "content": "so "},)])
+def test_a_reward_model_with_tokens_of_its_own_reads_the_conversation(begun: tuple[dict[str, str], ...]) -> None:
+    """One turn is what the model said behind words of the assistant, if the prompt ends with such."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    said = [("assistant", "a"), ("tool", "7"), ("assistant", "b")]
-    turns = tuple({"role": role, "content": content} for role, content in said)
+    contents = [("assistant", "a"), ("tool", "7"), ("assistant", "b")]
+    turns = tuple({"role": role, "content": content} for role, content in contents)
     replies = (Reply(1, (9,)),)
-    asked = Prompt(1, "", (1,), {"prompt": "?"})
+    asked = Prompt(1, "", (1,), {"prompt": [{"role": "user", "content": "?"}, *begun] if begun else "?"})
     sample = Sample(asked, 0, (4, 5), (), "a7b", FinishReason.STOP, replies=replies, turns=turns)
     [read] = Translator(tokenizer, "reward.model").translate_all([sample])
-    assert tokenizer.decode([*read.prompt.token_ids, *read.all_ids]) == "<user>?<assistant>a<tool>7<assistant>b"
+    said = f"<user>?<assistant>{'so ' * len(begun)}a<tool>7<assistant>b"
+    assert tokenizer.decode([*read.prompt.token_ids, *read.all_ids]) == said
 
 
 def test_a_template_without_a_place_for_a_reply_is_refused_before_the_run(

@@ -118,6 +118,17 @@ def logprobs_with(replies: Iterable[Reply], logprobs: Sequence[float]) -> tuple[
     return with_replies(logprobs, replies, lambda reply: [0.0] * len(reply.token_ids))
 
 
+def conversation(prompt: Any, said: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of a prompt as it stands in the data (of a text, the user's), and what was said behind it. A last
+    message of the assistant, which the response goes on from, is one with the first turn."""
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    *before, last = (dict(message) for message in asked)
+    first, *others = (dict(message) for message in said)
+    if last["role"] == first["role"]:
+        return [*before, last | {"content": (last["content"] or "") + first["content"]}, *others]
+    return [*before, last, first, *others]
+
+
 @dataclass(frozen=True)
 class Sample:
     """One prompt with one response, of one turn or more. The sampled token ids are kept and never re-tokenised."""

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from plait.data.records import conversation
 from plait.errors import ConfigError
 from plait.rewards.loading import load_function
 from plait.rewards.signature import GIVEN, Miscounted, settled
@@ -71,10 +72,8 @@ class ReplyCall:
         """
         replies = []
         for place, (prompt, said) in enumerate(zip(prompts, turns, strict=True)):
-            asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             own = {name: values[place] for name, values in columns.items() if name not in _TAKEN}
-            messages = [dict(message) for message in (*asked, *said)]
-            replies.append(_checked(settled(self._function(messages=messages, **own))))
+            replies.append(_checked(settled(self._function(messages=conversation(prompt, said), **own))))
         log_extra(COLUMN, replies)
         return [None] * len(replies)
 

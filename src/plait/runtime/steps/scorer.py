@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.data.chat import render
 from plait.data.formats import Row
-from plait.data.records import FinishReason, Sample
+from plait.data.records import FinishReason, Sample, conversation
 from plait.data.rows import FloatArray, Rows
 from plait.dataflow import Score
 from plait.engines import ScoredBy, TrainingEngine
@@ -146,9 +146,8 @@ class Translator:
         tokenizer = self._tokenizer
         if tokenizer.chat_template is not None:
             prompt = sample.prompt.columns.get("prompt", sample.prompt.text)
-            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            turns += sample.messages
             place = Row({}, f"`{self._key}`: sample {sample.uid}")
+            turns = conversation(prompt, sample.messages)
             text = render(tokenizer, turns, place, remedy=f"`{self._key}`, or the prompts", begin_answer=False)
             return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         ids = tuple(tokenizer(sample.prompt.text + sample.text)["input_ids"])
