@@ -104,6 +104,20 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"doctor/no_end_token": 1.0}, "missing_eos", WARNING, "names an end token", "sampling.stop_token_ids"),
     ({"response_length/clip_ratio": 0.6}, "truncation", WARNING, "60%", "sampling.max_response_tokens"),
     ({"response_length/clip_ratio": 1.0}, "truncation", WARNING, "no response ended", "sampling.max_response_tokens"),
+    (
+        {"response_length/clip_ratio": 0.9, "turns/no_room": 0.8},
+        "truncation",
+        WARNING,
+        "the limit is too low for the task, or replies are too long",
+        "sampling.max_response_tokens",
+    ),
+    (
+        {"response_length/clip_ratio": 0.9, "turns/no_room": 0.1},
+        "truncation",
+        WARNING,
+        "the model does not stop",
+        "sampling.max_response_tokens",
+    ),
     ({"frac_reward_zero_std": 0.9}, "dead_groups", WARNING, "90% of the groups", "reward.functions"),
     ({"doctor/zero_advantages": 1.0}, "dead_groups", WARNING, "every advantage", "reward.functions"),
     (

@@ -81,7 +81,9 @@ def test_what_is_recorded(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         "    log_extra('seen', [[c, i, t] for c, i, t in zip(completions, completion_ids, turns)])\n"
         "    return [float(len(t)) for t in turns]\n"
     )
+    limit = 90
     keys = {"reward.functions": [f"{tmp_path}/seen.py:seen"], "evaluation.items": 2}
+    keys |= {"sampling.max_response_tokens": limit}
     recipe = make_recipe(**keys_of(tmp_path, **keys))
     run(recipe)
     tokenizer = tiny_tokenizer()
@@ -106,13 +108,16 @@ def test_what_is_recorded(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         assert row["response"] == tokenizer.decode(whole, skip_special_tokens=True)
         assert row["seen"] == [row["response"], whole, turns]
         assert len(row["sampling_logprobs"]) == len(row["ref_logprobs"]) == len(row["token_ids"])
-        assert row["finish_reason"] == ("length" if len(whole) == 120 else row["finish_reason"])
+        assert row["finish_reason"] == ("length" if len(whole) == limit else row["finish_reason"])
     metrics = logged(recipe)[0]
     count = len(rows)
     assert metrics["turns/mean"] == pytest.approx(1 + sum(len(row.get("replies", ())) for row in rows) / count)
     assert metrics["turns/most_share"] == pytest.approx(sum(len(row.get("replies", ())) == 2 for row in rows) / count)
     replied = [sum(len(ids) for _, ids in row.get("replies", ())) for row in rows]
     assert metrics["turns/reply_tokens"] == pytest.approx(sum(replied) / count)
+    lengths = [len(row["token_ids"]) + tokens for row, tokens in zip(rows, replied, strict=True)]
+    cut = [row["finish_reason"] == "length" and length < limit for row, length in zip(rows, lengths, strict=True)]
+    assert 0 < metrics["turns/no_room"] == pytest.approx(sum(cut) / count)
     assert metrics["response_length/mean"] == pytest.approx(sum(len(row["token_ids"]) for row in rows) / count)
     assert metrics["training/rollout_logprobs_diff_max"] < 1e-5, "the trainer reads what the engine read"
     assert metrics["timing_s/turns.reply"] > 0

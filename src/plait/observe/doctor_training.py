@@ -75,10 +75,9 @@ def missing_eos(reading: Reading) -> Sign | None:
             badness=1 + passed,
         )
     names = ("doctor/eos_share", *(() if reading.is_set("mask_chooses") else ("training/eos_coverage",)))
-    measured = [share for name in names if (share := reading.get(name)) is not None]
-    if not measured or min(measured) >= 0.5:
+    share = min((known for name in names if (known := reading.get(name)) is not None), default=1.0)
+    if share >= 0.5:
         return None
-    share = min(measured)
     return Sign(
         Severity.ERROR if share == 0 else Severity.WARNING,
         share,
@@ -94,7 +93,8 @@ def truncation(reading: Reading) -> Sign | None:
     if share is None or share <= reading.settings.truncated:
         return None
     cause = "no response ended by itself" if share == 1 else f"{share:.0%} of the responses are cut at the limit"
-    sentence = f"{cause}: the limit is too low for the task, or the model does not stop"
+    why = "replies are too long" if (reading.get("turns/no_room") or 0) > share / 2 else "the model does not stop"
+    sentence = f"{cause}: the limit is too low for the task, or {why}"
     return Sign(Severity.WARNING, share, sentence, "sampling.max_response_tokens")
 
 

@@ -12,8 +12,9 @@ from plait.schedule.busy import busiest_s, call_of, kind_of
 
 def finish_metrics(session: Session, state: StepState, seconds: float) -> dict[str, float]:
     """All numbers of a step, times last."""
-    turns = session.recipe.turns
-    metrics = step_metrics(session.prepared.flow, state, turns.most if turns.reply is not None else None)
+    turns, sampling = session.recipe.turns, session.recipe.sampling
+    limits = None if turns.reply is None else (turns.most, sampling.max_response_tokens)
+    metrics = step_metrics(session.prepared.flow, state, limits)
     timeline = session.recorder.peek()
     if most := session.recipe.max_staleness:
         metrics |= off_policy_metrics(session.prepared.flow, state, session.batches.whole, most)

@@ -18,19 +18,19 @@ from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.steps.step import StepState
 
 
-def step_metrics(flow: Dataflow, state: StepState, most_turns: int | None = None) -> dict[str, float]:
+def step_metrics(flow: Dataflow, state: StepState, limits: tuple[int, int] | None = None) -> dict[str, float]:
     """Rewards and their parts, lengths, dead groups, and what the calls recorded. What the user's code says under a
     name of these is under `logged/NAME`.
 
     Args:
-        most_turns: that a sample may have; None where nothing replies.
+        limits: turns, and tokens, that a sample may have; None where nothing replies.
     """
     own = _length_metrics(flow, state)
     for node in flow.of_kind(CallKind.SCORE):
         if node.id in state.scores or node.id in state.model_scores:
             own |= _reward_metrics(node, flow, state)
-    if most_turns is not None:
-        own |= _turn_metrics(flow, state, most_turns)
+    if limits is not None:
+        own |= _turn_metrics(flow, state, *limits)
     of_calls = {name: value for name, value in with_logged(own, state.metrics).items() if name not in own}
     return with_logged(of_calls | own, _logged(flow, state))
 
@@ -41,9 +41,9 @@ def tokens_of(state: StepState) -> int:
     return sum(len(s.prompt.token_ids) + s.num_tokens for rows in tables.values() for s in rows.samples)
 
 
-def _turn_metrics(flow: Dataflow, state: StepState, most: int) -> dict[str, float]:
-    """How many turns the samples have, how long their replies are, and the share that has `most` turns; of the first
-    rollout, where all samples that train are given."""
+def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int) -> dict[str, float]:
+    """How many turns the samples have, how long their replies are, the share that has `most` turns, and of those for
+    which a reply left no room below `max_tokens`; of the first rollout, where all samples that train are given."""
     drawn = flow.main_rows if flow.main_rows.id in state.generated else flow.nodes[min(state.generated)]
     samples, prefix = state.generated[drawn.id].samples, _prefix(drawn, flow)
     turns = np.array([1 + len(sample.replies) for sample in samples])
@@ -51,6 +51,9 @@ def _turn_metrics(flow: Dataflow, state: StepState, most: int) -> dict[str, floa
         f"{prefix}turns/mean": float(turns.mean()),
         f"{prefix}turns/most_share": float((turns >= most).mean()),
         f"{prefix}turns/reply_tokens": float(np.mean([s.num_tokens - len(s.token_ids) for s in samples])),
+        f"{prefix}turns/no_room": float(
+            np.mean([s.finish_reason is FinishReason.LENGTH and s.num_tokens < max_tokens for s in samples])
+        ),
     }
 
 
