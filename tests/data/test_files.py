@@ -20,13 +20,19 @@ pyarrow = pytest.importorskip("pyarrow")
 
 MESSAGES = [
     {"role": "user", "content": "1+1?"},
-    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
     {"role": "tool", "content": "2", "name": "add"},
     {"role": "assistant", "content": "it is 2"},
 ]
+GREETS = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "hi", "arguments": {"to": "x"}}}]}
+"""With another argument: in a table each call has both."""
+TOOLS = [{"name": "add", "parameters": {"a": {"type": "int"}}}, {"name": "hi", "parameters": {"to": {"enum": ["x"]}}}]
 RECORDS = {
     RowKind.PROMPTS: [{"prompt": "2+2?", "answer": 4}, {"prompt": "3+3?", "answer": None}],
-    RowKind.EXAMPLES: [{"messages": MESSAGES}, {"messages": MESSAGES[:1] + MESSAGES[3:]}],
+    RowKind.EXAMPLES: [
+        {"messages": [*MESSAGES, GREETS], "tools": TOOLS},
+        {"messages": MESSAGES[:1] + MESSAGES[3:], "tools": TOOLS[:1]},
+    ],
     RowKind.PAIRS: [{"prompt": [MESSAGES[0]], "chosen": [MESSAGES[3]], "rejected": [{**MESSAGES[3], "content": "3"}]}],
 }
 

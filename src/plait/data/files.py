@@ -198,7 +198,26 @@ def _hub_records(name: str, key: str) -> Iterable[Record]:
 def _records(rows: Iterable[dict[str, Any]], name: str, start: int) -> Iterator[Record]:
     for number, row in enumerate(rows, start=start + 1):
         place = f"{name}:{number}"
-        yield {column: _plain(value, column, place) for column, value in row.items()}, place
+        yield {column: _as_written(_plain(value, column, place), column) for column, value in row.items()}, place
+
+
+def _as_written(value: Any, column: str) -> Any:
+    """A value of a table, of messages and `tools` without the keys that are null: a table gives all structures of a
+    column the keys of each, so a call would have the arguments of every tool, and the model would read and learn them.
+    """
+    if column == "tools":
+        return _without_null(value)
+    if not isinstance(value, list) or not all(isinstance(item, dict) and "role" in item for item in value):
+        return value
+    return [{key: part if key == "content" else _without_null(part) for key, part in item.items()} for item in value]
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_null(part) for key, part in value.items() if part is not None}
+    return value
 
 
 def _plain(value: Any, column: str, place: str) -> Any:
