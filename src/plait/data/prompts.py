@@ -154,6 +154,12 @@ class PromptSet:
         """Tokens of the longest of the kept rows."""
         return max(self.lengths)
 
+    @property
+    def num_going_on(self) -> int:
+        """Kept rows whose last message is the assistant's, which the response goes on from."""
+        prompts = (self.source[index].prompt for index in self.kept)
+        return sum(not isinstance(prompt, str) and prompt[-1]["role"] == "assistant" for prompt in prompts)
+
     def prompt(self, index: int, uid: int) -> Prompt:
         """The `index`-th kept row as prompt instance `uid`."""
         row = self.source[self.kept[index]]

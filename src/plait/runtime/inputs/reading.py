@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from plait.data.sources import open_sources
 from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError
 from plait.observe.loading import loading
+from plait.observe.screen import say
 from plait.recipes.checks import (
     prompt_limit,
 )
@@ -66,6 +68,7 @@ def _prompts(
     opened = open_sources(recipe.data, recipe.evaluation.items)
     for settings, splits in zip(recipe.data.sources, opened, strict=True):
         sets.append(prompt_set(splits.train, tokenizer, settings, limit))
+        _say_of(sets[-1], settings)
         columns = splits.train.columns
         if splits.evaluation is not None:
             items = prompt_set(splits.evaluation, tokenizer, settings, limit)
@@ -85,11 +88,23 @@ def _given(
     opened = open_sources(data, 0 if generates else recipe.evaluation.items, RowKind(name))
     for settings, splits in zip(data.sources, opened, strict=True):
         sets.append(example_set(splits.train, tokenizer, settings, positions))
+        _say_of(sets[-1], settings)
         if splits.evaluation is not None:
             items = example_set(splits.evaluation, tokenizer, settings, positions)
             held_out += evaluation_samples(items, EVALUATION_UID + num_items)
             num_items += len(items)
     return _mixed(data, sets), tuple(held_out)
+
+
+def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
+    """Say of how many rows something holds that nobody may have meant."""
+    dropped, going_on = rows.num_dropped, rows.num_going_on if isinstance(rows, PromptSet) else 0
+    for number, count, what in (
+        (dropped, len(rows) + dropped, "rows are left out (`data.overlong_prompts: drop`)"),
+        (going_on, len(rows), "prompts end with words of the assistant: responses go on from these"),
+    ):
+        if number:
+            say(f"{settings.source}: {number:,} of {count:,} {what}", file=sys.stderr)
 
 
 def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:

@@ -1,0 +1,37 @@
+"""What is said of the data of a run before it begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.recipes.recipe import Recipe
+from plait.runtime.prepare import prepare
+
+ASKED = {"role": "user", "content": "what is 3 plus 4?"}
+BEGUN = {"role": "assistant", "content": "the answer is"}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ([[ASKED], [ASKED, BEGUN, ASKED]], []),
+        ([[ASKED], [ASKED, BEGUN]], ["1 of 2 prompts end with words of the assistant: responses go on from these"]),
+        ([[ASKED], [{**ASKED, "content": "4 " * 200}]], ["1 of 2 rows are left out (`data.overlong_prompts: drop`)"]),
+    ],
+)
+def test_what_a_run_makes_of_its_prompts_is_said(
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    prompts: list[object],
+    said: list[str],
+) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    limits = {"data.max_prompt_tokens": 80, "data.overlong_prompts": "drop"}
+    prepare(make_recipe(**{"data.source": str(file), "prompts_per_step": 1, **limits}))
+    assert capsys.readouterr().err.splitlines() == [f"{file}: {line}" for line in said]
