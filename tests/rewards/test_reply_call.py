@@ -122,6 +122,8 @@ def test_draws_of_a_function_differ_from_turn_to_turn() -> None:
     assert len(seen) == 2
 
 
-def test_a_function_without_messages_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a function reply\(messages, \*\*columns\), found reply\(text\)"):
-        replied(tmp_path, "def reply(text):\n    return None\n")
+@pytest.mark.parametrize("parameters", ["(text)", "(messages, /)", "(*messages)"])
+def test_a_function_that_cannot_be_given_messages_by_name_is_refused(tmp_path: Path, parameters: str) -> None:
+    message = f"expected a function reply(messages, **columns), found reply{parameters}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        replied(tmp_path, f"def reply{parameters}:\n    return None\n")

@@ -46,8 +46,8 @@ class ReplyCall:
         kept = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=p.KEYWORD_ONLY) for p in kept]
         named = [p for p in parameters if p.name == "messages" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if not named:
-            shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
-            raise ConfigError(f"expected a function reply(messages, **columns), found {function.__name__}({shown})")
+            shown = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+            raise ConfigError(f"expected a function reply(messages, **columns), found {function.__name__}{shown}")
         for p in parameters:
             if p.name in _OF_REWARDS and p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 raise ConfigError(
