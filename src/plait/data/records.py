@@ -169,7 +169,7 @@ class Sample:
     @cached_property
     def all_ids(self) -> tuple[int, ...]:
         """The response as models read it: what was drawn, and the replies between."""
-        return self.spread(self.token_ids, lambda reply: reply.token_ids)
+        return with_replies(self.token_ids, self.replies, lambda reply: reply.token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -211,7 +211,3 @@ class Sample:
     def messages(self) -> list[Mapping[str, Any]]:
         """What was said behind the prompt: the assistant's turns, and the replies."""
         return list(self.turns) or [{"role": "assistant", "content": self.text}]
-
-    def spread(self, values: Sequence[Value], of_reply: Callable[[Reply], Iterable[Value]]) -> tuple[Value, ...]:
-        """One value per drawn token, with those of the replies between."""
-        return with_replies(values, self.replies, of_reply)

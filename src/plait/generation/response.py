@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.data.records import FinishReason, Reply, Sample, drawn_of, logprobs_with, turn_start
+from plait.data.records import FinishReason, Reply, Sample, drawn_of, logprobs_with, turn_start, with_replies
 from plait.errors import RunError
 from plait.generation.request import Request
 from plait.generation.stopping import completes_stop
@@ -98,7 +98,8 @@ class Response:
         cls, request: Request, sample: Sample, limit: int, eos_token_ids: tuple[int, ...], version: int
     ) -> Response:
         """A sample that was begun before and goes on, its next token drawn from weights of `version`."""
-        versions = sample.spread(sample.versions, lambda reply: [sample.versions[reply.at - 1]] * len(reply.token_ids))
+        drawn, replies = sample.versions, sample.replies
+        versions = with_replies(drawn, replies, lambda reply: [drawn[reply.at - 1]] * len(reply.token_ids))
         logprobs = logprobs_with(sample.replies, sample.logprobs)
         starts = [at for at, policy_version in enumerate(versions) if at == 0 or policy_version != versions[at - 1]]
         response = cls.of(request, sample.index, limit, eos_token_ids, [(at, versions[at]) for at in starts])

@@ -226,7 +226,7 @@ def test_a_reply_that_another_engine_waits_for_is_news() -> None:
         conversing.add(Request(PROMPTS[0], 1, Sampling(max_tokens=20), NoiseKey(1)))
         assert conversing.advance("generate")[1] == []
     assert actor.advance("generate") == (None, [])
-    pool.answers.append(GroupScores(0, (one,), {}, (0.0,), (), (), {"reply": (None,)}))
+    pool.answers.append(GroupScores(0, (one,), {}, (0.0,), extras={"reply": (None,)}))
     assert rival.advance("generate") == (MOVED_ON, [])
     assert actor.advance("generate") == (MOVED_ON, [one])
 
