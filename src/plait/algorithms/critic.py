@@ -108,16 +108,9 @@ def score_less_kl(
     return rewards
 
 
-def turns_less_kl(
-    scores: FloatArray,
-    logprobs: FloatArray,
-    ref_logprobs: FloatArray,
-    kl_coef: float,
-    estimator: KLEstimator,
-    share: float = 1.0,
-) -> FloatArray:
-    """r_t = −share · kl_coef · kl_t, plus the score of the turn at its last token. [tokens] → [tokens]."""
-    return scores + score_less_kl(0.0, logprobs, ref_logprobs, kl_coef, estimator, share)
+def turns_less_kl(scores: FloatArray, *columns: Any, **constants: Any) -> FloatArray:
+    """`score_less_kl` with the score of each turn at its last token. [tokens] → [tokens]."""
+    return scores + score_less_kl(0.0, *columns, **constants)
 
 
 def at_last_token(score: float, logprobs: FloatArray) -> FloatArray:
