@@ -141,9 +141,6 @@ class Conversing:
         self._requests[request.prompt.uid] = request
         self._begin(request)
 
-    def _round_of(self, sample: Sample) -> int:
-        return sample.prompt.uid if self._by_prompt else ALL
-
     def advance(self, call: str) -> tuple[Done | None, list[Sample]]:
         """A step of the engine, and the beginning of the next rounds. Returns a record, None while only replies are
         missing; and the samples that have ended, with all their turns, or that stop as they are.
@@ -161,7 +158,7 @@ class Conversing:
         back += self._replied()
         ended = [sample for sample in back if not self._goes_on(sample)]
         if not self._halted:
-            ended += self._begin_rounds(dict.fromkeys(map(self._round_of, back)))
+            ended += self._begin_rounds(dict.fromkeys(self._round_of(sample.prompt.uid) for sample in back))
         elif not self._engine.has_work:
             ended += self._stopped()
         done = done or (MOVED_ON if back or has_news else None)
@@ -180,9 +177,13 @@ class Conversing:
     def update_weights(self, version: int) -> None:
         self._engine.update_weights(version)
 
+    def _round_of(self, uid: int) -> int:
+        """The round of a prompt."""
+        return uid if self._by_prompt else ALL
+
     def _begin(self, request: Request) -> None:
         """Have the turns drawn that the samples of a request are in, or begin; of others the reply is awaited."""
-        self._left[request.prompt.uid if self._by_prompt else ALL] += len(request.indices)
+        self._left[self._round_of(request.prompt.uid)] += len(request.indices)
         waiting = [sample for sample in request.going_on.begun if sample.waits]
         for sample in waiting:
             self._ask(sample)
@@ -232,7 +233,7 @@ class Conversing:
 
     def _goes_on(self, sample: Sample) -> bool:
         """Whether a sample that left a round is in the next one."""
-        self._left[self._round_of(sample)] -= 1
+        self._left[self._round_of(sample.prompt.uid)] -= 1
         if sample.finish_reason is not FinishReason.OPEN or not sample.ends_with_reply or self._stops(sample):
             if sample.is_within_turn:
                 self._within.add(sample.prompt.uid)
