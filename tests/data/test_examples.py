@@ -546,8 +546,9 @@ def test_no_question_is_learnt_and_held_out(tmp_path):
 def test_the_columns_of_the_documented_formats_are_read(tmp_path):
     """Every line of the table in docs/data.md, with texts and with messages."""
     page = (Path(__file__).parents[2] / "docs/data.md").read_text()
-    lines = [line for line in page.splitlines() if line.startswith(("| `examples` |", "| `pairs` |"))]
-    assert len(lines) == 5
+    begins = tuple(f"| `{kind}` |" for kind in (RowKind.EXAMPLES, RowKind.PAIRS, RowKind.LABELLED))
+    lines = [line for line in page.splitlines() if line.startswith(begins)]
+    assert len(lines) == 6
     for line in lines:
         kind, names = (cell.strip() for cell in line.split("|")[1:3])
         columns = [name.strip(" `") for name in names.split(",")]
@@ -555,6 +556,8 @@ def test_the_columns_of_the_documented_formats_are_read(tmp_path):
         turns = {name: [user("a"), assistant(name)] for name in columns}
         if "prompt" in columns:
             turns = {name: [user("a") if name == "prompt" else assistant(name)] for name in columns}
+        texts, turns = ({**row, "label": True} if "label" in columns else row for row in (texts, turns))
+        columns = [name for name in columns if name != "label"]
         for row in [texts] * ("messages" not in columns) + [turns] * ("text" not in columns):
             assert len(prepare(tmp_path, row, kind=RowKind(kind.strip("`"))).given(0, 0)) == len(columns) - (
                 "prompt" in columns

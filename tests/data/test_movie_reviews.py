@@ -24,7 +24,7 @@ from plait.errors import DataError
 from tests.models.tiny import tiny_tokenizer
 from tests.wheels import look_only_in, write_wheel
 
-SETS = tuple(RowKind)
+SETS = movie_reviews.SETS
 
 
 def table(*records: tuple[str, str, str]) -> str:

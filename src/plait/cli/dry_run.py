@@ -16,6 +16,7 @@ from plait.cost.estimate import Arithmetic, human_bytes
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
+from plait.data.formats import RowKind
 from plait.dataflow import CallKind, CallName, Dataflow
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
@@ -234,8 +235,8 @@ def _batch_table(prepared: Outline | Prepared):
 
 
 def _rows_of(flow: Dataflow) -> str:
-    """What a row of the data is: `prompts`, `examples` or `pairs`."""
-    return "prompts" if flow.of_kind(CallKind.GENERATE) else flow.of_kind(CallKind.READ)[0].call
+    """What rows of the data are: prompts, examples, pairs or labelled responses."""
+    return RowKind("prompts" if flow.of_kind(CallKind.GENERATE) else flow.main_rows.call).noun
 
 
 def _data_text(prepared: Prepared) -> str:

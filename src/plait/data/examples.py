@@ -1,4 +1,5 @@
-"""Given completions as samples: examples to learn from and pairs to prefer, tokenised as TRL 1.16 does. Torch-free.
+"""Given completions as samples: examples to learn from, pairs to prefer and labelled responses, tokenised as TRL 1.16
+does. Torch-free.
 
 Which tokens are learnt is a column of its own, `trained`. What follows the last of them (the line break that a chat
 template writes after a turn, a last question without an answer) is left out of the sample, so that a given completion
@@ -38,10 +39,16 @@ class Given(NamedTuple):
         """By how much the chosen one of its pair is better, as the row says; 0 where it does not."""
         return float(self.sample.prompt.columns.get("margin") or 0.0)
 
+    @property
+    def label(self) -> float:
+        """Of a labelled response 1.0 where it is desirable, else 0.0."""
+        return float(self.sample.prompt.columns["label"])
+
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """The rows of a source of examples or pairs that fit the length limit, each ready to be learnt."""
+    """The rows of a source of examples, pairs or labelled responses that fit the length limit, each ready to be
+    learnt."""
 
     source: Source
     encoder: ExampleEncoder
@@ -51,6 +58,8 @@ class ExampleSet:
     """Tokens of each kept row."""
     num_dropped: int
     """Rows that were too long, or pairs of equal completions, with `data.overlong_prompts: drop`."""
+    max_tokens: int
+    """The length limit, of prompt and response."""
     root: tuple[int, ...] = ()
     """Token ids that the prompts of all kept rows begin with, each of which has one more at least."""
 
@@ -75,7 +84,7 @@ class ExampleSet:
 
 
 def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettings, max_tokens: int) -> ExampleSet:
-    """Tokenise and measure every row of `source`, which holds examples or pairs (`source.kind`).
+    """Tokenise and measure every row of `source`, of any kind but prompts (`source.kind`).
 
     Args:
         max_tokens: the model's positions; `data.max_example_tokens` lowers the limit.
@@ -102,7 +111,9 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
         raise DataError(f"`{source.name}`: `chosen` and `rejected` are the same in every pair; give another source")
     lengths = tuple(encoded[index].tokens for index in kept)
     own = [encoded[index].prompt_ids[:-1] for index in kept]
-    return ExampleSet(source, encoder, kept, lengths, len(encoded) - len(kept), own[0][: common_length(own)])
+    return ExampleSet(
+        source, encoder, kept, lengths, len(encoded) - len(kept), max_tokens, own[0][: common_length(own)]
+    )
 
 
 def _is_equal_pair(encoded: Encoded) -> bool:
@@ -121,11 +132,16 @@ def _too_long(
     if settings.max_prompt_tokens is not None:
         what += f", or their prompts longer than {settings.max_prompt_tokens}"
     return (
-        f"{len(over)} of {len(encoded)} {source.kind} are {what}: {source[over[0]].place} has {first.prompt} tokens of "
-        f"prompt and {first.longest} in all, the longest {longest}; raise `data.max_example_tokens` (the model's "
-        "positions bound it) or `data.max_prompt_tokens`, or "
+        f"{len(over)} of {len(encoded)} {source.kind.noun} are {what}: {source[over[0]].place} has {first.prompt} "
+        f"tokens of prompt and {first.longest} in all, the longest {longest}; raise `data.max_example_tokens` (the "
+        "model's positions bound it) or `data.max_prompt_tokens`, or "
         + ("give shorter ones" if none_left else "set `data.overlong_prompts: drop`")
     )
+
+
+def most_tokens(examples: Mixed[ExampleSet]) -> int:
+    """The largest length limit of the sources."""
+    return max(rows.max_tokens for rows in examples.sets)
 
 
 class ExampleStream:

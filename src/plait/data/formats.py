@@ -1,9 +1,11 @@
-"""What the columns of a row mean: prompts to answer, examples to learn, pairs to prefer, in TRL's formats. Torch-free.
+"""What the columns of a row mean: prompts to answer, examples to learn, pairs to prefer, responses with a label; in
+TRL's formats. Torch-free.
 
 | asked for | columns |
 | prompts | `prompt` (text or messages) |
 | examples | `prompt` + `completion` (texts or messages), or `messages`, or `text` |
 | pairs | `prompt` + `chosen` + `rejected` (texts or messages), or `chosen` + `rejected` that begin alike; `margin` |
+| labelled | `prompt` + `completion` (texts or messages) + `label`; or pairs (`labels`) |
 """
 
 from __future__ import annotations
@@ -31,12 +33,19 @@ class RowKind(StrEnum):
     PROMPTS = "prompts"
     EXAMPLES = "examples"
     PAIRS = "pairs"
+    LABELLED = "labelled"
+
+    @property
+    def noun(self) -> str:
+        """What several rows are called."""
+        return "labelled responses" if self is RowKind.LABELLED else self.value
 
 
 _WANTED = {
     RowKind.PROMPTS: "`prompt`",
     RowKind.EXAMPLES: "`prompt` and `completion`, or `messages`, or `text`",
     RowKind.PAIRS: "`chosen` and `rejected`, with or without `prompt`",
+    RowKind.LABELLED: "`prompt`, `completion` and `label`, or those of pairs",
 }
 
 
@@ -108,6 +117,10 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
     if kind is RowKind.PAIRS and margin is not None and not _is_number(margin):
         raise DataError(f"{place}: `margin` must be a finite number (by how much `chosen` is better), found {margin!r}")
     parts = parts_of(columns, kind, place)
+    if kind is RowKind.LABELLED and not _is_label(columns["label"]):
+        raise DataError(
+            f"{place}: `label` must be true (the response is desirable) or false, found {columns['label']!r:.80}"
+        )
     completion = parts.completions[0]
     return Row(columns, place, key=text_of(completion if parts.prompt is None else parts.prompt))
 
@@ -129,7 +142,9 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
             prompt, chosen, rejected = _split_off_prompt(chosen, rejected, place)
         parts = Parts(prompt, (chosen, rejected))
         names = ("chosen", "rejected")
-    elif kind is RowKind.EXAMPLES and {"prompt", "completion"} <= present:
+    elif {"prompt", "completion"} <= present and (
+        kind is RowKind.EXAMPLES or (kind is RowKind.LABELLED and "label" in present)
+    ):
         parts = Parts(prompt, (columns["completion"],))
         names = ("completion",)
     elif kind is RowKind.EXAMPLES and "messages" in present:
@@ -149,7 +164,8 @@ def parts_of(columns: Mapping[str, Any], kind: RowKind, place: str) -> Parts:
 
 def _wanting(kind: RowKind, present: Sequence[str], place: str) -> DataError:
     """What is said where a row has no columns of its kind."""
-    needed = ("chosen", "rejected") if kind is RowKind.PAIRS else ("prompt", "completion", "messages", "text")
+    of_completions = ("label",) if kind is RowKind.LABELLED else ("messages", "text")
+    needed = ("chosen", "rejected") if kind is RowKind.PAIRS else ("prompt", "completion", *of_completions)
     others = sorted({*present} - {"prompt", *needed})
     missing = [name for name in needed if name not in present]
     misspelt = [(near[0], name) for name in missing if (near := difflib.get_close_matches(name, others, n=1))]
@@ -158,7 +174,7 @@ def _wanting(kind: RowKind, present: Sequence[str], place: str) -> DataError:
     else:
         mend = "rename `{}` to `{}`".format(*misspelt[0]) if misspelt else "rename the columns of `data.source`"
     names = ", ".join(f"`{name}`" for name in present)
-    return DataError(f"{place}: {kind} need the columns {_WANTED[kind]}; found {names or 'no column'}; {mend}")
+    return DataError(f"{place}: {kind.noun} need the columns {_WANTED[kind]}; found {names or 'no column'}; {mend}")
 
 
 def _split_off_prompt(chosen: Any, rejected: Any, place: str) -> tuple[Any, Any, Any]:
@@ -200,6 +216,11 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_label(value: Any) -> bool:
+    """Also 1 or 0, as which some tables keep it."""
+    return isinstance(value, bool | int | float) and value in (0, 1)
 
 
 def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -> Any:

@@ -39,6 +39,7 @@ _VERSION = 1
 """Version of what is written to the cache: part of the folder's name."""
 _DISK_BYTES = 90 << 20
 
+SETS = (RowKind.PROMPTS, RowKind.EXAMPLES, RowKind.PAIRS)
 _SHARES = ((RowKind.PAIRS, 50), (RowKind.EXAMPLES, 90), (RowKind.PROMPTS, 100))
 """Upper bounds, in percent, of a review's hash for each set."""
 _KEY_WORDS = 20

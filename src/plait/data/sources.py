@@ -19,11 +19,11 @@ from plait.data.formats import (
     Row,
     RowKind,
     check_one_format,
-    make_row,
     nearest,
     parts_of,
     text_of,
 )
+from plait.data.labels import rows_of_record, unpaired
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.errors import DataError
 
@@ -134,7 +134,7 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
     """
     if settings.task is not None:
         if kind is not RowKind.PROMPTS:
-            raise DataError(f"`data.source`: a reasoning_gym task has prompts, but {kind} are needed; give a file")
+            raise DataError(f"`data.source`: a reasoning_gym task has prompts, but {kind.noun} are needed; give a file")
         return _task_splits(settings, settings.task, evaluation_items)
     if settings.source.startswith(movie_reviews.PREFIX):
         rows, raw = _reviews(settings, kind), True
@@ -149,10 +149,10 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
         if evaluation_items == 0:
             raise DataError("`data.evaluation_source` is set, but `evaluation.items` is 0; set how many items to take")
         pool = read_rows(settings.evaluation_source, kind, settings.prompt_column, key="data.evaluation_source")
-        held_out = _hold_out(pool, evaluation_items, settings.seed, settings.evaluation_source)
+        held_out = _hold_out(_ordered(pool, kind), evaluation_items, settings.seed, settings.evaluation_source)
         check_one_format([*rows, *pool], kind)
     else:
-        held_out = _hold_out(rows, evaluation_items, settings.seed, settings.source)
+        held_out = _hold_out(_ordered(rows, kind), evaluation_items, settings.seed, settings.source)
     questions = {row.question for row in held_out}
     train = [row for row in rows if row.question not in questions]
     if not train:
@@ -162,7 +162,7 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
         )
     if settings.size is not None and settings.size > len(train):
         raise DataError(
-            f"`data.size` asks for {settings.size} training {kind}, but `{settings.source}` has {len(train)} "
+            f"`data.size` asks for {settings.size} training {kind.noun}, but `{settings.source}` has {len(train)} "
             "beside the held-out ones; lower `data.size`"
         )
     evaluation = Source(settings.evaluation_source or settings.source, tuple(held_out), kind, raw) if held_out else None
@@ -171,20 +171,24 @@ def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind
 
 def _reviews(settings: DataSettings, kind: RowKind) -> list[Row]:
     name = settings.source.removeprefix(movie_reviews.PREFIX)
-    if name not in list(RowKind):
+    if name not in movie_reviews.SETS:
         raise DataError(
-            f"`data.source`: the film reviews have no set `{name}`{nearest(name, list(RowKind))}; give "
-            f"{', '.join(movie_reviews.PREFIX + kind for kind in RowKind)}"
+            f"`data.source`: the film reviews have no set `{name}`{nearest(name, movie_reviews.SETS)}; give "
+            f"{', '.join(movie_reviews.PREFIX + kind for kind in movie_reviews.SETS)}"
         )
-    if name != kind:
-        raise DataError(f"`data.source`: {kind} are needed; give {movie_reviews.PREFIX}{kind}, not `{settings.source}`")
+    wanted = RowKind.PAIRS if kind is RowKind.LABELLED else kind
+    if name != wanted:
+        raise DataError(
+            f"`data.source`: {kind.noun} are needed; give {movie_reviews.PREFIX}{wanted}, not `{settings.source}`"
+        )
     if settings.evaluation_source is not None:
         raise DataError(
             "`data.evaluation_source` is for files; the film reviews hold out reviews of their own, remove it"
         )
     if settings.prompt_column != "prompt":
         raise DataError("`data.prompt_column` is for files; the film reviews name their columns themselves, remove it")
-    return movie_reviews.review_rows(kind, settings.parameters)
+    rows = movie_reviews.review_rows(wanted, settings.parameters)
+    return [row for pair in rows for row in unpaired(pair)] if kind is RowKind.LABELLED else rows
 
 
 def read_rows(
@@ -196,7 +200,8 @@ def read_rows(
         DataError: the file is missing or empty, a record is malformed (its place is named), a column is absent (the
             nearest one is named) or neither text nor messages, formats are mixed.
     """
-    rows = [make_row(value, kind, prompt_column, place) for value, place in read_records(name, key)]
+    records = read_records(name, key)
+    rows = [row for value, place in records for row in rows_of_record(value, kind, prompt_column, place)]
     if not rows:
         raise DataError(f"`{name}` holds no row; give another source in `{key}`")
     check_one_format(rows, kind)
@@ -216,6 +221,19 @@ def read_jsonl(path: Path, prompt_column: str = "prompt", *, key: str = "data.so
     return read_rows(str(path), RowKind.PROMPTS, prompt_column, key=key)
 
 
+def _ordered(rows: list[Row], kind: RowKind) -> list[Row]:
+    """The rows that held-out ones are taken of: of a question the first. Of labelled responses to one prompt this is
+    another than the first of the file, which may always have the same label."""
+    if kind is not RowKind.LABELLED:
+        return rows
+    texts = [text_of(row.columns["completion"]) for row in rows]
+    return [row for _, row in sorted(zip(map(_digest, texts), rows, strict=True), key=lambda pair: pair[0])]
+
+
+def _digest(text: str, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(text.encode(), key=key, digest_size=16).digest()
+
+
 def _hold_out(rows: Sequence[Row], items: int, seed: int, name: str) -> list[Row]:
     """One row of each of `items` distinct questions, those whose keyed hash is least: no row's place matters."""
     if items == 0:
@@ -226,7 +244,7 @@ def _hold_out(rows: Sequence[Row], items: int, seed: int, name: str) -> list[Row
             f"`evaluation.items` asks for {items} questions, `{name}` has {len(unique)} distinct ones; lower it"
         )
     key = seed.to_bytes(8, "little")
-    ranked = sorted(unique, key=lambda text: hashlib.blake2b(text.encode(), key=key, digest_size=16).digest())
+    ranked = sorted(unique, key=lambda text: _digest(text, key))
     return [unique[text] for text in ranked[:items]]
 
 

@@ -36,7 +36,8 @@ class Grain(StrEnum):
 class CallKind(StrEnum):
     GENERATE = "generate"
     READ = "read"
-    """Given samples of the data set: examples, or pairs of a chosen and a rejected one."""
+    """Given samples of the data set: examples, pairs of a chosen and a rejected one, or labelled responses, with or
+    without those that are made of these (`mismatched`)."""
     SCORE = "score"
     TRAIN = "train"
     COMPUTE = "compute"

@@ -1,8 +1,8 @@
 """Trace a flow: run it once on symbolic handles and keep the calls that it makes.
 
-A flow is a plain function. Its parameters name what it uses: `prompts` are the prompts of the step, `examples` or
-`pairs` what the data set gives, `options` the algorithm's settings, every other parameter is a role. It has no
-data-dependent Python: a loop that depends on data lives inside a call.
+A flow is a plain function. Its parameters name what it uses: `prompts` are the prompts of the step, `examples`,
+`pairs` or `labelled` what the data set gives, `options` the algorithm's settings, every other parameter is a role. It
+has no data-dependent Python: a loop that depends on data lives inside a call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from plait.dataflow.graph import CallKind, Dataflow, Grain, Level
-from plait.dataflow.handles import Carried, ColumnHandle, Given, Prompts, column_of, describe, nearest
+from plait.dataflow.handles import LABELLED, Carried, ColumnHandle, Given, Prompts, column_of, describe, nearest
 from plait.dataflow.options import CarriedOptions, ComputeOptions
 from plait.dataflow.role import Role
 from plait.dataflow.tracer import Tracer, current, tracing
@@ -22,7 +22,7 @@ from plait.errors import FlowError
 from plait.metric_names import problem_of
 from plait.user_code import TRACE_LIMIT_S, UserCode, is_users, title_of
 
-GIVEN = ("examples", "pairs")
+GIVEN = ("examples", "pairs", LABELLED)
 """Parameters of a flow that are samples of the data set."""
 
 
@@ -106,9 +106,9 @@ def trace(
         options: passed on as `options` when the flow has that parameter.
 
     Raises:
-        FlowError: a parameter is neither `prompts`, `examples`, `pairs`, `options` nor a filled role; a call is given
-            what it cannot take; the flow trains nothing, makes more than `tracer.MAX_NODES` calls, or does not come
-            back; or it raises, whatever that is.
+        FlowError: a parameter is neither `prompts`, `examples`, `pairs`, `labelled`, `options` nor a filled role; a
+            call is given what it cannot take; the flow trains nothing, makes more than `tracer.MAX_NODES` calls, or
+            does not come back; or it raises, whatever that is.
     """
     tracer = Tracer()
     title = name or title_of(flow)

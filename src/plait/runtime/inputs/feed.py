@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.data.examples import ExampleStream, Given
+from plait.data.examples import ExampleStream, Given, most_tokens
+from plait.data.mismatched import mismatched
 from plait.data.prompts import PromptStream
 from plait.data.records import Prompt
+from plait.dataflow import LABELLED, MISMATCHED
 
 
 class Feed:
@@ -43,8 +45,14 @@ class Feed:
         return prompt
 
     def given(self, step: int) -> dict[str, Sequence[Given]]:
-        """The examples and pairs of a step, by the name of the flow's parameter."""
-        return {name: stream.samples(step * self._per_step, self._per_step) for name, stream in self._given.items()}
+        """The given samples of a step, by the name of the flow's parameter; of labelled ones also those that are made
+        of them."""
+        given: dict[str, Sequence[Given]] = {
+            name: stream.samples(step * self._per_step, self._per_step) for name, stream in self._given.items()
+        }
+        if LABELLED in given:
+            given[MISMATCHED] = mismatched(given[LABELLED], most_tokens(self._given[LABELLED].examples))
+        return given
 
     def passes(self, step: int, drawn: int) -> dict[str, float]:
         """Passes over each source of the main data made in `step` steps, which took `drawn` prompts, by its label;

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.data.examples import ExampleSet
+from plait.data.examples import ExampleSet, most_tokens
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet
+from plait.dataflow import LABELLED, MISMATCHED
 from plait.policy.packing import LEAST_ROOT, GroupTokens, common_length
 
 FORETOLD_ROWS = 512
@@ -21,20 +23,24 @@ def lengths_in(
     train_set: Mixed[PromptSet] | None, given: Mapping[str, Mixed[ExampleSet]], max_response_tokens: int
 ) -> SampleLengths:
     """The lengths of prompts, with responses that are as long as they may be; without prompts those of the samples
-    that are given (`examples` or `pairs`), each prompt with its own responses. With what they begin with.
+    that are given (`examples`, `pairs` or `labelled`), each prompt with its own responses; beside labelled ones those
+    with responses of others (`mismatched`). With what they begin with.
 
     Each source counts by its share of what is drawn. All rows are taken where they are few, else evenly spaced ones
     of each source in the order of their lengths, the longest among them.
     """
     of_given = {name: _of_given(sets) for name, sets in given.items()}
+    if LABELLED in given:
+        of_given[MISMATCHED] = _of_mismatched(given[LABELLED])
     if train_set is None:
-        return next(iter(of_given.values()))
+        main, *others = of_given
+        return replace(of_given[main], beside={name: of_given[name] for name in others})
     prompts = Lengths.recorded(_taken(train_set, lambda tokens: (tokens,)), _root(train_set))
     return SampleLengths(prompts, Lengths.fixed(max_response_tokens), beside=of_given)
 
 
 def longest_given(tokens: int, name: str) -> SampleLengths:
-    """Lengths of given samples (`examples`, or `pairs`) of which only the most tokens are known: all of them are of a
+    """Lengths of given samples (of a flow's parameter) of which only the most tokens are known: all of them are of a
     response, as these take most."""
     return SampleLengths.given([GroupTokens(1, (max(1, tokens - 1),) * (2 if name == "pairs" else 1))])
 
@@ -45,6 +51,17 @@ def _of_given(mixed: Mixed[ExampleSet]) -> SampleLengths:
     if all(group.longest < longest.longest for group in taken):  # the longest pair has not always the longest sample
         taken.append(longest)
     return SampleLengths.given(taken, _root(mixed))
+
+
+def _of_mismatched(mixed: Mixed[ExampleSet]) -> SampleLengths:
+    """Any response may follow any prompt, as far as the length limit allows: of rows in the order of their lengths
+    each has that of one half the rows away; and the longest prompt has the longest response."""
+    taken = _taken(mixed, lambda group: (group.total, group.longest, group))
+    half, rows = len(taken) // 2, [group for of_source in mixed.sets for group in of_source.lengths]
+    pairs = [(own.prompt, *other.responses) for own, other in zip(taken, taken[half:] + taken[:half], strict=True)]
+    pairs.append((max(group.prompt for group in rows), max(group.responses[0] for group in rows)))
+    limit = most_tokens(mixed)
+    return SampleLengths.given([GroupTokens(p, (min(response, limit - p),)) for p, response in pairs], _root(mixed))
 
 
 def _root(mixed: Mixed[Any]) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.data.given_rows import given_rows
 from plait.data.rows import FloatArray, Rows, evaluate, trained_rows
 from plait.dataflow import CallKind, Dataflow, Level, Node
 from plait.engines import ScoredBy, Training, TrainingEngine
@@ -266,12 +267,7 @@ class Calls:
         yield
 
     def _read(self, node: Node, state: StepState) -> None:
-        of_call = sorted(state.given[node.call], key=lambda given: (given.sample.prompt.uid, given.sample.index))
-        rows = Rows(tuple(given.sample for given in of_call))
-        trained = np.array([flag for given in of_call for flag in given.trained], dtype=np.float64)
-        margins = [given.margin for given in of_call]
-        rows = rows.with_column(node.outputs[0], trained).with_column(node.outputs[1], margins)
-        state.begin_table(node.id, rows)
+        state.begin_table(node.id, given_rows(state.given[node.call], node.outputs))
 
     def _compute(self, node: Node, state: StepState) -> None:
         output = node.outputs[0]
