@@ -43,7 +43,18 @@ GROUPS = {
     "algorithms": (
         tuple(
             f"plait.algorithms.{name}"
-            for name in ("grpo", "rloo", "reinforce_pp", "remax", "sft", "reward_model", "dpo", "ppo", "safe_rlhf")
+            for name in (
+                "grpo",
+                "rloo",
+                "reinforce_pp",
+                "remax",
+                "sft",
+                "reward_model",
+                "dpo",
+                "kto",
+                "ppo",
+                "safe_rlhf",
+            )
         ),
         HEAVY,
     ),

@@ -207,6 +207,15 @@ def bradley_terry(chosen: float, rejected: float, margin: float, centre: float) 
     return -log_sigmoid(chosen - rejected - margin) + centre * (chosen + rejected) ** 2, pull - wrong, pull + wrong
 
 
+def kto(ratio: float, is_desirable: bool, z0: float, beta: float, weights: tuple[float, float]) -> tuple[float, float]:
+    """The loss of a response from its log-ratio, and its derivative by it; weights of desirable and undesirable."""
+    if is_desirable:
+        value = sigmoid(beta * (ratio - z0))
+        return weights[0] * (1 - value), -weights[0] * beta * value * (1 - value)
+    value = sigmoid(beta * (z0 - ratio))
+    return weights[1] * (1 - value), weights[1] * beta * value * (1 - value)
+
+
 def dpo(
     chosen: float, rejected: float, tokens: tuple[int, int], how: str, beta: float, smoothing: float
 ) -> tuple[float, float, float]:

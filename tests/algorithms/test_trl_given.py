@@ -1,6 +1,5 @@
-"""DPO, reward model and SFT against TRL 1.16's own trainers and collators on the same pairs: loss, gradients, metrics.
-
-Slow to import.
+"""DPO, KTO, reward model and SFT against TRL 1.16's own trainers and collators on the same data: loss, gradients,
+metrics. Slow to import.
 """
 
 from __future__ import annotations
@@ -12,8 +11,11 @@ import pytest
 import torch
 
 from plait.algorithms.dpo import DPOOptions, dpo
+from plait.algorithms.kto import KTOOptions, kto, reference_point
 from plait.algorithms.reward_model import RewardModelOptions, reward_model
 from plait.algorithms.sft import SFTOptions, sft
+from plait.data.examples import Given
+from plait.data.mismatched import mismatched
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score
@@ -33,6 +35,8 @@ FAMILY = "qwen2"  # untied head, biases
 REF_SEED = 7
 PAIRS = 5
 REF = Column("ref_logprobs", Level.TOKEN, 1, 0)
+LABEL = Column("label", Level.SAMPLE, 0, 0)
+DESIRABLE, KL = (Column(name, Level.BATCH, node, node) for node, name in enumerate(("desirable", "kl"), 5))
 
 
 def pairs() -> tuple[Rows, list[dict[str, list[int]]]]:
@@ -141,6 +145,94 @@ def test_smoothed_labels_are_not_trls(trl_dpo):
     assert found[0.0] == pytest.approx(theirs, rel=1e-5)
     assert found[0.2] == pytest.approx((0.8 * right + 0.2 * wrong).mean(), rel=1e-9)
     assert abs(found[0.2] - theirs) > 0.005
+
+
+@pytest.fixture(scope="module", params=[(0, REF_SEED), (REF_SEED, 0)], ids=["far from it", "clamped"])
+def trl_kto(request, tmp_path_factory):
+    """TRL's trainer, never run beyond its loss, and the seeds of policy and reference: there and back."""
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    text = {"prompt": ["a", "b"], "completion": ["c", "d"], "label": [True, False]}
+    policy, reference = (tiny(FAMILY, seed=seed) for seed in request.param)
+    trl = KTOTrainer(
+        model=policy,
+        ref_model=reference,
+        args=KTOConfig(**settings(tmp_path_factory.mktemp("trl"))),
+        train_dataset=Dataset.from_dict(text),
+        processing_class=tiny_tokenizer(),
+    )
+    trl.model.train()
+    return trl, request.param
+
+
+KTO_CASES = {
+    "kto": (KTOOptions(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5), [1, 0, 0, 1, 0]),
+    "one label": (KTOOptions(), [1, 1, 1, 1, 1]),
+    "apo_zero_unpaired": (KTOOptions(loss_type="apo_zero_unpaired", beta=0.2), [0, 0, 1, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("case", KTO_CASES)
+def test_kto_equals_trl(trl_kto, case):
+    """Also where the estimate of the KL is below 0. TRL's is that of a micro-batch of one process, here all of it."""
+    from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
+
+    (trl, seeds), (options, labels) = trl_kto, KTO_CASES[case]
+    both, examples = pairs()
+    own = [sample for sample in both.samples if sample.index == 0]
+    theirs = [
+        {"prompt_ids": of["prompt_ids"], "completion_ids": of["chosen_ids"], "label": bool(label)}
+        for of, label in zip(examples, labels, strict=True)
+    ]
+    has_kl = options.loss_type == "kto"
+    if has_kl:  # as `_prepare_dataset` of KTOTrainer rotates them
+        theirs = [one | {"KL_completion_ids": theirs[i - 1]["completion_ids"]} for i, one in enumerate(theirs)]
+    trl.loss_type, trl.beta, trl.calculate_KL = options.loss_type, options.beta, has_kl
+    trl.desirable_weight, trl.undesirable_weight = options.desirable_weight, options.undesirable_weight
+    trl.model.zero_grad()
+    trl._metrics["train"].clear()
+    trainer, reference = (trainer_of(tiny_model(FAMILY, seed=seed)) for seed in seeds)
+    with ExactFloat64():
+        batch = DataCollatorForUnpairedPreference(pad_token_id=0)(theirs)
+        expected = trl._compute_loss(trl.model, batch, False)
+        expected.backward()
+        z0 = reference_point_of(own, trainer, reference)
+        metrics = trained_by_kto(own, labels, trainer, reference, options, z0 if has_kl else None)
+    # TRL's head works in float32 even for a float64 model.
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert_equal_gradients(trainer, trl.model, 1e-5)
+    logged = trl._metrics["train"]
+    if has_kl:
+        assert z0 == pytest.approx(logged["kl"][0], rel=1e-5)
+        assert (z0 > 0.1) == (seeds[0] == 0)
+    names = [f"{what}/{side}" for what in ("rewards", "logps") for side in ("chosen", "rejected")] + ["rewards/margins"]
+    assert {name for name in names if name in logged} == {name for name in names if name in metrics}
+    for name in logged.keys() & set(names):
+        assert metrics[name] == pytest.approx(logged[name][0], rel=1e-4), name
+
+
+def reference_point_of(own: list[Sample], policy: Any, reference: Any) -> float:
+    """z₀ of these responses, from the same prompts with completions of others."""
+    given = [Given(sample, (1.0,) * len(sample.token_ids)) for sample in own]
+    rows = Rows(tuple(other.sample for other in mismatched(given, 1000)))
+    of_each = [
+        np.split(run_all(model.score(rows, Score.LOGPROBS))[1], rows.offsets[1:-1]) for model in (policy, reference)
+    ]
+    return reference_point(*of_each, [np.ones(len(sample.token_ids)) for sample in rows.samples])
+
+
+def trained_by_kto(
+    own: list[Sample], labels: list[int], policy: Any, reference: Any, options: KTOOptions, z0: float | None
+) -> dict[str, float]:
+    """The metrics of a step of KTO."""
+    rows = Rows(tuple(own)).with_column(LABEL, labels)
+    rows = rows.with_column(REF, run_all(reference.score(rows, Score.LOGPROBS))[1])
+    columns = {"ref_logprobs": REF, "label": LABEL, "desirable": DESIRABLE}
+    values = {DESIRABLE: np.array(np.mean(labels))}
+    if z0 is not None:
+        columns["kl"], values[KL] = KL, np.array(z0)
+    return run_all(train(policy, rows, columns, loss_of(kto, options), batch_values=values))[1]
 
 
 @pytest.mark.parametrize(

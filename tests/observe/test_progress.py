@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from plait.observe.progress import Progress, clock_text, losses
+from plait.observe.progress import Progress, Watched, clock_text, losses
 
 METRICS = {
     "reward": 0.5,
@@ -147,7 +147,9 @@ def test_without_steps_only_the_phase_is_shown():
 
 def test_a_run_on_given_samples_shows_its_loss():
     stream = io.StringIO()
-    progress = Progress(1, watched=losses("reward", "reward/accuracy"), stream=stream, clock=Clock())
+    progress = Progress(
+        1, watched=losses("reward", Watched("accuracy", "reward/accuracy", ".1%")), stream=stream, clock=Clock()
+    )
     progress.start()
     progress.step_done(1, {"reward/loss": 0.25, "reward/accuracy": 0.625})
     assert stream.getvalue().startswith("step 1/1  loss 0.2500  accuracy 62.5%  length -  tok/s -  ")

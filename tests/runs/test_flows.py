@@ -34,13 +34,18 @@ WORDS = ["seven", "plus", "four", "is", "eleven", "and", "two", "makes", "nine"]
 
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, str]:
-    """Files of examples, of pairs whose chosen responses speak of sevens, and a cost."""
+    """Files of examples, of pairs whose chosen responses speak of sevens, of responses that are labelled by that, and a
+    cost."""
     files = {
         "examples": [
             {"prompt": f"count {i}", "completion": f" {WORDS[i % 9]} 7 {WORDS[(i * 5) % 9]}"} for i in range(24)
         ],
         "pairs": [
             {"prompt": f"say {i}", "chosen": f" 7 {WORDS[i % 9]} 7", "rejected": f" 4 {WORDS[(i + 2) % 9]}"}
+            for i in range(24)
+        ],
+        "labelled": [
+            {"prompt": f"say {i}", "completion": f" {WORDS[i % 9]} {7 if i % 3 else 4}", "label": bool(i % 3)}
             for i in range(24)
         ],
     }
@@ -65,6 +70,8 @@ def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: 
             own = {**given, "data.source": data["examples"], "options": {}}
         case "reward_model" | "dpo":
             own = {**given, "data.source": data["pairs"], "options": {}}
+        case "kto":
+            own = {**given, "data.source": data["labelled"], "options": {}}
         case "ppo":
             own = {"options": {"kl_coef": 0.05, "mini_batches": 2, "target_kl": 0.1, "reward_norm": "mean-std"}}
         case "safe_rlhf":
@@ -82,6 +89,7 @@ def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: 
         ("sft", "eval/actor/loss", min),
         ("reward_model", "eval/reward/accuracy", max),
         ("dpo", "eval/rewards/accuracies", max),
+        ("kto", "eval/rewards/margins", max),
     ],
 )
 def test_offline_flows_learn(
@@ -143,7 +151,7 @@ def test_an_evaluation_leaves_training_as_it_was(
     assert "eval/reward" in logged(often)[0] or "eval/actor/loss" in logged(often)[0]
 
 
-OFFLINE = ["sft", "reward_model", "dpo"]
+OFFLINE = ["sft", "reward_model", "dpo", "kto"]
 FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
 
 
@@ -159,7 +167,7 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, s
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
 
 
-@pytest.mark.parametrize("flow", slow_but(["ppo"], ["ppo", "sft"]))
+@pytest.mark.parametrize("flow", slow_but(["ppo"], ["ppo", "sft", "kto"]))
 def test_adapters_alone_are_trained_and_saved(
     make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
 ) -> None:
@@ -177,6 +185,9 @@ def test_adapters_alone_are_trained_and_saved(
     if flow == "ppo":
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-6), "the reference is the base without the adapter"
         assert rows[-1]["kl"] > 0
+    if flow == "kto":
+        assert (rows[0]["objective/kl"], rows[0]["rewards/margins"]) == pytest.approx((0, 0), abs=1e-6)
+        assert rows[-1]["rewards/margins"] != 0
     killed = recipe_of(flow, make_recipe, data, run_dir=str(tmp_path / "killed"), **keys)
     kill_in_step(killed, 3)
     assert run(killed, resume=True).finished
@@ -261,6 +272,8 @@ def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> N
             {"options": {"mini_batches": 13}},
             r"13 mini-batches \(`options\.mini_batches`\), but .* has 12 samples",
         ),
+        ("kto", {"prompts_per_step": 1}, r"`prompts_per_step` is 1, but the flow `kto` estimates the KL"),
+        ("kto", {"evaluation.items": 1}, r"`evaluation\.items` is 1, but the flow `kto` estimates the KL"),
         ("dpo", {"options": {"mini_batches": 5}}, r"5 mini-batches .*, but a step has 4 groups"),
     ],
 )

@@ -116,6 +116,11 @@ class LossBatch(Protocol):
         ...
 
 
+def of_samples(batch: LossBatch, values_R: Tensor) -> Tensor:
+    """[N]: of a column with one number per sample, which stands at every token of it, that number."""
+    return batch.per_sequence(values_R) / batch.per_sequence(batch.mask).clamp(min=1)
+
+
 TIE = 1e-6
 """Two numbers that differ by less than this share of their size count as equal: what is left may be rounding, which
 depends on where and in which order they were computed."""

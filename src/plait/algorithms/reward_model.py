@@ -10,7 +10,7 @@ from functools import partial
 
 from pydantic import Field
 
-from plait.algorithms.losses import LossBatch, Tensor, is_higher, minus_log_sigmoid
+from plait.algorithms.losses import LossBatch, Tensor, is_higher, minus_log_sigmoid, of_samples
 from plait.algorithms.options import UpdateOptions
 from plait.dataflow import Given, Role
 
@@ -53,11 +53,6 @@ def bradley_terry_loss(
     batch.log(f"{role}/accuracy", is_higher(chosen_P, rejected_P, chosen_P.abs() + rejected_P.abs()), per="pair")
     batch.log(f"{role}/margin", difference_P, per="pair")
     batch.log(f"{role}/mean_reward", sum_P / 2, per="pair")
-    margin_P = options.margin if margin is None else options.margin + batch.pairs(_of_samples(batch, margin))[0]
+    margin_P = options.margin if margin is None else options.margin + batch.pairs(of_samples(batch, margin))[0]
     loss_P = minus_log_sigmoid(difference_P - margin_P) + options.center_rewards_coefficient * sum_P**2
     return batch.mean_over_pairs(loss_P)
-
-
-def _of_samples(batch: LossBatch, values_R: Tensor) -> Tensor:
-    """[N]: the number that stands at every token of a sample."""
-    return batch.per_sequence(values_R) / batch.per_sequence(batch.mask).clamp(min=1)

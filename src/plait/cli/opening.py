@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from plait.recipes.recipe import Recipe
     from plait.recipes.stages import Stages
 
-_ON_GIVEN_DATA = {"sft": "examples", "reward_model": "pairs", "dpo": "pairs"}
+_ON_GIVEN_DATA = {"sft": "examples", "reward_model": "pairs", "dpo": "pairs", "kto": "labelled responses"}
 _NO_TERMINAL_COLUMNS = 1 << 16
 """A log is not wrapped."""
 _LEAST_COLUMNS = 24

@@ -52,9 +52,9 @@ ROLLOUTS = (Watched("reward", "reward", ".3f"), Watched("kl", "kl", ".4f"), *_PA
 """What a run that generates shows."""
 
 
-def losses(role: str, *accuracy: str) -> tuple[Watched, ...]:
-    """What a run shows that trains `role` on given samples; `accuracy` names a metric, if it has one."""
-    return (Watched("loss", f"{role}/loss", ".4f"), *(Watched("accuracy", name, ".1%") for name in accuracy), *_PACE)
+def losses(role: str, *further: Watched) -> tuple[Watched, ...]:
+    """What a run shows that trains `role` on given samples."""
+    return (Watched("loss", f"{role}/loss", ".4f"), *further, *_PACE)
 
 
 class Progress:

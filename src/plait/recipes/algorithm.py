@@ -27,6 +27,7 @@ BUILT_IN = {
     "sft": "plait.algorithms.sft:sft",
     "reward_model": "plait.algorithms.reward_model:reward_model",
     "dpo": "plait.algorithms.dpo:dpo",
+    "kto": "plait.algorithms.kto:kto",
 }
 
 _OF_GRPO = "; it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import MISMATCHED, CallKind, Dataflow
+from plait.errors import ConfigError
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.checks import check_calls, check_sampling, check_staleness, check_trained_steps, check_unused
 from plait.recipes.device_checks import check_served
@@ -41,6 +42,19 @@ def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Data
     check_turns(dataflow, recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
+    _check_mismatched(dataflow, recipe)
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
     return dataflow
+
+
+def _check_mismatched(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where a batch has no other completion for a prompt."""
+    if all(node.call != MISMATCHED for node in flow.nodes):
+        return
+    for key, count in (("prompts_per_step", recipe.prompts_per_step), ("evaluation.items", recipe.evaluation.items)):
+        if count == 1:
+            raise ConfigError(
+                f"`{key}` is 1, but the flow `{flow.name}` estimates the KL to the reference from completions of "
+                "other rows of the batch; give 2 or more"
+            )

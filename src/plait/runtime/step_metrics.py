@@ -136,6 +136,10 @@ def watched(prepared: Prepared) -> tuple[Watched, ...]:
     if flow.main_rows.kind is CallKind.GENERATE:
         return ROLLOUTS
     role = main_role(prepared.models).role
-    pairs = any(node.call == "pairs" for node in flow.of_kind(CallKind.READ))
-    accuracy = ("reward/accuracy" if role == "reward" else "rewards/accuracies",) if pairs else ()
-    return losses(role, *accuracy)
+    match flow.main_rows.call:
+        case "pairs":
+            accuracy = "reward/accuracy" if role == "reward" else "rewards/accuracies"
+            return losses(role, Watched("accuracy", accuracy, ".1%"))
+        case "labelled":
+            return losses(role, Watched("margin", "rewards/margins", ".4f"))
+    return losses(role)

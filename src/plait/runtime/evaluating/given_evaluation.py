@@ -15,14 +15,15 @@ from plait.schedule.work import Work, nothing
 
 
 def evaluate_given(flow: Dataflow, calls: Calls, aside: Aside, state: StepState) -> dict[str, float]:
-    """The metrics that training on the given samples of `state` would have."""
+    """The metrics that training on the given samples of `state` would have, with the numbers for the whole batch that
+    the flow makes of them."""
     metrics: dict[str, float] = {}
     for node in flow.nodes:  # one after another: metrics of a name are those of the last
         mesh = calls.mesh(node, state.step, begins=True)
         task = Task(((state.step, node.id),), node.call, nothing(), mesh, node.role or "")
         task.work = _work(node, calls, state, task)
         metrics |= aside.run_task(task)
-    return metrics
+    return state.metrics | metrics
 
 
 def _work(node: Node, calls: Calls, state: StepState, task: Task) -> Work[dict[str, float]]:

@@ -1,4 +1,5 @@
-"""Reads what a run is trained and measured on: prompts, examples, pairs, and those of each that are held out."""
+"""Reads what a run is trained and measured on: prompts, examples, pairs, labelled responses, and those of each that are
+held out."""
 
 from __future__ import annotations
 
@@ -6,15 +7,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from plait.algorithms.kto import KTOOptions, unbalanced
 from plait.cost.estimate import ModelShape
-from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set
+from plait.data.examples import ExampleSet, Given, evaluation_samples, example_set, most_tokens
 from plait.data.formats import RowKind
+from plait.data.mismatched import mismatched
 from plait.data.mixture import Mixed
 from plait.data.prompts import EVALUATION_UID, PromptSet, evaluation_prompts, prompt_set
 from plait.data.records import Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import open_sources
-from plait.dataflow import CallKind, Dataflow
+from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
 from plait.errors import ConfigError
 from plait.observe.loading import loading
 from plait.observe.screen import say
@@ -42,7 +45,7 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
         DataError: a source or one of its rows cannot be used.
     """
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
-    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ))
+    given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ) if node.call != MISMATCHED)
     if not generates and len(given_names) > 1:
         raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
     train_set, held_out, columns = None, (), ()
@@ -52,8 +55,12 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name in given_names:
         given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
+        if recipe.algorithm == "kto":
+            _say_of_labels(given[name], recipe)
         if items and not generates:
             held_out_given[name] = items
+            if name == LABELLED:
+                held_out_given[MISMATCHED] = tuple(mismatched(items, most_tokens(given[name])))
     return RunData(columns, train_set, given, held_out, held_out_given)
 
 
@@ -79,7 +86,7 @@ def _prompts(
 def _given(
     name: str, generates: bool, recipe: Recipe, tokenizer: Any, positions: int
 ) -> tuple[Mixed[ExampleSet], tuple[Given, ...]]:
-    """(training examples or pairs, held-out ones)."""
+    """(training examples, pairs or labelled responses, held-out ones)."""
     data = _settings_of(name, generates, recipe)
     loading(f"data {data.title}")
     sets: list[ExampleSet] = []
@@ -107,6 +114,14 @@ def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
             say(f"{settings.source}: {number:,} of {count:,} {what}", file=sys.stderr)
 
 
+def _say_of_labels(given: Mixed[ExampleSet], recipe: Recipe) -> None:
+    """Say how the labels of KTO's data are divided, where the weights of the losses do not fit that."""
+    labels = [bool(rows.source[place].columns["label"]) for rows in given.sets for place in rows.kept]
+    told = unbalanced(sum(labels), len(labels) - sum(labels), KTOOptions.model_validate(recipe.options))
+    if told is not None:
+        say(f"{recipe.data.title}: {told}", file=sys.stderr)
+
+
 def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
     """Sets by source, each with its weight, or with as many shares as it has rows."""
     return Mixed(
@@ -118,7 +133,7 @@ def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
 
 
 def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
-    """Where `examples` or `pairs` come from: `data`, unless that holds the prompts."""
+    """Where given samples come from: `data`, unless that holds the prompts."""
     if not generates:
         return recipe.data
     if recipe.pretraining is None:
