@@ -250,12 +250,12 @@ def test_adapters_are_small() -> None:
         assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward_model"])
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "reward_model"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), *SIZES])
 def test_of_given_texts(sizes, algorithm) -> None:
     """Of which a few are much longer than others, so that micro-batches are filled; and the fullest rank
     of each stage holds the same."""
-    count = 1 if algorithm == "sft" else 2
+    count = 1 if algorithm in ("sft", "kto") else 2
     texts = [GroupTokens(40 + n, (3 * n + 1,) * count) for n in range(100)]
     dp, tp, pp = sizes
 

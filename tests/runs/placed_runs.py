@@ -80,6 +80,7 @@ FUSED_SAFE = ("safe_rlhf", SAFE_MODELS[1] | LONG | {"fusion": 0.5})
 NO_ROLLOUT = {"reward.functions": None, "sampling.max_response_tokens": None, "samples_per_prompt": None}
 """Keys of flows that read their samples."""
 DPO = ("dpo", {"options": {}, "data.source": "PLACE/pairs.jsonl"} | NO_ROLLOUT)
+KTO = ("kto", {"options": {"beta": 1.0}, "data.source": "PLACE/pairs.jsonl", "prompts_per_step": 5} | NO_ROLLOUT)
 
 PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {
     "grpo-colocated-2": (GRPO, "colocated 2"),
@@ -283,6 +284,8 @@ PLANS |= {
     "bonus-dp2pp2": (BONUS, {"actor.generate": "0", "actor.train": "0,1,2,3 dp2 pp2", "ref.logprobs": "1"}),
     "bonus-tp2pp2": (BONUS, {"actor.generate": "0", "actor.train": "0,1,2,3 tp2 pp2", "ref.logprobs": "1"}),
     "dpo-tp2": (DPO, {"actor.train": "0,1 tp2", "ref.logprobs": "0"}),
+    "kto-dp2": (KTO, {"actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"}),
+    "kto-split-2": (KTO, "split 2"),
     "ppo-model-split-2": (PPO_MODEL, "split 2"),
     "ppo-model-standalone-4": (PPO_MODEL, "standalone 4"),
     "ppo-model-beside-values-2": (

@@ -16,7 +16,7 @@ from plait.runtime.api import run
 from plait.schedule.plan import Plan
 from plait.schedule.timeline import load_any
 from tests.models.tiny import save_tiny
-from tests.runs.placed_runs import DPO, GRPO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where
+from tests.runs.placed_runs import DPO, GRPO, KTO, NO_ROLLOUT, PPO, PPO_MODEL, Flow, where
 from tests.runs.plans import assert_equal_runs, write_plan
 
 STEPS = 4
@@ -40,6 +40,11 @@ CASES: dict[str, tuple[Flow, dict[str, str]]] = {
         ("dpo", DPO[1] | {"options": {"mini_batches": 2}} | EVALUATED),
         {"actor.train": "1,0 tp2", "ref.logprobs": "0,1 dp2"},
     ),
+    "kto-evaluation-tp2": (
+        ("kto", KTO[1] | {"options": {"beta": 1.0, "mini_batches": 2, "epochs": 2}} | EVALUATED),
+        {"actor.train": "1,0 tp2", "ref.logprobs": "0,1 dp2"},
+    ),
+    "kto-tp2-pp2": (KTO, {"actor.train": "2,3,1,0 tp2 pp2", "actor.logprobs": "0,1 dp2", "ref.logprobs": "1"}),
     "reward-model-dp2": (("reward_model", ON_PAIRS | EVALUATED), {"reward.train": "0,1 dp2"}),
     "reward-model-tp2-pp2": (("reward_model", ON_PAIRS), {"reward.train": "2,3,1,0 tp2 pp2"}),
     "sft-pp2": (("sft", ON_EXAMPLES | EVALUATED), {"actor.train": "1,0 pp2"}),

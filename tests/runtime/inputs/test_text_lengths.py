@@ -15,6 +15,7 @@ from plait.runtime.inputs.text_lengths import FORETOLD_ROWS, lengths_in, longest
 class Rows:
     lengths: tuple[Any, ...]
     root: tuple[int, ...] = ()
+    max_tokens: int = 1000
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -75,3 +76,18 @@ def test_of_many_pairs_the_longest_sample_counts_though_its_pair_is_not_the_long
     found = lengths_in(None, {"pairs": mixed(pairs)}, 9)
     assert found.longest == 4100
     assert len(found.groups) == FORETOLD_ROWS + 1
+
+
+def test_any_response_of_labelled_ones_may_follow_any_prompt() -> None:
+    """Of rows in the order of their lengths each prompt has the response half of them away; and the longest has the
+    longest, as far as the limit allows."""
+    rows = Rows(
+        (GroupTokens(5, (1,)), GroupTokens(5, (30,)), GroupTokens(40, (2,)), GroupTokens(6, (3,))), max_tokens=60
+    )
+    found = lengths_in(None, {"labelled": mixed(rows)}, 9)
+    assert found.longest == found.of("labelled").longest == 42
+    others = found.of("mismatched")
+    assert sorted(others.groups) == sorted(
+        GroupTokens(p, (r,)) for p, r in [(5, 30), (6, 2), (5, 1), (40, 3), (40, 20)]
+    )
+    assert others.longest == 60

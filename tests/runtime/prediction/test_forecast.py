@@ -220,16 +220,17 @@ def test_a_run_on_one_device_ends_with_its_prediction_beside_what_it_measured(
 
 
 @pytest.mark.usefixtures("profile")
-@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
 def test_what_generates_nothing_is_predicted_by_the_samples_that_are_given(
     make_recipe: MakeRecipe, tmp_path: Path, algorithm: str
 ) -> None:
     rows = {"sft": {"prompt": "1 plus 2?", "completion": "3"}, "dpo": {"prompt": "1?", "chosen": "1", "rejected": "22"}}
+    rows["kto"] = rows["sft"] | {"label": True}
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(rows[algorithm]) + "\n" for _ in range(12)))
     nothing = {"reward.functions": [], "sampling": {}, "options": {}, "samples_per_prompt": 8}
     recipe = make_recipe(algorithm=algorithm, **nothing, **{"data.source": str(tmp_path / "given.jsonl")})
     prepared = prepare(recipe)
-    assert set(prepared.lengths.responses.values) == {"sft": {2}, "dpo": {2, 3}}[algorithm]
+    assert set(prepared.lengths.responses.values) == {"sft": {2}, "dpo": {2, 3}, "kto": {2}}[algorithm]
     predicted = with_prediction(prepared).predicted
     assert predicted is not None
     assert "actor.train" in predicted_seconds(predicted)
