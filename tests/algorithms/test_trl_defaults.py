@@ -10,6 +10,7 @@ import pytest
 
 from plait.algorithms.dpo import DPOOptions
 from plait.algorithms.grpo import GRPOOptions
+from plait.algorithms.kto import KTOOptions
 from plait.algorithms.rloo import RLOOOptions
 from plait.generation.settings import SamplingSettings
 from plait.recipes.recipe import Recipe
@@ -76,6 +77,8 @@ def test_the_length_of_a_run():
 def test_what_else_the_page_says_of_trl():
     assert default(trl.GRPOConfig, "disable_dropout") is default(trl.RLOOConfig, "disable_dropout") is False
     assert default(trl.DPOConfig, "label_smoothing") == DPOOptions().label_smoothing == 0
+    weights = ("beta", "desirable_weight", "undesirable_weight", "loss_type")
+    assert [default(trl.KTOConfig, name) for name in weights] == [getattr(KTOOptions(), name) for name in weights]
     assert default(trl.GRPOConfig, "beta") == GRPOOptions().kl_coef == 0
     assert default(trl.GRPOConfig, "epsilon") == GRPOOptions().clip_low == GRPOOptions().clip_high
     assert default(trl.GRPOConfig, "learning_rate") == OptimizerSettings().learning_rate

@@ -41,7 +41,7 @@ class Given(NamedTuple):
 
     @property
     def label(self) -> float:
-        """Of a labelled response 1.0 where it is desirable, else 0.0."""
+        """1.0 where a labelled response is desirable, else 0.0."""
         return float(self.sample.prompt.columns["label"])
 
 

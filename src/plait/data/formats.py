@@ -117,10 +117,6 @@ def make_row(value: dict[str, Any], kind: RowKind, prompt_column: str, place: st
     if kind is RowKind.PAIRS and margin is not None and not _is_number(margin):
         raise DataError(f"{place}: `margin` must be a finite number (by how much `chosen` is better), found {margin!r}")
     parts = parts_of(columns, kind, place)
-    if kind is RowKind.LABELLED and not _is_label(columns["label"]):
-        raise DataError(
-            f"{place}: `label` must be true (the response is desirable) or false, found {columns['label']!r:.80}"
-        )
     completion = parts.completions[0]
     return Row(columns, place, key=text_of(completion if parts.prompt is None else parts.prompt))
 
@@ -216,11 +212,6 @@ def _check_completion(prompt: str | Messages | None, completion: str | Messages,
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_label(value: Any) -> bool:
-    """Also 1 or 0, as which some tables keep it."""
-    return isinstance(value, bool | int | float) and value in (0, 1)
 
 
 def _checked(column: Any, name: str, place: str, *, may_be_none: bool = False) -> Any:

@@ -6,18 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 from plait.data.formats import Row, RowKind, make_row, parts_of
+from plait.errors import DataError
 
 
 def rows_of_record(value: dict[str, Any], kind: RowKind, prompt_column: str, place: str) -> list[Row]:
     """A record as rows of that kind: one, but two where a pair stands and labelled responses are asked for.
 
     Raises:
-        DataError: as `formats.make_row`.
+        DataError: as `formats.make_row`; or a label is none.
     """
     present = {name for name, column in value.items() if column is not None}
     if kind is RowKind.LABELLED and {"chosen", "rejected"} <= present and "completion" not in present:
         return unpaired(make_row(value, RowKind.PAIRS, prompt_column, place))
-    return [make_row(value, kind, prompt_column, place)]
+    row = make_row(value, kind, prompt_column, place)
+    if kind is RowKind.LABELLED and not _is_label(label := row.columns["label"]):
+        raise DataError(f"{place}: `label` must be true (the response is desirable) or false, found {label!r:.80}")
+    return [row]
+
+
+def _is_label(value: Any) -> bool:
+    """Also 1 or 0, as which some tables keep it."""
+    return isinstance(value, bool | int | float) and value in (0, 1)
 
 
 def unpaired(pair: Row) -> list[Row]:
