@@ -54,13 +54,13 @@ def test_eval_answers_as_the_evaluations_of_the_run(
     assert "mean length" in printed
 
 
-@pytest.mark.parametrize(("flow", "figure"), [("sft", "actor/nll"), ("dpo", "rewards/accuracies")])
+@pytest.mark.parametrize(
+    ("flow", "figure"), [("sft", "actor/nll"), ("dpo", "rewards/accuracies"), ("kto", "objective/kl")]
+)
 def test_eval_of_what_learns_from_examples_or_pairs(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], flow: str, figure: str
 ) -> None:
-    row = (
-        {"prompt": "count", "completion": " 7"} if flow == "sft" else {"prompt": "a", "chosen": " 7", "rejected": " 8"}
-    )
+    row = {"completion": " 7"} if flow == "sft" else {"chosen": " 7", "rejected": " 8"}
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row | {"prompt": f"count {i}"}) + "\n" for i in range(6)))
     own = {"reward.functions": [], "sampling": {}, "samples_per_prompt": 8, "options": {}}
     keys = {"data.source": str(tmp_path / "given.jsonl"), **own}

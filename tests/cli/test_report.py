@@ -7,9 +7,11 @@ import io
 import pytest
 
 from plait.cli.evaluate import opening_facts
-from plait.cli.report import held_out_text, print_answers, print_before_after
+from plait.cli.report import held_out_text, print_answers, print_before_after, print_outcome
 from plait.observe.console import SafeConsole
-from plait.recipes.recipe_file import recipe_of, with_sections
+from plait.recipes.recipe_file import load_recipe, recipe_of, with_sections
+from plait.runtime.controller import Outcome
+from plait.runtime.evaluating.evaluation import Evaluation
 
 ROWS = [
     ("exact accuracy [95 % interval]", "40.0% [33.5%, 46.9%]", "70.0% [63.3%, 75.9%]"),
@@ -70,3 +72,12 @@ def test_items_of_several_sources_are_told_as_what_they_are() -> None:
     assert {name: opening_facts(one)[name] for name in ("data", "items")} == {"data": "held.jsonl", "items": "8"}
     facts = {"data": "held.jsonl, b.jsonl", "items": "8 of each of 2 sources"}
     assert {name: opening_facts(two)[name] for name in facts} == facts
+
+
+def test_what_a_loss_logged_in_one_evaluation_alone_is_told(tmp_path, capsys) -> None:
+    """A loss of the user's may log a number only where there is something to say."""
+    (tmp_path / "run").mkdir()
+    keys = {"model": "m", "data.source": "x.jsonl", "algorithm": "sft", "run_dir": str(tmp_path / "run")}
+    before, after = (Evaluation((), (), None, logged=told, num_given=3) for told in ({"nll": 2.0}, {"odd": 0.5}))
+    print_outcome(load_recipe(None, list(keys.items())), Outcome(True, 1, {}, before, after))
+    assert ["odd", "-", "0.500"] in [line.split() for line in capsys.readouterr().out.splitlines()]

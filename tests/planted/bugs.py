@@ -178,6 +178,20 @@ LOSS = (
         ("algorithms/test_dpo.py::test_dpo_by_hand",),
     ),
     Bug(
+        "labels taken the other way round",
+        "plait.algorithms.kto:kto_loss",
+        "signs_N = 2 * labels_N - 1",
+        "signs_N = 1 - 2 * labels_N",
+        ("algorithms/test_kto.py::test_kto_by_hand",),
+    ),
+    Bug(
+        "reference point below 0",
+        "plait.algorithms.kto:reference_point",
+        "max(0.0, mean_kl(mine, theirs, KLEstimator.K1))",
+        "mean_kl(mine, theirs, KLEstimator.K1)",
+        ("algorithms/test_kto.py::test_the_reference_point_by_hand",),
+    ),
+    Bug(
         "reward model that prefers the rejected",
         "plait.algorithms.reward_model:bradley_terry_loss",
         "chosen_P - rejected_P, chosen_P + rejected_P",

@@ -228,9 +228,8 @@ def _share(estimate: Estimate | None) -> str:
 def _numbers(
     what: str, name: str, before: Evaluation | None, after: Evaluation, form: str = ".3f"
 ) -> tuple[str, str, str]:
-    old, new = (
-        "-" if evaluation is None else format(evaluation.metrics()[name], form) for evaluation in (before, after)
-    )
+    values = (None if evaluation is None else evaluation.metrics().get(name) for evaluation in (before, after))
+    old, new = ("-" if value is None else format(value, form) for value in values)
     return what, old, new
 
 

@@ -163,8 +163,11 @@ def test_a_sound_run_of_every_flow_has_no_findings(
     assert said(recipe, steps=3, settings=quiet) == []
 
 
-def test_a_reference_of_pairs_that_begins_elsewhere_is_named(recipe_of: MakeRecipe, data: dict[str, str]) -> None:
-    with opened(flow_recipe("dpo", recipe_of, data)) as run:
+@pytest.mark.parametrize("flow", slow_but(["dpo"], ["dpo", "kto"]))
+def test_a_reference_of_given_samples_that_begins_elsewhere_is_named(
+    recipe_of: MakeRecipe, data: dict[str, str], flow: str
+) -> None:
+    with opened(flow_recipe(flow, recipe_of, data)) as run:
         run.session.roles["ref"].model.weights.mul_(1.1)
         findings = run.steps(1)
     assert "wrong_reference" in errors(findings)
