@@ -121,7 +121,9 @@ def test_bad_rows_are_named(tmp_path, row, said):
 def test_held_out_responses_have_labels_of_both_kinds(tmp_path):
     """Though the desirable response to each prompt comes first, and one of a prompt is held out."""
     rows = [
-        {"prompt": f"{n}", "completion": f" {n}.{label}", "label": label} for label in (True, False) for n in range(40)
+        {"prompt": f"{n}", "completion": f" {n}" if label else " no", "label": label}
+        for label in (True, False)
+        for n in range(40)
     ]
     settings = DataSettings(source=written(tmp_path / "rows.jsonl", rows))
     splits = open_splits(settings, 20, RowKind.LABELLED)

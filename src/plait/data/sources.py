@@ -226,8 +226,7 @@ def _ordered(rows: list[Row], kind: RowKind) -> list[Row]:
     another than the first of the file, which may always have the same label."""
     if kind is not RowKind.LABELLED:
         return rows
-    texts = [text_of(row.columns["completion"]) for row in rows]
-    return [row for _, row in sorted(zip(map(_digest, texts), rows, strict=True), key=lambda pair: pair[0])]
+    return sorted(rows, key=lambda row: _digest(row.question + text_of(row.columns["completion"])))
 
 
 def _digest(text: str, key: bytes = b"") -> bytes:
