@@ -50,6 +50,7 @@ def test_a_flow_may_ask_what_a_handle_has():
         assert getattr(pairs, "logprobs", None) is None
         assert hasattr(pairs, "margin")
         assert not hasattr(pairs.margin, "mean")
+        assert not hasattr(pairs, "label")
         actor.train(pairs, loss=loss, advantages=reward.score(pairs))
 
     assert trace(flow, roles=ROLES).name == "flow"
@@ -291,6 +292,10 @@ def read_an_unknown_column(prompts, actor, reward):
     actor.train(samples, loss=loss, advantages=samples.logprob)
 
 
+def read_an_unknown_column_of_labels(labelled, actor):
+    actor.train(labelled, loss=loss, advantages=labelled.mismatched.label)
+
+
 def calculate_with_a_column(prompts, actor, reward):
     1 - 0.1 * reward.score(actor.generate(prompts))
 
@@ -327,6 +332,7 @@ def calculate_with_a_column(prompts, actor, reward):
             read_an_unknown_column,
             r"no column `logprob` \(did you mean `logprobs`\?\); theirs: logprobs, finished, tokens_left, turn; others",
         ),
+        (read_an_unknown_column_of_labels, r"no column `label`; theirs: trained, margin; others"),
         (calculate_with_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

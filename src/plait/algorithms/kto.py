@@ -19,7 +19,7 @@ from plait.algorithms.advantages import FloatArray
 from plait.algorithms.kl import mean_kl
 from plait.algorithms.losses import KLEstimator, LossBatch, Tensor, of_samples
 from plait.algorithms.options import UpdateOptions
-from plait.dataflow import Given, Level, Role, per_batch
+from plait.dataflow import Labelled, Level, Role, per_batch
 
 
 class KTOLoss(StrEnum):
@@ -39,7 +39,7 @@ class KTOOptions(UpdateOptions):
     undesirable_weight: float = Field(default=1.0, gt=0, description="weight of responses that are labelled false")
 
 
-def kto(labelled: Given, actor: Role, ref: Role, options: KTOOptions) -> None:
+def kto(labelled: Labelled, actor: Role, ref: Role, options: KTOOptions) -> None:
     """The flow. The reference point is that of the whole batch and of the policy that the step begins with: one number
     for all mini-batches and epochs, without a gradient."""
     ref_logprobs = ref.logprobs(labelled)

@@ -6,7 +6,7 @@ Imports `metric_names`, `user_code` and `errors`; no torch.
 
 from plait.dataflow.call_name import CallName
 from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
-from plait.dataflow.handles import LABELLED, MISMATCHED, Generated, Given, Prompts, Samples
+from plait.dataflow.handles import LABELLED, MISMATCHED, Generated, Given, Labelled, Prompts, Samples
 from plait.dataflow.options import GenerateOptions, Resample, Score, TrainOptions
 from plait.dataflow.role import Role
 from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trace
@@ -22,6 +22,7 @@ __all__ = [
     "Generated",
     "Given",
     "Grain",
+    "Labelled",
     "Level",
     "Node",
     "Prompts",

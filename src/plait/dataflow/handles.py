@@ -118,7 +118,8 @@ class Samples:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)  # a protocol of Python's
-        columns = [name for name in vars(type(self)) if not name.startswith("_") and name not in ("rows", MISMATCHED)]
+        names = [name for cls in type(self).__mro__[:-1] for name in vars(cls) if not name.startswith("_")]
+        columns = [name for name in dict.fromkeys(names) if name not in ("rows", MISMATCHED)]
         raise NoAttribute(
             f"samples have no column `{name}`{nearest(name, columns)}; theirs: {', '.join(columns)}; others are what "
             "calls return, such as `reward.score(samples)`"
@@ -132,8 +133,7 @@ class Samples:
 
 
 class Given(Samples):
-    """Handle of samples that the data set gives: `examples`, `pairs` of a chosen and a rejected response, or `labelled`
-    responses.
+    """Handle of samples that the data set gives: `examples`, or `pairs` of a chosen and a rejected response.
 
     The two of a pair are a group: samples 0 (chosen) and 1 (rejected) of one prompt. They are read when the flow first
     uses them, and not at all where an option makes it do without.
@@ -142,7 +142,6 @@ class Given(Samples):
     def __init__(self, tracer: Tracer, name: str) -> None:
         super().__init__(tracer)
         self._name = name
-        self._others: Given | None = None
 
     @property
     def rows(self) -> int:
@@ -161,35 +160,27 @@ class Given(Samples):
         """Per sample the number in the column `margin` of its row; 0 where the row has none."""
         return self._column(1)
 
+    def _column(self, place: int) -> ColumnHandle:
+        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])
+
+
+class Labelled(Given):
+    """Handle of responses that are given with a label each."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__(tracer, LABELLED)
+        self._others = Given(tracer, MISMATCHED)
+
     @property
     def label(self) -> ColumnHandle:
-        """Per labelled response 1.0 where it is desirable, else 0.0.
-
-        Raises:
-            FlowError: these are no labelled responses.
-        """
-        self._require_labels("label")
+        """Per sample 1.0 where the response is desirable, else 0.0."""
         return ColumnHandle(self._tracer, self._tracer.add_output(self.rows, "label", Level.SAMPLE))
 
     @property
     def mismatched(self) -> Given:
-        """The prompts of these labelled responses, each with the completion of another one of the batch: samples to
-        score, from which the KL to a reference is estimated. Nothing of them is to be learnt.
-
-        Raises:
-            FlowError: these are no labelled responses.
-        """
-        self._require_labels(MISMATCHED)
-        if self._others is None:
-            self._others = Given(self._tracer, MISMATCHED)
+        """The same prompts, each with the completion of another one of the batch: samples to score, from which the KL
+        to a reference is estimated. Nothing of them is to be learnt."""
         return self._others
-
-    def _require_labels(self, what: str) -> None:
-        if self._name != LABELLED:
-            raise FlowError(f"`{self._name}` have no `{what}`; it is one of `{LABELLED}` responses")
-
-    def _column(self, place: int) -> ColumnHandle:
-        return ColumnHandle(self._tracer, self._tracer.nodes[self.rows].outputs[place])
 
 
 class Generated(Samples):

@@ -14,7 +14,17 @@ from functools import partial
 from typing import Any
 
 from plait.dataflow.graph import CallKind, Dataflow, Grain, Level
-from plait.dataflow.handles import LABELLED, Carried, ColumnHandle, Given, Prompts, column_of, describe, nearest
+from plait.dataflow.handles import (
+    LABELLED,
+    Carried,
+    ColumnHandle,
+    Given,
+    Labelled,
+    Prompts,
+    column_of,
+    describe,
+    nearest,
+)
 from plait.dataflow.options import CarriedOptions, ComputeOptions
 from plait.dataflow.role import Role
 from plait.dataflow.tracer import Tracer, current, tracing
@@ -22,8 +32,8 @@ from plait.errors import FlowError
 from plait.metric_names import problem_of
 from plait.user_code import TRACE_LIMIT_S, UserCode, is_users, title_of
 
-GIVEN = ("examples", "pairs", LABELLED)
-"""Parameters of a flow that are samples of the data set."""
+GIVEN = ("examples", "pairs")
+"""Parameters of a flow that are samples of the data set; labelled ones have more to say."""
 
 
 def per_sample(
@@ -121,6 +131,8 @@ def trace(
     for parameter in parameters:
         if parameter.name == "prompts":
             arguments["prompts"] = Prompts(tracer)
+        elif parameter.name == LABELLED:
+            arguments[LABELLED] = Labelled(tracer)
         elif parameter.name in GIVEN:
             arguments[parameter.name] = Given(tracer, parameter.name)
         elif parameter.name == "options":
