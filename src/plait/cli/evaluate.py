@@ -41,7 +41,7 @@ _SAMPLING = (
 def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     """Answer a recipe's held-out items as its evaluations do: greedily, or at `evaluation.temperature`.
 
-    The items are those that training with the same recipe never sees. Of a recipe that learns from examples or pairs,
+    The items are those that training with the same recipe never sees. Of a recipe that learns from given samples,
     the loss on held-out ones is measured.
     """
     path, overrides, flags = train.read_recipe("eval", tokens, FLAGS)

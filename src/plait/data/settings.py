@@ -55,8 +55,8 @@ class DataSettings(Settings):
     )
     chat_template: bool | Literal["auto"] = Field(
         default="auto",
-        description="send text prompts as a user message; auto: if the tokenizer has a chat template, but texts of "
-        "examples and pairs raw",
+        description="send text prompts as a user message; auto: if the tokenizer has a chat template, but given "
+        "texts (examples, pairs, labelled responses) raw",
     )
     max_prompt_tokens: int | None = Field(
         default=None,

@@ -108,7 +108,7 @@ class Recipe(Settings):
         description="in place of `steps`: as many as take so many passes over the data",
     )
     prompts_per_step: int = Field(
-        default=16, ge=1, le=MOST_PROMPTS, description="prompts (examples, or pairs) in the batch of a step"
+        default=16, ge=1, le=MOST_PROMPTS, description="prompts (examples, pairs, labelled responses) in a step"
     )
     samples_per_prompt: int = Field(default=8, ge=1, description="responses drawn per prompt")
     data: DataSettings

@@ -138,7 +138,7 @@ class Records:
 
 def value_of(metrics: Mapping[str, float]) -> float:
     """What evaluations are compared by, higher is better: accuracy where there is one, else the mean reward; of
-    examples and pairs the loss, negated."""
+    given samples the loss, negated."""
     if "eval/accuracy" in metrics or "eval/reward" in metrics:
         return metrics.get("eval/accuracy", metrics.get("eval/reward", math.nan))
     return -next((value for name, value in metrics.items() if name.endswith("/loss")), math.nan)
