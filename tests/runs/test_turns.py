@@ -214,7 +214,8 @@ def test_a_killed_run_asks_again(make_recipe: MakeRecipe, tmp_path: Path) -> Non
     whole, killed = (make_recipe(**keys, run_dir=str(tmp_path / name)) for name in ("whole", "killed"))
     run(whole)
     kill_in_step(killed, 1)
-    run(killed, resume=True)
+    more = make_recipe(**keys, run_dir=str(killed.run_dir), **{"turns.workers": 2, "reward.workers": 3})
+    run(more, resume=True)
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
 
 
