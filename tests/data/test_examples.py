@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from plait.data.examples import ExampleSet, ExampleStream, Given, evaluation_samples, example_set
 from plait.data.formats import RowKind
 from plait.data.mixture import Mixed
-from plait.data.prompts import EVALUATION_UID
-from plait.data.records import FinishReason
+from plait.data.records import EVALUATION_UID, FinishReason
 from plait.data.settings import DataSettings
 from plait.data.sources import Source, open_splits, read_rows
 from plait.errors import DataError

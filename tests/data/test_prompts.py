@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.data.mixture import Mixed
-from plait.data.prompts import EVALUATION_UID, PromptEncoder, PromptSet, PromptStream, evaluation_prompts, prompt_set
+from plait.data.prompts import PromptEncoder, PromptSet, PromptStream, evaluation_prompts, prompt_set
+from plait.data.records import EVALUATION_UID
 from plait.data.settings import DataSettings
 from plait.data.sources import Row, Source
 from plait.errors import DataError

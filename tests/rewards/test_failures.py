@@ -119,7 +119,7 @@ def test_wait_has_a_deadline():
     with RewardPool(reward_functions([samples.faulty]), timeout_s=60) as pool:
         pool.start()
         pool.submit(group(9, "hang"))
-        with pytest.raises(RunError, match="rewards of prompts 9 have not come within 0 s"):
+        with pytest.raises(RunError, match="rewards of prompt 9 have not come within 0 s"):
             pool.wait(deadline_s=0.2)
 
 

@@ -279,6 +279,11 @@ def test_a_reply_that_fails_is_named(make_recipe: MakeRecipe, tmp_path: Path, fu
         run(make_recipe(**keys_of(tmp_path, function, **{"turns.timeout_s": 0.3})))
 
 
+def test_a_reply_that_fails_in_an_evaluation_is_said_to_be_of_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"failed on sample \d{10}\.0 \(item [12] of the evaluation\), turn 1: raised"):
+        evaluate_model(make_recipe(**keys_of(tmp_path, "broken", **{"evaluation.items": 2})))
+
+
 @pytest.mark.parametrize(
     ("function", "keys", "message"),
     [

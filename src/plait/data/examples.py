@@ -15,8 +15,8 @@ from typing import NamedTuple
 from plait.data.chat import EndingTokenizer
 from plait.data.example_encoder import Encoded, ExampleEncoder
 from plait.data.mixture import Mixed
-from plait.data.prompts import EVALUATION_UID, MixedOrder
-from plait.data.records import FinishReason, Prompt, Sample
+from plait.data.prompts import MixedOrder
+from plait.data.records import EVALUATION_UID, FinishReason, Prompt, Sample
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError

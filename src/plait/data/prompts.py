@@ -13,7 +13,7 @@ from typing import Any
 from plait.data.chat import Ids, Tokenizer, rendered_whole
 from plait.data.formats import Messages, Row
 from plait.data.mixture import Mixed, Turns
-from plait.data.records import Prompt
+from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings, OverlongPrompts
 from plait.data.sources import Source
 from plait.errors import DataError
@@ -21,9 +21,6 @@ from plait.policy.packing import common_length
 
 SYSTEM_ROLES = ("system", "developer")
 """Roles of a message that may stand before all others, and says how the model is to behave."""
-
-EVALUATION_UID = 1 << 31
-"""First uid of held-out prompts, so that they meet no training prompt of a run."""
 
 
 class PromptEncoder:

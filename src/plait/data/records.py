@@ -8,6 +8,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
+EVALUATION_UID = 1 << 31
+"""First uid of held-out prompts, so that they meet no training prompt of a run."""
+
 Value = TypeVar("Value")
 
 
@@ -40,6 +43,11 @@ class Prompt:
     """Whether a chat template wrote `text`."""
     system: Mapping[str, Any] | None = None
     """The system message that it begins with, if it has one."""
+
+    def title(self, index: int | None = None) -> str:
+        """What messages call it; or one of its samples, by index."""
+        name = f"prompt {self.uid}" if index is None else f"sample {self.uid}.{index}"
+        return name if self.uid < EVALUATION_UID else f"{name} (item {self.uid - EVALUATION_UID + 1} of the evaluation)"
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,11 @@ class Sample:
     @property
     def uid(self) -> str:
         return f"{self.prompt.uid}.{self.index}"
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.prompt.title(self.index)
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ class ReplyEncoder:
             ids = self._ids("".join(message["content"] for message in messages))
         if max(ids, default=0) >= self._vocabulary:
             raise DataError(
-                f"prompt {sample.prompt.uid}: the tokenizer writes token {max(ids)} for a reply, but the model has "
+                f"{sample.prompt.title()}: the tokenizer writes token {max(ids)} for a reply, but the model has "
                 f"only {self._vocabulary}; change {_REMEDY}, or give the model its own tokenizer"
             )
         return ids
@@ -76,7 +76,7 @@ class ReplyEncoder:
 
     def _between(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """What the template writes between two turns; and behind one that is the last."""
-        row = Row(dict(prompt.columns), f"`turns.reply`, prompt {prompt.uid}")
+        row = Row(dict(prompt.columns), f"`turns.reply`, {prompt.title()}")
         system = [] if prompt.system is None else [prompt.system]
         told, said = "".join(message["content"] for message in system).strip(), _SAID
         while said in told:

@@ -158,12 +158,12 @@ def evaluate(
     match node.grain:
         case Grain.SAMPLE:
             for position, sample in enumerate(rows.samples):
-                where = f"{title}, sample {sample.uid}"
+                where = f"{title}, {sample.title}"
                 returned = called(where, *arguments(partial(_of_sample, tables, node, position)))
                 put(position, _checked(returned, *_expected(rows, output, position), where))
         case Grain.GROUP:
             for uid, members in rows.groups.items():
-                where = f"{title}, prompt {uid}"
+                where = f"{title}, {rows.samples[members[0]].prompt.title()}"
                 result = called(where, *arguments(partial(_of_group, tables, uid)))
                 _spread(result, rows, output, members, where, put)
         case Grain.BATCH:

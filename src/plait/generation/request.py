@@ -46,7 +46,7 @@ class Request:
     """What samples go on with that have begun before, or that stop before they end."""
 
     def __post_init__(self) -> None:
-        name = f"prompt {self.prompt.uid}"
+        name = self.prompt.title()
         if self.num_samples < 1:
             raise DataError(f"{name}: expected num_samples of at least 1, found {self.num_samples}")
         if self.lengths is not None and len(self.lengths) != self.num_samples:
@@ -75,18 +75,18 @@ class Request:
         """
         num_tokens = len(self.prompt.token_ids)
         if num_tokens == 0:
-            raise DataError(f"prompt {self.prompt.uid}: expected at least one token, found none; change the data set")
+            raise DataError(f"{self.prompt.title()}: expected at least one token, found none; change the data set")
         room = max_positions - num_tokens
         if room < 1:
             raise DataError(
-                f"prompt {self.prompt.uid}: expected fewer than {max_positions} tokens, the positions of the model, "
+                f"{self.prompt.title()}: expected fewer than {max_positions} tokens, the positions of the model, "
                 f"found {num_tokens}: no room for a response; shorten or filter the prompts, or change `model`"
             )
         if self.lengths is None:
             return min(self.sampling.max_tokens, room)
         if self.lengths[index] > room:
             raise DataError(
-                f"prompt {self.prompt.uid}: expected recorded lengths of at most {room} tokens (the model has "
+                f"{self.prompt.title()}: expected recorded lengths of at most {room} tokens (the model has "
                 f"{max_positions} positions), found {self.lengths[index]}; change the lengths or `model`"
             )
         return self.lengths[index]

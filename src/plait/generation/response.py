@@ -160,7 +160,7 @@ class Response:
         """
         if not math.isfinite(logprob):
             raise RunError(
-                f"sample {self.request.prompt.uid}.{self.index}: expected finite logits at response token "
+                f"{self.request.prompt.title(self.index)}: expected finite logits at response token "
                 f"{len(self.token_ids)}, found NaN or infinity: the weights are broken (a learning rate that is "
                 "too high?) or overflow in this dtype"
             )

@@ -146,9 +146,9 @@ class Group:
         sample, called = self.samples[place], self._functions[function]
         asked = sample.prompt.columns.get("prompt")
         prompt = asked if isinstance(asked, str) else sample.prompt.text
-        turn = len(sample.replies) + 1 if called.kind is REPLY else 0
+        where = sample.title + (f", turn {len(sample.replies) + 1}" if called.kind is REPLY else "")
         told = (message, traceback, sample.text, prompt)
-        self.failures.append(Failure(sample.uid, called.name, kind, *told, called.kind, turn))
+        self.failures.append(Failure(sample.uid, called.name, kind, *told, called.kind, where))
         self._failed_places.add(place)
         self._scores[function][place] = None
 
@@ -167,8 +167,8 @@ class Group:
             for place in range(len(self.samples)):
                 self._blame(function, place, retry.kind, f"{retry.message}, though not for one alone", retry.traceback)
         else:
-            name, uid = self._functions[function].name, self.samples[0].prompt.uid
-            message = f"reward `{name}` on the group of prompt {uid}: {retry.message}, but not on any sample alone"
+            name, group = self._functions[function].name, self.samples[0].prompt.title()
+            message = f"reward `{name}` on the group of {group}: {retry.message}, but not on any sample alone"
             self._recovered.append((function, message))
 
 
@@ -196,5 +196,5 @@ def packed_call(call: Call, name: str, *, number: int, seed: int) -> bytes:
         return pickle.dumps(request, protocol=5)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise RunError(
-            f"the columns of prompt {samples[0].prompt.uid} cannot be sent to reward `{name}`: {error}"
+            f"the columns of {samples[0].prompt.title()} cannot be sent to reward `{name}`: {error}"
         ) from None

@@ -203,8 +203,8 @@ class RewardPool:
         finished = self.poll()
         while self._groups:
             if (left_s := end - time.monotonic()) <= 0:
-                waiting = ", ".join(str(group.samples[0].prompt.uid) for group in self._groups.values())
-                raise RunError(f"rewards of prompts {waiting} have not come within {limit:.0f} s")
+                waiting = ", ".join(group.samples[0].prompt.title() for group in self._groups.values())
+                raise RunError(f"rewards of {waiting} have not come within {limit:.0f} s")
             self._pump(min(left_s, _TICK_S))
             finished += self.poll()
         return sorted(finished, key=lambda scores: scores.ticket)

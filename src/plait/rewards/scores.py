@@ -40,12 +40,11 @@ class Failure:
     """The column `prompt` of its row, or where that holds messages, all of them after the chat template."""
     of: Kind = REWARD
     """What the function gives."""
-    turn: int = 0
-    """The turn that a reply was asked for; 0: it is no reply."""
+    where: str = ""
+    """What messages call the sample, and the turn that a reply was asked for."""
 
     def __str__(self) -> str:
-        where = f"sample {self.uid}" + (f", turn {self.turn}" if self.turn else "")
-        lines = [f"{self.of.noun} `{self.function}` failed on {where}: {self.message}"]
+        lines = [f"{self.of.noun} `{self.function}` failed on {self.where}: {self.message}"]
         if self.traceback:
             lines.append(self.traceback.rstrip())
         lines += [f"the prompt was: {self.prompt!r:.300}", f"the response was: {self.response!r:.300}"]

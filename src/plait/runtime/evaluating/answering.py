@@ -154,7 +154,7 @@ class _FunctionScores:
                 self._scores[name][_place(group.samples[0])] = group
                 record_functions(self._aside.recorder, CALL, name, group)
                 for trouble in (*group.failures, *group.recovered):
-                    self._aside.progress.message(f"evaluation: {trouble}")
+                    self._aside.progress.message(str(trouble))
         return has_news
 
     def of(self, samples: Sequence[Sample]) -> dict[str, list[GroupScores]]:

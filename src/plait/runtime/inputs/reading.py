@@ -13,8 +13,8 @@ from plait.data.examples import ExampleSet, Given, evaluation_samples, example_s
 from plait.data.formats import RowKind
 from plait.data.mismatched import mismatched
 from plait.data.mixture import Mixed
-from plait.data.prompts import EVALUATION_UID, PromptSet, evaluation_prompts, prompt_set
-from plait.data.records import Prompt
+from plait.data.prompts import PromptSet, evaluation_prompts, prompt_set
+from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
 from plait.data.sources import open_sources
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
