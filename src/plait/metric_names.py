@@ -32,6 +32,7 @@ RESERVED_COLUMNS = (
     "sampling_logprobs",
     "turns",
     "replies",
+    "reply_error",
 )
 """What a record of a sample has already, or may have."""
 

@@ -130,6 +130,8 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"doctor/groups_broken": 1.0}, "dead_groups", ERROR, "keyed by something else", "samples_per_prompt"),
     ({"reward/dropped": 2}, "reward_dropped", INFO, "2 samples (3%)", "reward.on_error"),
     ({"reward/dropped": 32}, "reward_dropped", WARNING, "32 samples (50%)", "reward.on_error"),
+    ({"turns/errors": 0.05}, "reply_failed", INFO, "failed on 5% of the samples", "turns.on_error"),
+    ({"turns/errors": 0.5}, "reply_failed", WARNING, "failed on 50% of the samples", "turns.on_error"),
     (
         {"doctor/loss_split/actor.train mine": 1.0, "doctor/loss_split/critic.train other": 1e-6},
         "loss_depends_on_split",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,13 +75,29 @@ def test_several_culprits_in_one_group():
     assert one.rewards[1] == 2.0
 
 
-def test_a_miscount_that_no_sample_shows_alone_is_everyones():
-    (one,) = score(samples.one_for_all, group(0, "a", "b", "c"), on_error="drop")
+def test_a_miscount_that_no_sample_shows_alone_is_everyones_who_was_asked_about():
+    asked = group(0, "a", "b", "c", "d")
+    asked[1] = replace(asked[1], reply_error="raised KeyError: 7")
+    (one,) = score(samples.one_for_all, asked, on_error="drop")
     assert {failure.kind for failure in one.failures} == {FailureKind.MISCOUNTED}
-    assert [failure.uid for failure in one.failures] == ["0.0", "0.1", "0.2"]
+    assert [failure.uid for failure in one.failures] == ["0.0", "0.2", "0.3"]
     assert all(map(math.isnan, one.rewards))
     with pytest.raises(RunError, match="1 scores for 3 samples, though not for one alone"):
         score(samples.one_for_all, group(0, "a", "b", "c"))
+
+
+def test_of_samples_to_which_nobody_could_reply_functions_are_not_asked():
+    known, unknown = (
+        [replace(one, reply_error=one.text and "raised KeyError: 7") for one in group(uid, *texts)]
+        for uid, texts in ((0, ("raise", "", "raise")), (1, ("raise", "raise")))
+    )
+    one, other = score([samples.faulty, samples.length], known, unknown)
+    assert one.scores["length"][1] == one.rewards[1] - one.scores["faulty"][1] == 0.0
+    assert [math.isnan(reward) for reward in one.rewards] == [True, False, True]
+    assert [math.isnan(score) for row in one.scores.values() for score in row] == [True, False, True] * 2
+    assert all(map(math.isnan, other.rewards))
+    assert not one.failures
+    assert not other.failures
 
 
 def test_a_failure_that_has_passed_is_told_and_does_not_stop_the_run():

@@ -20,6 +20,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """Truncated at the response limit."""
     ABORTED = "aborted"
+    """Given up from outside; as where what replies to it failed (`Sample.reply_error`)."""
     OPEN = "open"
     """Unfinished: it goes on with later weights."""
 
@@ -159,15 +160,13 @@ class Sample:
     """What was said between its turns, in order; none where it has one turn."""
     turns: tuple[Mapping[str, Any], ...] = ()
     """What was said behind the prompt, as messages, where there were several turns; ranks are not told."""
+    reply_error: str = ""
+    """How the function failed that was to reply to its last turn, which ended it: it has no reward, and is not trained
+    on; ranks are not told."""
 
     @property
     def uid(self) -> str:
         return f"{self.prompt.uid}.{self.index}"
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-        return self.prompt.title(self.index)
 
     @property
     def versions(self) -> tuple[int, ...]:

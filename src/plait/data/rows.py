@@ -158,7 +158,7 @@ def evaluate(
     match node.grain:
         case Grain.SAMPLE:
             for position, sample in enumerate(rows.samples):
-                where = f"{title}, {sample.title}"
+                where = f"{title}, {sample.prompt.title(sample.index)}"
                 returned = called(where, *arguments(partial(_of_sample, tables, node, position)))
                 put(position, _checked(returned, *_expected(rows, output, position), where))
         case Grain.GROUP:

@@ -17,6 +17,7 @@ from plait.observe.doctor_agreement import (
     weights_do_not_move,
     wrong_reference,
 )
+from plait.observe.doctor_left_out import reply_failed, reward_dropped
 from plait.observe.doctor_reading import Reading, Sign
 from plait.observe.doctor_training import (
     broken_policy,
@@ -30,7 +31,6 @@ from plait.observe.doctor_training import (
     mask_shift,
     missing_eos,
     non_finite,
-    reward_dropped,
     skipped_steps,
     truncation,
 )
@@ -54,6 +54,7 @@ RULES: dict[str, Rule] = {
         truncation,
         dead_groups,
         reward_dropped,
+        reply_failed,
         loss_depends_on_split,
         clip_share,
         entropy_collapse,

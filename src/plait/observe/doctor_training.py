@@ -158,21 +158,6 @@ def _dead_share(reading: Reading) -> float | None:
     return share
 
 
-def reward_dropped(reading: Reading) -> Sign | None:
-    dropped, samples = reading.get("reward/dropped"), reading.get("doctor/samples")
-    if not dropped:
-        return None
-    share = dropped / samples if samples else None
-    text = f"{dropped:.0f} samples" + (f" ({share:.0%})" if share is not None else "")
-    return Sign(
-        Severity.WARNING if (share or 0) > 0.1 else Severity.INFO,
-        dropped,
-        f"{text} have no reward and are left out",
-        "reward.on_error",
-        badness=share if share is not None else dropped,
-    )
-
-
 # -- optimisation
 
 

@@ -38,6 +38,7 @@ class _Retry:
     kind: FailureKind
     message: str
     traceback: str
+    places: tuple[int, ...]
     left: int
     has_culprit: bool = False
     """Whether the function has failed on one sample alone."""
@@ -52,12 +53,12 @@ class Group:
         self.failures: list[Failure] = []
         self.worked: list[Worked] = []
         """What its calls took; whoever makes them adds to it."""
+        self._pending = 0
         self._functions = tuple(functions)
-        self._pending = len(functions)
         self._scores: list[list[float | None]] = [[None] * len(samples) for _ in functions]
         self._by_turn: dict[tuple[int, int], tuple[float, ...]] = {}
         """(function, place) → what the score is the sum of, where the function gave a number for each turn."""
-        self._failed_places: set[int] = set()
+        self._failed_places = {place for place, sample in enumerate(samples) if sample.reply_error}
         self._retries: dict[int, _Retry] = {}
         self._recovered: list[tuple[int, str]] = []
         self._extras: dict[tuple[int, str], list[Any]] = {}
@@ -68,9 +69,11 @@ class Group:
         return self._pending == 0
 
     def calls(self) -> list[Call]:
-        """One call of each function for the whole group."""
-        everyone = tuple(range(len(self.samples)))
-        return [Call(self, index, everyone) for index in range(len(self._functions))]
+        """One call of each function for the whole group, but for samples to which nobody could reply."""
+        places = tuple(place for place in range(len(self.samples)) if place not in self._failed_places)
+        calls = [Call(self, index, places) for index in range(len(self._functions)) if places]
+        self._pending = len(calls)
+        return calls
 
     def scored(self, call: Call, reply: Mapping[str, Any]) -> None:
         """A call came back: `scores`, `by_turn` and `faults` by place (see `call_results.check_scores`), `extras`,
@@ -95,7 +98,7 @@ class Group:
         """A call failed as a whole. Returns the calls that try its samples alone; none if it was for one."""
         first, *others = call.places
         if others:
-            self._retries[call.function] = _Retry(kind, message, traceback, left=len(call.places))
+            self._retries[call.function] = _Retry(kind, message, traceback, call.places, left=len(call.places))
             self._pending += len(call.places) - 1
             return [Call(self, call.function, (place,), alone=True) for place in call.places]
         self._blame(call.function, first, kind, message, traceback)
@@ -146,7 +149,8 @@ class Group:
         sample, called = self.samples[place], self._functions[function]
         asked = sample.prompt.columns.get("prompt")
         prompt = asked if isinstance(asked, str) else sample.prompt.text
-        where = sample.title + (f", turn {len(sample.replies) + 1}" if called.kind is REPLY else "")
+        turn = f", turn {len(sample.replies) + 1}" if called.kind is REPLY else ""
+        where = sample.prompt.title(sample.index) + turn
         told = (message, traceback, sample.text, prompt)
         self.failures.append(Failure(sample.uid, called.name, kind, *told, called.kind, where))
         self._failed_places.add(place)
@@ -164,7 +168,7 @@ class Group:
         """The group failed, none of its samples does alone. A miscount is then the function's own fault, for all of
         them; anything else has passed (a service that was away), and the scores of the samples alone stand."""
         if retry.kind is FailureKind.MISCOUNTED:
-            for place in range(len(self.samples)):
+            for place in retry.places:
                 self._blame(function, place, retry.kind, f"{retry.message}, though not for one alone", retry.traceback)
         else:
             name, group = self._functions[function].name, self.samples[0].prompt.title()

@@ -159,9 +159,9 @@ class RewardPool:
         assert len({sample.prompt.uid for sample in samples}) == 1, "a group is the samples of one prompt instance"
         ticket = self._num_submitted
         self._num_submitted += 1
-        group = Group(ticket, samples, self.functions)
-        self._groups[ticket] = group
+        self._groups[ticket] = group = Group(ticket, samples, self.functions)
         self._calls.extend(group.calls())
+        self._after(group)  # perhaps there is nothing to ask
         self._dispatch()
         return ticket
 

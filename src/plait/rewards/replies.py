@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.rewards.functions import RewardFunction, reward_functions
 from plait.rewards.reply_call import COLUMN, KEY, ReplyCall
-from plait.rewards.scores import GroupScores
+from plait.rewards.scores import Failure, GroupScores
 from plait.rewards.words import REPLY
 
 
@@ -19,9 +19,10 @@ def reply_function(path: str) -> RewardFunction:
     return RewardFunction(function.name, pickle.dumps(_ToLoad(function.target)), kind=REPLY)
 
 
-def reply_of(group: GroupScores) -> list[dict[str, Any]] | None:
-    """The messages that were replied to the one sample of a group; None: its conversation is over."""
-    return group.extras[COLUMN][0]
+def reply_of(group: GroupScores) -> list[dict[str, Any]] | Failure | None:
+    """The messages that were replied to the one sample of a group; None: its conversation is over. Or how the function
+    failed on it."""
+    return group.failures[0] if group.failures else group.extras[COLUMN][0]
 
 
 class _ToLoad:

@@ -43,10 +43,13 @@ class Failure:
     where: str = ""
     """What messages call the sample, and the turn that a reply was asked for."""
 
+    @property
+    def error(self) -> str:
+        """What went wrong, and where."""
+        return "\n".join(filter(None, (self.message, self.traceback.rstrip())))
+
     def __str__(self) -> str:
-        lines = [f"{self.of.noun} `{self.function}` failed on {self.where}: {self.message}"]
-        if self.traceback:
-            lines.append(self.traceback.rstrip())
+        lines = [f"{self.of.noun} `{self.function}` failed on {self.where}: {self.error}"]
         lines += [f"the prompt was: {self.prompt!r:.300}", f"the response was: {self.response!r:.300}"]
         return "\n".join(lines)
 

@@ -30,12 +30,15 @@ class TurnSettings(Settings):
     most: int = Field(default=8, ge=2, le=1000, description="turns of the model in a response, at most")
     timeout_s: float = Field(default=30.0, gt=0, description="wall-clock limit of one call of `reply`")
     workers: int = Field(default=1, ge=1, le=1024, description="worker processes that run `reply`")
+    on_error: OnError = Field(
+        default=OnError.STOP, description="stop, or drop the samples on which `reply` fails: they end and train nothing"
+    )
 
     _paths = path_key("reply")
 
     def check_read(self) -> None:
         """Raises ValueError where a key has no effect, as there is one turn."""
-        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers")
+        self._check_switch("reply", "`turns.reply`", "most", "timeout_s", "workers", "on_error")
 
 
 class RewardSettings(Settings):

@@ -19,13 +19,11 @@ class Kind:
     plural: str
     section: str
     """The section of the recipe that has their keys."""
-    may_drop: bool
-    """Whether a sample on which one fails can be left out (`on_error`)."""
 
     @property
     def way_out(self) -> str:
         """What follows the message of a failure that ends the run."""
-        return f"\n(`{self.section}.on_error: drop` leaves such samples out and goes on)" if self.may_drop else ""
+        return f"\n(`{self.section}.on_error: drop` leaves such samples out and goes on)"
 
     def limit(self, seconds: float) -> str:
         """The time limit of a call."""
@@ -36,5 +34,5 @@ class Kind:
         return f"{who} {_FORKED}"
 
 
-REWARD = Kind("reward", "rewards", "reward", may_drop=True)
-REPLY = Kind("reply", "replies", "turns", may_drop=False)
+REWARD = Kind("reward", "rewards", "reward")
+REPLY = Kind("reply", "replies", "turns")

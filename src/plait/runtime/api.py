@@ -293,7 +293,7 @@ def evaluate_model(recipe: Recipe) -> Evaluation:
         recorder = Recorder()
         workers = Alone(prepared).workers(recorder)
         stack.callback(workers.end_engines)
-        roles = build_roles(prepared, workers, pools, recorder)
+        roles = build_roles(prepared, workers, pools, recorder, progress.message)
         progress.start()
         clock = workers.clock((*pools.values(), *filter(None, (judges,))), progress)
         calls = Calls(prepared.flow, roles, recipe, recorder, progress)

@@ -37,7 +37,6 @@ from plait.runtime.steps.executor import Executor
 from plait.runtime.steps.filling import build_roles
 from plait.runtime.steps.guess_knowledge import take_up_guesses, writing_parts
 from plait.runtime.steps.reward_pools import open_pools
-from plait.runtime.steps.roles import RoleRuntime
 from plait.runtime.steps.rollout_moves import RolloutMoves
 from plait.runtime.steps.step import StepState
 from plait.runtime.workers import Workers
@@ -111,7 +110,7 @@ class Session:
         self.judges = self.pools.pop("judges", None)
         self.workers = self._leading.workers(self.recorder)
         stack.callback(self.workers.end_engines)
-        self.roles: dict[str, RoleRuntime] = build_roles(prepared, self.workers, self.pools, self.recorder)
+        self.roles = build_roles(prepared, self.workers, self.pools, self.recorder, self.progress.message)
         pools = (*self.pools.values(), *filter(None, (self.judges,)))
         for pool in pools:
             pool.looked = self.workers.tick

@@ -42,8 +42,9 @@ def tokens_of(state: StepState) -> int:
 
 
 def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int) -> dict[str, float]:
-    """How many turns the samples have, how long their replies are, the share that has `most` turns, and of those for
-    which a reply left no room below `max_tokens`; of the first rollout, where all samples that train are given."""
+    """How many turns the samples have, how long their replies are, the share that has `most` turns, of those for which
+    a reply left no room below `max_tokens`, and of those to which nobody could reply; of the first rollout, where all
+    samples that train are given."""
     drawn = flow.main_rows if flow.main_rows.id in state.generated else flow.nodes[min(state.generated)]
     samples, prefix = state.generated[drawn.id].samples, _prefix(drawn, flow)
     turns = np.array([1 + len(sample.replies) for sample in samples])
@@ -54,6 +55,7 @@ def _turn_metrics(flow: Dataflow, state: StepState, most: int, max_tokens: int) 
         f"{prefix}turns/no_room": float(
             np.mean([s.finish_reason is FinishReason.LENGTH and s.num_tokens < max_tokens for s in samples])
         ),
+        f"{prefix}turns/errors": float(np.mean([bool(s.reply_error) for s in samples])),
     }
 
 

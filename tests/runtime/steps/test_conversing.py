@@ -12,7 +12,7 @@ from plait.data.replies import ReplyEncoder
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
-from plait.rewards.scores import GroupScores
+from plait.rewards.scores import Failure, FailureKind, GroupScores
 from plait.runtime.steps.conversing import Conversing, Replies
 from plait.schedule.work import MOVED_ON
 from plait.workers.recorder import Recorder
@@ -41,7 +41,7 @@ class Told:
     """Replies that come when they are told to."""
 
     asked: list[Sample] = field(default_factory=list)
-    answers: dict[int, list[dict[str, Any]] | None] = field(default_factory=dict)
+    answers: dict[int, list[dict[str, Any]] | Failure | None] = field(default_factory=dict)
 
     def ask(self, sample: Sample) -> int:
         self.asked.append(sample)
@@ -50,7 +50,7 @@ class Told:
     def hear(self) -> bool:
         return False
 
-    def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | None]:
+    def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | Failure | None]:
         return {ticket: self.answers.pop(ticket) for ticket in list(tickets) if ticket in self.answers}
 
 
@@ -120,6 +120,20 @@ def test_a_reply_that_leaves_no_room_is_left_out_and_the_sample_is_cut() -> None
         told.answers[0] = GO_ON
         ended = conversing.advance("generate")[1]
         assert [(s.finish_reason, s.replies, s.turns) for s in ended] == ([(reason, (), ())] if reason else [])
+
+
+def test_a_sample_ends_where_nobody_could_reply_and_the_others_go_on() -> None:
+    one, other = sample(3, 0, 80), sample(3, 1, 81)
+    engine, told, conversing = engine_of(
+        [[one, other], [sample(5, 0, 82, reason=LENGTH), sample(5, 1, 83, reason=LENGTH)]]
+    )
+    failure = Failure("3.0", "faulty", FailureKind.RAISED, "raised KeyError: 7", "  in faulty\n")
+    told.answers |= {0: failure, 1: GO_ON}
+    [ended] = conversing.advance("generate")[1]
+    error = "raised KeyError: 7\n  in faulty"
+    assert ended == replace(one, finish_reason=FinishReason.ABORTED, reply_error=error)
+    conversing.advance("generate")
+    assert [request.going_on.begun for request in engine.asked[2:]] == [(replied(other),)]
 
 
 def test_a_prompt_goes_on_without_the_others_where_samples_outlive_their_step() -> None:
@@ -217,7 +231,7 @@ class Pool:
 def test_a_reply_that_another_engine_waits_for_is_news() -> None:
     """Nobody waits before that one has looked: the pool has given it out, and will not wake anybody for it."""
     pool, one = Pool(), sample(3, 0, 80)
-    replies = Replies(pool, Recorder())  # type: ignore[arg-type]
+    replies = Replies(pool, Recorder(), print)  # type: ignore[arg-type]
     actor, rival = (
         Conversing(Engine([[one]]), replies, ENCODER, 3, 256, by_prompt=False)  # type: ignore[arg-type]
         for _ in range(2)

@@ -64,16 +64,18 @@ def test_the_tensors_of_a_checkpoint_are_flat() -> None:
         "kept": None,
         "samples": [[8, 3, 1, 2, "stop", 2, False, "text"], [9, 1, 0, 3, "open", 2, False, "text"]],
         "turns": {},
+        "reply_errors": {},
     }
 
 
 samples = st.builds(
-    lambda uid, index, tokens, reason, versions, replies: replace(
+    lambda uid, index, tokens, reason, versions, replies, error: replace(
         sample(uid, index, [token for token, _ in tokens], reason),
         logprobs=tuple(logprob for _, logprob in tokens),
         token_versions=tuple(versions[: len(tokens)]) if versions is not None and len(tokens) > 0 else None,
         replies=tuple(Reply(at, tuple(ids)) for at, ids in replies.items()),
         turns=tuple({"role": "tool", "content": str(at)} for at in replies),
+        reply_error=error,
     ),
     st.integers(0, 5),
     st.integers(0, 3),
@@ -81,6 +83,7 @@ samples = st.builds(
     st.sampled_from(FinishReason),
     st.none() | st.lists(st.integers(0, 9), min_size=6, max_size=6),
     st.dictionaries(st.integers(1, 6), st.lists(st.integers(0, 2**31), max_size=3), max_size=2),
+    st.sampled_from(["", "raised KeyError: 1"]),
 )
 
 
@@ -101,7 +104,8 @@ def test_a_prompt_of_other_tokens_is_refused() -> None:
 def test_checkpoints_from_before_turns_are_read() -> None:
     batch = DrawnBatch.of(whole_batch(5, NODE, 7))
     tensors, stated = batch.stored()
-    del stated["rollouts"][str(NODE)]["turns"]
+    for name in ("turns", "reply_errors"):
+        del stated["rollouts"][str(NODE)][name]
     assert DrawnBatch.read(tensors, stated, prompt) == batch
 
 

@@ -15,7 +15,7 @@ from plait.generation.settings import SamplingSettings
 from plait.kernels.noise import NoiseKey
 from plait.metric_names import with_logged
 from plait.rewards.pool import RewardPool
-from plait.rewards.scores import GroupScores
+from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.drawing import drawing
@@ -199,8 +199,9 @@ def _judged(
 def _totals(
     samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[GroupScores] | None, aside: Aside
 ) -> tuple[float, ...]:
-    """The weighted scores of a role, those of its functions and of its model together."""
-    totals = np.zeros(len(samples)) if scores is None else np.array([group.rewards[0] for group in scores])
+    """The weighted scores of a role, those of its functions and of its model together; NaN where nobody could reply."""
+    none = np.array([NONE if sample.reply_error else 0.0 for sample in samples])
+    totals = none if scores is None else np.array([group.rewards[0] for group in scores])
     if (scorer := role.scorer) is not None:
         trainer = scorer.trainer
         ranks = trainer.mesh(CallKind.SCORE, begins=True)

@@ -203,11 +203,11 @@ class Evaluation:
 
 def told_of_turns(sample: Sample) -> dict[str, Any]:
     """What a record says of a sample of several turns: `turns`, the messages behind the prompt, and `replies`, each the
-    number of tokens drawn before it and its tokens. Nothing of one turn."""
-    if not sample.replies:
-        return {}
-    replies = packed_replies(sample.replies)
-    return {"turns": [dict(message) for message in sample.turns], "replies": replies}
+    number of tokens drawn before it and its tokens. Nothing of one turn. `reply_error` where nobody could reply."""
+    told: dict[str, Any] = {"reply_error": sample.reply_error} if sample.reply_error else {}
+    if sample.replies:
+        told |= {"turns": [dict(message) for message in sample.turns], "replies": packed_replies(sample.replies)}
+    return told
 
 
 def _mean(values: Sequence[float]) -> float:

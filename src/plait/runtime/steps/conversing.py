@@ -13,7 +13,7 @@ behind a reply, or where they wait for one: nobody waits for it then, and it is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from plait.generation.request import Request
 from plait.policy.step import Key
 from plait.rewards.pool import RewardPool
 from plait.rewards.replies import reply_of
-from plait.rewards.scores import GroupScores
+from plait.rewards.scores import Failure, GroupScores
 from plait.runtime.steps.rewarding import record_functions
 from plait.schedule.work import MOVED_ON, Done
 from plait.workers.recorder import Recorder
@@ -41,10 +41,11 @@ class Replies:
     Args:
         pool: calls the function, on one sample at a time.
         recorder: is told what it did.
+        tell: is told how it failed, where the run goes on.
     """
 
-    def __init__(self, pool: RewardPool, recorder: Recorder) -> None:
-        self._pool, self._recorder = pool, recorder
+    def __init__(self, pool: RewardPool, recorder: Recorder, tell: Callable[[str], None]) -> None:
+        self._pool, self._recorder, self._tell = pool, recorder, tell
         self._there: dict[int, GroupScores] = {}
         """Ticket → what has come and was not taken."""
 
@@ -53,15 +54,18 @@ class Replies:
         return self._pool.submit([sample])
 
     def hear(self) -> bool:
-        """Take in what has come, whoever asked for it; whether anything has. Raises RunError: the function failed."""
+        """Take in what has come, whoever asked for it; whether anything has. Raises RunError: the function failed, and
+        its policy is to stop."""
         answers = self._pool.poll()
         for answer in answers:
             self._there[answer.ticket] = answer
             record_functions(self._recorder, CALL, "turns", answer)
+            for trouble in (*answer.failures, *answer.recovered):
+                self._tell(str(trouble))
         return bool(answers)
 
-    def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | None]:
-        """Those of these tickets that have been answered, with the messages; None: the conversation is over."""
+    def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | Failure | None]:
+        """Those of these tickets that have been answered, each with what `reply_of` says."""
         mine = [ticket for ticket in self._there if ticket in tickets]  # few are there, and many may be waited for
         return {ticket: reply_of(self._there.pop(ticket)) for ticket in mine}
 
@@ -146,7 +150,7 @@ class Conversing:
         missing; and the samples that have ended, with all their turns, or that stop as they are.
 
         Raises:
-            RunError: the function failed.
+            RunError: the function failed, and its policy is to stop.
             DataError: a reply cannot be written in the model's tokens.
         """
         done: Done | None = None
@@ -219,15 +223,18 @@ class Conversing:
         taken = [(self._asked.pop(ticket), reply) for ticket, reply in self._replies.take(self._asked).items()]
         return [self._behind(sample, reply) for sample, reply in taken]
 
-    def _behind(self, sample: Sample, messages: Sequence[Mapping[str, Any]] | None) -> Sample:
+    def _behind(self, sample: Sample, messages: Sequence[Mapping[str, Any]] | Failure | None) -> Sample:
         """A sample behind a reply. It ends without one, and is cut where that leaves no room for a token of the next
         turn."""
+        turns = sample.turns if sample.replies else ()
+        if isinstance(messages, Failure):
+            return replace(sample, finish_reason=FinishReason.ABORTED, turns=turns, reply_error=messages.error)
         request = self._requests[sample.prompt.uid]
         ids = () if messages is None else self._encoder.token_ids(sample, messages, request.sampling.stop)
         is_cut = sample.num_tokens + len(ids) >= request.limit(sample.index, self._max_positions)
         if messages is None or is_cut:
             reason = FinishReason.STOP if messages is None else FinishReason.LENGTH
-            return replace(sample, finish_reason=reason, turns=sample.turns if sample.replies else ())
+            return replace(sample, finish_reason=reason, turns=turns)
         replies = (*sample.replies, Reply(len(sample.token_ids), ids))
         return replace(sample, replies=replies, turns=(*sample.turns, *messages))
 

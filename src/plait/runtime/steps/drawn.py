@@ -87,6 +87,7 @@ class DrawnBatch:
                 "turns": {
                     str(place): [packed_replies(s.replies), list(s.turns)] for place, s in enumerate(samples) if s.turns
                 },
+                "reply_errors": {str(place): s.reply_error for place, s in enumerate(samples) if s.reply_error},
             }
         scores = {str(node): dict(scores_by_sample) for node, scores_by_sample in self.model_scores.items()}
         return tensors, {
@@ -159,7 +160,7 @@ def read_drawn(
 
 
 def _samples(flat: Sequence[list[Any]], rollout: Mapping[str, Any], prompt_of: Callable[[int], Prompt]) -> list[Sample]:
-    conversed = rollout.get("turns", {})  # older checkpoints have none
+    conversed, errors = rollout.get("turns", {}), rollout.get("reply_errors", {})  # older checkpoints have none
     samples: list[Sample] = []
     at = 0
     for uid, prompt_tokens, index, length, reason, version, is_mixed, text in rollout["samples"]:
@@ -172,7 +173,8 @@ def _samples(flat: Sequence[list[Any]], rollout: Mapping[str, Any], prompt_of: C
                 f"{len(prompt.token_ids)} now: `data` or the tokenizer has changed; put them back, or begin a new run"
             )
         mixed = versions if is_mixed else None
-        replies, turns = conversed.get(str(len(samples)), ((), ()))
+        place = str(len(samples))
+        replies, turns = conversed.get(place, ((), ()))
         samples.append(
             Sample(
                 prompt,
@@ -185,6 +187,7 @@ def _samples(flat: Sequence[list[Any]], rollout: Mapping[str, Any], prompt_of: C
                 mixed,
                 unpacked_replies(replies),
                 tuple(turns),
+                errors.get(place, ""),
             )
         )
     return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from plait.data.records import FinishReason, Sample
 from plait.data.replies import ReplyEncoder
@@ -20,20 +20,25 @@ from plait.workers.recorder import Recorder
 
 
 def build_roles(
-    prepared: Prepared, workers: Workers, pools: Mapping[str, RewardPool], recorder: Recorder
+    prepared: Prepared,
+    workers: Workers,
+    pools: Mapping[str, RewardPool],
+    recorder: Recorder,
+    tell: Callable[[str], None],
 ) -> dict[str, RoleRuntime]:
     """Everything that the flow's roles need.
 
     Args:
         pools: of `open_pools`: reward role → its functions, and the one that replies.
         recorder: of the run.
+        tell: is told how the function failed that replies, where the run goes on.
 
     Raises:
         UserError: a reward model cannot read the prompts of a source, as far as the first one tells.
     """
     flow, recipe = prepared.flow, prepared.recipe
     actor = next((model for model in prepared.models if model.role == "actor"), None)
-    replies = Replies(pools[REPLIES], recorder) if REPLIES in pools else None
+    replies = Replies(pools[REPLIES], recorder, tell) if REPLIES in pools else None
     roles: dict[str, RoleRuntime] = {}
     for model in prepared.models:
         mine, trainer = workers.model(model.role), workers.trainer(model.role)

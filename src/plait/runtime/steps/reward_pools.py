@@ -51,6 +51,7 @@ def open_pools(prepared: Prepared, stack: contextlib.ExitStack, output: Path | N
             (reply_function(recipe.turns.reply),),
             timeout_s=recipe.turns.timeout_s,
             workers=recipe.turns.workers,
+            on_error=recipe.turns.on_error,
             seed=recipe.seed,
             output=output,
         )

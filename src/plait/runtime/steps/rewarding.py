@@ -14,7 +14,7 @@ from plait.dataflow.graph import scores_alone, scores_by_turn
 from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
-from plait.rewards.scores import GroupScores
+from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.steps.roles import RewardRole, RoleRuntime, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import Spread, Table, in_parts
@@ -117,9 +117,10 @@ class RewardCalls:
             state.tables[node.rows] = rows.select(kept.tolist())
 
     def _of_functions(self, samples: Sequence[Sample], node: Node, state: StepState) -> Work[dict[str, float]]:
-        """Sample uid → weighted score of the functions, 0 where there are none; NaN where they gave none."""
+        """Sample uid → weighted score of the functions, 0 where there are none; NaN where they gave none, or nobody
+        could reply to the sample."""
         role = self._role(node)
-        totals = dict.fromkeys((sample.uid for sample in samples), 0.0)
+        totals = {sample.uid: NONE if sample.reply_error else 0.0 for sample in samples}
         if role.pool is None:
             return totals
         if node.id not in state.tickets.values():  # samples of no rollout of this process: sent nowhere yet

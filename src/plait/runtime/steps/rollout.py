@@ -106,14 +106,24 @@ class Rollout:
     def _fill(
         self, node: Node, state: StepState, groups: Sequence[Sequence[Sample]], generated: Sequence[Sequence[Sample]]
     ) -> None:
-        """Set the node's table (`groups`), and all that it drew (`generated`)."""
+        """Set the node's table (`groups`, but for samples to which nobody could reply), and all that it drew
+        (`generated`). Raises RunError: nothing is left in the table."""
         limit = self._recipe.sampling.max_response_tokens
-        state.begin_table(node.id, _with_generated_columns(_rows_of(groups), node, limit))
+        rows = _with_generated_columns(_rows_of(groups), node, limit)
+        state.begin_table(node.id, rows)
+        answered = [place for place, sample in enumerate(rows.samples) if not sample.reply_error]
+        if not answered:
+            raise RunError(
+                f"step {state.step + 1}: the function of `turns.reply` failed on each sample of {node.call}; look at "
+                "the failures reported above"
+            )
+        if len(answered) < len(rows):
+            state.tables[node.id] = rows.select(answered)
         state.generated[node.id] = _with_generated_columns(_rows_of(generated), node, limit)
 
     def restored(self, drawn: DrawnBatch, state: StepState) -> None:
         """Give a batch the samples and metrics that it had when the checkpoint was written. Rewards are not restored:
-        the calls that read them ask for them again."""
+        the calls that read them ask for them again. Raises RunError as `_fill`."""
         for node in self._flow.of_kind(CallKind.GENERATE):
             groups: dict[int, list[Sample]] = defaultdict(list)
             for sample in drawn.samples[node.id]:

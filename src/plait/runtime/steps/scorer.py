@@ -66,9 +66,9 @@ class ModelScorer:
             length = len(sample.prompt.token_ids) + sample.num_tokens
             if length > self.max_positions:
                 raise ModelError(
-                    f"`{self.key}`: {sample.title} has {length} of its tokens, but its positions end at "
-                    f"{self.max_positions}; lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, or take "
-                    "another reward model"
+                    f"`{self.key}`: {sample.prompt.title(sample.index)} has {length} of its tokens, but its positions "
+                    f"end at {self.max_positions}; lower `data.max_prompt_tokens` or `sampling.max_response_tokens`, "
+                    "or take another reward model"
                 )
         return Rows(read)
 
@@ -84,8 +84,8 @@ class ModelScorer:
             last = max((*sample.prompt.token_ids, *sample.all_ids), default=0)
             if last >= self.vocabulary:
                 raise ModelError(
-                    f"`{self.key}`: its tokenizer writes token {last} for {sample.title}, but the model has only "
-                    f"{self.vocabulary}; give the model its own tokenizer, or take another reward model"
+                    f"`{self.key}`: its tokenizer writes token {last} for {sample.prompt.title(sample.index)}, but the "
+                    f"model has only {self.vocabulary}; give the model its own tokenizer, or take another reward model"
                 )
         return read
 
@@ -98,8 +98,9 @@ class ModelScorer:
         failed = np.flatnonzero(~np.isfinite(scores))
         if len(failed) and self.on_error is OnError.STOP:
             section = self.key.rpartition(".")[0]
+            first = samples[failed[0]]
             raise RunError(
-                f"`{self.key}` gives {samples[failed[0]].title} the score {scores[failed[0]]} ({len(failed)} of "
+                f"`{self.key}` gives {first.prompt.title(first.index)} the score {scores[failed[0]]} ({len(failed)} of "
                 f"{len(scores)} scores are not finite): its weights may be damaged, or not fit `dtype` "
                 f"(`{section}.on_error: drop` leaves such samples out and goes on)"
             )
@@ -146,7 +147,7 @@ class Translator:
         tokenizer = self._tokenizer
         if tokenizer.chat_template is not None:
             prompt = sample.prompt.columns.get("prompt", sample.prompt.text)
-            place = Row({}, f"`{self._key}`: {sample.title}")
+            place = Row({}, f"`{self._key}`: {sample.prompt.title(sample.index)}")
             turns = conversation(prompt, sample.messages)
             text = render(tokenizer, turns, place, remedy=f"`{self._key}`, or the prompts", begin_answer=False)
             return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

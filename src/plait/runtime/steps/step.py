@@ -32,7 +32,8 @@ class StepState:
     tables: dict[int, Rows] = field(default_factory=dict)
     """Id of each GENERATE or READ node → its rows."""
     born: dict[int, Rows] = field(default_factory=dict)
-    """The same before any sample was left out for want of a reward: what models score, whichever ended first."""
+    """The same before any sample was left out, for want of a reply or a reward: what models score, whichever ended
+    first."""
     growing: dict[int, PartialRollout] = field(default_factory=dict)
     """Id of each GENERATE node that has begun, and does not draw again → its samples as far as they are finished."""
     begun: dict[int, dict[Key, Sample]] = field(default_factory=dict)
