@@ -63,4 +63,4 @@ app.command("plait.cli.schedule:schedule", name="schedule", help="Schedule the p
 app.command("plait.cli.plan:plan", name="plan", help="Find which devices a recipe's calls should run on.")
 app.command("plait.cli.plan:simulate", name="simulate", help="Foretell the steps of a recipe on a plan.")
 app.command("plait.cli.trace:trace", name="trace", help="Look at a timeline: what ran when, on which rank.")
-app.command("plait.cli.doctor:doctor", name="doctor", help="Look at what plait finds on this machine.")
+app.command("plait.cli.doctor:doctor", name="doctor", help="Say what the doctor of a run found, or list engines.")

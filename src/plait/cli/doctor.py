@@ -1,28 +1,57 @@
-"""`plait doctor engines`: which engines can draw samples on this machine."""
+"""`plait doctor RUN_DIR`: what the doctor of a run has said; `plait doctor engines`: which engines can draw samples."""
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from pathlib import Path
 
+from plait.cli.app import Place
 from plait.observe.screen import say
 
+_ENGINES = Path("engines")
 
-def doctor(what: Literal["engines"], /) -> int:
-    """Look at what plait finds on this machine.
+
+def doctor(what: Place, /) -> int:
+    """Say what the doctor of a run found, or list the engines of this machine.
 
     Parameters
     ----------
     what
-        engines: who can draw samples (`sampling.engine`), on this CPU and on GPUs where there are any: where each is,
-        of which version, and how to install it.
+        Folder of a run: what its doctor has said so far, by step, and the summary. Or engines: who can draw samples.
     """
+    if what == _ENGINES:
+        _say_engines()
+    else:
+        _say_findings(what)
+    return 0
+
+
+def _say_findings(folder: Path) -> None:
+    """Raises ConfigError: it is no folder of a run, or the run has no doctor."""
+    from plait.errors import ConfigError
+    from plait.observe.doctor import Doctor
+    from plait.observe.run_log import read_steps
+    from plait.runtime.folder.run_files import DOCTOR, RunFiles
+
+    files = RunFiles(folder)
+    if not os.path.isfile(files.doctor):
+        stages = ", ".join(f"`{path.parent}`" for path in sorted(folder.glob(f"*/{DOCTOR}")))
+        remedy = f"give one of {stages}" if stages else "give the folder of a run, or the word engines"
+        remedy = "its doctor was off (`doctor.enabled`)" if os.path.isfile(files.recipe) else remedy
+        raise ConfigError(f"WHAT: `{folder}` has no {DOCTOR}; {remedy}")
+    seen = Doctor()
+    for finding in seen.read(files.doctor):
+        say(str(finding))
+    count = len(read_steps(files.metrics)) if os.path.isfile(files.metrics) else 0
+    say(f"\n{summary}" if (summary := seen.summary_text()) else f"steps: {count}; the doctor found nothing")
+
+
+def _say_engines() -> None:
     import torch
 
-    assert what == "engines", f"doctor has nothing to say of {what}"
     say("plait   is here: it needs nothing else")
     for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
         _say_vllm(device)
-    return 0
 
 
 def _say_vllm(device: str) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from plait.observe.doctor_agreement import explained, metrics_diagnosis
 from plait.observe.doctor_reading import BASELINES, FIRST_DIFF, LIMITS, Diagnosis, Limits, Reading, Severity, Sign
 from plait.observe.doctor_rules import RULES, SILENT_BESIDE
 from plait.observe.doctor_settings import DoctorSettings
+from plait.observe.run_log import damaged, read_steps
 
 ALARM = "rollout_mismatch"
 """The rule whose cause a probe may name."""
@@ -156,15 +158,28 @@ class Doctor:
         rows, self._rows = self._rows, []
         return rows
 
-    def restore(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take up the state that these rows tell, in the order in which `take_rows` gave them."""
+    def read(self, path: Path) -> list[Finding]:
+        """`restore` from the file of a run. Raises DataError: it is damaged."""
+        rows = read_steps(path)
+        try:
+            return self.restore(rows)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise damaged(path, repr(error)) from error
+
+    def restore(self, rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
+        """Take up the state that these rows tell, in the order in which `take_rows` gave them; what was said."""
+        findings = []
         for row in rows:
             if "baseline" in row:
                 self.baseline |= {
                     name: value if name not in BASELINES else float(value) for name, value in row["baseline"].items()
                 }
-            else:
-                self._add(row)
+                continue
+            self._add(row)
+            if (sentence := row.get("sentence")) is not None:
+                severity, value = Severity(row["severity"]), float(row["value"])
+                findings.append(Finding(row["name"], severity, row["step"], sentence, row["key"], value))
+        return findings
 
     def summary(self) -> list[SummaryRow]:
         """Every rule that has had something to say, the gravest first."""

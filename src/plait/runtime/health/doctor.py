@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from plait.errors import DataError, RunError
+from plait.errors import RunError
 from plait.models.backbone_model import BackboneModel
 from plait.models.outputs import Said
 from plait.observe.doctor import Doctor, Finding
 from plait.observe.doctor_reading import Diagnosis, Reading, Severity
 from plait.observe.doctor_settings import DoctorSettings
-from plait.observe.run_log import RunLog, cut_after, damaged, read_steps
+from plait.observe.run_log import RunLog, cut_after
 from plait.runtime.health.patient import Patient
 from plait.runtime.health.probe import Suspects, diagnose
 from plait.runtime.health.step_facts import StepFacts
@@ -36,6 +36,7 @@ class RunDoctor:
 
     Raises:
         RunError: the file cannot be written.
+        DataError: it is damaged.
     """
 
     def __init__(
@@ -56,21 +57,13 @@ class RunDoctor:
         self._doctor = Doctor(settings, patient.recipe.dtype.value)
         if resume and path.exists():
             cut_after(path, last_step)
-            self._restore(path)
+            self._doctor.read(path)
         self._log = RunLog(path, resume=resume)
         self._step_facts = StepFacts(patient)
         self._weight_facts = WeightFacts(patient, lambda: self._doctor.baseline)
         for name, value in self._weight_facts.first().items():
             self._doctor.remember(last_step, name, value)
         self._write()
-
-    def _restore(self, path: Path) -> None:
-        try:
-            self._doctor.restore(read_steps(path))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise damaged(path, repr(error)) from error
 
     def after_step(self, state: StepState, metrics: Mapping[str, float]) -> list[Finding]:
         """Examine the step that has just ended, weights published: what is new to say is told, written and returned.

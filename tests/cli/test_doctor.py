@@ -1,0 +1,50 @@
+"""`plait doctor` of a run's folder, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.observe.doctor import Doctor
+from tests.cli.printed import run
+
+
+def begun(folder: Path, *shares: float) -> Path:
+    """The folder of a run whose responses were cut so often; what was said."""
+    doctor = Doctor()
+    for step, share in enumerate(shares, 1):
+        doctor.examine(step, {"response_length/clip_ratio": share})
+    folder.mkdir()
+    (folder / "doctor.jsonl").write_text("".join(json.dumps(row) + "\n" for row in doctor.take_rows()))
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, len(shares) + 1)))
+    return folder
+
+
+def test_what_was_said_is_said_again_with_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "doctor", begun(tmp_path / "run", 0.1, 0.6, 0.7, 1.0))
+    first, *table = out.splitlines()
+    assert code == 0
+    assert first == (
+        "doctor: warning, step 2, truncation: 60% of the responses are cut at the limit: the limit is too low for the "
+        "task, or the model does not stop (look at `sampling.max_response_tokens`)"
+    )
+    assert table[-1].split()[:5] == ["truncation", "warning", "2", "4", "1"]
+    assert run(capsys, "doctor", begun(tmp_path / "sound", 0.1, 0.2))[1] == "steps: 2; the doctor found nothing\n"
+
+
+def test_a_folder_without_a_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for there, remedy in (
+        (None, "give the folder of a run, or the word engines"),
+        ("sft/doctor.jsonl", f"give one of `{tmp_path}/sft`"),
+        ("recipe.yaml", "its doctor was off (`doctor.enabled`)"),
+    ):
+        if there is not None:
+            (tmp_path / there).parent.mkdir(exist_ok=True)
+            (tmp_path / there).touch()
+        code, _, err = run(capsys, "doctor", tmp_path)
+        assert (code, err) == (2, f"error: WHAT: `{tmp_path}` has no doctor.jsonl; {remedy}\n")
+    (tmp_path / "doctor.jsonl").write_text('{"step": 1, "rule": "truncation"}\n')
+    code, _, err = run(capsys, "doctor", tmp_path)
+    assert (code, "doctor.jsonl is damaged: KeyError('severity')" in err) == (2, True)
