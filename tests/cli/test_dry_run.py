@@ -80,6 +80,14 @@ def test_another_program_that_draws_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "vLLM draws the tokens, in a process of its own (`sampling.engine`)" in capsys.readouterr().out
 
 
+def test_what_is_not_foretold_of_turns_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [recipe(tmp_path, "smollm2-135m"), "--turns.reply", "tools.py:reply"]
+    for command in (["train", "--dry-run"], ["simulate", "--plan", "colocated"]):
+        assert main([command[0], *arguments, *command[1:]]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert "neither rounds of turns nor the seconds of `turns.reply` are foretold" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

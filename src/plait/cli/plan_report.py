@@ -10,6 +10,7 @@ from plait.cli.placement_text import unlike
 from plait.cost.corrections import Correction, carried_record
 from plait.dataflow import CallKind
 from plait.recipes.engine_checks import of_engines
+from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.prediction.choosing import Choice, Foretold
 from plait.runtime.prediction.guesses import Guesses, guesses_of_run
 from plait.runtime.prediction.planning import Planning
@@ -108,6 +109,7 @@ class Report:
             "variants": self.variant_rows(),
             "calibration": self._calibration(),
             "speculation": self._speculation(),
+            "turns": said_of_rounds(self.planning.recipe),
             "evaluations": choice.evaluations,
             "seconds_spent": choice.seconds,
         }

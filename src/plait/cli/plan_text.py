@@ -16,6 +16,7 @@ from plait.cost.estimate import human_bytes
 from plait.dataflow import CallKind
 from plait.models.files.known_shapes import is_shape
 from plait.recipes.engine_checks import said_of_no_guesses, said_of_program
+from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.prediction.guesses import UNKNOWN
 from plait.schedule.gantt import ascii_gantt, letter_of
 from plait.schedule.timeline import Span, Timeline
@@ -81,6 +82,8 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         yield from _line("fusion", text, width)
     if generates and (program := said_of_program(planning.recipe)) is not None:
         yield from _line("engine", program, width)
+    if (rounds := said_of_rounds(planning.recipe)) is not None:
+        yield from _line("turns", rounds, width)
     if (guesses := guesses_of(planning)) is not None:
         drafts = guesses.drafts
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""

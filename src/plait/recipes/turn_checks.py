@@ -1,4 +1,4 @@
-"""What does not go with samples of several turns (`turns.reply`), refused by name before any work."""
+"""What does not go with samples of several turns (`turns.reply`): refused by name before any work, or not foretold."""
 
 from __future__ import annotations
 
@@ -30,3 +30,10 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
     for is_refused, why in refused:
         if is_refused:
             raise ConfigError(f"`turns.reply` is set, and {why}")
+
+
+def said_of_rounds(recipe: Recipe) -> str | None:
+    """What predictions leave out, in words for a person; None: responses have one turn."""
+    if recipe.turns.reply is None:
+        return None
+    return "responses count as drawn at once: neither rounds of turns nor the seconds of `turns.reply` are foretold"

@@ -92,6 +92,13 @@ def test_a_run_corrects_the_profile_of_its_machine(
     other = make_recipe(steps=3, dtype="float64", run_dir=str(tmp_path / "other"))
     run(other)
     assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "no profile is of its dtype"
+    (tmp_path / "tools.py").write_text("def reply(messages):\n    return 'go on'\n")
+    keys = {"turns.reply": f"{tmp_path}/tools.py:reply", "turns.most": 2}
+    run(conversing := make_recipe(steps=3, **keys, run_dir=str(tmp_path / "conversing")))
+    assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "rounds of turns are not what was foretold"
+    forecast = read_forecast(conversing.run_dir)
+    assert forecast is not None
+    assert forecast.source.endswith("neither rounds of turns nor the seconds of `turns.reply` are foretold")
 
 
 def test_a_run_that_goes_on_is_measured_by_the_steps_of_its_plan_and_no_step_corrects_a_profile_twice(

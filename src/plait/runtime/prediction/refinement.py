@@ -51,16 +51,16 @@ def steady_rows(steps: Sequence[Mapping[str, Any]], begun: Sequence[int]) -> lis
 
 def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]) -> Profile | None:
     """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells of the
-    lengths that these had, and keep that with the profile; returns it. None where there is no such profile, or nothing
-    was measured.
+    lengths that these had, and keep that with the profile; returns it. None where there is no such profile, nothing was
+    measured, or samples have several turns, of which the prediction is another (`turn_checks.said_of_rounds`).
 
     Args:
         folder: of the run, whose samples have the lengths.
         steady: metrics of its steps by this plan, as of `steady_rows`.
     """
-    if not steady:
-        return None
     recipe, plan = prepared.recipe, prepared.plan
+    if not steady or recipe.turns.reply is not None:
+        return None
     cluster, source = machine_of(recipe, prepared.shape, plan.num_ranks)
     if not source.exact:
         return None
