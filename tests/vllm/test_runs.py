@@ -13,7 +13,7 @@ from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import evaluate_model, run
 from tests.runs.conftest import make_recipe, tiny_folder  # noqa: F401
-from tests.runs.test_turns import keys_of
+from tests.runs.test_reply_errors import dropping
 from tests.runs.written import samples_of
 from tests.vllm.stand_in import standing_in
 
@@ -27,7 +27,8 @@ def rows(recipe: Recipe, keys: tuple[str, ...] = SAME) -> list[dict[str, Any]]:
 
 
 def tokens(recipe: Recipe, step: int) -> list[Any]:
-    return [(row["token_ids"], row.get("replies"), row.get("turns")) for row in samples_of(recipe, step)]
+    told = ("token_ids", "replies", "turns", "reply_error")
+    return [tuple(row.get(name) for name in told) for row in samples_of(recipe, step)]
 
 
 def samples(recipe: Recipe, step: int) -> str:
@@ -42,7 +43,7 @@ def test_a_run_is_the_run_of_our_own_engine(
     monkeypatch: Any,
     turns: bool,
 ) -> None:
-    keys = {"evaluation.items": 2, "steps": 2} | (keys_of(tmp_path) if turns else {})
+    keys = {"evaluation.items": 2, "steps": 2} | (dropping(tmp_path) if turns else {})
     own = make_recipe(**keys, run_dir=str(tmp_path / "own"))
     run(own)
     other = make_recipe(**keys, run_dir=str(tmp_path / "other"), **{"sampling.engine": "vllm"})
@@ -51,7 +52,8 @@ def test_a_run_is_the_run_of_our_own_engine(
     assert [tokens(other, step) for step in (1, 2)] == [tokens(own, step) for step in (1, 2)]
     for mine, theirs in zip(rows(own), rows(other), strict=True):
         assert theirs == pytest.approx(mine, abs=1e-5)
-    assert any(replies for _, replies, _ in tokens(other, 2)) is turns
+    for what in (1, 3):
+        assert any(told[what] for told in tokens(other, 2)) is turns
     (group,) = opened
     assert group.is_closed
     updates = [said for said in group.worker.said if said == "update_weights"]
