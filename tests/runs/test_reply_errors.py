@@ -15,7 +15,7 @@ from plait.runtime.api import run
 from tests.cases import slow_but
 from tests.runs.placed_runs import where
 from tests.runs.plans import assert_equal_columns, assert_equal_runs
-from tests.runs.test_on_update import replayed
+from tests.runs.test_on_update import check, replayed
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.test_turns import PLACES, keys_of
 from tests.runs.test_turns_ahead import ahead
@@ -144,6 +144,22 @@ def test_drawn_ahead(make_recipe: MakeRecipe, tmp_path: Path, on_update: str) ->
         assert result_of(killed.run_dir) == result_of(whole.run_dir)
     else:
         assert result_of(replayed(whole, "again")) == result_of(whole.run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rest", ["2", "9"], ids=["another fails", "well again"])
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_after_a_resume_other_replies_may_fail(
+    make_recipe: MakeRecipe, tmp_path: Path, on_update: str, rest: str
+) -> None:
+    """What was recorded of where samples stood may not hold then."""
+    recipe = make_recipe(**dropping(tmp_path, **ahead(tmp_path, on_update, steps=5, max_staleness=2)))
+    kill_in_step(recipe, 3)
+    tools = tmp_path / "faulty.py"
+    tools.write_text(tools.read_text().replace("% 5 == 1", f"% 5 == {rest}"))
+    assert run(recipe, resume=True).finished
+    check(recipe.run_dir, 2)
+    check(replayed(recipe, "again"), 2)  # its first steps were made with the other tool
 
 
 @pytest.mark.slow
