@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Sample
-from plait.generation import captured, module_forward
+from plait.generation import captured, draft_steps, module_forward
 from plait.generation import pool as pool_module
 from plait.generation.captured import (
     MOST_ROWS,
@@ -29,19 +29,24 @@ from plait.generation.captured import (
     by_cuda,
     is_plain,
 )
-from plait.generation.engine import drain
+from plait.generation.draft_steps import DraftSteps
+from plait.generation.engine import Engine, drain
+from plait.generation.forward import Forward
 from plait.generation.fused_layers import FusedLayers
+from plait.generation.model_drafter import ModelDrafter
 from plait.generation.module_forward import ModuleForward
+from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.generation.settings import Sampling, SamplingSettings
-from plait.generation.speculator import speculator_of
+from plait.generation.speculator import Speculator, speculator_of
 from plait.kernels import on_devices
 from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
+from tests.generation.guessing import Guessing
 from tests.generation.test_drafts import Oracle
 from tests.generation.test_drafts import drained as drafted
 from tests.generation.test_engine import engine_of, request_of, requests
-from tests.models.tiny import tiny_model
+from tests.models.tiny import VOCAB_SIZE, tiny_model
 
 
 class Again:
@@ -68,6 +73,15 @@ class Again:
 def capture(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
     graph = Again(compute, beside, again)
     return graph, graph.out
+
+
+CAPTURE_S = 0.5
+
+
+def slow_capture(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
+    """A capture that takes so long."""
+    time.sleep(CAPTURE_S)
+    return capture(compute, beside, again=again)
 
 
 def as_on_a_gpu(family: str) -> LanguageModel:
@@ -379,6 +393,65 @@ def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch:
     assert steps.refusals == {}
 
 
+def drafter_by_graphs(monkeypatch: pytest.MonkeyPatch, by: Capture = capture, *, keep_memory: bool) -> ModelDrafter:
+    """The policy itself as a draft model, whose steps are replayed on a CPU that is taken for a device that computes
+    behind; its pool is taken whole."""
+    monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)
+    monkeypatch.setattr(draft_steps, "computes_behind", lambda device: True)
+    pool = KVPool()
+    forward = Forward(as_on_a_gpu("llama"), pool, exact=False)
+    forward.module.captured = CapturedSteps({"plain": forward.module.plainly}, forward.module.addresses, by)
+    steps = DraftSteps(forward, pool, vocabulary=VOCAB_SIZE, num_blocks=64, keep_memory=keep_memory)
+    steps.measure()
+    return ModelDrafter(steps, most_tokens=4096)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its steps but those that catch up: those of one token a sample, and of two, behind a guess that came true
+    whole. All guesses are right. In the next rollout graphs and pool are those of the one before, or made again."""
+    asked = [request_of(uid, num_samples=3, sampling=Sampling(max_tokens=24, stop_token_ids=())) for uid in range(2)]
+    plain = engine_of(as_on_a_gpu("llama"))
+    monkeypatch.setattr(plain.state.forward, "prepare", lambda longest: None)
+    expected, _ = drafted(plain, asked)
+    Again.made = []
+    drafter = drafter_by_graphs(monkeypatch, keep_memory=keeps)
+    made, steps = len(Again.made), drafter.steps.forward.module.captured
+    assert made == 2, "of one row and of eight, to find out what they take"
+    assert steps is not None
+    assert (steps.sizes, drafter.num_bytes) == ((), 0), "what was taken for that is given back"
+    sizes, counts = asked_sizes(monkeypatch), []
+    for _ in range(2):
+        speculator = Speculator(3, Guessing(lambda said, most: []), drafter)
+        engine = Engine(as_on_a_gpu("llama"), SamplingSettings(max_running=8), speculates=speculator)
+        monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
+        assert_same(drafted(engine, asked)[0], expected)
+        assert engine.speculation is not None
+        assert engine.speculation.accepted == engine.speculation.tried_at.sum() > 60
+        counts.append(len(Again.made))
+        assert bool(steps.sizes) == (drafter.num_bytes > 0) == keeps
+    assert {graph.again for graph in Again.made[:made]} == {False}
+    assert (counts[1] == counts[0]) == keeps
+    assert {size.width for size in sizes} == {1, 2}
+    assert sum(graph.replays for graph in Again.made) > 40
+    assert steps.refusals == {}
+
+
+def test_what_captures_of_a_draft_model_take_counts_for_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as seconds of the steps in which it guessed nor as its own: else one would say that it never pays."""
+    drafter = drafter_by_graphs(monkeypatch, slow_capture, keep_memory=True)
+    speculator = Speculator(3, Guessing(lambda said, most: []), drafter)
+    engine = Engine(as_on_a_gpu("llama"), SamplingSettings(max_running=4), speculates=speculator)
+    monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
+    before_s, told = drafter.capturing_s, []
+    monkeypatch.setattr(speculator, "done", lambda plan, num_drawn, seconds: told.append(seconds))
+    engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=9, stop_token_ids=())))
+    list(drain(engine))
+    assert drafter.capturing_s - before_s > CAPTURE_S
+    assert max(told) < CAPTURE_S
+    assert speculator.counts.drafting_s < CAPTURE_S
+
+
 def one_batch(rows: Sequence[tuple[int, int]], columns: int) -> RaggedBatch:
     """Of samples with so many rows over so many held tokens."""
     new = [NewTokens(range(count), held, range(1, columns + 1)) for count, held in rows]
@@ -517,18 +590,14 @@ def test_what_was_shown_to_be_right_is_not_shown_again(
 def test_what_a_capture_takes_is_no_part_of_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses are weighed by the seconds of steps: the first one of a size would say that they never pay."""
 
-    def slow(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
-        time.sleep(0.5)
-        return capture(compute, beside, again=again)
-
-    engine, steps = captured_engine(monkeypatch, max_running=4, by=slow)
+    engine, steps = captured_engine(monkeypatch, max_running=4, by=slow_capture)
     told: list[float] = []
     monkeypatch.setattr(engine.speculates, "done", lambda plan, num_drawn, seconds: told.append(seconds))
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=4, stop_token_ids=())))
     list(drain(engine))
     assert Again.made
-    assert 0.5 * len(Again.made) < steps.seconds == engine.state.forward.capturing_s
-    assert max(told) < 0.5
+    assert CAPTURE_S * len(Again.made) < steps.seconds == engine.state.forward.capturing_s
+    assert max(told) < CAPTURE_S
 
 
 def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pytest.MonkeyPatch) -> None:

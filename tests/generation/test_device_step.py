@@ -4,6 +4,7 @@ ask it for a number, raises; but for the one place where a step reads what it ha
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,20 +15,25 @@ from torch import Tensor
 
 from plait import kernels
 from plait.data import across
-from plait.generation import joint, module_forward
+from plait.data.across import Moment
+from plait.generation import draft_seconds, draft_steps, joint, module_forward
 from plait.generation.captured import Size, Step
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample_plain
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.speculates import Speculates
+from plait.generation.speculator import Speculator, model_drafter
 from plait.kernels import device_draw, noise
 from plait.kernels.paged_call import PagedCall
 from plait.models.backbone import Backbone
 from plait.models.head import Head
+from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
+from tests.generation.guessing import Guessing
 from tests.generation.test_engine import request_of
 from tests.launches import GPU, Launches
-from tests.models.tiny import tiny_model
+from tests.models.tiny import VOCAB_SIZE, tiny_model
 
 DRAWN = 37
 """The token that every draw gives."""
@@ -60,10 +66,16 @@ class Kernels:
 class Device:
     """An engine on tensors of a GPU that hold nothing."""
 
-    def __init__(self, family: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        family: str,
+        counts: Counter[str],
+        speculates: Callable[[LanguageModel], Speculates] | None = None,
+        **settings: Any,
+    ) -> None:
         self.drawn = self.downloads = 0
         """How often tokens were drawn, and waited for."""
-        self.counts: Counter[str] = Counter()
+        self.counts = counts
         """Launches of Triton's programs."""
         model = tiny_model(family, dtype=torch.bfloat16)
         module = copy.deepcopy(model.module)
@@ -84,7 +96,8 @@ class Device:
             eos_token_ids=(),
             backbone=Backbone(module.base_model),
         )
-        self.engine = Engine(self.model, SamplingSettings(**settings))
+        own = None if speculates is None else speculates(self.model)
+        self.engine = Engine(self.model, SamplingSettings(**settings), speculates=own)
 
     def add(self, request: Request) -> None:
         self.engine.add(request)
@@ -115,9 +128,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(device_draw, "takes", lambda logits: logits.device == GPU)
 
     def make(family: str = "llama", **settings: Any) -> Device:
-        device = Device(family, **{"max_running": 8, "kv_tokens": 4096} | settings)
+        counts = Counter[str]()
+        monkeypatch.setattr(kernels, "device_draw_kernels", Kernels(counts), raising=False)
+        device = Device(family, counts, **{"max_running": 8, "kv_tokens": 4096} | settings)
         monkeypatch.setattr(joint, "downloading", device.downloading)
-        monkeypatch.setattr(kernels, "device_draw_kernels", Kernels(device.counts), raising=False)
         return device
 
     return make
@@ -173,6 +187,42 @@ def test_drafts_ask_for_nothing_either(made: Any) -> None:
     for count in (1, 3, 15):
         keys = list(device.engine.state.rows.keys)
         assert device.step({keys[0]: [DRAWN] * count, keys[-1]: [DRAWN, 5]}).waited == []
+
+
+def test_a_draft_model_is_waited_for_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It catches up with prompts, chunks of them and samples that joined, and draws four tokens, of which each is the
+    input of the next where it lies; the step that computes them behind the samples waits a second time, for its own."""
+    guess, downloads, clock = 4, Counter[int](), itertools.count(1.0)
+
+    def downloading(token_ids_D: Tensor, logprobs_D: Tensor) -> Callable[[], tuple[list[int], list[float]]]:
+        assert token_ids_D.device == logprobs_D.device == GPU
+        downloads[len(token_ids_D)] += 1
+        return lambda: ([DRAWN] * len(token_ids_D), [-0.5] * len(logprobs_D))
+
+    monkeypatch.setattr(draft_steps, "downloading", downloading)
+    monkeypatch.setattr(draft_seconds, "moment", lambda device: Moment(next(clock)))
+
+    def speculates(model: LanguageModel) -> Speculator:
+        drafter = model_drafter(model, vocabulary=VOCAB_SIZE, num_blocks=256, most_tokens=12)
+        return Speculator(guess, Guessing(lambda said, most: []), drafter)
+
+    device = made(speculates=speculates, max_prefill_tokens=12)
+    several(device, Sampling(max_tokens=80))
+    layers, drafted = device.model.config.num_hidden_layers, 0
+    for _ in range(8):
+        downloads.clear()
+        launches = device.step()
+        assert launches.waited == []
+        running = len(device.engine.state.rows.keys)
+        assert sum(downloads.values()) <= 1
+        if downloads and device.engine.last_step.num_prefill_tokens == 0:
+            drafted += 1
+            assert downloads == {guess * running: 1}
+            assert launches.counts["decide"] == guess + 1
+            if drafted > 2:  # it has caught up
+                assert sum(launches.counts.values()) <= (guess + 1) * (OPS_OF_A_STEP + layers * OPS_OF_A_LAYER)
+    assert drafted >= 4
+    assert device.engine.said[0, 0] > guess * drafted, "all that was guessed came true"
 
 
 def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from plait.generation import forward
+from plait.data import across
+from plait.generation import draft_steps, forward
 from plait.generation.engine import Engine
 from plait.generation.model_drafter import ModelDrafter
+from plait.generation.pool import KVPool
+from plait.generation.ragged import RaggedBatch
 from plait.generation.request import Request
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import Speculator, model_drafter
@@ -20,7 +25,7 @@ from plait.layout.mesh import Layout
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.peers import Peers
 from plait.schedule.work import to_the_end
-from plait.speculation.drafter import Asked
+from plait.speculation.drafter import Asked, Guesses
 from plait.speculation.speculation import How
 from plait.workers.sample_mover import End, SampleMover
 from tests.cases import slow_but
@@ -37,8 +42,15 @@ LONG = [with_head(uid, 20 + uid, [40]) for uid in range(3)]
 """At temperature 1, with no stop but their lengths."""
 
 
-def drafter_of(model: LanguageModel, num_blocks: int = 256, most_tokens: int = 4096) -> ModelDrafter:
-    return model_drafter(model, vocabulary=VOCAB_SIZE, num_blocks=num_blocks, most_tokens=most_tokens)
+def drafter_of(
+    model: LanguageModel, num_blocks: int = 256, most_tokens: int = 4096, *, ahead: bool = False
+) -> ModelDrafter:
+    """
+    Args:
+        ahead: its CPU is taken for a device that computes behind.
+    """
+    with mock.patch.object(draft_steps, "computes_behind", return_value=ahead):
+        return model_drafter(model, vocabulary=VOCAB_SIZE, num_blocks=num_blocks, most_tokens=most_tokens)
 
 
 def speculates(drafter: ModelDrafter, how: How = 4) -> Speculator:
@@ -56,9 +68,9 @@ def perturbed(share: float) -> LanguageModel:
     return model
 
 
-def acceptance(model: LanguageModel, asked: list[Request], least: int = 50) -> float:
+def acceptance(model: LanguageModel, asked: list[Request], least: int = 50, *, ahead: bool = False) -> float:
     """Share of guesses of two tokens that are taken; more than so many are tried."""
-    speculator = speculates(drafter_of(model), 2)
+    speculator = speculates(drafter_of(model, ahead=ahead), 2)
     with ExactFloat64():
         drained(Engine(tiny_model("llama"), SamplingSettings(), speculates=speculator), asked)
     counts = speculator.counts
@@ -66,10 +78,15 @@ def acceptance(model: LanguageModel, asked: list[Request], least: int = 50) -> f
     return float(counts.accepted_of[3] / counts.tried_of[3])
 
 
-def test_the_policy_itself_is_always_right() -> None:
-    """It draws with the noise of the sample: at temperature 1, with filters, and greedily."""
-    for sampling in (Sampling(), Sampling(temperature=0.7, top_k=9, top_p=0.8), Sampling(temperature=0.0)):
-        assert acceptance(tiny_model("llama"), [replace(LONG[0], sampling=sampling)], least=20) == 1.0
+@pytest.mark.parametrize(
+    ("ahead", "samplings"),
+    [(False, [Sampling(), Sampling(temperature=0.0)]), (True, [Sampling(temperature=0.7, top_k=9, top_p=0.8)])],
+)
+def test_the_policy_itself_is_always_right(ahead: bool, samplings: list[Sampling]) -> None:
+    """It draws with the noise of the sample: at temperature 1, greedily, and with filters."""
+    for sampling in samplings:
+        asked = [replace(LONG[0], sampling=sampling)]
+        assert acceptance(tiny_model("llama"), asked, least=20, ahead=ahead) == 1.0
 
 
 @pytest.mark.slow
@@ -90,19 +107,20 @@ LIKE, UNLIKE = "like the policy", "unlike it"
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
-    slow_but([(LIKE, SETTINGS[1])], itertools.product((LIKE, UNLIKE), SETTINGS)),
+    ("kind", "settings", "ahead"),
+    slow_but([(LIKE, SETTINGS[1], True)], itertools.product((LIKE, UNLIKE), SETTINGS, (False, True))),
     ids=str,
 )
-def test_it_changes_no_token(kind: str, settings: dict) -> None:
-    """Guesses that are taken, and in a pool that preempts those that are not.
+def test_it_changes_no_token(kind: str, settings: dict, ahead: bool) -> None:
+    """Guesses that are taken, and in a pool that preempts those that are not; read at once, or when all are drawn.
 
     Stops by token, string and limit; filters; greedy samples; chunks, preemption, cached prefixes."""
     model = tiny_model("llama")
     drafts = perturbed(0.02) if kind == LIKE else tiny_model("qwen3", seed=2)
     with ExactFloat64():
         plain, steps = drained(Engine(model, SamplingSettings(**settings)), requests())
-        drafter = drafter_of(drafts, num_blocks=16, most_tokens=settings.get("max_prefill_tokens", 4096))
+        most_tokens = settings.get("max_prefill_tokens", 4096)
+        drafter = drafter_of(drafts, num_blocks=16, most_tokens=most_tokens, ahead=ahead)
         speculator = speculates(drafter)
         found, fewer = drained(Engine(model, SamplingSettings(**settings), speculates=speculator), requests())
     assert found.keys() == plain.keys()
@@ -160,30 +178,34 @@ def test_by_the_compiled_forward_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> 
     assert counts.accepted == counts.tried_at.sum(), "the same rows, the same bits, the same noise"
 
 
-def counted(drafter: ModelDrafter) -> list[int]:
+def counted(drafter: ModelDrafter, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Is filled with the numbers of tokens that it computes."""
-    compute, counts = drafter._compute, []
+    module, counts = drafter.steps.forward.module, []
+    compute = module.compute
 
-    def counting(new, is_read: bool):
-        counts.append(sum(len(one.token_ids) for one in new))
-        return compute(new, is_read)
+    def counting(batch: RaggedBatch, pool: KVPool) -> torch.Tensor | None:
+        counts.append(batch.num_tokens)
+        return compute(batch, pool)
 
-    drafter._compute = counting
+    monkeypatch.setattr(module, "compute", counting)
     return counts
+
+
+def asked_of(slots: list[int], limits: list[int], temperature: float = 0.0) -> Asked:
+    count = len(slots)
+    return Asked(
+        np.array(slots),
+        np.arange(count).astype(np.uint64),
+        np.ones(count, np.int64),
+        np.full(count, temperature == 0),
+        np.array(limits),
+        [Sampling(temperature=temperature)] * count,
+    )
 
 
 def asked_for(drafter: ModelDrafter, slots: list[int], limit: int = 8, most: int = 3) -> list[list[int]]:
     """Guesses of at most so many tokens for these slots, greedy."""
-    count = len(slots)
-    asked = Asked(
-        np.array(slots),
-        np.arange(count).astype(np.uint64),
-        np.ones(count, np.int64),
-        np.ones(count, bool),
-        np.full(count, limit),
-        [Sampling(temperature=0.0)] * count,
-    )
-    found = drafter.guess(asked, most, SURE, 0.0)
+    found = drafter.guess(asked_of(slots, [limit] * len(slots)), most, SURE, 0.0)
     return [row[:length].tolist() for row, length in zip(found.token_ids_BK, found.lengths_B, strict=True)]
 
 
@@ -192,11 +214,12 @@ def said(drafter: ModelDrafter, slot: int, *token_ids: int) -> None:
     drafter.say(np.array([slot]), np.array([count]), np.array(token_ids), np.ones(count))
 
 
-def test_samples_of_a_prompt_share_what_it_holds_of_it() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_samples_of_a_prompt_share_what_it_holds_of_it(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two whole blocks of a prompt of 40 tokens once, the 8 behind them and a token of its own for each sample; then
     two tokens of each guess."""
-    drafter = drafter_of(tiny_model("llama"), most_tokens=20)
-    counts = counted(drafter)
+    drafter = drafter_of(tiny_model("llama"), most_tokens=20, ahead=ahead)
+    counts = counted(drafter, monkeypatch)
     for slot in range(3):
         drafter.begin(slot, tuple(range(5, 45)))
         said(drafter, slot, 7 + slot)
@@ -204,10 +227,10 @@ def test_samples_of_a_prompt_share_what_it_holds_of_it() -> None:
     assert sum(counts) == 32 + 3 * 9 + 3 * 2
 
 
-def test_samples_whose_prompts_begin_alike_share_that() -> None:
+def test_samples_whose_prompts_begin_alike_share_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of three prompts of 60 tokens once, and the 28 behind them for each, of which a block is whole."""
     drafter = drafter_of(tiny_model("llama"))
-    counts = counted(drafter)
+    counts = counted(drafter, monkeypatch)
     for slot in range(3):
         drafter.begin(slot, (*range(5, 40), *range(100 + slot, 125 + slot)))
         said(drafter, slot, 7)
@@ -219,10 +242,11 @@ def test_samples_whose_prompts_begin_alike_share_that() -> None:
     assert sum(counts) == 32 + 3 * 29 + 3 * 2 + 5 + 2
 
 
-def test_what_came_true_is_not_computed_again() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_came_true_is_not_computed_again(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first two of three guessed tokens were computed, to guess the next ones behind them."""
-    drafter = drafter_of(tiny_model("llama"))
-    counts = counted(drafter)
+    drafter = drafter_of(tiny_model("llama"), ahead=ahead)
+    counts = counted(drafter, monkeypatch)
     drafter.begin(0, (5, 6, 7))
     said(drafter, 0, 8)
     (guess,) = asked_for(drafter, [0])
@@ -236,6 +260,35 @@ def test_what_came_true_is_not_computed_again() -> None:
         said(fresh, 0, *drafter._texts[0].token_ids[3:])
         assert asked_for(fresh, [0]) == again
         guess = again[0]
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3])
+def test_guesses_are_the_same_read_at_once_or_when_all_are_drawn(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut by their limits, and where they are unlikely: before the next token is drawn, or afterwards. Then what came
+    true of all that was drawn is known, and the host waits once."""
+    reads = Counter[bool]()
+    cut = np.random.default_rng(5).uniform(0.4, 1.0, len(SURE))
+    texts = [tuple(range(5, 9)), tuple(range(20, 60)), tuple(range(7, 30)), tuple(range(5, 25))]
+    found: dict[bool, list[Guesses]] = {}
+    for ahead in (False, True):
+        monkeypatch.setattr(
+            draft_steps, "downloading", lambda *drawn, a=ahead: (reads.update([a]), across.downloading(*drawn))[1]
+        )
+        drafter = drafter_of(tiny_model("llama"), ahead=ahead)
+        for slot, text in enumerate(texts):
+            drafter.begin(slot, text)
+            said(drafter, slot, 8)
+        found[ahead] = []
+        for count in (5, 2, 0):
+            guesses = drafter.guess(asked_of([0, 1, 2, 3], [9, 3, 1, 6], 1.0), 5, cut, least)
+            found[ahead].append(guesses)
+            for slot, (ids, length) in enumerate(zip(guesses.token_ids_BK, guesses.lengths_B, strict=True)):
+                said(drafter, slot, *ids[: min(count, length)].tolist(), 3)
+    for once, later in zip(found[False], found[True], strict=True):
+        for name, array in vars(once).items():
+            np.testing.assert_allclose(getattr(later, name), array, rtol=1e-6, err_msg=name)
+        assert once.lengths_B.tolist() == [5, 3, 1, 5] if least == 0 else once.lengths_B.max() < 5
+    assert reads[True] == 3 < reads[False]
 
 
 def test_who_finds_no_room_is_not_guessed_for() -> None:

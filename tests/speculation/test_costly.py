@@ -28,6 +28,8 @@ class Model(Forgetful):
         token_s: seconds of each token of the guesses; what it catches up with takes a hundredth for each token.
     """
 
+    capturing_s = 0.0
+
     def __init__(self, simulated: Simulated, right: float, token_s: float) -> None:
         self.simulated, self.right, self.token_s = simulated, right, token_s
         self.behind: dict[int, int] = {}

@@ -104,6 +104,8 @@ def always_three() -> Drafts:
 class Believing(Forgetful):
     """A draft model that believes GUESSED_VV: a CostlyDrafter of which a token takes no time."""
 
+    capturing_s = 0.0
+
     def __init__(self) -> None:
         self.last: dict[int, int] = {}
 

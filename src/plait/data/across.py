@@ -7,7 +7,10 @@ out. So uploads come from pinned memory, and the host goes on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -56,6 +59,37 @@ def downloading(token_ids_D: Tensor, logprobs_D: Tensor) -> Callable[[], HostTok
         return numbers_of(host_2D)
 
     return wait
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a device had computed all that it was asked for before."""
+
+    host_s: float
+    event: torch.cuda.Event | None = None
+    """Of a device that computes behind."""
+
+
+def moment(device: torch.device) -> Moment:
+    """That of now; without a wait."""
+    if not computes_behind(device):
+        return Moment(time.perf_counter())
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return Moment(time.perf_counter(), event)
+
+
+def seconds_between(moments: Sequence[Moment]) -> list[float]:
+    """[N - 1]: from each of N moments of a device to the next one; the last one is waited for, if it is to come."""
+    if moments and (last := moments[-1].event) is not None:
+        last.synchronize()
+    return [_seconds(first, then) for first, then in pairwise(moments)]
+
+
+def _seconds(first: Moment, then: Moment) -> float:
+    if first.event is None or then.event is None:
+        return then.host_s - first.host_s
+    return first.event.elapsed_time(then.event) / 1e3  # milliseconds of the device's own clock
 
 
 def numbers_of(drawn_2D: Tensor) -> HostTokens:

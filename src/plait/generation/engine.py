@@ -74,7 +74,7 @@ class Engine:
         )
         """What is in flight. `moves.SampleMoves` takes samples out of it and puts others in."""
         self.last_step: StepRecord | None = None
-        self.speculates = speculates if speculates is not None else speculator_of(settings, state.forward)
+        self.speculates = speculates or speculator_of(settings, state.forward, keep_memory=keep_memory)
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
         # A step that is launched ahead knows not what was drawn: exact mode computes from it, guesses stand behind it.
@@ -167,7 +167,7 @@ class Engine:
     def _launch(self, drafts: Drafts) -> StepRecord | None:
         """Launch the next step, and land the steps that must land before or after it. None: all samples are in flight,
         so the oldest step landed instead."""
-        state, scheduler, clock = self.state, self.state.scheduler, StepClock(self._joint, self.state.forward)
+        state, scheduler, clock = self.state, self.state.scheduler, self._clock()
         groups, share = self._overlap.share(ahead=not drafts)
         starts = self._start_ready(ahead=not drafts) if share is None else None
         drafts = drafts or self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
@@ -201,13 +201,16 @@ class Engine:
     def _land_all_but(self, count: int) -> None:
         """Land the oldest steps until at most `count` are in flight."""
         while len(self._turns) > count:
-            turn, clock = self._turns.oldest(), StepClock(self._joint, self.state.forward)
+            turn, clock = self._turns.oldest(), self._clock()
             try:
                 num_drawn = sum(self._settle(draws) for draws in (turn.starts, turn.draws) if draws is not None)
             except BaseException:
                 self._turns.clear()
                 raise
             self.speculates.done(turn.plan, num_drawn, turn.seconds + clock.seconds)
+
+    def _clock(self) -> StepClock:
+        return StepClock(self._joint, self.state.forward, self.speculates)
 
     def _settle(self, draws: Draws) -> int:
         """Give samples the tokens that they drew; the number of tokens."""

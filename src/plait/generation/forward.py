@@ -9,11 +9,13 @@ Shapes: R rows whose logits are read, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
+from plait.data.across import uploaded
 from plait.generation.backend import Backend, unserved
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.computes import Computes
@@ -23,6 +25,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged, with_chunks
 from plait.generation.refused import Refused
 from plait.generation.rows import DecodeBatch, Drafts
+from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.models.language_model import LanguageModel
 
 BACKENDS: tuple[type[Backend], ...] = (CompiledForward,)
@@ -118,13 +121,37 @@ class Forward:
         batch = rows.batch(drafts) if len(rows) else None
         if not chunks:
             return None if batch is None else self._logits(batch)
+        return self._logits(self._with(batch, chunks))
+
+    def fill(self, new: Sequence[NewTokens]) -> None:
+        """Put keys and values of these samples' tokens into the pool; no logits are read."""
+        self._logits(self._with(None, [ChunkTokens(tokens, completes=False) for tokens in new]))
+
+    def _with(self, rows: RaggedBatch | None, chunks: Sequence[ChunkTokens]) -> RaggedBatch:
+        """One batch of both."""
         order = list(range(len(chunks)))
         if self._prepared.by_rank:
             order.sort(key=lambda i: chunks[i].new.rank)
         more = ragged([chunks[i].new for i in order], self._pool.block_tokens, device=self.model.device)
         ends = dict(zip(order, accumulate(more.num_new), strict=True))
         read = [ends[i] - 1 for i, chunk in enumerate(chunks) if chunk.completes]
-        return self._logits(with_chunks(batch, more, read))
+        return with_chunks(rows, more, read)
+
+    def last_logits(self, rows: DecodeBatch, behind: Drafts) -> Tensor:
+        """Logits [B, V] behind the last new token of each of B rows, as a draft model needs them.
+
+        Args:
+            behind: row → known tokens behind its newest one. Where they are few (DRAFT_MODEL_TOKENS) those behind all
+                tokens are computed, as in a step of decoding, which may be replayed.
+        """
+        batch, last_B = rows.batch(behind), None
+        if batch.num_tokens > len(rows):
+            last_B = uploaded([end - 1 for end in accumulate(batch.num_new)], torch.int64, self.model.device)
+        if last_B is not None and max(batch.num_new) > DRAFT_MODEL_TOKENS:
+            batch, last_B = replace(batch, read_R=last_B), None
+        logits = self._logits(batch)
+        assert logits is not None, "each row is read"
+        return logits if last_B is None else logits[last_B]
 
     def _logits(self, batch: RaggedBatch) -> Tensor | None:
         return self._prepared.compute(batch, self._pool)
@@ -145,6 +172,11 @@ class Forward:
     def work_added(self) -> None:
         """There is more to compute than was known: weights that were not worth packing may be now."""
         self.is_decided = any(backend.is_prepared for backend in self.backends)
+
+    def drop_steps(self) -> None:
+        """Give back what steps are replayed from; the pool has moved."""
+        if self.module.captured is not None:
+            self.module.captured.drop()
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """Give the packed copy back; before the weights change. Its memory may stay for the next one."""

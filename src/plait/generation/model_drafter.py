@@ -14,82 +14,48 @@ Shapes: B samples that are asked for, R of them that are guessed for, K tokens o
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from plait.data.across import downloading, uploaded
+from plait.generation.draft_chains import Chains
+from plait.generation.draft_steps import DraftSteps
 from plait.generation.drafted_text import DraftedText
-from plait.generation.pool import KVPool
+from plait.generation.joint import Tokens
 from plait.generation.ragged import SHORT_ROWS, NewTokens
-from plait.generation.sampler import SamplingRows, sample
-from plait.kernels import noise
-from plait.models.language_model import LanguageModel
-from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for
-from plait.speculation.drafter import Asked, Guesses, drafted_cells
+from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
+from plait.generation.settings import DRAFT_MODEL_TOKENS
+from plait.policy.blocks import BLOCK_TOKENS, num_blocks_for
+from plait.speculation.drafter import Asked, Guesses
 from plait.speculation.pool import FloatArray, IntArray
-from plait.speculation.step_cost import StepCost
-
-MEASURED = (1, 1, 1, 8, 8, 64)
-"""Tokens of the forwards by which it is found out what it takes."""
 
 
 class ModelDrafter:
     """A CostlyDrafter over a model that speaks the tokens of the policy.
 
     Args:
-        model: whole; its weights do not change.
-        pool: of its keys and values.
-        compute: (new tokens of samples, whether they are read) → logits [R, V] behind the last of each, if they are;
-            fills the pool.
-        vocabulary: tokens of the policy.
-        num_blocks: of BLOCK_TOKENS tokens whose keys and values it holds at most.
+        steps: of the model.
         most_tokens: computed at a time.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        pool: KVPool,
-        compute: Callable[[Sequence[NewTokens], bool], Tensor | None],
-        *,
-        vocabulary: int,
-        num_blocks: int,
-        most_tokens: int,
-    ) -> None:
-        self.model = model
-        self._most_tokens = most_tokens
-        self._vocabulary = min(vocabulary, model.config.get_text_config().vocab_size)
-        self._pool, self._num_blocks, self._compute = pool, num_blocks, compute
-        self._blocks = Blocks(num_blocks)
+    def __init__(self, steps: DraftSteps, *, most_tokens: int) -> None:
+        self.steps, self._most_tokens = steps, most_tokens
         self._texts: dict[int, DraftedText] = {}
-        self._cost = StepCost()
 
-    @torch.no_grad()
-    def measure(self) -> None:
-        """Find out what it takes, on tokens of no sample: that has to be known before it is asked for the first time,
-        and the first forward of all loads what the others need."""
-        most = min(max(MEASURED), self.model.max_positions, self._num_blocks * BLOCK_TOKENS)
-        table = self._blocks.take(num_blocks_for(most))
-        for number, count in enumerate((1, *MEASURED)):
-            new = [NewTokens([0] * min(count, most), 0, table)]
-            began = time.perf_counter()
-            self._computed(new, completes=True)
-            if number > 0:
-                self._took(new, time.perf_counter() - began)
-        self._clear()
+    @property
+    def capturing_s(self) -> float:
+        """See CostlyDrafter.capturing_s."""
+        return self.steps.forward.capturing_s
 
     @property
     def num_bytes(self) -> int:
         """See Drafter.num_bytes; keys and values, without the weights."""
-        return self._pool.num_bytes
+        return self.steps.pool.num_bytes
 
     def begin(self, slot: int, prompt_ids: tuple[int, ...]) -> None:
         """See Drafter.begin."""
-        self._texts[slot] = DraftedText.begun(prompt_ids, self._vocabulary)
+        self._texts[slot] = DraftedText.begun(prompt_ids, self.steps.vocabulary)
 
     def say(self, slots_B: IntArray, counts_B: IntArray, token_ids_T: IntArray, probs_T: FloatArray) -> None:
         """See Drafter.say."""
@@ -98,7 +64,7 @@ class ModelDrafter:
             text = self._texts[slot]
             for token_id in token_ids[start : start + count]:
                 text.say(token_id)
-                text.is_known = text.is_known and token_id < self._vocabulary
+                text.is_known = text.is_known and token_id < self.steps.vocabulary
             start += count
 
     def record(self, prompt_ids: tuple[int, ...], token_ids: IntArray, probs: FloatArray) -> None:
@@ -108,11 +74,7 @@ class ModelDrafter:
         """See Drafter.end; with the last sample all keys and values go."""
         self._let_go(self._texts.pop(slot))
         if not self._texts:
-            self._clear()
-
-    def _clear(self) -> None:
-        self._pool.clear()
-        self._blocks = Blocks(self._num_blocks)
+            self.steps.clear()
 
     def grow_old(self) -> None:
         """See Drafter.grow_old: it is of no policy."""
@@ -120,75 +82,56 @@ class ModelDrafter:
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
         """See CostlyDrafter.seconds_of."""
         texts = [self._texts[slot] for slot in slots_B.tolist()]
-        num_behind, computed = 0, set[bytes]()
+        num_behind, computed = [], set[bytes]()
         for text in texts:
-            num_behind += text.num_behind
+            num_behind.append(text.num_behind)
             if not text.table:
-                shared = max(len(self._blocks.find(text.names)), len(computed.intersection(text.names)))
-                num_behind -= shared * BLOCK_TOKENS
+                shared = max(len(self.steps.blocks.find(text.names)), len(computed.intersection(text.names)))
+                num_behind[-1] -= shared * BLOCK_TOKENS
                 computed.update(text.names)
-        context = sum(len(text.token_ids) for text in texts)
-        counts = np.array([len(texts), len(texts) + num_behind])
-        token_s, first_s = self._cost.seconds(counts, context).tolist()
-        return first_s - token_s, token_s
+        context, num_rows = sum(len(text.token_ids) for text in texts), len(texts) + sum(num_behind)
+        token_s = self.steps.seconds.of_step(len(texts), context)
+        is_step = max(num_behind) < DRAFT_MODEL_TOKENS
+        first_s = (self.steps.seconds.of_step if is_step else self.steps.seconds.of_other)(num_rows, context)
+        return max(0.0, first_s - token_s), token_s
 
     @torch.no_grad()
     def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
-        """See Drafter.guess."""
-        guesses = Guesses.none(len(asked.slots_B), most)
+        """See Drafter.guess. A device that computes behind is waited for once, when all tokens are drawn."""
         rows_R = self._with_room(asked, most)
-        if not len(rows_R):
-            return guesses
-        texts = [self._texts[slot] for slot in asked.slots_B[rows_R].tolist()]
-        for text in texts:
-            text.rewind()
-        self._catch_up(texts, most)
-        survival_R = np.ones(len(rows_R))
-        new = [NewTokens(text.token_ids[text.num_held :], text.num_held, text.table) for text in texts]
-        for depth in range(most):
-            asked_R = asked.part(rows_R)
-            token_ids_R, confidence_R = self._drawn(new, asked_R, depth)
+        drafted = asked.part(rows_R)
+        chains = Chains(drafted, most, acceptance_C, least)
+        if len(rows_R):
+            texts = [self._texts[slot] for slot in drafted.slots_B.tolist()]
             for text in texts:
-                text.num_held = len(text.token_ids)
-            cells_R = drafted_cells(asked_R.greedy_B, depth, confidence_R)
-            survival_R = survival_R * acceptance_C[cells_R]
-            kept_R = survival_R >= least
-            rows = rows_R[kept_R]
-            guesses.token_ids_BK[rows, depth], guesses.cells_BK[rows, depth] = token_ids_R[kept_R], cells_R[kept_R]
-            guesses.survival_BK[rows, depth], guesses.lengths_B[rows] = survival_R[kept_R], depth + 1
-            kept_R &= asked_R.limits_B > depth + 1
-            if depth + 1 == most or not kept_R.any():
-                break
-            rows_R, survival_R = rows_R[kept_R], survival_R[kept_R]
-            texts = [text for text, is_kept in zip(texts, kept_R.tolist(), strict=True) if is_kept]
-            new = []
-            for text, token_id in zip(texts, token_ids_R[kept_R].tolist(), strict=True):
-                text.ahead.append(token_id)
-                new.append(NewTokens((token_id,), text.num_held + len(text.ahead) - 1, text.table))
-        return guesses
+                text.rewind()
+            self.steps.seconds.begin()
+            self._catch_up(texts, most)
+            self._draw(chains, texts, drafted)
+        return chains.guesses.among(rows_R, len(asked.slots_B))
 
     def _with_room(self, asked: Asked, most: int) -> IntArray:
         """[R]: those whose tokens, with a guess of so many, have room. Who is not asked for gives way."""
-        slots, rows, free = asked.slots_B.tolist(), [], self._blocks.num_free
+        slots, rows, free = asked.slots_B.tolist(), [], self.steps.blocks.num_free
         mine = set(slots)
         others = [text for slot, text in self._texts.items() if text.table and slot not in mine]
         for row, (slot, limit) in enumerate(zip(slots, asked.limits_B.tolist(), strict=True)):
             text = self._texts[slot]
             length = len(text.token_ids) + most - 1
-            if limit < 1 or not text.is_known or length > self.model.max_positions:
+            if limit < 1 or not text.is_known or length > self.steps.forward.model.max_positions:
                 continue
             needed = max(0, num_blocks_for(length) - len(text.table))  # for a longer guess it took more, and holds them
             while needed > free and others:
-                before = self._blocks.num_free
+                before = self.steps.blocks.num_free
                 self._let_go(others.pop())
-                free += self._blocks.num_free - before
+                free += self.steps.blocks.num_free - before
             if needed <= free:
                 rows.append(row)
                 free -= needed
         return np.array(rows, np.int64)
 
     def _let_go(self, text: DraftedText) -> None:
-        self._blocks.release(text.table)
+        self.steps.blocks.release(text.table)
         text.table, text.num_held = [], 0
         text.ahead.clear()
 
@@ -201,12 +144,12 @@ class ModelDrafter:
             computing: set[bytes] = set()
             for text in left:
                 if not text.table:
-                    found = self._blocks.find(text.names)
+                    found = self.steps.blocks.find(text.names)
                     if not computing.isdisjoint(text.names[len(found) :][:1]):
                         waiting.append(text)  # finds what is being computed
                         continue
                     self._share(text, found)
-                text.table += self._blocks.take(
+                text.table += self.steps.blocks.take(
                     max(0, num_blocks_for(len(text.token_ids) + most - 1) - len(text.table))
                 )
                 if text.num_held < text.num_shared:
@@ -221,9 +164,7 @@ class ModelDrafter:
                 if count < text.num_behind:
                     waiting.append(text)
             if chunks:
-                began = time.perf_counter()
-                self._computed(chunks, completes=False)
-                self._took(chunks, time.perf_counter() - began)
+                self.steps.fill(chunks)
             for text, stop in held:
                 text.num_held = stop
                 self._name(text)
@@ -232,34 +173,45 @@ class ModelDrafter:
     def _share(self, text: DraftedText, found: list[int]) -> None:
         """Hold what others hold of the beginning of its prompt."""
         text.table = found
-        self._blocks.hold(text.table)
+        self.steps.blocks.hold(text.table)
         text.num_held = len(text.table) * BLOCK_TOKENS
 
     def _name(self, text: DraftedText) -> None:
         """Whole blocks of its prompt that are computed may be found by others."""
         count = min(text.num_held, text.num_shared) // BLOCK_TOKENS
         for block, key in zip(text.table[:count], text.names, strict=False):
-            self._blocks.name(block, key)
+            self.steps.blocks.name(block, key)
 
-    def _drawn(self, new: Sequence[NewTokens], asked: Asked, depth: int) -> tuple[IntArray, FloatArray]:
-        """Tokens [R] drawn behind these, and their probabilities [R]."""
-        began, device = time.perf_counter(), self.model.device
-        logits_RV = self._computed(new, completes=True)
-        assert logits_RV is not None, "a chunk that completes is read"
-        keys_R = uploaded(asked.keys_B.view(np.int64).tolist(), torch.int64, device)
-        places_R = uploaded((asked.places_B + depth).tolist(), torch.int64, device)
-        rows = SamplingRows.of(asked.samplings, self._vocabulary, device)
-        drawn = sample(logits_RV[:, : self._vocabulary], noise.DrawNoise(keys_R, places_R), rows)
-        token_ids, logprobs = downloading(*drawn)()
-        self._took(new, time.perf_counter() - began)
-        return np.array(token_ids, np.int64), np.exp(np.array(logprobs))
+    def _draw(self, chains: Chains, texts: Sequence[DraftedText], asked: Asked) -> None:
+        """Draw the tokens of these chains, one behind another."""
+        rows, behind = self._rows(texts, asked)
+        keys, drawing_N = list(rows.keys), chains.going()
+        lengths_R = np.array([len(text.token_ids) for text in texts])
+        waiting: list[tuple[IntArray, Tokens]] = []
+        while len(drawing_N):
+            waiting.append((drawing_N, self.steps.draw(rows, behind, int(lengths_R[drawing_N].sum()))))
+            chains.draw(drawing_N)
+            lengths_R += 1
+            if not (self.steps.is_ahead and len(chains.going())):
+                chains.know([rows_N for rows_N, _ in waiting], *self.steps.read([drawn for _, drawn in waiting]))
+                waiting.clear()
+            going_N, behind = chains.going(), NO_DRAFTS
+            rows.remove({keys[row] for row in set(drawing_N.tolist()).difference(going_N.tolist())})
+            drawing_N = going_N
+        for row, text in enumerate(texts):
+            text.num_held, text.ahead = len(text.token_ids), chains.computed(row)
 
-    def _computed(self, new: Sequence[NewTokens], *, completes: bool) -> Tensor | None:
-        """Logits [R, V] behind the last of the new tokens of each, where they are read."""
-        self._pool.reserve(self._blocks.num_touched, self._num_blocks)
-        return self._compute(new, completes)
-
-    def _took(self, new: Sequence[NewTokens], seconds: float) -> None:
-        """A forward of these took so long."""
-        num_rows = sum(len(tokens.token_ids) for tokens in new)
-        self._cost.observe(num_rows, num_rows + sum(tokens.held for tokens in new), seconds)
+    def _rows(self, texts: Sequence[DraftedText], asked: Asked) -> tuple[DecodeBatch, Drafts]:
+        """Rows of these samples, each of which begins with the first token that is not held; and the known tokens that
+        stand behind that."""
+        rows = DecodeBatch(len(texts), BLOCK_TOKENS, self.steps.device)
+        keys = [(slot, 0) for slot in asked.slots_B.tolist()]
+        numbers, behind = [], {}
+        columns = (keys, texts, asked.keys_B.view(np.int64).tolist(), asked.places_B.tolist())
+        for key, text, noise_key, place in zip(*columns, strict=True):
+            first, *others = text.token_ids[text.num_held :]
+            numbers.append((noise_key, first, text.num_held, place - len(others)))
+            if others:
+                behind[key] = others
+        rows.append(keys, asked.samplings, [text.table for text in texts], numbers)
+        return rows, behind

@@ -18,9 +18,9 @@ from torch import Tensor
 from plait.data.across import uploaded
 from plait.generation.ragged import SHORT_ROWS, NewTokens, RaggedBatch
 from plait.generation.sampler import SamplingRows
-from plait.generation.settings import Sampling
 from plait.policy.blocks import num_blocks_for
 from plait.policy.step import Key
+from plait.speculation.drafter import SampledBy
 
 Drafts = Mapping[Key, Sequence[int]]
 """Guesses of the tokens that samples draw next: a chain of at most SHORT_ROWS - 1."""
@@ -41,7 +41,7 @@ class DecodeBatch:
     def __init__(self, max_rows: int, block_tokens: int, device: torch.device) -> None:
         self._block_tokens = block_tokens
         self.keys: list[Key] = []
-        self.samplings: list[Sampling] = []
+        self.samplings: list[SampledBy] = []
         self._parameters: SamplingRows | None = None
         self._newest: list[int] = []
         self._held: list[int] = []
@@ -61,7 +61,7 @@ class DecodeBatch:
     def append(
         self,
         keys: Sequence[Key],
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SampledBy],
         tables: Sequence[Sequence[int]],
         numbers: Sequence[tuple[int, int, int, int]],
         newest_B: Tensor | None = None,

@@ -18,6 +18,9 @@ from plait.settings import Settings, word_or_number
 MIN_TEMPERATURE = 0.01
 MAX_DRAFT_TOKENS = 15
 """More rows of a sample would be computed as a chunk."""
+DRAFT_MODEL_TOKENS = 2
+"""New tokens of a sample up to which a step of a draft model is as a step of decoding: the newest one, and the one
+before it where a whole guess came true, of which the last token was never computed."""
 MIN_POOL_BYTES = 1 << 16
 MIN_KV_BYTES = 1 << 20
 GPU_SHARE = 0.3

@@ -71,11 +71,17 @@ class Speculates(Protocol):
         """Counts of drafts since the engine was made; None: it makes none."""
         ...
 
+    @property
+    def capturing_s(self) -> float:
+        """See CostlyDrafter.capturing_s."""
+        ...
+
 
 class NoSpeculation:
     """Makes no drafts: every step computes one token of each sample. See `Speculates`."""
 
     counts = None
+    capturing_s = 0.0
 
     def prepare(self) -> None:
         """See Speculates.prepare."""

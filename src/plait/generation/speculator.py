@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from plait.generation.forward import PACK_STEPS, ChunkTokens, Forward
+from plait.generation.draft_steps import DraftSteps
+from plait.generation.forward import PACK_STEPS, Forward
 from plait.generation.model_drafter import ModelDrafter
 from plait.generation.pool import KVPool
-from plait.generation.ragged import SHORT_ROWS, NewTokens
+from plait.generation.ragged import SHORT_ROWS
 from plait.generation.response import Response
-from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
+from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import MAX_DRAFT_TOKENS, Sampling, SamplingSettings
 from plait.generation.speculates import NoSpeculation, Speculates
@@ -35,11 +36,12 @@ from plait.speculation.speculation import How, Speculation
 assert MOST_PLACES == MAX_DRAFT_TOKENS == SHORT_ROWS - 1, "a draft and the token before it are computed as few rows"
 
 
-def speculator_of(settings: SamplingSettings, forward: Forward) -> Speculates:
+def speculator_of(settings: SamplingSettings, forward: Forward, *, keep_memory: bool = True) -> Speculates:
     """Makes drafts as the settings ask for; loads the draft model, if there is one.
 
     Args:
         forward: of the policy, or of this rank's part of it.
+        keep_memory: of the draft model, see `engine.Engine`.
 
     Raises:
         ModelError: the draft model cannot be used.
@@ -48,14 +50,15 @@ def speculator_of(settings: SamplingSettings, forward: Forward) -> Speculates:
     if how == "off" or (how == "auto" and not forward.may_be_steady):
         return NoSpeculation()
     if how == "auto":
-        steady = WhereSteady(lambda: _speculator("adaptive", settings, forward.model), lambda: forward.is_steady)
+        made = lambda: _speculator("adaptive", settings, forward.model, keep_memory)
+        steady = WhereSteady(made, lambda: forward.is_steady)
         if settings.draft_model is not None:
             steady.make()
         return steady
-    return _speculator(how, settings, forward.model)
+    return _speculator(how, settings, forward.model, keep_memory)
 
 
-def _speculator(how: How, settings: SamplingSettings, model: LanguageModel) -> Speculator:
+def _speculator(how: How, settings: SamplingSettings, model: LanguageModel, keep_memory: bool) -> Speculator:
     _load()
     if model.device.type == "cpu":  # kernels of GPUs are the same for one row and for several
         _load_draws(model.dtype)
@@ -67,6 +70,7 @@ def _speculator(how: How, settings: SamplingSettings, model: LanguageModel) -> S
             vocabulary=model.config.get_text_config().vocab_size,
             num_blocks=settings.num_blocks(model.max_positions),
             most_tokens=settings.max_prefill_tokens,
+            keep_memory=keep_memory,
         )
     return Speculator(how, PoolDrafter(settings.draft_pool_bytes), drafts)
 
@@ -96,19 +100,16 @@ def _load_draws(dtype: torch.dtype) -> None:
     sample(logits_BV, DrawNoise(zeros_B, zeros_B), SamplingRows.of([Sampling()] * 2, 4, zeros_B.device))
 
 
-def model_drafter(model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096) -> ModelDrafter:
+def model_drafter(
+    model: LanguageModel, *, vocabulary: int, num_blocks: int, most_tokens: int = 4096, keep_memory: bool = True
+) -> ModelDrafter:
     """A `ModelDrafter` whose forwards are measured and whose weights are packed for decoding; they do not change."""
     pool = KVPool()
     forward = Forward(model, pool, exact=False)
     forward.prepare(lambda: PACK_STEPS)
-    no_rows = DecodeBatch(1, pool.block_tokens, model.device)
-
-    def compute(new: Sequence[NewTokens], is_read: bool) -> Tensor | None:
-        return forward.logits(no_rows, NO_DRAFTS, [ChunkTokens(tokens, is_read) for tokens in new])
-
-    drafter = ModelDrafter(model, pool, compute, vocabulary=vocabulary, num_blocks=num_blocks, most_tokens=most_tokens)
-    drafter.measure()
-    return drafter
+    steps = DraftSteps(forward, pool, vocabulary=vocabulary, num_blocks=num_blocks, keep_memory=keep_memory)
+    steps.measure()
+    return ModelDrafter(steps, most_tokens=most_tokens)
 
 
 @dataclass(slots=True)
@@ -129,7 +130,8 @@ class Speculator:
     """
 
     def __init__(self, how: How, drafter: Drafter, model: CostlyDrafter | None = None) -> None:
-        self.speculation = Speculation(how, drafter, model=model)
+        self._model = model
+        self.speculation = Speculation(how, drafter, lambda: time.perf_counter() - self.capturing_s, model=model)
         self._heard: dict[Key, _Heard] = {}
         self._free: list[int] = []
         self._num_slots = 0
@@ -143,6 +145,11 @@ class Speculator:
     @property
     def counts(self) -> Counts:
         return self.speculation.counts
+
+    @property
+    def capturing_s(self) -> float:
+        """See Speculates.capturing_s."""
+        return 0.0 if self._model is None else self._model.capturing_s
 
     def prepare(self) -> None:
         """See Speculates.prepare."""

@@ -22,6 +22,9 @@ class WhereSteady:
         is_steady: whether the next step is steady (`Forward.is_steady`).
     """
 
+    capturing_s = 0.0
+    """See Speculates.capturing_s: no device that has steady steps captures any."""
+
     def __init__(self, made: Callable[[], Speculates], is_steady: Callable[[], bool]) -> None:
         self.made, self._is_steady = made, is_steady
         self.own: Speculates | None = None

@@ -11,7 +11,7 @@ from plait.generation.joint import Joint
 
 
 class Captures(Protocol):
-    """A forward that may capture steps."""
+    """A forward that may capture steps, or what has one."""
 
     @property
     def capturing_s(self) -> float:
@@ -23,8 +23,8 @@ class StepClock:
     """Seconds that a step keeps this rank busy, from now on: without those in which it waits for others in it, in which
     weights are made ready, and in which a step is captured to be replayed."""
 
-    def __init__(self, joint: Joint, forward: Captures) -> None:
-        self._joint, self._forward = joint, forward
+    def __init__(self, joint: Joint, *captures: Captures) -> None:
+        self._joint, self._captures = joint, captures
         self.packing_s = 0.0
         """In which weights were made ready."""
         self._began_s = self._now_s()
@@ -42,4 +42,5 @@ class StepClock:
         self.packing_s += time.perf_counter() - began_s
 
     def _now_s(self) -> float:
-        return time.perf_counter() - self._joint.waited_s - self._forward.capturing_s
+        capturing_s = sum(one.capturing_s for one in self._captures)
+        return time.perf_counter() - self._joint.waited_s - capturing_s

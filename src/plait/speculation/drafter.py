@@ -74,6 +74,13 @@ class Guesses:
     def num_tokens(self) -> int:
         return int(self.lengths_B.sum())
 
+    def among(self, rows_R: IntArray, num_samples: int) -> Self:
+        """As guesses for so many samples, of which these R are those that it has guesses for."""
+        spread = type(self).none(num_samples, self.token_ids_BK.shape[1])
+        for name, array in vars(spread).items():
+            array[rows_R] = getattr(self, name)
+        return spread
+
 
 class Drafter(Protocol):
     """A source of guesses. It knows samples by slots, which are given again when a sample has ended.
@@ -119,6 +126,11 @@ class Drafter(Protocol):
 
 class CostlyDrafter(Drafter, Protocol):
     """A source whose guesses take seconds, which count against what they save."""
+
+    @property
+    def capturing_s(self) -> float:
+        """Seconds in which something was captured to be replayed later, so far: they count for no guess."""
+        ...
 
     def seconds_of(self, slots_B: IntArray) -> tuple[float, float]:
         """What guesses for these samples take, as far as is known (0: not at all): to catch up with what they have said

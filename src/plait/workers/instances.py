@@ -18,7 +18,6 @@ from torch import Tensor
 from plait.data.across import HostTokens, numbers_of
 from plait.generation.computes import Computes
 from plait.generation.engine import Engine
-from plait.generation.forward import Forward
 from plait.generation.joint import Tokens
 from plait.generation.response import Response
 from plait.generation.rows import Drafts
@@ -52,7 +51,8 @@ def engine_of(model: LanguageModel, settings: SamplingSettings, team: Team, *, k
     engine = Engine(model, settings, joint=joint, speculates=NoSpeculation(), keep_memory=keep_memory)
     forward = engine.state.forward
     if settings.speculation != "off" and (settings.speculation != "auto" or forward.may_be_steady):
-        engine.speculates = DraftedByOne(forward, settings, team, joint)
+        own = lambda: speculator_of(settings, forward, keep_memory=keep_memory)
+        engine.speculates = DraftedByOne(own, team, joint)
     return engine
 
 
@@ -127,18 +127,27 @@ class JointRanks:
 
 
 class DraftedByOne:
-    """`Speculates` of an instance of several ranks: the deciding rank makes the drafts and tells the others."""
+    """`Speculates` of an instance of several ranks: the deciding rank makes the drafts and tells the others.
 
-    def __init__(self, forward: Forward, settings: SamplingSettings, team: Team, joint: JointRanks) -> None:
+    Args:
+        own: makes what that rank makes them by.
+    """
+
+    def __init__(self, own: Callable[[], Speculates], team: Team, joint: JointRanks) -> None:
         self._lengths, self._drafts = (
             OneToAll(team.all, deciding(team), kind, "drafts", joint.waited) for kind in (Kind.NUM_DRAFTS, Kind.DRAFTS)
         )
-        self._own: Speculates = speculator_of(settings, forward) if self._lengths.tells else NoSpeculation()
+        self._own: Speculates = own() if self._lengths.tells else NoSpeculation()
 
     @property
     def counts(self) -> Counts | None:
         """See Speculates.counts; None on ranks that are told."""
         return self._own.counts
+
+    @property
+    def capturing_s(self) -> float:
+        """See Speculates.capturing_s."""
+        return self._own.capturing_s
 
     def prepare(self) -> None:
         """See Speculates.prepare."""
