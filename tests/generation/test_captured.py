@@ -39,6 +39,7 @@ from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import Speculator, speculator_of
+from plait.generation.speculator import model_drafter as drafter_of
 from plait.kernels import on_devices
 from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
@@ -728,6 +729,28 @@ def test_replays_on_a_gpu_say_what_a_cpu_says(family: str) -> None:
     assert steps is not None
     assert bool(steps.refusals) == (family == "gpt_oss"), steps.refusals
     assert (len(steps.sizes) > 1) == (family != "gpt_oss")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_draft_model_on_a_gpu_changes_no_token(family: str) -> None:
+    """The policy itself, which is right but where kernels round by the number of rows; by graphs of its own, with one
+    wait for all tokens of a guess, and seconds of the device's own clock."""
+    policy, drafts = (tiny_model(family, dtype=torch.float32, device="cuda") for _ in range(2))
+    drafter = drafter_of(drafts, vocabulary=VOCAB_SIZE, num_blocks=256)
+    speculator = Speculator(3, Guessing(lambda said, most: []), drafter)
+    settings = SamplingSettings(max_running=6, max_prefill_tokens=20)
+    found = drained(Engine(policy, settings, speculates=speculator))
+    plain = engine_of(tiny_model(family, dtype=torch.float32), max_running=6, max_prefill_tokens=20)
+    assert_same(found, drained(plain))
+    counts, steps = speculator.counts, drafter.steps.forward.module.captured
+    assert counts.accepted > 0.95 * counts.tried_at.sum() > 30
+    assert steps is not None
+    assert steps.refusals == {}
+    assert {size.width for size in steps.sizes} == {1, 2}
+    assert drafter.steps.seconds.of_step(1, 16) > 0
+    assert drafter.steps.seconds.of_other(64, 64) > 0
 
 
 def test_on_a_cpu_there_are_none() -> None:

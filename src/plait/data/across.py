@@ -67,7 +67,7 @@ class Moment:
 
     host_s: float
     event: torch.cuda.Event | None = None
-    """Of a device that computes behind."""
+    """What a device that computes behind reached it by."""
 
 
 def moment(device: torch.device) -> Moment:

@@ -58,7 +58,7 @@ class Chains:
             self._know(rows_N, token_ids_D[drawn], confidence_D[drawn])
 
     def _know(self, rows_N: IntArray, token_ids_N: IntArray, confidence_N: FloatArray) -> None:
-        """Of one step: all of these tokens stand at the same place."""
+        """What one step drew: all of these tokens stand at the same place."""
         depth = int(self._num_known_R[rows_N[0]])
         self._num_known_R[rows_N] += 1
         self._drawn_RK[rows_N, depth] = token_ids_N

@@ -26,7 +26,7 @@ class DraftSeconds:
         self._moments: list[Moment] = []
         """When it began, and behind each forward since."""
         self._forwards: list[tuple[StepCost | None, int, int]] = []
-        """Of each what it teaches, its rows, and the tokens that they see; nothing, where a step was captured."""
+        """What each teaches (nothing, where a step was captured), its rows, and the tokens that they see."""
         self._captured_s = 0.0
 
     def begin(self) -> None:

@@ -29,9 +29,9 @@ from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for
 from plait.speculation.pool import FloatArray, IntArray
 
-MEASURED_STEPS, MEASURED_CHUNKS = (1, 1, 1, 1, 8, 8), (8, 8, 64)
-"""Rows of the steps, and tokens of the chunks, by which it is found out what they take. The first of each load what the
-others need, and do not count."""
+MEASURED_STEPS, MEASURED_CHUNKS = (1, 1, 1, 1, 8, 8), (8, 8, 64, 64)
+"""Rows of the steps, and tokens of the chunks, by which it is found out what they take. The first of each kind loads
+what the others need, and does not count; of two that are alike the shorter one does, as one may be compiled anew."""
 
 
 class Forwards(Protocol):
@@ -44,7 +44,9 @@ class Forwards(Protocol):
 
     def fill(self, new: Sequence[NewTokens]) -> None: ...
 
-    def last_logits(self, rows: DecodeBatch, behind: Drafts) -> Tensor: ...
+    def last_logits(self, rows: DecodeBatch, behind: Drafts) -> Tensor:
+        """Logits [B, V] behind the last new token of each row."""
+        ...
 
     def drop_steps(self) -> None: ...
 
