@@ -12,6 +12,7 @@ from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
 from plait.recipes.engine_checks import most_guessed
+from plait.schedule.plan import POOL, PolicyChoice
 from tests.cost.smollm2 import SHAPE
 from tests.cost.test_device_memory import facts_of, named, row_of
 
@@ -45,6 +46,15 @@ def test_each_graph_keeps_the_logits_of_its_rows(how: str, changed: dict[str, in
     assert held == 3 * rows * 49_152 * 2, how
 
 
+@pytest.mark.parametrize(("sizes", "own_rows"), [(ONE, 127), (Parallelism(1, 2), 0)], ids=["alone", "beside parts"])
+def test_a_draft_model_has_graphs_of_its_own(sizes: Parallelism, own_rows: int) -> None:
+    """Of one new token of a sample and of two, whatever is guessed; whole on one device of an instance in parts."""
+    drafted = replace(STEP, draft_model=replace(SHAPE, vocabulary=1000))
+    held = held_by_graphs(drafted, SHAPE, sizes, 64)
+    assert held == 3 * 2 * (own_rows * 49_152 + (127 + 2 * 254) * 1000)
+    assert held_by_graphs(replace(drafted, device="cpu"), SHAPE, sizes, 64) == 0
+
+
 def test_in_float32_they_are_twice_as_large() -> None:
     assert held_by_graphs(replace(STEP, dtype="float32"), SHAPE, ONE, 64) == 3 * 127 * 49_152 * 4
 
@@ -64,6 +74,21 @@ def test_a_dry_run_has_them_where_samples_are_generated() -> None:
     workload = Workload.of(facts.recipe, facts.flow, facts.lengths)
     samples = workload.prompts_per_step * workload.samples_per_prompt
     assert row_of(f"actor: {GRAPHS}", rows) == held_by_graphs(workload, SHAPE, ONE, samples) > 0
+
+
+def test_pools_that_stay_stay_with_a_draft_models() -> None:
+    """Its keys and values, for as many tokens as the policy's pool holds, and its graphs: beside training, too."""
+    sampling = {"kv_tokens": 1 << 15, "speculation": 3, "draft_model": "smollm"}
+    facts = facts_of(named("colocated", 1), "grpo", device="cuda", sampling=sampling)
+    kept = replace(facts, plan=replace(facts.plan, policies=(PolicyChoice(POOL),)))
+    (gone,), (stay,) = memory_by_device(facts), memory_by_device(kept)
+    rows = dict(stay.rows)
+    keys_and_values = row_of(f"actor: draft model: KV cache ({1 << 15} tokens)", rows)
+    assert keys_and_values == (1 << 15) * 2 * 30 * 3 * 64 * 2
+    of_draft = keys_and_values + row_of(f"actor: draft model: {GRAPHS}", rows)
+    of_policy = row_of("actor: KV cache", rows) + row_of(f"actor: {GRAPHS}", rows)
+    assert dict(stay.during)["actor.train"] - dict(gone.during)["actor.train"] == of_policy + of_draft
+    assert dict(stay.during)["actor.generate"] == dict(gone.during)["actor.generate"]
 
 
 @pytest.mark.parametrize(("stated", "most"), [(5, 5), ("off", 0), ("adaptive", 15)])

@@ -38,6 +38,9 @@ RECIPES = {
 }
 
 
+DRAFTED = {"draft_model": "smollm2-135m", "speculation": 4}
+
+
 def plan_of(sizes, **train):
     """All calls on four ranks, in one layout."""
     dp, tp, pp = sizes
@@ -104,12 +107,15 @@ def test_prompts_that_instances_cannot_share_evenly() -> None:
         assert row_of("actor: KV cache (16 samples x 384 tokens)", dict(device.rows)) > 0
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 1, 4)])
-def test_a_draft_model_is_counted_on_the_ranks_that_generate(sizes) -> None:
-    """Its weights all the time, its keys and values while samples are drawn. Of an instance's ranks one has it, and a
-    simulation takes each for that one: no less than a dry run says, and as much where each rank is an instance."""
-    sampling, off = {"draft_model": "smollm2-135m", "speculation": 4}, {"sampling": {"speculation": "off"}}
-    found, plain = (both(facts_for(plan_of(sizes), **keys)) for keys in ({"sampling": sampling}, off))
+def test_a_draft_model_is_counted_on_the_ranks_that_generate(sizes, device) -> None:
+    """Its weights all the time, its keys and values while samples are drawn, on a GPU with its graphs. Of an instance's
+    ranks one has it, and a simulation takes each for that one: no less than a dry run says, and as much where each rank
+    is an instance."""
+    keys = RECIPES[device]
+    drafts, off = ({"sampling": keys.get("sampling", {}) | more} for more in (DRAFTED, {"speculation": "off"}))
+    found, plain = (both(facts_for(plan_of(sizes), **(keys | own))) for own in (drafts, off))
     for (memory, device), (without, _) in zip(found, plain, strict=True):
         assert memory.peak_bytes >= device.most_bytes - ZERO_UNIT
         assert memory.peak_bytes - without.peak_bytes >= memory.terms[ENGINE] > 0
@@ -151,7 +157,7 @@ def two(prompts, actor, ref, reward, options: Options):
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"engine": "vllm", "max_running": 2}, {"draft_model": "smollm2-135m", "speculation": 4}],
+    [{"engine": "vllm", "max_running": 2}, DRAFTED],
     ids=["vllm", "drafts"],
 )
 def test_each_role_that_generates_has_an_engine_of_its_own_model(tmp_path: Path, sampling: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from plait.cli import main
 from plait.cost.captures import num_captured
 from plait.cost.decoding import SteadySteps
 from plait.cost.decoding import profile as decode_pieces
+from plait.cost.drafts import Drafts
 from plait.cost.hardware import Link
 from plait.cost.kept_profiles import keep_profile, kept_profiles, load_profile, profile_path, save_profile
 from plait.cost.layer_times import LayerTimes
@@ -136,12 +137,21 @@ def test_a_gpu_captures_a_graph_for_each_power_of_two_of_samples_and_of_tokens()
     assert "capturing" not in costs().call("actor.generate", "decode", Layout.on(range(1))).terms
 
 
-def costs(
-    profile: Profile = PROFILE, shape: ModelShape = SHAPE, prompts: int = 1, *, pools_stay: bool = False
-) -> ModelCosts:
-    """Of a sample of 10 and 2 tokens for each prompt, on two devices."""
+def test_a_draft_models_steps_are_captured_too() -> None:
+    """Two layers beside the four, on one device of an instance in parts as well, which has no other graphs."""
+    gpu = PROFILE.model_copy(update={"device": "cuda", "capture_s": 0.5})
+    guesses = {"drafts": Drafts(2.0, 3.0, 2.0), "draft_model": replace(SHAPE, layers=2)}
+    for tp, layers in ((1, 4 + 2), (2, 2)):
+        layout = Layout.on(range(tp), tp=tp)
+        terms = costs(gpu, **guesses).call("actor.generate", "decode", layout).terms
+        assert terms["capturing"] == pytest.approx(layers * 0.5)
+        assert "capturing" not in costs(gpu, **guesses, pools_stay=True).call("actor.generate", "decode", layout).terms
+
+
+def costs(profile: Profile = PROFILE, shape: ModelShape = SHAPE, prompts: int = 1, **keys: Any) -> ModelCosts:
+    """Of a sample of 10 and 2 tokens for each prompt, on two devices; `keys` are of the workload."""
     flow, lengths = a_flow(), SampleLengths(Lengths.fixed(10), Lengths.fixed(2))
-    workload = Workload(prompts, 1, lengths, micro_batch_tokens=100, pools_stay=pools_stay)
+    workload = Workload(prompts, 1, lengths, micro_batch_tokens=100, **keys)
     return ModelCosts(workload, dict.fromkeys(flow.roles, shape), flow, profile.cluster(2), profile=profile)
 
 

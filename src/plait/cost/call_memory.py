@@ -26,6 +26,7 @@ from plait.cost.working_memory import (
     stage_activations,
 )
 from plait.dataflow import CallKind
+from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.layout.mesh import Layout
 from plait.layout.params import Heads
 from plait.layout.shards import stage_bounds
@@ -50,12 +51,16 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
     if instance is not None and (pool := _pool(facts, model)) is not None:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
+        contexts = first_context(facts.lengths.prompts), pool.context
         if recipe.device == "cuda" and part_key(instance, rank) == WHOLE:
-            shape, contexts = facts.shapes[model.name], (first_context(facts.lengths.prompts), pool.context)
-            graphs = graph_bytes(shape, recipe.dtype, pool.running, contexts, 1 + most_guessed(recipe))
+            shape, most_new_tokens = facts.shapes[model.name], 1 + most_guessed(recipe)
+            graphs = graph_bytes(shape, recipe.dtype, pool.running, contexts, most_new_tokens)
             rows_by_use[model.role, "decode"].append((GRAPHS, graphs))
         if drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)
+            if recipe.device == "cuda" and (draft := recipe.sampling.draft_model) is not None:
+                graphs = graph_bytes(facts.shapes[draft], recipe.dtype, pool.running, contexts, DRAFT_MODEL_TOKENS)
+                rows_by_use[model.role, "decode"].append((f"draft model: {GRAPHS}", graphs))
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
             packed = packed_bytes(facts.shapes[model.name], recipe.dtype, recipe.lora)
             rows_by_use[model.role, "decode"].append((PACKED, packed))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from plait.cost.decoding import SteadySteps
-from plait.cost.layer_times import LayerTimes, Terms
+from plait.cost.layer_times import LayerTimes, Terms, added
 from plait.cost.lengths import Lengths
 from plait.cost.profile import MOST_REPLAYED
 from plait.cost.workload import Workload
+from plait.generation.settings import DRAFT_MODEL_TOKENS
 from plait.layout.mesh import Parallelism
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
@@ -17,13 +19,20 @@ from plait.training.memory import BYTES
 GRAPHS = "logits of CUDA graphs, at most"
 
 
-def capturing(times: LayerTimes, pieces: Sequence[SteadySteps], prompt_tokens: float) -> Terms:
+def capturing(workload: Workload, of_models: Sequence[LayerTimes], pieces: Sequence[SteadySteps]) -> Terms:
     """Seconds in each rollout of a process that gives its graphs back in between.
 
     Args:
+        of_models: of the one that generates, and of a draft model.
         pieces: of one instance.
-        prompt_tokens: of each sample, in the mean.
     """
+    if workload.pools_stay:
+        return {}
+    prompt_tokens = workload.lengths.prompts.mean
+    return added(*(_capturing(times, pieces, prompt_tokens) for times in of_models))
+
+
+def _capturing(times: LayerTimes, pieces: Sequence[SteadySteps], prompt_tokens: float) -> Terms:
     sizes, profile = times.layout.parallelism, times.profile
     if profile is None or not profile.capture_s or sizes.tp * sizes.pp > 1:
         return {}
@@ -32,7 +41,11 @@ def capturing(times: LayerTimes, pieces: Sequence[SteadySteps], prompt_tokens: f
 
 def num_captured(pieces: Sequence[SteadySteps], prompt_tokens: float) -> int:
     """Graphs that are captured of these steps (`generation.captured.Size`): one for each power of two of samples and of
-    tokens of context, about, as the longest sample is taken to be no longer than the others."""
+    tokens of context, about, as the longest sample is taken to be no longer than the others.
+
+    Args:
+        prompt_tokens: of each sample, in the mean.
+    """
     sizes = {
         (_power(piece.running), _power(math.ceil(prompt_tokens + piece.said / piece.running)))
         for piece in pieces
@@ -42,13 +55,19 @@ def num_captured(pieces: Sequence[SteadySteps], prompt_tokens: float) -> int:
 
 
 def held_by_graphs(workload: Workload, shape: ModelShape, sizes: Parallelism, share: int) -> int:
-    """`graph_bytes` of an instance of a workload.
+    """`graph_bytes` of an instance of a workload, with those of a draft model, which is whole on one of its devices.
 
     Args:
         sizes: of the instance; its parts have no graphs.
         share: samples that it generates.
     """
-    if workload.device != "cuda" or workload.elsewhere or sizes.tp * sizes.pp > 1:
+    if workload.device != "cuda" or workload.elsewhere:
+        return 0
+    if (draft := workload.draft_model) is not None:
+        alone = replace(workload, draft_model=None, most_new_tokens=DRAFT_MODEL_TOKENS)
+        of_draft = held_by_graphs(alone, draft, Parallelism(), share)
+        return of_draft + held_by_graphs(replace(workload, draft_model=None), shape, sizes, share)
+    if sizes.tp * sizes.pp > 1:
         return 0
     prompts, responses = workload.lengths.prompts, workload.lengths.responses
     contexts = first_context(prompts), prompts.longest + responses.longest

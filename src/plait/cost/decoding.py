@@ -108,6 +108,11 @@ class Guessing:
     drafts: Drafts = NO_DRAFTS
     model: Passes | None = None
 
+    @property
+    def times(self) -> tuple[LayerTimes, ...]:
+        """Those of the draft model, where it guesses."""
+        return () if self.model is None or not self.drafts.passes else (self.model.times,)
+
     def seconds(self, rows: float, context: float) -> float:
         """In a step of so many samples, whose contexts have so many tokens together."""
         if self.model is None or not self.drafts.passes:

@@ -86,7 +86,7 @@ class Generating:
                 totals = decoding.totals(self._pieces(samples, count, running)).tolist()
             for number in numbers:
                 pieces = () if prompts_alone else profile(shares[number], running)
-                captures = {} if workload.pools_stay else capturing(passes.times, pieces, workload.lengths.prompts.mean)
+                captures = capturing(workload, (passes.times, *guessing.times), pieces)
                 begins[number], decodings[number] = begun[len(shares[number])] | captures, decoding
                 decoded[number], speeds[number] = totals[number], 1 / sum(totals) if any(totals) else 1.0
         seconds = tuple(total(first) + other for first, other in zip(begins, decoded, strict=True))
