@@ -16,6 +16,7 @@ from plait.cli import main
 from plait.cli.generate_options import Options, asked_of
 from plait.errors import RunError
 from plait.generation.engine import Engine, StepRecord
+from plait.models import devices
 from plait.observe.run_log import read_rows
 from plait.policy.step import StepKind
 from plait.runtime.evaluating.generation_report import GenerationReport, Meter
@@ -139,14 +140,24 @@ def test_what_is_guessed_changes_no_response(
             ["--speculation", "off", "--draft-model", "MODEL"],
             "--draft-model guesses next tokens, but --speculation is off; set it to auto",
         ),
+        (
+            ["--device", "cuda", "--draft-model", "MODEL"],
+            "but --speculation is auto, which guesses nothing where --device is cuda; set it to adaptive",
+        ),
         (["--speculation", "auto", "--draft-model", "nowhere"], "--draft-model: model: "),
         (["--speculation", "auto", "--draft-model", ""], "--draft-model: model: expected a known name"),
         (["--speculation", "auto", "--draft-model", "OTHER"], "`--draft-model` is `"),
     ],
 )
 def test_speculation_is_refused_by_its_option(
-    given: list[str], arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: list[str],
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(devices, "check_cuda", lambda dtype, key: None)  # as if there were a GPU
     words = {
         "PROMPTS": given[given.index("--prompts") + 1],
         "MODEL": given[given.index("--model") + 1],

@@ -15,10 +15,6 @@ from tests.recipes.test_checks import recipe_of
     ("keys", "said"),
     [
         ({"device": "cuda", "sampling.exact": True}, r"`sampling.exact` promises .* `device` is cuda"),
-        (
-            {"device": "cuda", "sampling.draft_model": "d", "sampling.speculation": "adaptive"},
-            r"`sampling.draft_model` is set, .* `device` is cuda",
-        ),
         ({"device": "cuda", "dtype": "float64"}, r"`device` is cuda, .* but the dtype is float64"),
     ],
 )

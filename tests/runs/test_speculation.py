@@ -18,11 +18,12 @@ from plait.kernels import paged_attention
 from plait.layout.mesh import Layout
 from plait.models.files.saving import save_pretrained
 from plait.observe.run_log import read_rows
+from plait.recipes.device_checks import check_served
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.planning import Planning
-from plait.runtime.prepare import prepare
+from plait.runtime.prepare import outline, prepare
 from plait.runtime.steps.guess_knowledge import NAME, read_known
 from plait.schedule.timeline import load_any
 from tests.cases import slow_but
@@ -78,6 +79,20 @@ def plain(place: Path, tiny_folder: Path) -> Path:
 
 def accepted(run_dir: Path) -> float:
     return sum(row.get("perf/spec/accepted_tokens", 0.0) for row in read_rows(run_dir / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_keys_and_values_of_a_draft_model_share_the_memory_for_them(
+    device: str, place: Path, tiny_folder: Path
+) -> None:
+    """Here the draft model is as large as the policy, so half as many tokens of each have room."""
+    tokens = []
+    for guesses in ({"sampling.speculation": 4}, HOW["a draft model"]):
+        keys = {"device": device, "dtype": "float32", "sampling.kv_memory": 0.25, **guesses}
+        recipe = outline(recipe_of(place, tiny_folder, "shared", **keys), device_memory=1 << 22).recipe
+        check_served(recipe)
+        tokens.append(recipe.sampling.kv_tokens)
+    assert tokens == [(1 << 20) // (2 * 2 * 2 * 8 * 4), (1 << 20) // (2 * 2 * 2 * 2 * 8 * 4)]
 
 
 QUICK = ("a pool of keys that is too small",)

@@ -137,8 +137,11 @@ def _engine(options: Options) -> SamplingSettings:
 
     if options.draft_model is not None and options.speculation == "off":
         raise ConfigError("--draft-model guesses next tokens, but --speculation is off; set it to auto")
-    if options.draft_model is not None and options.device != "cpu":
-        raise ConfigError(f"--draft-model computes on a CPU only, and --device is {options.device}; leave it out")
+    if options.draft_model is not None and options.device != "cpu" and options.speculation == "auto":
+        raise ConfigError(
+            f"--draft-model guesses next tokens, but --speculation is auto, which guesses nothing where --device is "
+            f"{options.device}; set it to adaptive"
+        )
     try:
         return SamplingSettings(
             max_running=options.max_running,

@@ -16,11 +16,6 @@ def check_served(recipe: Recipe) -> None:
         raise ConfigError(
             f"`sampling.exact` promises equal bits on a CPU only, and `device` is {recipe.device}; set one of them back"
         )
-    if recipe.sampling.draft_model is not None:
-        raise ConfigError(
-            "`sampling.draft_model` is set, but a draft model computes on a CPU only, and `device` is "
-            f"{recipe.device}; leave `sampling.draft_model` out"
-        )
     check_cuda_dtype(recipe.dtype, "`device`")
 
 

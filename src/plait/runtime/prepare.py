@@ -210,14 +210,16 @@ def outline(
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
+    drafts = recipe.sampling.draft_model
     if generates:
         shape, device = shapes[recipe.model], recipe.device
         drawing = {recipe.model, *(m.name for m in models if "generate" in dataflow.call_kinds(m.role))}
         token_bytes = max(kv_bytes_per_token(shapes[name], recipe.dtype) for name in drawing)
+        if drafts is not None:  # beside each of them, for as many tokens
+            token_bytes += kv_bytes_per_token(shapes[drafts], recipe.dtype)
         room = lambda: device_bytes_if_here(recipe, num_devices(recipe)) if device_memory is None else device_memory
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
         check_kept(recipe, shape)
-    drafts = recipe.sampling.draft_model
     check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})
     _check_stop(recipe, shapes[recipe.model])
     return Outline(recipe, dataflow, models, shapes, functions, judges)

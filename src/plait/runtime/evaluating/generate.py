@@ -108,8 +108,9 @@ def _sized(job: Job) -> SamplingSettings:
     """Limits whose pool has room in the memory of the GPU."""
     import torch
 
-    shape = model_shape(job.model)
-    token_bytes = kv_bytes_per_token(shape, job.dtype)
+    shape, drafts = model_shape(job.model), job.engine.draft_model
+    shapes = [shape] if drafts is None else [shape, _draft_shape(drafts)]
+    token_bytes = sum(kv_bytes_per_token(shape, job.dtype) for shape in shapes)
     memory = torch.cuda.get_device_properties(0).total_memory
     return job.engine.sized(shape.max_positions, token_bytes, job.device, lambda: memory)
 
@@ -135,9 +136,8 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request], list[Earlier]]:
         )
     shape = model_shape(job.model)
     check_models((RoleModel("actor", job.model, scalar=False, trained=False, key="model"),), {})
-    drafts = job.engine.draft_model
-    if drafts is not None:
-        _check_draft_shape(drafts)
+    if (drafts := job.engine.draft_model) is not None:
+        _draft_shape(drafts)
     if beyond := [token for token in job.sampling.stop_token_ids or () if token >= shape.vocabulary]:
         raise ConfigError(f"--stop-token-ids: the model has {shape.vocabulary} tokens, found {beyond[0]}")
     tokenizer = load_tokenizer(job.model)
@@ -165,13 +165,14 @@ def _checked(job: Job) -> tuple[ModelShape, list[Request], list[Earlier]]:
     return shape, requests, _history(job, encoder, shape.vocabulary)
 
 
-def _check_draft_shape(name: str) -> None:
+def _draft_shape(name: str) -> ModelShape:
     """Raises where a draft model could not be loaded, or is a reward model."""
     try:
-        model_shape(name)
+        shape = model_shape(name)
     except ModelError as error:
         raise ModelError(f"{DRAFT_OPTION}: {error}") from error
     check_models((draft_model(name, DRAFT_OPTION),), {})
+    return shape
 
 
 def _history(job: Job, encoder: PromptEncoder, vocabulary: int) -> list[Earlier]:
