@@ -227,6 +227,23 @@ def test_samples_of_a_prompt_share_what_it_holds_of_it(ahead: bool, monkeypatch:
     assert sum(counts) == 32 + 3 * 9 + 3 * 2
 
 
+def test_what_it_has_to_catch_up_with_has_its_whole_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tokens that of a forward of their own; few what the first step takes longer, which is none that is replayed
+    where they are more than one. A token takes 1 s in a step; other forwards take 100, and 10 for each."""
+    drafter = drafter_of(tiny_model("llama"))
+    monkeypatch.setattr(drafter.steps.seconds, "of_step", lambda num_rows, context: float(num_rows))
+    monkeypatch.setattr(drafter.steps.seconds, "of_other", lambda num_rows, context: 100.0 + 10 * num_rows)
+    for slot, length in enumerate((4, 4, 9, 40)):
+        drafter.begin(slot, tuple(range(5, 5 + length)))
+        said(drafter, slot, 8)
+    asked_for(drafter, [0, 1], most=1)
+    said(drafter, 0, 3)
+    said(drafter, 1, 3, 4)
+    few, many = 100.0 + 10 * (1 + 9), 100.0 + 10 * 40
+    for slots, catch_up_s in (([0], 0.0), ([1], 1.0), ([2], few - 1), ([3], many), ([0, 1, 2, 3], few + 40 - 4 + many)):
+        assert drafter.seconds_of(np.array(slots)) == (catch_up_s, float(len(slots)))
+
+
 def test_samples_whose_prompts_begin_alike_share_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of three prompts of 60 tokens once, and the 28 behind them for each, of which a block is whole."""
     drafter = drafter_of(tiny_model("llama"))

@@ -20,7 +20,7 @@ from plait.data.across import computes_behind, downloading
 from plait.generation.draft_seconds import DraftSeconds
 from plait.generation.joint import Tokens
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens
+from plait.generation.ragged import SHORT_ROWS, NewTokens
 from plait.generation.rows import NO_DRAFTS, DecodeBatch, Drafts
 from plait.generation.sampler import sample
 from plait.generation.settings import DRAFT_MODEL_TOKENS, Sampling
@@ -29,9 +29,10 @@ from plait.models.language_model import LanguageModel
 from plait.policy.blocks import BLOCK_TOKENS, Blocks, num_blocks_for
 from plait.speculation.pool import FloatArray, IntArray
 
-MEASURED_STEPS, MEASURED_CHUNKS = (1, 1, 1, 1, 8, 8), (8, 8, 64, 64)
-"""Rows of the steps, and tokens of the chunks, by which it is found out what they take. The first of each kind loads
-what the others need, and does not count; of two that are alike the shorter one does, as one may be compiled anew."""
+MEASURED_STEPS, MEASURED_CHUNKS = (1, 1, 1, 1, 8, 8), (8, 8, 8, 64, 64)
+"""Rows of the steps, and tokens of a sample that are caught up with, by which it is found out what they take. The first
+of each kind loads what the others need, and does not count; of two that are alike the shorter one does, as one may be
+compiled anew."""
 
 
 class Forwards(Protocol):
@@ -84,11 +85,11 @@ class DraftSteps:
         for counts, is_step in ((MEASURED_STEPS, True), (MEASURED_CHUNKS, False)):
             for number, count in enumerate(min(count, most) for count in counts):
                 self.seconds.begin()
-                if is_step:
-                    rows = DecodeBatch(count, BLOCK_TOKENS, self.device)
-                    keys = [(row, 0) for row in range(count)]
-                    rows.append(keys, [Sampling()] * count, [table] * count, [(0, 0, 0, 0)] * count)
-                    self.draw(rows, NO_DRAFTS, count)
+                if is_step or count <= SHORT_ROWS:
+                    keys = [(row, 0) for row in range(count if is_step else 1)]
+                    rows = DecodeBatch(len(keys), BLOCK_TOKENS, self.device)
+                    rows.append(keys, *([one] * len(keys) for one in (Sampling(), table, (0, 0, 0, 0))))
+                    self.draw(rows, NO_DRAFTS if is_step else {keys[0]: [0] * (count - 1)}, count)
                 else:
                     self.fill([NewTokens([0] * count, 0, table)])
                 if number > 0:

@@ -89,11 +89,14 @@ class ModelDrafter:
                 shared = max(len(self.steps.blocks.find(text.names)), len(computed.intersection(text.names)))
                 num_behind[-1] -= shared * BLOCK_TOKENS
                 computed.update(text.names)
-        context, num_rows = sum(len(text.token_ids) for text in texts), len(texts) + sum(num_behind)
-        token_s = self.steps.seconds.of_step(len(texts), context)
-        is_step = max(num_behind) < DRAFT_MODEL_TOKENS
-        first_s = (self.steps.seconds.of_step if is_step else self.steps.seconds.of_other)(num_rows, context)
-        return max(0.0, first_s - token_s), token_s
+        seconds, context = self.steps.seconds, sum(len(text.token_ids) for text in texts)
+        token_s = seconds.of_step(len(texts), context)
+        few = [count for count in num_behind if count < SHORT_ROWS]  # computed with the newest tokens
+        of_first = seconds.of_step if max(few, default=0) < DRAFT_MODEL_TOKENS else seconds.of_other
+        catch_up_s = max(0.0, of_first(len(texts) + sum(few), context) - token_s)
+        if before := sum(num_behind) - sum(few):
+            catch_up_s += seconds.of_other(before, context)
+        return catch_up_s, token_s
 
     @torch.no_grad()
     def guess(self, asked: Asked, most: int, acceptance_C: FloatArray, least: float) -> Guesses:
