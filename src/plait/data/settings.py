@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from plait.paths import path_key
 from plait.settings import Seed, Settings
@@ -91,6 +91,17 @@ class DataSettings(Settings):
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(f"two sources are named `{twice[0]}`; set `name` in one of them")
         return self
+
+    @field_validator("chat_template", mode="wrap")
+    @classmethod
+    def _is_switch(cls, value: Any, checked: ValidatorFunctionWrapHandler) -> bool | Literal["auto"]:
+        try:
+            return checked(value)
+        except ValidationError:
+            raise ValueError(
+                f"expected auto, true or false, found {value!r:.80}; the template itself is that of `model`, in the "
+                "folder of its tokenizer"
+            ) from None
 
     @field_validator("prompt_template")
     @classmethod
