@@ -24,7 +24,7 @@ from plait.models.scalar_loading import load_scalar
 from plait.models.working_weights import layout_of
 from plait.recipes.role_models import RoleModel
 from plait.runtime.inputs.tokenizers import load_tokenizer
-from tests.models.tiny import save_tiny
+from tests.models.tiny import save_tiny, tiny
 
 CODE = """
 import pathlib
@@ -55,6 +55,14 @@ def test_a_tokenizer_that_needs_code_is_refused(folder: Path, tmp_path: Path, re
     with pytest.raises(ModelError, match=r"brings code of its own along for its tokenizer .* plait does not run"):
         read(str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
+def test_a_tokenizer_of_special_tokens_alone_is_refused(tmp_path: Path, family: str) -> None:
+    """What Transformers puts in place of missing files reads any text as nothing, or as one unknown token."""
+    tiny(family).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"^key `reward.model`: `.*` has no tokenizer .* has no vocabulary"):
+        load_tokenizer(str(tmp_path), "reward.model")
 
 
 @pytest.mark.parametrize("read", [model_shape, load_model, load_scalar])

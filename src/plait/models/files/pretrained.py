@@ -33,7 +33,7 @@ def tokenizer_of(folder: Path, name: str) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **_DATA_ONLY)
             tokenizer("a")
-            tokenizer.get_vocab()
+            _check_vocabulary(tokenizer)
         except (OSError, ValueError):
             raise
         except Exception as error:  # of the library `tokenizers`, which raises no class of its own, and of Transformers
@@ -42,6 +42,20 @@ def tokenizer_of(folder: Path, name: str) -> Any:
                 "or copy its files again, or set `model` to another"
             ) from error
         return tokenizer
+
+
+def _check_vocabulary(tokenizer: Any) -> None:
+    """Where a folder has no files of a tokenizer, Transformers may put one of the family's special tokens alone, for
+    which every text is empty or one unknown token.
+
+    Raises:
+        ValueError: that is so.
+    """
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.added_tokens_decoder):
+        raise ValueError(
+            "its folder has no vocabulary (`tokenizer.json` or the like), and without one no text can be read; copy "
+            "the files of the tokenizer into it"
+        )
 
 
 def config_of(folder: Path, name: str) -> Any:
