@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.observe.doctor_agreement import explained, metrics_diagnosis
-from plait.observe.doctor_reading import BASELINES, FIRST_DIFF, LIMITS, Diagnosis, Limits, Reading, Severity, Sign
+from plait.observe.doctor_reading import BASELINES, FIRST_DIFF, Diagnosis, Reading, Severity, Sign, limits_of
 from plait.observe.doctor_rules import RULES, SILENT_BESIDE
 from plait.observe.doctor_settings import DoctorSettings
 from plait.observe.run_log import damaged, read_steps
@@ -87,14 +87,15 @@ class Doctor:
     """See the top of the file.
 
     Args:
-        dtype: of the run's compute; it decides how far engine and trainer may be apart.
+        dtype: of the run's compute; with the temperature of its samples it decides how far engine and trainer may be
+            apart.
     """
 
-    def __init__(self, settings: DoctorSettings | None = None, dtype: str = "bfloat16") -> None:
+    def __init__(
+        self, settings: DoctorSettings | None = None, dtype: str = "bfloat16", temperature: float = 1.0
+    ) -> None:
         self.settings = settings or DoctorSettings()
-        limits = LIMITS[dtype]
-        alarm = self.settings.rollout_probs_diff
-        self.limits = limits if alarm is None else Limits(alarm, limits.kl * alarm / limits.probs_diff)
+        self.limits = limits_of(self.settings, dtype, temperature)
         self.baseline: dict[str, float | str] = {}
         """First values, by name."""
         self._courses: dict[str, _Course] = {}

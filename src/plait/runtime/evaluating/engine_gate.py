@@ -17,7 +17,7 @@ from plait.engines import GenerationEngine
 from plait.errors import ConfigError
 from plait.generation.request import Request
 from plait.kernels.noise import NoiseKey
-from plait.observe.doctor_reading import LIMITS
+from plait.observe.doctor_reading import limits_of
 from plait.observe.progress import Progress
 from plait.recipes.engine_checks import abilities
 from plait.runtime.inputs.prepared import Prepared
@@ -62,7 +62,7 @@ def _compared(prepared: Prepared, role: ModelRole, engine: GenerationEngine) -> 
 def _check(prepared: Prepared, name: str, rows: Rows, expected: FloatArray, progress: Progress) -> None:
     recipe = prepared.recipe
     apart = float(np.abs(np.exp(rows.sampling_logprobs) - np.exp(expected)).mean())
-    limit = recipe.doctor.rollout_probs_diff or LIMITS[recipe.dtype.value].probs_diff
+    limit = limits_of(recipe.doctor, recipe.dtype.value, recipe.sampling.temperature).probs_diff
     distance = (
         f"over {rows.num_tokens} tokens of {len(rows)} samples the probabilities of `sampling.engine` "
         f"{recipe.sampling.engine} are {apart:.2g} off those of the trainer of `{name}` on average"

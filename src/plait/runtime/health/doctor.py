@@ -54,7 +54,7 @@ class RunDoctor:
         most = max(settings.max_version_lag, patient.recipe.max_staleness)
         self._settings = settings = settings.model_copy(update={"max_version_lag": most})
         self._tell = tell
-        self._doctor = Doctor(settings, patient.recipe.dtype.value)
+        self._doctor = Doctor(settings, patient.recipe.dtype.value, patient.recipe.sampling.temperature)
         if resume and path.exists():
             cut_after(path, last_step)
             self._doctor.read(path)
