@@ -147,8 +147,9 @@ def broken_off(
     assert broken.returncode == 1, broken.stderr
     assert f"rank {rank} {says}" in broken.stderr
     named = named or ("actor.generate" if action == SUM else action)
-    assert re.search(rf"in `{re.escape(named)}(/[^`]*)?` after", broken.stderr), broken.stderr
+    assert re.search(rf"in `{re.escape(named)}(/[^`]*)?`(?! after)", broken.stderr), "how long it did that is not known"
     meanwhile = next(line for line in broken.stderr.splitlines() if line.startswith(f"  meanwhile rank {other}"))
+    assert not re.search(r"` for \d", meanwhile), meanwhile
     assert not waits or f"rank {rank}" in meanwhile, meanwhile  # whom it waited for, or whose connection broke
     # A leader that is stopped goes on while it writes its stack, and may get through with what it was saving.
     good = "[12]" if (fault, action, rank) == ("stop", "save", 0) else "1"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 from plait.errors import RunError
 
@@ -31,9 +33,9 @@ class PeerState:
 
     rank: int
     action: str
-    """Name of the method; empty if it had none to run."""
-    seconds: float
-    """For how long it had been running it."""
+    """Name of the method, or what the rank said that it did in it; empty if it had none to run."""
+    seconds: float | None
+    """For how long it had been running the method; None: of what the action names nobody knows."""
     waits_for: str = ""
     """What it had said to wait for (`WorkerContext.waiting_for`); empty if nothing."""
     stack: str = ""
@@ -50,10 +52,10 @@ class PeerState:
         if not self.action:
             return f"{who} was idle"
         if self.raised:
-            return f"{who} raised in `{self.action}` after {self.seconds:.1f} s: {self.raised}"
+            return f"{who} raised in `{self.action}`{_timed(' after', self.seconds)}: {self.raised}"
         waits = f", waiting for {self.waits_for}" if self.waits_for else ""
         handles = f", handling {self.handles}" if self.handles else ""
-        return f"{who} was in `{self.action}` for {self.seconds:.1f} s{waits}{handles}"
+        return f"{who} was in `{self.action}`{_timed(' for', self.seconds)}{waits}{handles}"
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ class Failure:
     ended: Ended
     rank: int
     action: str
-    """Name of the method; `start` while the worker was constructed; empty if the worker was idle."""
-    seconds: float
-    """For how long the action had been running (0 if it had not begun)."""
+    """As of a peer; `start` while the worker was constructed; empty if the worker was idle."""
+    seconds: float | None
+    """As of a peer; 0 if it had not begun."""
     cause: str
     """What happened, in words that follow `rank R`."""
     traceback: str = ""
@@ -80,7 +82,7 @@ class Failure:
     """Where the rank runs, in words; empty in a group of one machine."""
 
     def __str__(self) -> str:
-        action = f" in `{self.action}` after {self.seconds:.1f} s" if self.action else ""
+        action = f" in `{self.action}`{_timed(' after', self.seconds)}" if self.action else ""
         waits = f"; it was waiting for {self.waits_for}" if self.waits_for else ""
         parts = [f"{_named(self.rank, self.node)} {self.cause}{action}{waits}"]
         parts += [f"  meanwhile {peer}" for peer in self.peers]
@@ -91,6 +93,15 @@ class Failure:
             where = f" (all of it: {self.output_file})" if self.output_file else ""
             parts.append(f"last output of rank {self.rank}{where}:\n{_indented(self.output)}")
         return "\n".join(parts)
+
+
+Told = TypeVar("Told", PeerState, Failure)
+
+
+def as_said(actions: Sequence[str], told: Told) -> Told:
+    """With what its rank did in the method, where ranks have said what they do."""
+    action = actions[told.rank] if told.rank < len(actions) else ""
+    return replace(told, action=action, seconds=None) if action else told
 
 
 class NodeLost(RunError):
@@ -106,6 +117,10 @@ class WorkerError(RunError):
 
     def __reduce__(self) -> tuple[type[WorkerError], tuple[Failure]]:
         return WorkerError, (self.failure,)
+
+
+def _timed(word: str, seconds: float | None) -> str:
+    return "" if seconds is None else f"{word} {seconds:.1f} s"
 
 
 def _named(rank: int, node: str) -> str:

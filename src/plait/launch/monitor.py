@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from plait.launch.bell import Bell
-from plait.launch.failures import Ended, Failure, PeerState
+from plait.launch.failures import Ended, Failure, PeerState, as_said
 from plait.launch.keys import Keys
 from plait.launch.stall import Stillness, stalled_of
 from plait.launch.watched_rank import Held, Pending, Rank
@@ -277,14 +277,9 @@ class Monitor:
             return
         method, seconds = rank.under_way
         self._did = self._doing()
-        action = self._named(rank.rank, method)
-        failure = Failure(ended, rank.rank, action, seconds, cause, stack, waits_for, node=rank.node)
-        self._failing = (rank, failure, time.monotonic() + LOOK_S)
+        failure = Failure(ended, rank.rank, method, seconds, cause, stack, waits_for, node=rank.node)
+        self._failing = (rank, as_said(self._did, failure), time.monotonic() + LOOK_S)
         self.ask([other for other in self._ranks if other is not rank])
-
-    def _named(self, rank: int, method: str) -> str:
-        """What a rank did in its action, when a failure was found."""
-        return (self._did[rank] if rank < len(self._did) else "") or method
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
         """Kill everything and make the failure known."""
@@ -293,7 +288,7 @@ class Monitor:
         if failure.ended is Ended.FROZEN:
             stack = process.dump_stack(stopped=True)
         peers = self._states([other for other in self._ranks if other is not rank])
-        peers = tuple(replace(peer, action=self._named(peer.rank, peer.action)) for peer in peers)
+        peers = tuple(as_said(self._did, peer) for peer in peers)
         output, file = process.output()
         self.kill_all()
         self.failure = replace(failure, traceback=stack, peers=peers, output=output, output_file=file)

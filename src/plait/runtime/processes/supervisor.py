@@ -17,7 +17,7 @@ from typing import Any
 
 from plait.checkpoint.store import CheckpointStore
 from plait.errors import RESUME, RunError, UserError
-from plait.launch.failures import Ended, Failure, NodeLost, WorkerError
+from plait.launch.failures import Ended, Failure, NodeLost, WorkerError, as_said
 from plait.launch.local import LocalNode, LocalProcesses
 from plait.launch.local_group import LocalGroup
 from plait.launch.nodes.gathering import Gathered
@@ -75,7 +75,7 @@ def supervise(
     path = directory.path if nodes is None else directory.path.resolve()
     places = [LocalNode()] if nodes is None else nodes.nodes
     threads = threads_of(recipe, num_ranks, places)
-    loading(f"{num_ranks} processes, each with its part of {recipe.model}")
+    loading(f"{num_ranks} process{'es' * (num_ranks > 1)}, each with its part of {recipe.model}")
     job = Job(recipe, plan, _by_name(flow), path, resume, threads, origin or Origin.here())
     folder = RunFiles(path).workers
     status = folder / STATUS
@@ -169,16 +169,11 @@ def _explained(error: WorkerError, job: Job, directory: RunDirectory, status: Pa
         return cause
     if failure.ended in (Ended.RAISED, Ended.LATE):  # of the dead and the frozen it was read at once
         actions = read_status(status)
-        peers = tuple(replace(peer, action=_action(actions, peer.rank, peer.action)) for peer in failure.peers)
-        failure = replace(failure, action=_action(actions, failure.rank, failure.action), peers=peers)
+        peers = tuple(as_said(actions, peer) for peer in failure.peers)
+        failure = replace(as_said(actions, failure), peers=peers)
     if failure.ended in (Ended.DIED, Ended.FROZEN, Ended.STALLED):
         return RanksLost(str(failure), way_on(job, directory), failure)
     return RunError(f"{failure}\n{way_on(job, directory)}")
-
-
-def _action(actions: list[str], rank: int, method: str) -> str:
-    """What a rank was doing, rather than the method that was called on it."""
-    return (actions[rank] if rank < len(actions) else "") or method
 
 
 def way_on(job: Job, directory: RunDirectory) -> str:
