@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        recipe = _tiny(Path(folder)) if options.tiny else load_recipe(options.recipe)
+        recipe = tiny_recipe(Path(folder)) if options.tiny else load_recipe(options.recipe)
         model = load_model(recipe.model, dtype=options.dtype)
         print(f"{recipe.model}, {options.dtype}, {options.threads} thread(s), medians of {options.repeats}")
         for case in _cases(recipe, model):
@@ -122,7 +122,7 @@ def _once(engine: Engine, case: Case) -> Taken:
     return Taken(tokens, seconds)
 
 
-def _tiny(folder: Path) -> Recipe:
+def tiny_recipe(folder: Path) -> Recipe:
     """Twelve prompts of 44 words that begin with the same 40, for a random model of 32 dims."""
     write_llama(folder / "model", word_tokenizer(512), hidden=32, intermediate=64, positions=256)
     common = " ".join(f"w{2 + number}" for number in range(40))

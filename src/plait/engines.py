@@ -72,11 +72,6 @@ class GenerationEngine(Protocol):
     """What this process has of the model; None: nothing."""
 
     @property
-    def policy_version(self) -> int:
-        """Stamped on the tokens that are drawn."""
-        ...
-
-    @property
     def moves(self) -> InstanceMoves | None:
         """Moves samples between instances; None: they end in the instance in which they began."""
         ...
@@ -127,6 +122,10 @@ class GenerationEngine(Protocol):
         Args:
             parks: whether the engine keeps their keys and values.
         """
+        ...
+
+    def end_turns(self) -> None:
+        """Samples that have ended do not go on (`Request.in_turns`): let go of what is held for them."""
         ...
 
     def update_weights(self, version: int) -> None:

@@ -16,6 +16,7 @@ from plait.generation.request import GoingOn, Request
 from plait.generation.sampler import NUM_CANDIDATES
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.kernels.noise import NoiseKey
+from plait.policy.blocks import num_blocks_for
 from tests.generation import oracle
 from tests.models.tiny import shared_model, tiny, tiny_model, tiny_tokenizer
 from tests.training.exact import ExactFloat64
@@ -57,15 +58,22 @@ def rounds(draw: Callable[[list[Request]], Iterable[Sample]], requests: list[Req
     return ended
 
 
-def rounds_of(engine: Engine) -> dict[str, Sample]:
-    """What is asked, drawn by plait's own engine."""
+def rounds_of(engine: Engine, *, in_turns: bool = True) -> dict[str, Sample]:
+    """What is asked, drawn by plait's own engine.
+
+    Args:
+        in_turns: whether it is told that samples may go on, and when none does.
+    """
 
     def draw(requests: list[Request]) -> Iterator[Sample]:
         for request in requests:
             engine.add(request)
         return drain(engine)
 
-    return rounds(draw, asked())
+    ended = rounds(draw, [replace(request, in_turns=in_turns) for request in asked()])
+    engine.state.scheduler.turns.end()
+    engine.rest()
+    return ended
 
 
 @functools.cache
@@ -100,6 +108,7 @@ def plain_turn(module: Any, request: Request, sample: Sample) -> Sample:
     )
 
 
+@pytest.mark.parametrize("in_turns", [True, False])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -110,8 +119,8 @@ def plain_turn(module: Any, request: Request, sample: Sample) -> Sample:
     ],
     ids=str,
 )
-def test_turns_are_the_oracles_however_they_are_computed(settings: dict[str, Any]) -> None:
-    said = rounds_of(Engine(shared_model("llama"), SamplingSettings(**settings)))
+def test_turns_are_the_oracles_however_they_are_computed(settings: dict[str, Any], in_turns: bool) -> None:
+    said = rounds_of(Engine(shared_model("llama"), SamplingSettings(**settings)), in_turns=in_turns)
     assert said.keys() == expected().keys()
     for uid, sample in said.items():
         assert replace(sample, logprobs=()) == replace(expected()[uid], logprobs=())
@@ -125,7 +134,7 @@ def test_turns_are_the_oracles_however_they_are_computed(settings: dict[str, Any
 )
 def test_exact_turns_have_the_same_bits_however_they_are_computed(settings: dict[str, Any]) -> None:
     model = shared_model("llama", torch.float32)
-    plain = rounds_of(Engine(model, SamplingSettings(exact=True, speculation="off")))
+    plain = rounds_of(Engine(model, SamplingSettings(exact=True, speculation="off")), in_turns=False)
     assert rounds_of(Engine(model, SamplingSettings(exact=True, **settings))) == plain
 
 
@@ -141,9 +150,10 @@ def test_a_gpu_says_the_same_turns(settings: dict[str, Any]) -> None:
         assert sample.logprobs == pytest.approx(of_cpu[uid].logprobs, abs=1e-4)
 
 
-def test_a_next_turn_finds_what_is_cached_of_the_turns_before_it() -> None:
-    def prefilled(**settings: Any) -> int:
-        engine, count = Engine(shared_model("llama"), SamplingSettings(**settings)), 0
+@pytest.mark.parametrize("max_running", [2, 64])
+def test_a_next_turn_finds_the_turns_before_it_in_the_room_that_samples_take_anyway(max_running: int) -> None:
+    def prefilled(*, in_turns: bool, **settings: Any) -> int:
+        engine, count = Engine(shared_model("llama"), SamplingSettings(max_running=max_running, **settings)), 0
         step = engine.step
 
         def counted() -> list[Sample]:
@@ -151,10 +161,38 @@ def test_a_next_turn_finds_what_is_cached_of_the_turns_before_it() -> None:
             ended = step()
             assert engine.last_step is not None
             count += engine.last_step.num_prefill_tokens
+            touched = engine.state.scheduler.blocks.num_touched
+            assert settings or touched <= min(9, max_running) * num_blocks_for(21 + LIMIT)
             return ended
 
         engine.step = counted  # type: ignore[method-assign]
-        rounds_of(engine)
+        rounds_of(engine, in_turns=in_turns)
+        assert settings or engine.occupancy.kv_bytes == 0, "when no sample goes on, nothing stays"
         return count
 
-    assert prefilled(prefix_cache_tokens=4096) < 0.6 * prefilled()
+    kept, again = prefilled(in_turns=True), prefilled(in_turns=False)
+    if max_running == 64:
+        assert kept == prefilled(in_turns=False, prefix_cache_tokens=4096) < 0.6 * again
+    assert kept < again, "as far as there is room"
+
+
+def test_weights_are_packed_once_for_all_turns() -> None:
+    engine = Engine(shared_model("llama", torch.float32), SamplingSettings())
+    if not engine.state.forward.may_be_steady:
+        pytest.skip("nothing is packed on this CPU")
+
+    def num_dropped(*, in_turns: bool) -> int:
+        forward, count = engine.state.forward, 0
+        drop = forward.drop
+
+        def dropped(*, keep_memory: bool = False) -> None:
+            nonlocal count
+            count += any(backend.is_prepared for backend in forward.backends[:-1])
+            drop(keep_memory=keep_memory)
+
+        forward.drop = dropped  # type: ignore[method-assign]
+        rounds_of(engine, in_turns=in_turns)
+        forward.drop = drop  # type: ignore[method-assign]
+        return count
+
+    assert [num_dropped(in_turns=in_turns) for in_turns in (True, False)] == [1, MOST]

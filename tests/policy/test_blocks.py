@@ -40,6 +40,23 @@ def test_by_hand() -> None:
         blocks.release([2, 2])
 
 
+def test_how_many_stay_may_change_and_how_many_are_touched_before_they_go() -> None:
+    blocks = Blocks(8)
+    blocks.keep(8, within=4)
+    held = blocks.take(3)
+    for block, key in zip(held, "abc", strict=True):
+        blocks.name(block, key)
+    blocks.release(held)
+    assert (blocks.num_cached, blocks.num_free) == (3, 8)
+    assert blocks.take(1) == [3], "there is room within 4"
+    assert (blocks.take(2), blocks.find("a"), blocks.find("b")) == ([2, 1], [0], []), "the ends of prefixes go first"
+    assert blocks.take(2) == [0, 4], "when nothing is cached, there are others"
+    blocks.name(3, "d")
+    blocks.release([3])
+    blocks.keep(0)
+    assert (blocks.num_cached, blocks.find("d"), blocks.take(4)) == (0, [], [3, 5, 6, 7])
+
+
 def test_a_pool_without_a_limit() -> None:
     blocks = Blocks(None)
     assert len(set(blocks.take(1000))) == 1000

@@ -25,6 +25,8 @@ class ScriptedEngine:
     halts: list[int] = field(default_factory=list)
     """Steps before each halt."""
     said: Mapping[Key, int] = field(default_factory=dict)
+    ended_turns: int = 0
+    """How often it was told that no sample goes on."""
 
     @property
     def has_work(self) -> bool:
@@ -47,3 +49,6 @@ class ScriptedEngine:
 
     def halt(self, *, parks: bool) -> None:
         self.halts.append(len(self.steps))
+
+    def end_turns(self) -> None:
+        self.ended_turns += 1

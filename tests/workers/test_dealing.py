@@ -11,9 +11,9 @@ from plait.kernels.noise import NoiseKey
 from plait.workers.dealing import Dealer
 
 
-def request(uid: int, rollout: int, going_on: GoingOn | None = None) -> Request:
+def request(uid: int, rollout: int, going_on: GoingOn | None = None, *, in_turns: bool = False) -> Request:
     prompt, sampling = Prompt(uid, "", (1,)), Sampling(max_tokens=9)
-    return Request(prompt, 2, sampling, NoiseKey(0, rollout), going_on=going_on or GoingOn())
+    return Request(prompt, 2, sampling, NoiseKey(0, rollout), going_on=going_on or GoingOn(), in_turns=in_turns)
 
 
 def places(dealer: Dealer, *requests: Request) -> dict[int, int]:
@@ -55,3 +55,19 @@ def test_what_is_kept_goes_on_where_it_lies() -> None:
         dealer.delivered(parked, 1)
         dealer.rest()
         assert places(dealer, request(1, 8 + place, GoingOn((parked,), keeps=keeps))) == {1: place}
+
+
+def test_a_next_turn_goes_where_the_turns_before_lie_unless_it_is_less_to_compute_them_again() -> None:
+    """Of a first turn 19 tokens are expected: the prompt's, and 9 of each sample. Instance 0 has 38 of them."""
+    for drawn, place in ((9, 0), (8, 1)):
+        dealer = Dealer(2)
+        assert places(dealer, *(request(uid, 7, in_turns=True) for uid in range(3))) == {0: 0, 1: 1, 2: 0}
+        samples = [
+            Sample(Prompt(0, "", (1,)), index, (5,) * drawn, (-1.0,) * drawn, "", FinishReason.OPEN)
+            for index in range(2)
+        ]
+        going_on = GoingOn(tuple(samples))
+        dealer.rest()
+        assert places(dealer, request(0, 7, going_on, in_turns=True)) == {0: place}, "38 against 19 + 1 + 2 · drawn"
+    dealer.end_turns()
+    assert places(dealer, request(2, 7, going_on, in_turns=True)) == {2: 1}, "38 against 22, and 22 + 17 before"

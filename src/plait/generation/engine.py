@@ -129,6 +129,9 @@ class Engine:
         if fresh := tuple(request.fresh):
             flight.pending[uid] = PendingPrompt(request, limits, len(fresh))
             state.scheduler.add(uid, num_tokens, fresh, prefix_keys(request.prompt.token_ids))
+        if request.in_turns:
+            num_here = self.occupancy.num_running + self.occupancy.num_waiting
+            state.scheduler.turns.expect(num_here, num_tokens + max(limits))
 
     # -- a step
 
@@ -235,8 +238,8 @@ class Engine:
     # -- leaving, and new weights
 
     def rest(self) -> None:
-        """Samples have ended or left: if none is in flight any more, let go of what was held for them, a draft model's
-        keys and values as well."""
+        """Samples have ended or left, or none goes on: if none is in flight any more, let go of what was held for them,
+        a draft model's keys and values as well."""
         if not self.state.has_work:
             self._land_all_but(0)  # steps of samples that had ended
             self._joint.rest()

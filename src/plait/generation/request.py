@@ -44,6 +44,9 @@ class Request:
     """Recorded lengths to replay: sample i has exactly lengths[i] tokens, whatever it says. None: it ends by itself."""
     going_on: GoingOn = GoingOn()
     """What samples go on with that have begun before, or that stop before they end."""
+    in_turns: bool = False
+    """Its samples may go on when they have ended: what the engine holds for them stays until
+    `GenerationEngine.end_turns`."""
 
     def __post_init__(self) -> None:
         name = self.prompt.title()

@@ -104,7 +104,7 @@ class EngineState:
     def settle(self, drawn: Drawn) -> list[Sample]:
         """Add rows for samples that drew their first token, and remove the samples that have ended; returns these.
 
-        With a prefix cache the blocks of ended samples stay, for prompts that continue their text.
+        With a prefix cache, or turns, the blocks of ended samples stay, for what continues their text.
         """
         self.enter(drawn.begun)
         ended = drawn.ended
@@ -113,7 +113,7 @@ class EngineState:
         for key in ended:
             del self.flight.started[key]
         self.rows.remove(ended)
-        cached = self.limits.cache_blocks > 0
+        cached = self.scheduler.blocks.cache_blocks > 0
         contexts = {key: prefix_keys(response.tokens[:-1]) for key, response in ended.items()} if cached else None
         self.scheduler.remove(ended, contexts)
         return [response.sample(self.model.tokenizer) for response in ended.values()]
@@ -151,7 +151,10 @@ class EngineState:
         self.flight.forget_logits()
 
     def rest(self) -> None:
-        """No sample is in flight: free what was made from the weights, which may change now, except cached blocks."""
+        """No sample is in flight: free what was made from the weights, which may change now, except cached blocks. All
+        of it stays while samples that have ended may go on."""
+        if self.scheduler.turns.are_expected:
+            return
         if self.scheduler.blocks.num_cached:
             self.forward.drop(keep_memory=self.keep_memory)
         else:

@@ -17,6 +17,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from plait.policy.blocks import Blocks
+from plait.policy.kept_turns import KeptTurns
 from plait.policy.room import Room
 from plait.policy.sequences import Prompt, Sequences, Started, order_of
 from plait.policy.step import Chunk, Key, Limits, Share, Start, StepPlan
@@ -32,6 +33,7 @@ class Scheduler:
         self.limits = limits
         self.sequences = Sequences()
         self.room = Room(limits, self.sequences)
+        self.turns = KeptTurns(limits, self.room.blocks)
         self._turn = 0
         """The number of the last step."""
 

@@ -3,7 +3,7 @@
 A sequence holds a *block table*, the ids of its blocks in order. Sequences with equal beginnings share the full blocks
 of it; a block that several hold is read only, and who wants to write takes a copy. Blocks with a *prefix key* (what the
 context up to their end says) are found by later sequences; up to `cache_blocks` of them stay when nobody holds them any
-more, the least recently used go first. Everything is a function of the calls so far.
+more, the least recently used go first (`keep` changes how many). Everything is a function of the calls so far.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Blocks:
     def __init__(self, num_blocks: int | None, cache_blocks: int = 0) -> None:
         self.num_blocks = UNLIMITED if num_blocks is None else num_blocks
         self.cache_blocks = cache_blocks
+        self._within = self.num_blocks
+        """Ids up to this one are given out before cached blocks go."""
         self.num_touched = 0
         """Ids below it have been given out; those from it on never."""
         self._free: list[int] = []
@@ -69,6 +71,16 @@ class Blocks:
         """Blocks that somebody holds."""
         return self.num_touched - len(self._free) - len(self._cached)
 
+    def keep(self, cache_blocks: int, within: int | None = None) -> None:
+        """From now on so many blocks with a prefix key may stay when nobody holds them.
+
+        Args:
+            within: so many blocks are touched before cached ones go; None: all that there are.
+        """
+        self.cache_blocks, self._within = cache_blocks, self.num_blocks if within is None else within
+        while len(self._cached) > cache_blocks:
+            self._evict(next(iter(self._cached)))
+
     def is_shared(self, block: int) -> bool:
         """Whether several hold it."""
         return self._holders[block] > 1
@@ -81,7 +93,7 @@ class Blocks:
     def _take(self) -> int:
         if self._free:
             block = self._free.pop()
-        elif self.num_touched < self.num_blocks:
+        elif self.num_touched < (self._within if self._cached else self.num_blocks):
             block = self.num_touched
             self.num_touched += 1
             self._holders.append(0)

@@ -108,6 +108,8 @@ class VllmEngine:
         """Unfinished samples, without what vLLM has drawn."""
         self._steps: Handle | None = None
         """That vLLM computes now."""
+        self._in_turns = False
+        """Samples that have ended may go on: vLLM finds their keys and values again."""
         self._folder = tempfile.TemporaryDirectory(prefix="plait-vllm-")
         try:
             self.group = start(loading, Path(self._folder.name))
@@ -150,6 +152,7 @@ class VllmEngine:
         if going_on.stops or going_on.keeps or going_on.parks:
             raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
         check_new(request, (), self._responses)
+        self._in_turns |= request.in_turns
         begun = {sample.index: sample for sample in going_on.begun}
         for index in request.indices:
             limit, eos_token_ids = request.limit(index, self._max_tokens), self.model.eos_token_ids
@@ -174,7 +177,7 @@ class VllmEngine:
         samples = [self._sample(response) for response in ended]
         if self._responses:
             self._steps = self._begin_steps()
-        else:
+        elif not self._in_turns:
             self._submit("rest")
         num_tokens = sum(len(response.token_ids) for response in ended)
         return Done(f"{call}/decode", "DECODE", tokens=num_tokens, units=len(samples)), samples
@@ -182,6 +185,12 @@ class VllmEngine:
     def halt(self, *, parks: bool) -> None:
         """See GenerationEngine; recipes that ask for it are refused. Raises CallError."""
         raise CallError("vLLM's samples end with the weights that they began with; set `on_update` to wait")
+
+    def end_turns(self) -> None:
+        """See GenerationEngine: keys and values that vLLM found again until now are forgotten. Raises RunError as
+        `advance`."""
+        self._in_turns = False
+        self._submit("rest")
 
     def update_weights(self, version: int) -> None:
         """See GenerationEngine: vLLM gets them with the next sample that is asked for."""
@@ -195,7 +204,7 @@ class VllmEngine:
             return
         self._responses.clear()
         self._waiting.clear()
-        self._steps = None
+        self._steps, self._in_turns = None, False
         with contextlib.suppress(RunError):  # it is gone
             self._submit("forget")
 

@@ -12,7 +12,7 @@ from plait.workers.knowledge_upkeep import TakeUpKnowledge, TellKnowledge
 from plait.workers.messages import Message, Plain
 from plait.workers.score_call import ScoreCall
 from plait.workers.train_calls import EvaluateCall, TrainCall, TrainTogetherCall
-from plait.workers.upkeep import Gather, Load, Recall, Save, Spans, Version
+from plait.workers.upkeep import EndTurns, Gather, Load, Recall, Save, Spans, Version
 from plait.workers.words import Forget, ForgetCall, Generate, Halt, Migrate, Word
 
 
@@ -24,12 +24,25 @@ class End(Plain):
 
 
 Call = ScoreCall | EvaluateCall | TrainCall | TrainTogetherCall
-Upkeep = Move | Follow | Version | Recall | TellKnowledge | TakeUpKnowledge | Gather | Save | Load | Spans
+Upkeep = Move | Follow | Version | EndTurns | Recall | TellKnowledge | TakeUpKnowledge | Gather | Save | Load | Spans
 Command = Call | Upkeep | Word | ForgetCall | End
 _BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
     command.kind: command
     for command in (
-        *(ScoreCall, Move, Follow, Version, Recall, TellKnowledge, TakeUpKnowledge, Gather, Save, Load, Spans),
+        *(
+            ScoreCall,
+            Move,
+            Follow,
+            Version,
+            EndTurns,
+            Recall,
+            TellKnowledge,
+            TakeUpKnowledge,
+            Gather,
+            Save,
+            Load,
+            Spans,
+        ),
         *(Generate, Migrate, Halt, Forget, ForgetCall, End),
     )
 }

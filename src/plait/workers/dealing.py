@@ -46,7 +46,8 @@ class Outstanding:
 
 class Dealer:
     """Deals requests to instances: the longest expected first, each to the one with the least expected tokens of its
-    rollout, done or not. So who generates what depends on the requests alone: who is idle is the clock's to say."""
+    rollout, done or not; for a next turn, tokens that would have to be computed again count as well. So who generates
+    what depends on the requests alone: who is idle is the clock's to say."""
 
     def __init__(self, num_instances: int) -> None:
         self._num_instances = num_instances
@@ -57,6 +58,8 @@ class Dealer:
         """The same of those that were dealt between the two last rests, and not since."""
         self._parked: dict[int, int] = {}
         """Prompt → the instance where samples of it lie parked."""
+        self._in_turns: dict[int, int] = {}
+        """Prompt → the instance that drew its last turns, and holds them."""
 
     def deal(self, requests: Sequence[Request]) -> list[tuple[int, list[Request]]]:
         """(instance, what it gets, in the order in which it was asked for), by the numbers of the instances."""
@@ -67,12 +70,19 @@ class Dealer:
         shares: dict[int, list[int]] = defaultdict(list)
         for i in sorted(range(len(requests)), key=lambda i: (-expected_tokens(requests[i]), i)):
             parked = self._parked.pop(requests[i].prompt.uid, None)
-            place = min(range(len(loads)), key=lambda k: (loads[k], k))
-            if parked is not None and requests[i].going_on.keeps:
-                place = parked
+            place = parked if requests[i].going_on.keeps else None
+            if place is None:
+                place = self._cheapest(requests[i], loads)
+            if requests[i].in_turns:
+                self._in_turns[requests[i].prompt.uid] = place
             loads[place] += expected_tokens(requests[i])
             shares[place].append(i)
         return [(place, [requests[i] for i in sorted(members)]) for place, members in sorted(shares.items())]
+
+    def _cheapest(self, request: Request, loads: Sequence[int]) -> int:
+        """The instance with the least to compute, where those that do not hold the turns before compute them again."""
+        held, again = self._in_turns.get(request.prompt.uid), held_tokens(request)
+        return min(range(len(loads)), key=lambda k: (loads[k] + (0 if k == held else again), k))
 
     def delivered(self, sample: Sample, place: int) -> None:
         """An instance has given a sample out; where it is not finished, it may lie parked there."""
@@ -83,9 +93,18 @@ class Dealer:
         """All samples are delivered: a rollout that is not dealt before the next rest is over."""
         self._before, self._loads = self._loads, {}
 
+    def end_turns(self) -> None:
+        """Samples that have ended do not go on: nobody holds their turns."""
+        self._in_turns.clear()
+
 
 def expected_tokens(request: Request) -> int:
     """Tokens of prompt and responses; without recorded lengths, responses that reach their limit."""
     lengths = request.lengths or (request.sampling.max_tokens,) * request.num_samples
     begun = sum(sample.num_tokens for sample in request.going_on.begun)
     return len(request.prompt.token_ids) + sum(lengths[index] for index in request.indices) - begun
+
+
+def held_tokens(request: Request) -> int:
+    """Tokens of prompt and responses that were computed before."""
+    return len(request.prompt.token_ids) + sum(sample.num_tokens for sample in request.going_on.begun)

@@ -112,6 +112,11 @@ class LockstepEngine:
         """The weights have changed while nothing is in flight."""
         self._engine.update_weights(version)
 
+    def end_turns(self) -> None:
+        """Samples that have ended do not go on."""
+        self._engine.state.scheduler.turns.end()
+        self._engine.rest()
+
     @property
     def has_heard(self) -> bool:
         """Whether there is a step to do for something new."""

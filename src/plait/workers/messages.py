@@ -198,6 +198,7 @@ def pack_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:
             "noise": dataclasses.asdict(request.noise),
             "lengths": None if request.lengths is None else list(request.lengths),
             "going_on": _pack_going_on(request.going_on),
+            "in_turns": request.in_turns,
         }
         for request in requests
     ]
@@ -256,6 +257,7 @@ def unpack_requests(values: Sequence[Mapping[str, Any]]) -> list[Request]:
             NoiseKey(**value["noise"]),
             None if value["lengths"] is None else tuple(value["lengths"]),
             _unpack_going_on(value["going_on"], prompt),
+            value["in_turns"],
         )
         for value in values
     ]

@@ -19,7 +19,7 @@ from plait.workers.lockstep_engine import LockstepEngine, join_instance
 from plait.workers.messages import Message
 from plait.workers.ranks import LEADER
 from plait.workers.remote_moves import RemoteMoves
-from plait.workers.upkeep import Version
+from plait.workers.upkeep import EndTurns, Version
 from plait.workers.words import Answer, Delivered, Forget, Generate, Halt, Migrate, Word
 
 Heard = tuple[int, int, Answer]
@@ -64,7 +64,6 @@ class RemoteEngine:
                 len(self._instances), self._outstanding, self._tell_of_move, gathers=rank_state.fuses
             )
         self.traits = Traits(len(self._instances), bool(rank_state.held_copies[role]), rank_state.keeps_all)
-        self.policy_version = 0
 
     @property
     def not_compiled(self) -> str | None:
@@ -240,10 +239,17 @@ class RemoteEngine:
         """Bring the role's new weights to the instances; later samples are stamped with `version`."""
         assert not self.has_work, "weights change only while no sample is in flight"
         self._announcer.sync_weights(self._role)
+        self._do(Version(self._role, version))
+
+    def end_turns(self) -> None:
+        """See GenerationEngine."""
+        self._dealer.end_turns()
+        self._do(EndTurns(self._role))
+
+    def _do(self, command: Version | EndTurns) -> None:
+        """Have all ranks of the instances do it."""
         ranks = [rank for layout in self._instances for rank in layout.mesh.ranks]
-        told = self._announcer.tell(ranks, Version(self._role, version), None)
-        self._announcer.do(told)
-        self.policy_version = version
+        self._announcer.do(self._announcer.tell(ranks, command, None))
 
 
 def _nothing_to_wait_for() -> None:

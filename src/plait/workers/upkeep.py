@@ -37,6 +37,20 @@ class Version(Plain):
 
 
 @dataclass(frozen=True)
+class EndTurns(Plain):
+    """Samples of a role that have ended do not go on."""
+
+    role: str
+
+    kind: ClassVar[str] = "end turns"
+
+    def run(self, rank_state: RankState) -> Work[None]:
+        rank_state.listeners[self.role].end_turns()
+        return
+        yield
+
+
+@dataclass(frozen=True)
 class Recall:
     """What a role drew earlier, for its engine to guess from."""
 

@@ -93,6 +93,10 @@ class Listener(Protocol):
         """The weights have changed while nothing is in flight."""
         ...
 
+    def end_turns(self) -> None:
+        """Samples that have ended do not go on."""
+        ...
+
     def take_use(self) -> StageUse:
         """How busy this rank was in its steps, since somebody last took it."""
         ...

@@ -95,6 +95,7 @@ def test_a_round_begins_when_all_turns_and_all_replies_are_there() -> None:
     assert conversing.ready
     assert conversing.has_work
     assert len(engine.asked) == 2
+    assert all(request.in_turns for request in engine.asked)
     told.answers[1] = GO_ON
     assert conversing.advance("generate")[1] == []
     begun = [replied(s) for s in (first, second)]
@@ -106,6 +107,7 @@ def test_a_round_begins_when_all_turns_and_all_replies_are_there() -> None:
     own = [{"role": "assistant", "content": s.text} for s in (first, sample(3, 0, 84))]
     assert list(ended[0].turns) == [own[0], *GO_ON, own[1]]
     assert not conversing.has_work
+    assert engine.ended_turns == 1
 
 
 def test_the_last_turn_is_not_replied_to() -> None:

@@ -112,10 +112,6 @@ class Conversing:
         self._halted = False
 
     @property
-    def policy_version(self) -> int:
-        return self._engine.policy_version
-
-    @property
     def not_compiled(self) -> str | None:
         return self._engine.not_compiled
 
@@ -142,6 +138,7 @@ class Conversing:
 
     def add(self, request: Request) -> None:
         """Ask for samples of a prompt; their first turns, or those that they are in, belong to the round under way."""
+        request = replace(request, in_turns=True)
         self._requests[request.prompt.uid] = request
         self._begin(request)
 
@@ -167,6 +164,7 @@ class Conversing:
             ended += self._stopped()
         done = done or (MOVED_ON if back or has_news else None)
         if not self.has_work:
+            self._engine.end_turns()
             self._requests.clear()
             self._left.clear()
             self._within.clear()
@@ -177,6 +175,9 @@ class Conversing:
         """See GenerationEngine."""
         self._halted = True
         self._engine.halt(parks=parks)
+
+    def end_turns(self) -> None:
+        """See GenerationEngine: it is known here when no sample goes on."""
 
     def update_weights(self, version: int) -> None:
         self._engine.update_weights(version)
