@@ -137,7 +137,8 @@ class DraftSteps:
 
     def read(self, drawn: Sequence[Tokens]) -> tuple[IntArray, FloatArray]:
         """Wait for what these steps drew, once for all of them: token_ids_D, and their probabilities [D]."""
-        token_ids, logprobs = downloading(*map(torch.cat, zip(*drawn, strict=True)))()
+        token_ids_D, logprobs_D = drawn[0] if len(drawn) == 1 else map(torch.cat, zip(*drawn, strict=True))
+        token_ids, logprobs = downloading(token_ids_D, logprobs_D)()
         self.seconds.learn()
         return np.array(token_ids, np.int64), np.exp(np.array(logprobs))
 

@@ -199,7 +199,8 @@ class ModelDrafter:
                 chains.know([rows_N for rows_N, _ in waiting], *self.steps.read([drawn for _, drawn in waiting]))
                 waiting.clear()
             going_N, behind = chains.going(), NO_DRAFTS
-            rows.remove({keys[row] for row in set(drawing_N.tolist()).difference(going_N.tolist())})
+            if 0 < len(going_N) < len(drawing_N):
+                rows.remove({keys[row] for row in set(drawing_N.tolist()).difference(going_N.tolist())})
             drawing_N = going_N
         for row, text in enumerate(texts):
             text.num_held, text.ahead = len(text.token_ids), chains.computed(row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, Self
 
 import numpy as np
@@ -141,10 +142,17 @@ class CostlyDrafter(Drafter, Protocol):
 def drafted_cells(greedy_B: NDArray[np.bool_], depth: int, confidence_B: FloatArray) -> IntArray:
     """[B]: cells of tokens that a draft model guesses at a place in the guess, with the probabilities that it gives
     them."""
+    first, greedy = _cells_at(depth)
+    confidences_B = np.fmin(np.fmax(confidence_B * NUM_CONFIDENCES, 0), NUM_CONFIDENCES - 1)  # NaN is none
+    return greedy_B * (greedy - first) + first + confidences_B.astype(np.int64)
+
+
+@cache
+def _cells_at(depth: int) -> tuple[int, int]:
+    """The cells of no confidence at a place in a guess, of a sample that draws and of one that is greedy."""
     bucket = int(np.searchsorted(DEPTHS, depth, side="right"))
-    confidences_B = np.clip(np.nan_to_num(confidence_B) * NUM_CONFIDENCES, 0, NUM_CONFIDENCES - 1).astype(np.int64)
-    first = np.ravel_multi_index((0, MODEL, 0, bucket, 0), CELLS)
-    return greedy_B * int(np.prod(CELLS[1:])) + first + confidences_B
+    first, greedy = (int(np.ravel_multi_index((kind, MODEL, 0, bucket, 0), CELLS)) for kind in (0, 1))
+    return first, greedy
 
 
 class PoolDrafter(TextPool):
