@@ -86,9 +86,9 @@ class DraftSteps:
             for number, count in enumerate(min(count, most) for count in counts):
                 self.seconds.begin()
                 if is_step or count <= SHORT_ROWS:
-                    keys = [(row, 0) for row in range(count if is_step else 1)]
-                    rows = DecodeBatch(len(keys), BLOCK_TOKENS, self.device)
-                    rows.append(keys, *([one] * len(keys) for one in (Sampling(), table, (0, 0, 0, 0))))
+                    num_rows = count if is_step else 1
+                    rows, keys = DecodeBatch(num_rows, BLOCK_TOKENS, self.device), [(row, 0) for row in range(num_rows)]
+                    rows.append(keys, [Sampling()] * num_rows, [table] * num_rows, [(0, 0, 0, 0)] * num_rows)
                     self.draw(rows, NO_DRAFTS if is_step else {keys[0]: [0] * (count - 1)}, count)
                 else:
                     self.fill([NewTokens([0] * count, 0, table)])
