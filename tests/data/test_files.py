@@ -34,6 +34,10 @@ RECORDS = {
         {"messages": MESSAGES[:1] + MESSAGES[3:], "tools": TOOLS[:1]},
     ],
     RowKind.PAIRS: [{"prompt": [MESSAGES[0]], "chosen": [MESSAGES[3]], "rejected": [{**MESSAGES[3], "content": "3"}]}],
+    RowKind.LABELLED: [
+        {"prompt": "2+2?", "completion": "4", "label": True},
+        {"prompt": "2+2?", "completion": "5", "label": False},
+    ],
 }
 
 
