@@ -35,6 +35,7 @@ from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role
 from plait.runtime.api import run
 from plait.schedule.placements import placements_of
 from plait.schedule.plan import Placement, Plan
+from plait.schedule.timeline import Span, Timeline
 from tests.cost.test_device_memory import row_of
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,14 @@ def write_plan(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return write
+
+
+def test_what_a_plan_file_says_was_predicted_of_it_is_not_taken_over(make_recipe, write_plan) -> None:
+    """It may be for another batch or machine, or the file may have been edited since: a run predicts for itself."""
+    predicted = json.loads(Timeline((Span("actor.train", "TRAIN", 0, 0.0, 0.5),)).to_json())
+    path = write_plan({"call": "actor.train", "mode": "train", "ranks": [0, 1], "dp": 2}, predicted=predicted)
+    assert Plan.load(path).predicted is not None
+    assert resolved(make_recipe(plan=path)).predicted is None
 
 
 def test_without_a_word_a_run_is_on_one_device(make_recipe) -> None:

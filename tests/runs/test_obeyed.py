@@ -69,7 +69,8 @@ def test_stages_have_the_layers_that_the_plan_gives_them(
     make_recipe: Callable[..., Recipe], tmp_path: Path, stages: Sequence[int]
 ) -> None:
     """Each device generates with all three layers, so it is sent those that it does not train, and no others. The tied
-    embedding is on both; the first lacks the last norm of 32 numbers. What the plan predicted stays in `plan.json`."""
+    embedding is on both; the first lacks the last norm of 32 numbers. What the file predicts is for who knows what: the
+    run predicts it for itself."""
     save_pretrained(tiny_model("llama", num_hidden_layers=3), tmp_path / "model")
     places = {"actor.generate": "0,1 dp2", "actor.train": "0,1 pp2", "ref.logprobs": "0"}
     plan = Plan.load(write_plan(tmp_path, "stages", places))
@@ -86,5 +87,5 @@ def test_stages_have_the_layers_that_the_plan_gives_them(
     assert received[1] > 0
     assert (received[0] - 4 * 32) * stages[0] == received[1] * stages[1]
     kept = Plan.load(Path(recipe.run_dir) / "plan.json")
-    assert kept.predicted == predicted
+    assert kept.predicted not in (None, predicted)
     assert next(p for p in kept.placements if p.mode == "train").stages == tuple(stages)

@@ -147,7 +147,9 @@ def check_layouts(plan: Plan, parameters: Mapping[str, Parameters], label: str) 
 
 
 def _from_file(recipe: Recipe) -> Plan:
-    plan = plan_file(recipe.plan)
+    """The plan as it stands, without what was predicted of it: for another batch or machine perhaps, or before an
+    edit."""
+    plan = replace(plan_file(recipe.plan), predicted=None)
     if recipe.devices not in (0, plan.num_ranks):
         raise ConfigError(
             f"`devices` is {recipe.devices}, but `num_ranks` of the plan `{recipe.plan}` is {plan.num_ranks}; leave "
