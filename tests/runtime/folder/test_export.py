@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from plait.errors import ConfigError
 from plait.output import MARKER
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.folder import export
 from plait.runtime.folder.export import export_checkpoint
+from plait.workers.loading import build_models
 from tests.cases import slow_but
 
 MakeRecipe = Callable[..., Recipe]
@@ -51,6 +54,27 @@ def test_a_critic_is_exported_as_a_scalar_model(trained: Recipe, tmp_path: Path)
     assert (told["role"], told["step"], told["run"]) == ("critic", 1, trained.run_dir.name)
     with pytest.raises(ConfigError, match="--role: the run has not trained `reward`; it has trained: actor, critic"):
         export_checkpoint(trained.run_dir, tmp_path / "reward", role="reward")
+
+
+def test_a_checkpoint_that_the_run_removes_meanwhile_is_chosen_again(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on keeps `checkpoint.keep_last` of them, and a model takes long to be read."""
+    recipe = make_recipe(steps=2, **{"checkpoint.every": 1})
+    run(recipe)
+    newest = recipe.run_dir / "checkpoints" / "step-2"
+
+    def built(*arguments: Any) -> Any:
+        models = build_models(*arguments)
+        if newest.exists():
+            newest.rename(newest.with_suffix(".old.tmp"))
+        return models
+
+    monkeypatch.setattr(export, "build_models", built)
+    assert export_checkpoint(recipe.run_dir, tmp_path / "out").step == 1
+    newest.with_suffix(".old.tmp").rename(newest)
+    with pytest.raises(ConfigError, match=r"^--step: .* has no checkpoint of step 2; there are: 1$"):
+        export_checkpoint(recipe.run_dir, tmp_path / "stated", step=2)
 
 
 def test_no_export_takes_the_place_of_a_run(

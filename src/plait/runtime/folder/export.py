@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from safetensors import SafetensorError
 from plait import __version__
 from plait.checkpoint.store import Checkpoint, CheckpointStore
 from plait.data.files import why_no_file
-from plait.errors import ConfigError, ModelError, RunError
-from plait.models.files.saving import save_pretrained
+from plait.errors import ConfigError, ModelError, PlaitError, RunError
+from plait.models.files.saving import Exported, save_pretrained
 from plait.output import check_folder
 from plait.recipes.recipe import DType, Recipe
 from plait.recipes.recipe_file import load_recipe
@@ -62,12 +63,11 @@ def export_checkpoint(
         )
     check_folder(out, "--out", overwrite=overwrite, inputs=(run_dir,))
     recipe = load_recipe(run_dir / RECIPE)
-    checkpoint = _checkpoint(run_dir, step)
-    role = _role(checkpoint, role)
-    written = Written(checkpoint.step, role, dtype or recipe.dtype.value)
-    marker = {"run": run_dir.resolve().name, "step": written.step, "role": role, "plait": __version__}
-    _write(recipe, checkpoint, written, out, marker)
-    return written
+    read = _read(recipe, partial(_checkpoint, run_dir, step), role, dtype)
+    _write(
+        read, out, {"run": run_dir.resolve().name, "step": read.what.step, "role": read.what.role, "plait": __version__}
+    )
+    return read.what
 
 
 def export_whole(run_dir: Path, folder: Path) -> None:
@@ -78,9 +78,7 @@ def export_whole(run_dir: Path, folder: Path) -> None:
         ModelError: the weights are not finite.
         RunError: they cannot be read, or written.
     """
-    recipe = load_recipe(run_dir / RECIPE)
-    checkpoint = _checkpoint(run_dir, None)
-    _write(recipe, checkpoint, Written(checkpoint.step, _role(checkpoint, None), recipe.dtype.value), folder, None)
+    _write(_read(load_recipe(run_dir / RECIPE), partial(_checkpoint, run_dir, None), None, None), folder, None)
 
 
 def _checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
@@ -111,19 +109,43 @@ def trained_roles(checkpoint: Checkpoint) -> list[str]:
     return [role for role in ("actor", "reward", "cost", "critic", "cost_critic") if role in stored]
 
 
-def _write(recipe: Recipe, checkpoint: Checkpoint, what: Written, out: Path, marker: Mapping[str, Any] | None) -> None:
-    recipe = recipe.model_copy(update={"dtype": DType(what.dtype), "device": "cpu"})
-    model = build_models([role_model(what.role, recipe, trained=True)], recipe)[what.role]
-    if "counts" in checkpoint.state:
-        read_masters(model, what.role, checkpoint.folder)
-    else:
-        _copy_masters(model.trained.weights, checkpoint, what.role)
+@dataclass(frozen=True)
+class _Read:
+    """A model with the weights of a checkpoint."""
+
+    model: Exported
+    what: Written
+    run: Path
+
+
+def _read(recipe: Recipe, choose: Callable[[], Checkpoint], role: str | None, dtype: str | None) -> _Read:
+    """The model of a role as a checkpoint has it. A run that goes on removes older checkpoints: where that is done
+    before the weights are read, it is chosen again."""
+    checkpoint = choose()
+    role, dtype = _role(checkpoint, role), dtype or recipe.dtype.value
+    recipe = recipe.model_copy(update={"dtype": DType(dtype), "device": "cpu"})
+    model = build_models([role_model(role, recipe, trained=True)], recipe)[role]
+    while True:
+        try:
+            if "counts" in checkpoint.state:
+                read_masters(model, role, checkpoint.folder)
+            else:
+                _copy_masters(model.trained.weights, checkpoint, role)
+            return _Read(model, Written(checkpoint.step, role, dtype), checkpoint.folder.parent.parent)
+        except (PlaitError, OSError):
+            if checkpoint.folder.exists():
+                raise
+            checkpoint = choose()
+
+
+def _write(read: _Read, out: Path, marker: Mapping[str, Any] | None) -> None:
+    step = read.what.step
     try:
-        save_pretrained(model, out, marker=marker)
+        save_pretrained(read.model, out, marker=marker)
     except ModelError as error:
-        raise ModelError(f"step {what.step} of `{checkpoint.folder.parent.parent}`: {error}") from error
+        raise ModelError(f"step {step} of `{read.run}`: {error}") from error
     except (OSError, SafetensorError) as error:
-        raise RunError(f"--out: the weights of step {what.step} cannot be written to `{out}`: {error}") from error
+        raise RunError(f"--out: the weights of step {step} cannot be written to `{out}`: {error}") from error
 
 
 @torch.no_grad()
