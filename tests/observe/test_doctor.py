@@ -144,7 +144,7 @@ ONE_STEP: list[tuple[dict[str, float], str, Severity, str, str]] = [
     ({"actor/loss": math.nan}, "non_finite", WARNING, "`actor/loss`", "optimizer.learning_rate"),
     ({"training/nonfinite_losses": 1}, "non_finite", WARNING, "`training/nonfinite_losses`", "optimizer.learning_rate"),
     ({"critic/skipped_steps": 1, "critic/optimizer_steps": 4}, "skipped_steps", WARNING, "1 of 4", "optimizer"),
-    ({"training/skipped_steps": 1}, "skipped_steps", ERROR, "1 of 1", "optimizer.learning_rate"),
+    ({"training/skipped_steps": 1}, "skipped_steps", ERROR, "no update had been made", "algorithm"),
 ]
 
 
@@ -162,6 +162,9 @@ def test_steps_that_train_on_nothing_are_an_error_at_the_third():
     doctor = Doctor()
     said = [named(doctor, step, HEALTHY | {"doctor/all_left_out": 1.0}) for step in range(1, 5)]
     assert said == [{"mask_coverage": WARNING}, {}, {"mask_coverage": ERROR}, {}]
+    all_cut = HEALTHY | {"doctor/all_left_out": 1.0, "response_length/clip_ratio": 1.0}
+    finding = next(found for found in Doctor().examine(1, all_cut) if found.rule == "mask_coverage")
+    assert finding.key == "sampling.max_response_tokens", "`mask_truncated` has left them out"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +277,16 @@ def test_the_alarm_depends_on_the_dtype(dtype, alarm, silent):
         }
         assert len(Doctor(dtype=dtype).examine(1, metrics)) == count
     assert Doctor(DoctorSettings(rollout_probs_diff=1.0), dtype).examine(1, metrics) == []
+
+
+def test_what_is_not_finite_is_the_learning_rates_once_there_was_an_update():
+    """Of two mini-batches of the first step one has moved the policy; before it nothing of the recipe's has."""
+    skipped = HEALTHY | {"training/skipped_steps": 2, "training/nonfinite_losses": 2, "training/optimizer_steps": 2}
+    keys = [
+        {f.key for f in Doctor().examine(step, skipped | change)}
+        for step, change in ((1, {}), (1, {"training/skipped_steps": 1}), (2, {}))
+    ]
+    assert keys == [{"algorithm"}, {"optimizer.learning_rate"}, {"optimizer.learning_rate"}]
 
 
 def test_the_alarm_depends_on_the_temperature():

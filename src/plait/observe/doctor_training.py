@@ -40,13 +40,11 @@ def mask_shift(reading: Reading) -> Sign | None:
 
 def mask_coverage(reading: Reading) -> Sign | None:
     if reading.is_set("all_left_out"):
-        return Sign(
-            Severity.ERROR if reading.streaks["mask_coverage"] >= 3 else Severity.WARNING,
-            0.0,
-            "the flow leaves every sample of the step out of training (`keep`): nothing is learned",
-            "algorithm",
-            badness=1.0,
-        )
+        severity = Severity.ERROR if reading.streaks["mask_coverage"] >= 3 else Severity.WARNING
+        all_cut = reading.get("response_length/clip_ratio") == 1.0
+        why = ": all of them are cut at the limit" if all_cut else ""
+        sentence = f"the flow leaves every sample of the step out of training (`keep`): nothing is learned{why}"
+        return Sign(severity, 0.0, sentence, "sampling.max_response_tokens" if all_cut else "algorithm", badness=1.0)
     share = reading.get("training/mask_coverage")
     if share is None or share >= 0.05 or (share > 0 and reading.is_set("mask_chooses")):
         return None
@@ -267,19 +265,21 @@ def non_finite(reading: Reading) -> Sign | None:
     if not names:
         return None
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (" …" if len(names) > 3 else "")
-    sentence = f"numbers that are not finite: {shown}"
-    return Sign(Severity.WARNING, float(len(names)), sentence, "optimizer.learning_rate")
+    return Sign(Severity.WARNING, float(len(names)), f"numbers that are not finite: {shown}", _blamed(reading))
 
 
 def skipped_steps(reading: Reading) -> Sign | None:
     for name, skipped in reading.values.items():
         if name.endswith("/skipped_steps") and skipped > 0:
-            group = name.rsplit("/", 1)[0]
-            total = reading.get(f"{group}/optimizer_steps") or skipped
-            return Sign(
-                Severity.ERROR if skipped >= total else Severity.WARNING,
-                skipped,
-                f"{skipped:.0f} of {total:.0f} optimizer steps were skipped, their loss or gradient was not finite",
-                "optimizer.learning_rate",
-            )
+            total = reading.get(f"{name.rsplit('/', 1)[0]}/optimizer_steps") or skipped
+            sentence = f"{skipped:.0f} of {total:.0f} optimizer steps were skipped, as loss or gradient was not finite"
+            if (key := _blamed(reading)) == "algorithm":
+                sentence += ": no update had been made, so it is the loss, or what it is given"
+            return Sign(Severity.ERROR if skipped >= total else Severity.WARNING, skipped, sentence, key)
     return None
+
+
+def _blamed(reading: Reading) -> str:
+    """The key to look at where numbers are not finite; before the policy's first update it is not the learning rate."""
+    steps, skipped = (reading.get(f"training/{name}_steps") for name in ("optimizer", "skipped"))
+    return "algorithm" if reading.step == 1 and steps and steps == skipped else "optimizer.learning_rate"
