@@ -35,3 +35,17 @@ def test_what_a_run_makes_of_its_prompts_is_said(
     limits = {"data.max_prompt_tokens": 80, "data.overlong_prompts": "drop"}
     prepare(make_recipe(**{"data.source": str(file), "prompts_per_step": 1, **limits}))
     assert capsys.readouterr().err.splitlines() == [f"{file}: {line}" for line in said]
+
+
+def test_a_column_that_the_prompt_template_names_is_said_to_stay(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other braces are those of texts, such as of an answer that is to be JSON."""
+    file = tmp_path / "asked.jsonl"
+    file.write_text(json.dumps({"prompt": "what is 3 plus 4?", "unit": "litres"}) + "\n")
+    template = '{question} In {unit}, as {"answer": 1} or {answer}.'
+    keys = {"data.source": str(file), "prompts_per_step": 1, "data.prompt_template": template}
+    prepare(make_recipe(**keys))
+    assert capsys.readouterr().err.splitlines() == [
+        f"{file}: `data.prompt_template` keeps {{unit}} as it stands: only {{question}} is replaced, by the prompt"
+    ]

@@ -104,7 +104,7 @@ def _given(
 
 
 def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
-    """Say of how many rows something holds that nobody may have meant."""
+    """Say what nobody may have meant: of how many rows it holds, or of their template."""
     dropped, going_on = rows.num_dropped, rows.num_going_on if isinstance(rows, PromptSet) else 0
     for number, count, what in (
         (dropped, len(rows) + dropped, "rows are left out (`data.overlong_prompts: drop`)"),
@@ -112,6 +112,13 @@ def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
     ):
         if number:
             say(f"{settings.source}: {number:,} of {count:,} {what}", file=sys.stderr)
+    template = settings.prompt_template or ""
+    for column in rows.source.columns:
+        if f"{{{column}}}" in template and column != "question":
+            kept = (
+                f"`data.prompt_template` keeps {{{column}}} as it stands: only {{question}} is replaced, by the prompt"
+            )
+            say(f"{settings.source}: {kept}", file=sys.stderr)
 
 
 def _say_of_labels(given: Mixed[ExampleSet], recipe: Recipe) -> None:
