@@ -538,6 +538,10 @@ def test_the_page_of_the_docs_lists_every_rule_and_key_with_its_default():
     shown = {row[0].removeprefix("doctor."): row[1] for row in rows if row[0].startswith("doctor.")}
     defaults = {name: field.default for name, field in DoctorSettings.model_fields.items()}
     assert shown == {
-        name: "by dtype and temperature" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        name: "by dtype and temperature"
+        if value is None
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
         for name, value in defaults.items()
     }
