@@ -218,6 +218,18 @@ def train_with_an_unknown_column(prompts, actor, reward):
     actor.train(samples, loss=loss, advantage=reward.score(samples))
 
 
+def train_with_an_unknown_argument(prompts, actor, reward):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=partial(loss, scal=1.0), advantages=reward.score(samples))
+
+
+def compute_with_an_unknown_argument(prompts, actor, reward):
+    per_group(partial(scaled, scal=2.0), reward.score(actor.generate(prompts)), name="advantages")
+
+
+def scaled(scores, scale=1.0): ...
+
+
 def train_with_a_number(prompts, actor):
     actor.train(actor.generate(prompts), loss=loss, advantages=1.0)
 
@@ -312,6 +324,14 @@ def calculate_with_a_column(prompts, actor, reward):
         (score_prompts, r"reward.score takes samples \(what `generate` returns\), not prompts"),
         (train_without_a_column, "actor.train: the loss `loss` needs the column `advantages`, which is not given"),
         (train_with_an_unknown_column, r"takes no column `advantage` \(did you mean `advantages`\?\); it takes: adv"),
+        (
+            train_with_an_unknown_argument,
+            "actor.train: the loss `loss`: its `partial` does not fit: got an unexpected keyword argument 'scal'$",
+        ),
+        (
+            compute_with_an_unknown_argument,
+            r"per_group\(scaled\) .*: its `partial` does not fit: .* 'scal' \(did you mean `scale`\?\)",
+        ),
         (train_with_a_number, r"actor.train\(advantages=…\) takes a column \(what a call returns\), not a float"),
         (train_with_no_batch, "actor.train: the first parameter of the loss `<lambda>` must be `batch`"),
         (train_zero_epochs, "actor.train: epochs must be at least 1, found 0"),

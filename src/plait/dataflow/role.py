@@ -18,6 +18,7 @@ from plait.dataflow.handles import (
     describe,
     nearest,
     rows_of,
+    unfit_partial,
 )
 from plait.dataflow.options import GenerateOptions, Resample, Score, ScoreOptions, TrainOptions
 from plait.dataflow.tracer import Tracer
@@ -166,7 +167,8 @@ def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -
     try:
         parameters = list(inspect.signature(loss).parameters.values())
     except (TypeError, ValueError) as error:
-        raise FlowError(f"{call}: the parameters of the loss `{title_of(loss)}` cannot be read: {error}") from None
+        why = unfit_partial(loss) or f"its parameters cannot be read: {error}"
+        raise FlowError(f"{call}: the loss `{title_of(loss)}`: {why}") from None
     title = title_of(loss)
     if not parameters or parameters[0].name != "batch":
         raise FlowError(f"{call}: the first parameter of the loss `{title}` must be `batch`")

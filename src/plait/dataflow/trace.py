@@ -24,6 +24,7 @@ from plait.dataflow.handles import (
     column_of,
     describe,
     nearest,
+    unfit_partial,
 )
 from plait.dataflow.options import CarriedOptions, ComputeOptions
 from plait.dataflow.role import Role
@@ -200,7 +201,7 @@ def _unfit(fn: Callable[..., Any], count: int, constants: Mapping[str, Any]) -> 
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        return None
+        return TypeError(why) if (why := unfit_partial(fn)) else None
     try:
         signature.bind(*range(count), **constants)
     except TypeError as error:
