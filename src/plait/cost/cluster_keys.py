@@ -3,7 +3,7 @@ several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -213,7 +213,8 @@ def _check_names(
 ) -> None:
     for name, value in tree.items():
         if name not in keys.model_fields:
-            raise ConfigError(f"unknown key `{prefix}{name}`{nearest(name, tuple(keys.model_fields))}")
+            names = tuple(keys.model_fields)
+            raise ConfigError(f"unknown key `{prefix}{name}`{nearest(name, names) or f'; it has {_listed(names)}'}")
         section = sections.get(name)
         if section is not None and isinstance(value, Mapping):
             _check_names(value, section, f"{prefix}{name}.", {})
@@ -222,9 +223,16 @@ def _check_names(
 
 
 def _explained(error: ValidationError, section: str) -> str:
-    """The first thing that is wrong, with its key."""
-    detail = error.errors()[0]
-    key = section + ".".join(map(str, detail["loc"]))
-    if detail["type"] == "missing":
-        return f"key `{key}` is missing"
-    return f"key `{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}, found {shown(detail['input'])}"
+    """All keys that are missing, else the first thing that is wrong, with its key."""
+    details = error.errors()
+    keys = [section + ".".join(map(str, detail["loc"])) for detail in details]
+    missing = [key for key, detail in zip(keys, details, strict=True) if detail["type"] == "missing"]
+    if missing:
+        words = ("key", "is") if len(missing) == 1 else ("keys", "are")
+        return f"{words[0]} {_listed(missing)} {words[1]} missing (docs/predictions.md)"
+    said = details[0]["msg"]
+    return f"key `{keys[0]}`: {said[:1].lower()}{said[1:]}, found {shown(details[0]['input'])}"
+
+
+def _listed(keys: Sequence[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)
