@@ -24,7 +24,8 @@ class DoctorSettings(Settings):
     rollout_probs_diff: float | None = Field(
         default=None,
         gt=0,
-        description="mean |p_trainer - p_engine| that rings the alarm; by default 0.01 in bfloat16, 0.001 in float32",
+        description="mean |p_trainer - p_engine| that rings the alarm; by default 0.01 in bfloat16, 0.001 in float32, "
+        "more at a temperature below 1",
     )
     max_version_lag: int = Field(default=0, ge=0, description="policy versions that samples may lag behind")
     dead_groups: float = Field(default=0.8, gt=0, le=1, description="share of groups without variance that is too many")
