@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from plait.errors import ConfigError
 from plait.recipes.recipe_file import load_recipe
@@ -45,6 +46,24 @@ def test_a_run_goes_on_with_keys_without_effect_that_none_begins_with(key: str, 
     claim(recipe, resume=True).close()
     outline(as_begun(stored, recipe))
     outline(user_recipe(stored, (), trust_run_code=True))
+
+
+def test_keys_that_there_are_no_more_are_named_with_the_way_on(tmp_path: Path) -> None:
+    """Keys that there were not yet are as by default: neither is the user's to give `as it was`."""
+    keys = {name: value for name, value in KEYS.items() if name not in SAYS} | {"reward.functions": ["math:floor"]}
+    recipe = load_recipe(None, [*keys.items(), ("run_dir", str(tmp_path))])
+    tree = yaml.safe_load(recipe_text(recipe))
+    tree |= {"once": 3, "sampling": {**tree["sampling"], "gone": True}}
+    del tree["doctor"]["kl"], tree["restarts"]
+    (tmp_path / "run.lock").touch()
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(
+        ConfigError, match=r"was begun with `once`, `sampling\.gone`, which this version .* not have; go on w"
+    ):
+        claim(recipe, resume=True)
+    del tree["once"], tree["sampling"]["gone"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    claim(recipe, resume=True).close()
 
 
 def test_a_run_whose_recipe_cannot_be_read_is_let_go_of(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from plait.observe.trackers import check_trackers
 from plait.recipes.keys import shown
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
-from plait.runtime.folder.stored_recipe import changed_keys
+from plait.runtime.folder.stored_recipe import changed_keys, gone_keys
 
 RESUMABLE_KEYS = frozenset(
     {
@@ -67,6 +67,12 @@ def claim(recipe: Recipe, *, resume: bool) -> RunDirectory:
 def _check_same(stored: Path, recipe: Recipe) -> None:
     """Raises ConfigError where a run was begun with other values of keys that may not differ, or its recipe cannot be
     read."""
+    if gone := gone_keys(stored):
+        named = ", ".join(f"`{key}`" for key in gone)
+        raise ConfigError(
+            f"key `run_dir`: the run in `{recipe.run_dir}` was begun with {named}, which this version of plait "
+            "does not have; go on with that which began it (see its run.json), or begin a new one in another `run_dir`"
+        )
     changed = [
         f"`{key}` ({shown(then)} then, {shown(now)} now)"
         for key, (then, now) in changed_keys(stored, recipe).items()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
+from plait.recipes.keys import section_of
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, read_tree
 
@@ -34,6 +38,22 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
     if recipe.sampling.speculation == "auto":
         update |= {"speculation": sampling.get("speculation", "auto")}
     return with_sampling(recipe, recipe.sampling.model_copy(update=update))
+
+
+def gone_keys(old: Path) -> list[str]:
+    """Dotted keys of a stored recipe that there are no more, as that of another version of plait may have."""
+    tree = read_tree(old)
+    return sorted(_flat(tree).keys() - _flat(_known(tree, Recipe)).keys())
+
+
+def _known(tree: Mapping[str, Any], keys: type[BaseModel]) -> dict[str, Any]:
+    """The tree without keys that there are not."""
+    known: dict[str, Any] = {}
+    for name, value in tree.items():
+        if (info := keys.model_fields.get(name)) is not None:
+            section = section_of(info.annotation)
+            known[name] = _known(value, section) if section is not None and isinstance(value, Mapping) else value
+    return known
 
 
 def _stored(path: Path) -> dict[str, Any]:
