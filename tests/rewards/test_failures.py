@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.errors import RunError
+from plait.errors import ConfigError, RunError
 from plait.rewards.functions import reward_functions
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import FailureKind
@@ -63,6 +63,14 @@ def test_stop_names_the_sample_the_function_and_the_remedy(word):
         assert words in str(caught.value)
     if word == "raise":
         assert 'raise ValueError("cannot read this")' in str(caught.value), "the worker's own traceback"
+
+
+def test_functions_of_costs_are_told_the_keys_of_costs():
+    (function,) = reward_functions([samples.faulty], key="cost.functions")
+    with RewardPool((function,), timeout_s=20.0) as pool, pytest.raises(RunError, match=r"`cost\.on_error: drop`"):
+        pool.score(group(7, "a", "raise"))
+    with pytest.raises(ConfigError, match=r"`cost\.weights` has 2 numbers for 1 functions"):
+        reward_functions([samples.faulty], [1.0, 2.0], key="cost.functions")
 
 
 def test_several_culprits_in_one_group():

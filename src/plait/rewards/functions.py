@@ -15,7 +15,7 @@ from plait.errors import ConfigError
 from plait.rewards.loading import split_path
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed
-from plait.rewards.words import REWARD, Kind
+from plait.rewards.words import COST, REWARD, Kind
 
 RewardCallable = Callable[..., Any]
 
@@ -47,8 +47,11 @@ def reward_functions(
         ConfigError: a path has no valid form or names no file, a callable cannot be sent to a worker, or the number of
             weights differs.
     """
+    kind = COST if key.startswith(f"{COST.section}.") else REWARD  # judges have the limits of rewards
     if weights and len(weights) != len(functions):
-        raise ConfigError(f"`reward.weights` has {len(weights)} numbers for {len(functions)} functions; give one each")
+        raise ConfigError(
+            f"`{kind.section}.weights` has {len(weights)} numbers for {len(functions)} functions; give one each"
+        )
     if not functions:
         raise ConfigError(f"`{key}` is empty; name at least one function")
     made: list[RewardFunction] = []
@@ -60,7 +63,7 @@ def reward_functions(
             name, target = _name_of(function), _pickled(function)
         taken = {*reserved, *(other.name for other in made)}
         unique = next(n for n in (name, *(f"{name}#{i}" for i in range(2, len(taken) + 3))) if n not in taken)
-        made.append(RewardFunction(unique, target, float(weight)))
+        made.append(RewardFunction(unique, target, float(weight), kind))
     return tuple(made)
 
 

@@ -95,7 +95,7 @@ class RewardPool:
                 "put that part under `if __name__ == '__main__':`"
             )
         if memory_gb is not None and sys.platform != "linux":
-            raise ConfigError("`reward.memory_gb` works on Linux only; remove it")
+            raise ConfigError(f"`{functions[0].kind.section}.memory_gb` works on Linux only; remove it")
         self.functions = tuple(functions)
         self._kind = functions[0].kind
         self.timeout_s = timeout_s

@@ -35,4 +35,5 @@ class Kind:
 
 
 REWARD = Kind("reward", "rewards", "reward")
+COST = Kind("reward", "rewards", "cost")
 REPLY = Kind("reply", "replies", "turns")
