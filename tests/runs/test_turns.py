@@ -16,6 +16,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.api import evaluate_model, run
 from plait.runtime.prediction.lengths import recorded
 from plait.runtime.prepare import outline
+from plait.runtime.session import Session
 from plait.runtime.steps.scorer import Translator
 from tests.cases import slow_but
 from tests.models.tiny import tiny_tokenizer
@@ -277,6 +278,35 @@ def test_groups_are_drawn_again_until_enough_are_worth_it(make_recipe: MakeRecip
 def test_a_reply_that_fails_is_named(make_recipe: MakeRecipe, tmp_path: Path, function: str, message: str) -> None:
     with pytest.raises(RunError, match=f"(?s){message}"):
         run(make_recipe(**keys_of(tmp_path, function, **{"turns.timeout_s": 0.3})))
+
+
+@pytest.mark.slow
+def test_when_a_reply_fails_the_last_whole_step_is_saved_and_nothing_is_held_for_turns_meanwhile(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To save brings back what had left the device, for which there is room only where keys and values are not."""
+    recipe, held = make_recipe(**keys_of(tmp_path, "away", steps=3)), list[int]()
+    (tmp_path / "tools.py").write_text(
+        f"{TOOLS}\nfrom pathlib import Path\n\ndef away(messages, **columns):\n"
+        "    if len(messages) > 2 and (Path(__file__).parent / 'away').exists():\n"
+        "        raise ValueError('service away')\n"
+        "    return reply(messages, **columns)\n"
+    )
+    save, end_step = Session.save, Session.end_step
+
+    def ending(session: Session, state: Any) -> None:
+        end_step(session, state)
+        (tmp_path / "away").touch()
+
+    def saving(session: Any) -> None:
+        held.extend(role.engine.occupancy.kv_bytes for role in session.workers.rank_state.roles.values() if role.engine)
+        save(session)
+
+    monkeypatch.setattr(Session, "end_step", ending)
+    monkeypatch.setattr(Session, "save", saving)
+    with pytest.raises(RunError, match=r"service away[\s\S]*checkpoint of step 1 is good"):
+        run(recipe)
+    assert held == [0]
 
 
 def test_a_reply_that_fails_in_an_evaluation_is_said_to_be_of_it(make_recipe: MakeRecipe, tmp_path: Path) -> None:

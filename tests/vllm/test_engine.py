@@ -134,8 +134,12 @@ def test_after_an_error_nothing_is_waited_for(tiny_folder: Path) -> None:  # noq
     engine.give_up()
     assert not engine.has_work
     assert group.worker.said[-1] == "forget"
-    engine.add(request(0))
+    engine.add(replace(request(0), in_turns=True))
     assert len(ask(engine)) == 2
+    del group.worker.said[:]
+    for _ in range(2):
+        engine.give_up()
+    assert group.worker.said == ["forget"], "nor for samples that wait for replies"
 
 
 def faulty(fault: str, **keys: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from plait.kernels.noise import NoiseKey
 from plait.layout.mesh import Layout
 from plait.workers.messages import Message
 from plait.workers.remote_engine import RemoteEngine
-from plait.workers.words import Delivered, Generate
+from plait.workers.upkeep import EndTurns
+from plait.workers.words import Delivered, Forget, Generate
 
 
 def request(uid: int, prompt_tokens: int, *lengths: int, rollout: int = 0) -> Request:
@@ -28,6 +30,7 @@ class Ranks:
 
     def __init__(self, *instances: Layout) -> None:
         self.told: list[tuple[tuple[int, ...], list[int]]] = []
+        self.also_told: list[tuple[list[int], Forget | EndTurns]] = []
         self.coming: list[tuple[int, Message]] = []
         place = SimpleNamespace(generate=instances)
         self.rank_state = SimpleNamespace(
@@ -48,9 +51,15 @@ class Ranks:
     def sync_weights(self, role: str, mode: str) -> None:
         """Weights are where they are."""
 
-    def tell(self, ranks: tuple[int, ...], command: Generate, copies: Any) -> Any:
-        self.told.append((ranks, [request.prompt.uid for request in command.requests]))
+    def tell(self, ranks: Collection[int], command: Generate | Forget | EndTurns, copies: Any) -> Any:
+        if isinstance(command, Generate):
+            self.told.append((tuple(ranks), [request.prompt.uid for request in command.requests]))
+        else:
+            self.also_told.append((sorted(ranks), command))
         return SimpleNamespace(number=len(self.told))
+
+    def do(self, told: Any) -> None:
+        """The leader has no part in it."""
 
     def poll(self, sources: list[int], wait_s: float, what: str, *, answers: Any) -> tuple[int, Message] | None:
         return self.coming.pop(0) if self.coming else None
@@ -130,6 +139,27 @@ def test_weights_are_moved_only_to_instances_that_have_nothing_in_flight() -> No
     engine.advance("actor.generate")
     engine.advance("actor.generate")
     assert ranks.told[1:] == [((2,), [2])]
+
+
+def test_after_an_error_nothing_is_held_for_samples_that_would_have_gone_on() -> None:
+    """Whether they are being drawn, or all wait for replies; where nothing is held, nobody is told."""
+    forget, end = Forget("actor"), EndTurns("actor")
+    for in_turns, ended, told in (
+        (True, True, [([1, 2], end)]),
+        (True, False, [([1], forget), ([1, 2], end)]),
+        (False, False, [([1], forget)]),
+        (False, True, []),
+    ):
+        ranks = Ranks(Layout.on((1,)), Layout.on((2,)))
+        engine, one = engine_of(ranks), replace(request(1, 1, 5), in_turns=in_turns)
+        dealt(engine, ranks, one)
+        if ended:
+            ranks.finish(1, one)
+            engine.advance("actor.generate")
+        for _ in range(2):
+            engine.give_up()
+            assert not engine.has_work
+        assert ranks.also_told == told
 
 
 def test_samples_that_came_from_elsewhere_have_their_prompts_as_they_were_asked_for() -> None:

@@ -199,8 +199,8 @@ class VllmEngine:
         self._is_behind = True
 
     def give_up(self) -> None:
-        """Nobody waits for the samples any longer: they are forgotten."""
-        if not self.has_work:
+        """Nobody waits for the samples any longer: they are forgotten, and so is what those had that may go on."""
+        if not (self.has_work or self._in_turns):
             return
         self._responses.clear()
         self._waiting.clear()

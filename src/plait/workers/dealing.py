@@ -93,6 +93,11 @@ class Dealer:
         """All samples are delivered: a rollout that is not dealt before the next rest is over."""
         self._before, self._loads = self._loads, {}
 
+    @property
+    def knows_turns(self) -> bool:
+        """Whether samples were dealt that may go on when they have ended."""
+        return bool(self._in_turns)
+
     def end_turns(self) -> None:
         """Samples that have ended do not go on: nobody holds their turns."""
         self._in_turns.clear()

@@ -216,16 +216,18 @@ class RemoteEngine:
             self._tell(self.at_work, Halt(self._role, parks))
 
     def give_up(self) -> None:
-        """Have all instances forget their samples: nobody waits for them any longer."""
-        if not self.has_work:
-            return
-        self._outstanding.pending.clear()
-        works = self._works
-        self._tell(self.at_work, Forget(self._role))
-        if works and self._own is not None:
-            self._own_step(self._own, f"{self._role}.generate")
-        self._outstanding.where.clear()
-        self._forget()
+        """Have all instances forget their samples: nobody waits for them any longer, nor do those go on that wait for a
+        reply."""
+        if self.has_work:
+            self._outstanding.pending.clear()
+            works = self._works
+            self._tell(self.at_work, Forget(self._role))
+            if works and self._own is not None:
+                self._own_step(self._own, f"{self._role}.generate")
+            self._outstanding.where.clear()
+            self._forget()
+        if self._dealer.knows_turns:
+            self.end_turns()
 
     def _tell(self, ranks: Collection[int], word: Word) -> int:
         return self._announcer.tell(ranks, word, None).number
