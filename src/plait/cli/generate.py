@@ -211,9 +211,10 @@ def _of_speculation(counts: dict[str, float]) -> str:
         )
         for prefix in ("acceptance_at_", "acceptance_of_")
     )
+    often = f" ({counts['drafted_steps']:.0%} of steps)" if "drafted_steps" in counts else ""
     return (
-        f"speculation: {counts['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed "
-        f"({counts['drafted_steps']:.0%} of steps)\n"
+        f"speculation: {counts['mean_acceptance_length']:.2f} tokens per sample and step where guesses were computed"
+        f"{often}\n"
         f"  {counts['draft_tokens']:,.0f} rows verified guesses, {counts['draft_acceptance_rate']:.0%} of which came "
         f"true; where all before had, by place in the guess: {by_place}; by source: {by_source}\n"
         f"  {counts['saved_s']:.1f} s saved by the fitted cost of a step, {counts['drafting_s']:.1f} s spent"

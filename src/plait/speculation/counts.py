@@ -31,7 +31,9 @@ class Counts:
     """What was counted in the steps so far; a *row* is a sample that computes its newest token in a step."""
 
     steps: float = 0.0
+    """Of nothing but running samples; what rows and guesses come to is counted beside prompts as well."""
     steps_with_drafts: float = 0.0
+    """Those of these that computed guesses."""
     rows: float = 0.0
     """Rows of the steps that computed guesses."""
     drafted: float = 0.0

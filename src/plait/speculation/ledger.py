@@ -162,6 +162,8 @@ class Ledger:
         self.account()
         more_s = 0.0
         if num_drafted:
+            self._counts.rows += num_rows
+            self._counts.drafted += num_drafted
             more_s = self.cost.of(num_rows + num_drafted, num_context) - self.cost.of(num_rows, num_context)
         self.margin.done(seconds, spent.seconds + more_s)
         self._is_behind_prompts = True
