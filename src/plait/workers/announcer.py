@@ -94,7 +94,7 @@ class Asks(Upkeep, Protocol):
 
 def name_of(command: Upkeep | Word) -> str:
     """The name of a command, for the status file."""
-    return f"{command.role}.weights ({command.kind})" if command.role else command.kind
+    return f"{command.role} ({command.kind})" if command.role else command.kind
 
 
 class Call(Task, Protocol):
