@@ -31,7 +31,7 @@ class Counts:
     """What was counted in the steps so far; a *row* is a sample that computes its newest token in a step."""
 
     steps: float = 0.0
-    """Of nothing but running samples; what rows and guesses come to is counted beside prompts as well."""
+    """Those of nothing but running samples; rows and guesses are counted beside prompts, too."""
     steps_with_drafts: float = 0.0
     """Those of these that computed guesses."""
     rows: float = 0.0
