@@ -59,10 +59,8 @@ class Taken(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        recipe = tiny_recipe(Path(folder)) if options.tiny else load_recipe(options.recipe)
-        model = load_model(recipe.model, dtype=options.dtype)
+        recipe, model = recipe_and_model(options, Path(folder))
         print(f"{recipe.model}, {options.dtype}, {options.threads} thread(s), medians of {options.repeats}")
         for case in _cases(recipe, model):
             alike, apart = _compared(model, case, options.repeats)
@@ -75,11 +73,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _cases(recipe: Recipe, model: LanguageModel) -> list[Case]:
+def recipe_and_model(options: argparse.Namespace, folder: Path) -> tuple[Recipe, LanguageModel]:
+    """What the options of a benchmark name, on as many threads as they say; with `tiny` it lies in the folder."""
+    torch.set_num_threads(options.threads)
+    recipe = _tiny(folder) if options.tiny else load_recipe(options.recipe)
+    return recipe, load_model(recipe.model, dtype=options.dtype)
+
+
+def first_prompts(recipe: Recipe, model: LanguageModel, count: int, room: int) -> list[Prompt]:
+    """Prompts of the recipe that leave room for so many tokens."""
     (settings,), (splits,) = recipe.data.sources, open_sources(recipe.data, recipe.evaluation.items)
-    limit = model.max_positions - recipe.sampling.max_response_tokens
-    rows = prompt_set(splits.train, model.tokenizer, settings, limit)
-    step = [rows.prompt(number, number) for number in range(recipe.prompts_per_step)]
+    rows = prompt_set(splits.train, model.tokenizer, settings, model.max_positions - room)
+    return [rows.prompt(number, number) for number in range(count)]
+
+
+def _cases(recipe: Recipe, model: LanguageModel) -> list[Case]:
+    step = first_prompts(recipe, model, recipe.prompts_per_step, recipe.sampling.max_response_tokens)
     drawn = recipe.sampling.model_copy(update={"speculation": "off"})
     at_once = drawn.model_copy(update={"max_running": len(step), "max_prefill_tokens": 1 << 20})
     return [
@@ -122,7 +131,7 @@ def _once(engine: Engine, case: Case) -> Taken:
     return Taken(tokens, seconds)
 
 
-def tiny_recipe(folder: Path) -> Recipe:
+def _tiny(folder: Path) -> Recipe:
     """Twelve prompts of 44 words that begin with the same 40, for a random model of 32 dims."""
     write_llama(folder / "model", word_tokenizer(512), hidden=32, intermediate=64, positions=256)
     common = " ".join(f"w{2 + number}" for number in range(40))

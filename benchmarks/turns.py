@@ -20,21 +20,16 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import torch
-from common_prompts import DEMO, tiny_recipe
+from common_prompts import DEMO, first_prompts, recipe_and_model
 from sides import positive
 
-from plait.data.prompts import prompt_set
 from plait.data.records import Prompt, Reply, Sample
-from plait.data.sources import open_sources
 from plait.generation.engine import Engine
 from plait.generation.request import GoingOn, Request
 from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
-from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
 from plait.recipes.recipe import Recipe
-from plait.recipes.recipe_file import load_recipe
 
 
 class Talk(NamedTuple):
@@ -55,10 +50,8 @@ class Taken(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        recipe = tiny_recipe(Path(folder)) if options.tiny else load_recipe(options.recipe)
-        model = load_model(recipe.model, dtype=options.dtype)
+        recipe, model = recipe_and_model(options, Path(folder))
         talk = _talk(recipe, model, options)
         engine = Engine(model, recipe.sampling)
         taken: dict[bool, list[Taken]] = {True: [], False: []}
@@ -78,10 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _talk(recipe: Recipe, model: LanguageModel, options: argparse.Namespace) -> Talk:
-    (settings,), (splits,) = recipe.data.sources, open_sources(recipe.data, recipe.evaluation.items)
-    limit = model.max_positions - options.turns * (options.tokens + options.reply_tokens)
-    rows = prompt_set(splits.train, model.tokenizer, settings, limit)
-    prompts = [rows.prompt(number, number) for number in range(options.prompts)]
+    room = options.turns * (options.tokens + options.reply_tokens)
+    prompts = first_prompts(recipe, model, options.prompts, room)
     return Talk(prompts, options.samples, options.turns, options.tokens, options.reply_tokens)
 
 

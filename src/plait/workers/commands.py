@@ -29,21 +29,8 @@ Command = Call | Upkeep | Word | ForgetCall | End
 _BY_KIND: Mapping[str, type[ScoreCall | Upkeep | Word | ForgetCall | End]] = {
     command.kind: command
     for command in (
-        *(
-            ScoreCall,
-            Move,
-            Follow,
-            Version,
-            EndTurns,
-            Recall,
-            TellKnowledge,
-            TakeUpKnowledge,
-            Gather,
-            Save,
-            Load,
-            Spans,
-        ),
-        *(Generate, Migrate, Halt, Forget, ForgetCall, End),
+        *(ScoreCall, Move, Follow, Version, EndTurns, Recall, TellKnowledge, TakeUpKnowledge, Gather, Save, Load),
+        *(Spans, Generate, Migrate, Halt, Forget, ForgetCall, End),
     )
 }
 
