@@ -181,6 +181,8 @@ class Dataflow:
 
     name: str
     nodes: tuple[Node, ...]
+    unread: tuple[str, ...] = ()
+    """Names of options that a flow of the user's has not read, nor kept for its loss to read."""
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from plait.dataflow.handles import (
     nearest,
     unfit_partial,
 )
+from plait.dataflow.option_reads import OptionReads
 from plait.dataflow.options import CarriedOptions, ComputeOptions
 from plait.dataflow.role import Role
 from plait.dataflow.tracer import Tracer, current, tracing
@@ -145,11 +146,12 @@ def trace(
                 f"flow `{title}` uses the role `{parameter.name}`, which nothing fills"
                 f"{nearest(parameter.name, roles)}; filled roles: {', '.join(sorted(roles)) or 'none'}"
             )
-    with tracing(tracer), running(limit_s=TRACE_LIMIT_S):
+    reads = OptionReads(arguments.get("options") if is_users(flow) else None)
+    with tracing(tracer), running(limit_s=TRACE_LIMIT_S), reads.watching():
         flow(**arguments)
     if not any(node.kind is CallKind.TRAIN for node in tracer.nodes):
         raise FlowError(f"flow `{title}` trains nothing: it makes no `train` call")
-    return Dataflow(title, tuple(tracer.nodes))
+    return Dataflow(title, tuple(tracer.nodes), reads.unread)
 
 
 def _compute(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from plait.dataflow import MISMATCHED, CallKind, Dataflow
@@ -46,6 +46,14 @@ def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Data
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
     return dataflow
+
+
+def said_of_unread_options(flow: Dataflow, recipe: Recipe) -> Iterator[str]:
+    """What of `options` a flow of the user's makes nothing of, in words. They may be of a class that has more of them
+    than this flow uses."""
+    for name in recipe.options:
+        if name in flow.unread:
+            yield f"`options.{name}` does nothing: the flow `{flow.name}` does not read it with these options"
 
 
 def _check_mismatched(flow: Dataflow, recipe: Recipe) -> None:

@@ -28,7 +28,7 @@ from plait.observe.screen import say
 from plait.recipes.checks import check_adapters, check_kept, check_models, check_trained_steps
 from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan, said_of_idle_keys
-from plait.recipes.flow_checks import checked_flow
+from plait.recipes.flow_checks import checked_flow, said_of_unread_options
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
@@ -170,7 +170,7 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     memory, and pools stay where they fit. (A file says itself what leaves and what stays; a plan that was found does,
     too.) Says what it changes, and what of the recipe has nothing to do in it."""
     recipe = run.recipe
-    for text in said_of_idle_keys(recipe, plan):
+    for text in (*said_of_unread_options(run.flow, recipe), *said_of_idle_keys(recipe, plan)):
         say(text, file=sys.stderr)
     if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
         return plan
