@@ -14,6 +14,7 @@ from plait.generation.settings import Sampling
 from plait.kernels.noise import NoiseKey
 from plait.rewards.scores import Failure, FailureKind, GroupScores
 from plait.runtime.steps.conversing import Conversing, Replies
+from plait.runtime.steps.function_reports import FunctionReports
 from plait.schedule.work import MOVED_ON
 from plait.workers.recorder import Recorder
 from tests.models.tiny import VOCAB_SIZE, tiny_tokenizer
@@ -233,7 +234,7 @@ class Pool:
 def test_a_reply_that_another_engine_waits_for_is_news() -> None:
     """Nobody waits before that one has looked: the pool has given it out, and will not wake anybody for it."""
     pool, one = Pool(), sample(3, 0, 80)
-    replies = Replies(pool, Recorder(), print)  # type: ignore[arg-type]
+    replies = Replies(pool, FunctionReports(Recorder(), print))  # type: ignore[arg-type]
     actor, rival = (
         Conversing(Engine([[one]]), replies, ENCODER, 3, 256, by_prompt=False)  # type: ignore[arg-type]
         for _ in range(2)

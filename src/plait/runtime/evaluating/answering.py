@@ -19,7 +19,7 @@ from plait.rewards.scores import NONE, GroupScores
 from plait.runtime.evaluating.evaluation import Evaluation, logged_means, task_of
 from plait.runtime.steps.aside import Aside
 from plait.runtime.steps.drawing import drawing
-from plait.runtime.steps.rewarding import record_functions
+from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.roles import ModelRole, RewardRole
 from plait.schedule.work import MOVED_ON, Work
 
@@ -132,7 +132,8 @@ class _FunctionScores:
     """What the functions of some pools say of answers, each of which they get alone."""
 
     def __init__(self, pools: Mapping[str, RewardPool], aside: Aside) -> None:
-        self._pools, self._aside = pools, aside
+        self._pools = pools
+        self._report = FunctionReports(aside.recorder, aside.progress.message)
         self._scores: dict[str, dict[tuple[int, int], GroupScores]] = {name: {} for name in pools}
         """Pool → place of a sample → its scores."""
 
@@ -152,9 +153,7 @@ class _FunctionScores:
             for group in pool.poll():
                 has_news = True
                 self._scores[name][_place(group.samples[0])] = group
-                record_functions(self._aside.recorder, CALL, name, group)
-                for trouble in (*group.failures, *group.recovered):
-                    self._aside.progress.message(str(trouble))
+                self._report(CALL, name, group)
         return has_news
 
     def of(self, samples: Sequence[Sample]) -> dict[str, list[GroupScores]]:

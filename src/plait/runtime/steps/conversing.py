@@ -13,7 +13,7 @@ behind a reply, or where they wait for one: nobody waits for it then, and it is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +25,8 @@ from plait.policy.step import Key
 from plait.rewards.pool import RewardPool
 from plait.rewards.replies import reply_of
 from plait.rewards.scores import Failure, GroupScores
-from plait.runtime.steps.rewarding import record_functions
+from plait.runtime.steps.function_reports import FunctionReports
 from plait.schedule.work import MOVED_ON, Done
-from plait.workers.recorder import Recorder
 
 ALL = -1
 """The round of all samples."""
@@ -40,12 +39,11 @@ class Replies:
 
     Args:
         pool: calls the function, on one sample at a time.
-        recorder: is told what it did.
-        tell: is told how it failed, where the run goes on.
+        report: is told what it did, and how it failed, where the run goes on.
     """
 
-    def __init__(self, pool: RewardPool, recorder: Recorder, tell: Callable[[str], None]) -> None:
-        self._pool, self._recorder, self._tell = pool, recorder, tell
+    def __init__(self, pool: RewardPool, report: FunctionReports) -> None:
+        self._pool, self._report = pool, report
         self._there: dict[int, GroupScores] = {}
         """Ticket → what has come and was not taken."""
 
@@ -59,9 +57,7 @@ class Replies:
         answers = self._pool.poll()
         for answer in answers:
             self._there[answer.ticket] = answer
-            record_functions(self._recorder, CALL, "turns", answer)
-            for trouble in (*answer.failures, *answer.recovered):
-                self._tell(str(trouble))
+            self._report(CALL, "turns", answer)
         return bool(answers)
 
     def take(self, tickets: Collection[int]) -> dict[int, list[dict[str, Any]] | Failure | None]:

@@ -12,6 +12,7 @@ from plait.rewards.pool import RewardPool
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.inputs.tokenizers import load_tokenizer
 from plait.runtime.steps.conversing import Conversing, Replies
+from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.reward_pools import REPLIES
 from plait.runtime.steps.roles import ModelRole, RewardRole, RoleRuntime
 from plait.runtime.steps.scorer import ModelScorer, translator_for
@@ -38,7 +39,7 @@ def build_roles(
     """
     flow, recipe = prepared.flow, prepared.recipe
     actor = next((model for model in prepared.models if model.role == "actor"), None)
-    replies = Replies(pools[REPLIES], recorder, tell) if REPLIES in pools else None
+    replies = Replies(pools[REPLIES], FunctionReports(recorder, tell)) if REPLIES in pools else None
     roles: dict[str, RoleRuntime] = {}
     for model in prepared.models:
         mine, trainer = workers.model(model.role), workers.trainer(model.role)

@@ -15,6 +15,7 @@ from plait.errors import RunError
 from plait.observe.progress import Progress
 from plait.rewards.pool import RewardPool
 from plait.rewards.scores import NONE, GroupScores
+from plait.runtime.steps.function_reports import FunctionReports
 from plait.runtime.steps.roles import RewardRole, RoleRuntime, rewards_of
 from plait.runtime.steps.step import StepState
 from plait.runtime.steps.streams import Spread, Table, in_parts
@@ -30,8 +31,8 @@ class RewardCalls:
     ) -> None:
         self._flow = flow
         self._rewards = rewards_of(roles)
-        self._recorder = recorder
         self._progress = progress
+        self._report = FunctionReports(recorder, progress.message)
         self._awaited: dict[tuple[str, int], StepState] = {}
         """(role, ticket of a group at its functions) → the batch that it is of: several may be open."""
 
@@ -206,15 +207,6 @@ class RewardCalls:
         for group in groups:
             state = self._awaited.pop((role, group.ticket))
             node = self._flow.nodes[state.tickets[role, group.ticket]]
-            record_functions(self._recorder, node.call, role, group)
+            self._report(node.call, role, group)
             state.scores.setdefault(node.id, []).append(group)
-            for trouble in (*group.failures, *group.recovered):
-                self._progress.message(str(trouble))
         return bool(groups)
-
-
-def record_functions(recorder: Recorder, call: str, role: str, group: GroupScores) -> None:
-    """What functions did for a group, as actions of a call, each worker in a lane of its own."""
-    for span in group.worked:
-        lane = f"{role} worker {span.worker}"
-        recorder.add(f"{call}/{span.function}", "SCORE", role, lane, span.start_s, span.end_s)
