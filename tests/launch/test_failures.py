@@ -14,9 +14,10 @@ def test_seconds_are_those_of_the_method_and_of_nothing_in_it() -> None:
         "  meanwhile rank 0 was in `run` for 310.3 s, waiting for rank 1 (RECV 1)\n"
         "  meanwhile rank 2 was in `run` for 310.4 s"
     )
-    said = ["actor.weights (move)", "actor.train", ""]
+    said = ["actor (move)", "actor.train", ""]
     assert str(as_said(said, failure)).startswith("rank 1 was killed by SIGKILL in `actor.train`\n")
     assert [str(as_said(said, peer)) for peer in peers] == [
-        "rank 0 was in `actor.weights (move)`, waiting for rank 1 (RECV 1)",
-        "rank 2 was in `run` for 310.4 s",
+        "rank 0 was in `actor (move)`, waiting for rank 1 (RECV 1)",
+        "rank 2 was in `run`",
     ]
+    assert as_said([], failure) == as_said(["", "", ""], failure) == failure, "nobody has said anything yet"

@@ -24,7 +24,7 @@ PHASES = {
     "generate": "actor.generate",
     "score": "ref.logprobs",
     "train": "actor.train",
-    "move": "actor.weights (move)",
+    "move": "actor (move)",
     "save": "save",
 }
 

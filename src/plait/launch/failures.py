@@ -99,9 +99,12 @@ Told = TypeVar("Told", PeerState, Failure)
 
 
 def as_said(actions: Sequence[str], told: Told) -> Told:
-    """With what its rank did in the method, where ranks have said what they do."""
+    """With what its rank did in the method, where ranks have said what they do. One of them may have said nothing, as
+    nobody has asked it for anything: how old its method is says no more of it than of the others."""
+    if not any(actions):
+        return told
     action = actions[told.rank] if told.rank < len(actions) else ""
-    return replace(told, action=action, seconds=None) if action else told
+    return replace(told, action=action or told.action, seconds=None)
 
 
 class NodeLost(RunError):
