@@ -36,14 +36,24 @@ def read_records(name: str, key: str) -> Iterable[Record]:
     Raises:
         DataError: there is no such source, it is malformed, or a package for it is missing; `key` is named.
     """
+    check_there(name, key)
     if name.startswith(HUB_PREFIX):
         return _hub_records(name.removeprefix(HUB_PREFIX), key)
     path = Path(name)
     if is_saved(path):
         return _saved_records(path, None, key)
-    if not os.path.isfile(path):
-        raise DataError(_no_file(path, key))
     return _parquet_records(path, key) if path.suffix == ".parquet" else _json_records(path, key)
+
+
+def check_there(name: str, key: str) -> None:
+    """See that `name` is there, unless the hub has it; nothing of it is read.
+
+    Raises:
+        DataError: it is not; `key` is named.
+    """
+    path = Path(name)
+    if not name.startswith(HUB_PREFIX) and not is_saved(path) and not os.path.isfile(path):
+        raise DataError(_no_file(path, key))
 
 
 def why_no_file(path: Path) -> str:

@@ -7,12 +7,12 @@ reaches the reward. The splits are a function of the data settings alone, never 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plait.data import movie_reviews
-from plait.data.files import read_records
+from plait.data import files, movie_reviews
 from plait.data.formats import (
     LOG_ARGUMENTS,
     SAMPLE_ARGUMENTS,
@@ -34,6 +34,7 @@ __all__ = [
     "RowKind",
     "Source",
     "Splits",
+    "check_there",
     "nearest",
     "open_sources",
     "open_splits",
@@ -94,16 +95,36 @@ def open_sources(
         return (open_splits(settings, evaluation_items, kind),)
     opened = []
     for source in settings.sources:
-        try:
+        with _named(source):
             opened.append(open_splits(source, evaluation_items, kind))
-        except DataError as error:
-            raise DataError(f"source `{source.label}`: {error}") from None
     held_out = {row.question for splits in opened if splits.evaluation for row in splits.evaluation.rows}
     names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
     return tuple(
         _beside_others(splits, source.label, held_out, names)
         for source, splits in zip(settings.sources, opened, strict=True)
     )
+
+
+def check_there(settings: DataSettings) -> None:
+    """See that the files of all sources are there; nothing of them is read.
+
+    Raises:
+        DataError: one is not.
+    """
+    for source in settings.sources:
+        with _named(source) if settings.more else nullcontext():
+            if source.task is None and not source.source.startswith(movie_reviews.PREFIX):
+                files.check_there(source.source, "data.source")
+            if source.evaluation_source is not None:
+                files.check_there(source.evaluation_source, "data.evaluation_source")
+
+
+@contextmanager
+def _named(source: DataSettings) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"source `{source.label}`: {error}") from None
 
 
 def _beside_others(splits: Splits, label: str, held_out: Collection[str], names: Sequence[str]) -> Splits:
@@ -200,7 +221,7 @@ def read_rows(
         DataError: the file is missing or empty, a record is malformed (its place is named), a column is absent (the
             nearest one is named) or neither text nor messages, formats are mixed.
     """
-    records = read_records(name, key)
+    records = files.read_records(name, key)
     rows = [row for value, place in records for row in rows_of_record(value, kind, prompt_column, place)]
     if not rows:
         raise DataError(f"`{name}` holds no row; give another source in `{key}`")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from plait.errors import ConfigError, DataError
 from plait.recipes.recipe import Recipe
+from plait.runtime.inputs.reading import check_files
 from plait.runtime.prepare import prepare
 
 ASKED = {"role": "user", "content": "what is 3 plus 4?"}
@@ -49,3 +53,29 @@ def test_a_column_that_the_prompt_template_names_is_said_to_stay(
     assert capsys.readouterr().err.splitlines() == [
         f"{file}: `data.prompt_template` keeps {{unit}} as it stands: only {{question}} is replaced, by the prompt"
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, None),
+        ({"data.source": "nowhere.jsonl"}, "`data.source`: `nowhere.jsonl` does not exist; give a JSONL or Parquet"),
+        ({"data.source": "hf:nobody/knows"}, None),
+        ({"data.source": "movie_reviews:prompts"}, None),
+        ({"data.evaluation_source": "held.jsonl"}, "`data.evaluation_source`: `held.jsonl` does not exist"),
+        (
+            {"data": [{"source": "movie_reviews:prompts"}, {"source": "b.jsonl", "name": "other"}]},
+            "source `other`: `data.source`: `b.jsonl` does not exist",
+        ),
+        ({"pretraining.source": "x.parquet"}, "`pretraining.source`: `x.parquet` does not exist"),
+        ({"reward.functions": ["task", "mine.py:f"]}, "`reward.functions`: the file `mine.py` does not exist in "),
+        ({"cost.functions": ["mine.py"]}, "`cost.functions`: expected FILE.py:FUNCTION"),
+        ({"algorithm": "mine.py:flow"}, "`algorithm`: the file `mine.py` does not exist in "),
+        ({"turns.reply": "mine.py:f"}, "`turns.reply`: the file `mine.py` does not exist in "),
+    ],
+)
+def test_files_that_are_not_there_are_missed_before_anything_is_loaded(
+    make_recipe: Callable[..., Recipe], keys: dict[str, object], said: str | None
+) -> None:
+    with nullcontext() if said is None else pytest.raises((ConfigError, DataError), match=re.escape(said)):
+        check_files(make_recipe(**keys))

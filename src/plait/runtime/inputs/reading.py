@@ -4,7 +4,8 @@ held out."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from plait.algorithms.kto import KTOOptions, unbalanced
@@ -16,15 +17,15 @@ from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, evaluation_prompts, prompt_set
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
-from plait.data.sources import open_sources
+from plait.data.sources import check_there, open_sources
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.observe.loading import loading
 from plait.observe.screen import say
-from plait.recipes.checks import (
-    prompt_limit,
-)
+from plait.recipes.checks import prompt_limit
 from plait.recipes.recipe import Recipe
+from plait.recipes.trust import code_of
+from plait.rewards.loading import split_path
 
 
 class RunData(NamedTuple):
@@ -54,7 +55,8 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
     given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name in given_names:
-        given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
+        with _in_keys_of("pretraining" if generates else "data"):
+            given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
         if recipe.algorithm == "kto":
             _say_of_labels(given[name], recipe)
         if items and not generates:
@@ -137,6 +139,30 @@ def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
         tuple(float(source.weight or len(rows)) for source, rows in zip(data.sources, sets, strict=True)),
         tuple(source.shuffle for source in data.sources),
     )
+
+
+@contextmanager
+def _in_keys_of(section: str) -> Iterator[None]:
+    """What is wrong with data is told by the keys of the section that names them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace("`data.", f"`{section}.")) from None
+
+
+def check_files(recipe: Recipe) -> None:
+    """See that the files of data and of functions that a recipe names are there, before anything is loaded.
+
+    Raises:
+        ConfigError, DataError: one is not, or the path of a function has no form of one.
+    """
+    for key, functions in code_of(recipe).items():
+        for path in functions:
+            split_path(path, key=key)
+    for section, settings in (("data", recipe.data), ("pretraining", recipe.pretraining)):
+        if settings is not None:
+            with _in_keys_of(section):
+                check_there(settings)
 
 
 def _settings_of(name: str, generates: bool, recipe: Recipe) -> DataSettings:
