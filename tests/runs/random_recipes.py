@@ -117,6 +117,8 @@ def random_recipe(seed: int) -> Drawn:
     if "turns.reply" in what:
         what |= TURNS
         how = {key: value for key, value in how.items() if key not in ("fusion", "rebalance")}
+    if "lora.rank" in what:
+        what.pop("reference.sync_every", None)
     if algorithm not in ROLLOUTS:
         what |= NO_ROLLOUT | {"data.source": f"PLACE/{'examples' if algorithm == 'sft' else 'pairs'}.jsonl"}
     plan = _plan(chance, _calls(algorithm, what), what)
