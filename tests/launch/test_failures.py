@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from plait.launch.failures import Ended, Failure, PeerState, as_said
 
 
@@ -15,9 +17,28 @@ def test_seconds_are_those_of_the_method_and_of_nothing_in_it() -> None:
         "  meanwhile rank 2 was in `run` for 310.4 s"
     )
     said = ["actor (move)", "actor.train", ""]
-    assert str(as_said(said, failure)).startswith("rank 1 was killed by SIGKILL in `actor.train`\n")
-    assert [str(as_said(said, peer)) for peer in peers] == [
-        "rank 0 was in `actor (move)`, waiting for rank 1 (RECV 1)",
-        "rank 2 was in `run`",
-    ]
+    assert str(as_said(said, replace(failure, peers=tuple(as_said(said, peer) for peer in peers)))) == (
+        "rank 1 was killed by SIGKILL in `actor.train`\n"
+        "  meanwhile rank 0 was in `actor (move)`, waiting for rank 1 (RECV 1)\n"
+        "  meanwhile rank 2 was in `run`"
+    )
     assert as_said([], failure) == as_said(["", "", ""], failure) == failure, "nobody has said anything yet"
+
+
+def test_ranks_in_the_same_state_are_told_together() -> None:
+    """Hundreds may wait for the one that was lost, most of them in the same place."""
+    waits = {"waits_for": "rank 9 (SUM)", "node": "node 1"}
+    peers = [PeerState(rank, "actor.train", 5.0 + 0.01 * rank, stack="train.py:7", **waits) for rank in (0, 1, 2, 5)]
+    peers += [PeerState(3, "actor.train", 5.0, stack="train.py:9", **waits), PeerState(4, "actor.train", 5.0, "rank 8")]
+    peers += [PeerState(6, "", 0.0), PeerState(7, "actor.train", 5.0, raised="ConnectionError")]
+    assert str(Failure(Ended.DIED, 9, "actor.train", 4.2, "was killed", peers=tuple(peers))) == (
+        "rank 9 was killed in `actor.train` after 4.2 s\n"
+        "  meanwhile ranks 0-3, 5 on node 1 were in `actor.train` for 5.0 s, waiting for rank 9 (SUM)\n"
+        "  meanwhile rank 4 was in `actor.train` for 5.0 s, waiting for rank 8\n"
+        "  meanwhile rank 6 was idle\n"
+        "  meanwhile rank 7 raised in `actor.train` after 5.0 s: ConnectionError\n"
+        "ranks 0-2, 5:\n"
+        "  | train.py:7\n"
+        "rank 3:\n"
+        "  | train.py:9"
+    )

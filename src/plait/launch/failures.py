@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
@@ -47,16 +47,6 @@ class PeerState:
     handles: str = ""
     """The exception that it was handling; empty if none."""
 
-    def __str__(self) -> str:
-        who = _named(self.rank, self.node)
-        if not self.action:
-            return f"{who} was idle"
-        if self.raised:
-            return f"{who} raised in `{self.action}`{_timed(' after', self.seconds)}: {self.raised}"
-        waits = f", waiting for {self.waits_for}" if self.waits_for else ""
-        handles = f", handling {self.handles}" if self.handles else ""
-        return f"{who} was in `{self.action}`{_timed(' for', self.seconds)}{waits}{handles}"
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -84,11 +74,12 @@ class Failure:
     def __str__(self) -> str:
         action = f" in `{self.action}`{_timed(' after', self.seconds)}" if self.action else ""
         waits = f"; it was waiting for {self.waits_for}" if self.waits_for else ""
-        parts = [f"{_named(self.rank, self.node)} {self.cause}{action}{waits}"]
-        parts += [f"  meanwhile {peer}" for peer in self.peers]
+        parts = [f"{_named((self.rank,), self.node)} {self.cause}{action}{waits}"]
+        parts += [f"  meanwhile {_told(peers)}" for peers in _alike(self.peers, _state)]
         if self.traceback:
             parts.append(f"rank {self.rank}:\n{_indented(self.traceback)}")
-        parts += [f"rank {peer.rank}:\n{_indented(peer.stack)}" for peer in self.peers if peer.stack]
+        for peers in _alike([peer for peer in self.peers if peer.stack], lambda peer: peer.stack):
+            parts.append(f"{_named([peer.rank for peer in peers])}:\n{_indented(peers[0].stack)}")
         if self.output:
             where = f" (all of it: {self.output_file})" if self.output_file else ""
             parts.append(f"last output of rank {self.rank}{where}:\n{_indented(self.output)}")
@@ -126,8 +117,42 @@ def _timed(word: str, seconds: float | None) -> str:
     return "" if seconds is None else f"{word} {seconds:.1f} s"
 
 
-def _named(rank: int, node: str) -> str:
-    return f"rank {rank} on {node}" if node else f"rank {rank}"
+def _alike(peers: Sequence[PeerState], what: Callable[[PeerState], Hashable]) -> list[list[PeerState]]:
+    """Ranks of which the same is to be said, together: there may be hundreds."""
+    groups: dict[Hashable, list[PeerState]] = {}
+    for peer in peers:
+        groups.setdefault(what(peer), []).append(peer)
+    return list(groups.values())
+
+
+def _state(peer: PeerState) -> PeerState:
+    """What is told of a rank; tenths of seconds make no difference."""
+    return replace(peer, rank=0, stack="", seconds=None if peer.seconds is None else round(peer.seconds))
+
+
+def _told(peers: Sequence[PeerState]) -> str:
+    """Ranks in the same state, in words."""
+    peer, who = peers[0], _named([peer.rank for peer in peers], peers[0].node)
+    was = "was" if len(peers) == 1 else "were"
+    if not peer.action:
+        return f"{who} {was} idle"
+    if peer.raised:
+        return f"{who} raised in `{peer.action}`{_timed(' after', peer.seconds)}: {peer.raised}"
+    waits = f", waiting for {peer.waits_for}" if peer.waits_for else ""
+    handles = f", handling {peer.handles}" if peer.handles else ""
+    return f"{who} {was} in `{peer.action}`{_timed(' for', peer.seconds)}{waits}{handles}"
+
+
+def _named(ranks: Sequence[int], node: str = "") -> str:
+    """`rank 3`, or `ranks 0, 4-7`; and where."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    listed = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {listed}{f' on {node}' * bool(node)}"
 
 
 def _indented(text: str) -> str:
