@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plait.generation.paged import paged_attention_plain
+from plait.generation.pool import _addresses as addresses_of
 from plait.kernels.paged_call import PagedCall
 from tests import warm
 from tests.cases import examples
@@ -147,3 +148,45 @@ def test_new_keys_are_stored_at_their_places(
         pool[places_T // 16, :, places_T % 16] = new.transpose(0, 1)
     for got, want in zip(stored, pools, strict=True):
         assert got.cpu().equal(want)
+
+
+def vast(device: ModuleType, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory with more numbers than an int32 counts: on a CPU addresses alone, until they are written."""
+    from plait.kernels import device_kernels
+
+    if not device_kernels.INTERPRETED:
+        return torch.zeros(shape, dtype=dtype, device="cuda")
+    memory = addresses_of(shape, dtype)
+    if memory is None:
+        pytest.skip("the system promises no more memory than it has")
+    return memory
+
+
+def test_blocks_may_lie_behind_two_thousand_million_numbers(device: ModuleType) -> None:
+    """As the pool of one layer may have, of a model of few layers on a large GPU: stored and read where they belong."""
+    query, keys, values, tables, starts, held = work(torch.bfloat16, (4, 2, 64, 64), [70, 33], [1, 1], seed=9)
+    num_blocks = (1 << 31) // keys[0].numel() + len(keys)
+    pools = [vast(device, (num_blocks, *keys.shape[1:]), torch.bfloat16) for _ in range(2)]
+    far = num_blocks - len(keys)
+    assert (num_blocks - 1) * keys[0].numel() >= 1 << 31
+    where, places_T = pools[0].device, far * 16 + torch.arange(len(keys) * 16)
+    rows = [pool.transpose(1, 2).flatten(0, 1).transpose(0, 1).to(where) for pool in (keys, values)]
+    device.store(*pools, places_T.to(where), *rows)
+    for pool, written in zip(pools, (keys, values), strict=True):
+        assert pool[far:].cpu().equal(written)
+    near_by = PagedCall(query, keys, values, tables, starts, held, scale=0.3)
+    found = device.paged_attention(
+        PagedCall(query.to(where), *pools, (tables + far).to(where), starts.to(where), held.to(where), scale=0.3)
+    )
+    assert found.equal(device.paged_attention(there(near_by)))
+
+
+def test_heads_of_a_query_may_lie_far_apart(device: ModuleType) -> None:
+    """As those of a very long chunk, whose heads come first."""
+    query, keys, values, tables, starts, held = work(torch.bfloat16, (4, 2, 64, 64), [70, 33], [1, 1], seed=9)
+    apart = (1 << 30) + 64
+    memory = vast(device, (4 * apart,), torch.bfloat16)
+    spread = memory.as_strided(query.shape, (64, apart, 1))
+    spread.copy_(query)
+    call = PagedCall(query, keys, values, tables, starts, held, scale=0.3)
+    assert device.paged_attention(replace(there(call), query=spread)).equal(device.paged_attention(there(call)))

@@ -76,7 +76,7 @@ def attend(
     in_D = tl.arange(0, WIDE_D)
     in_E = tl.arange(0, WIDE_E)
     query_MD = tl.load(
-        query + token_M[:, None] * query_row + head_M[:, None] * query_head + in_D[None, :],
+        query + token_M[:, None] * query_row + head_M.to(tl.int64)[:, None] * query_head + in_D[None, :],
         mask=there_M[:, None] & (in_D < D)[None, :],
         other=0.0,
     )
