@@ -5,18 +5,19 @@
     python benchmarks/gpu.py --parts tokens,training,tests --within-s 570   # and some of the rest by another command
     python benchmarks/gpu.py --tiny                           # on a CPU: does the benchmark itself work?
 
-Each part is a process of its own, of most parts for each shape, with a time of its own (`--limits` prints them), and
+Each part is a process of its own, of some parts for each shape, with a time of its own (`--limits` prints them), and
 what those before it have left: one that fails or takes longer is said and left, and the next one begins. First come
-those of which least is known. Models have random weights: nothing is fetched. `--folder` keeps them, so that parts may
-be run by several commands.
+those of which least is known, of the largest shape. Models have random weights: nothing is fetched. `--folder` keeps
+them, so that parts may be run by several commands.
 
 In the folder of `--report` (by default that of `--folder`, and without either `gpu-report` where the command is given)
 stand `results.jsonl`, one line for each measurement, written when it is made, and for how each part ended; and what
 each part printed, whole, as `PART.log`.
 
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
-    predicted   `plait profile`, then a run of GRPO: step time and peak memory beside what was forecast; of the larger
-                shape, the last one of `--shapes`
+    drafts      what guesses of a draft model cost and gain; of the largest shape, the last one of `--shapes`
+    turns       rounds of turns whose keys and values stay, against such as are computed again; of that shape
+    predicted   `plait profile`, then a run of GRPO: step time and peak memory beside what was forecast; of that shape
     grpo        a step against TRL's; of plait alone where TRL is not installed
     products    how fast products of a decode step read their weights, by cuBLAS and by others
     tokens      greedy tokens and log-probs against Transformers
@@ -38,7 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -51,21 +52,36 @@ from ending import ends_when_terminated
 from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
-ROUNDS = (
-    *(("decode",), ("predicted",), ("grpo",), ("products",)),
-    *(("tokens", "training"), ("tests",), ("two",), ("vllm",), ("ppo",)),
+Shapes = Callable[[Sequence[str]], Sequence[str]]
+"""Of those that are asked for, from the smallest to the largest: those that a round is run for."""
+_LARGEST: Shapes = lambda shapes: shapes[-1:]
+_OTHERS: Shapes = lambda shapes: shapes[-2::-1]
+_ALL: Shapes = lambda shapes: shapes[::-1]
+_OF_NONE: Shapes = lambda shapes: ("",)
+ROUNDS: Sequence[tuple[Sequence[str], Shapes]] = (
+    (("decode",), _LARGEST),
+    (("drafts",), _LARGEST),
+    (("turns",), _LARGEST),
+    (("predicted",), _LARGEST),
+    (("products",), _OF_NONE),
+    (("decode",), _OTHERS),
+    (("grpo",), _OF_NONE),
+    (("tokens", "training"), _ALL),
+    (("tests",), _OF_NONE),
+    (("two",), _OF_NONE),
+    (("vllm",), _ALL),
+    (("ppo",), _OF_NONE),
 )
-"""Parts in the order in which they are run; of one round all of a shape before those of the next one."""
-OF_SHAPES = ("decode", "tokens", "training", "vllm")
-"""Parts that are run for each shape."""
-OF_LAST_SHAPE = ("predicted",)
-"""Parts that are run for one shape: of the larger one less is what launches take."""
+"""Parts in the order in which they are run; of one round all of a shape before those of the next one. First the largest
+shape: of it less is what launches take."""
 LIMITS: Mapping[str, int] = {
-    "decode": 90,
-    "predicted": 240,
-    "grpo": 75,
+    "decode": 85,
+    "drafts": 125,
+    "turns": 50,
+    "predicted": 235,
     "products": 55,
-    "tokens": 100,
+    "grpo": 75,
+    "tokens": 90,
     "training": 120,
     "tests": 120,
     "two": 60,
@@ -117,20 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def order(parts: Sequence[str], shapes: Sequence[str]) -> list[tuple[str, str]]:
     """Each part with each of its shapes ("" where it has none), in the order in which they are run."""
-    return [
-        (part, shape)
-        for together in ROUNDS
-        for shape in _shapes_of(together, shapes)
-        for part in together
-        if part in parts
-    ]
-
-
-def _shapes_of(together: Sequence[str], shapes: Sequence[str]) -> Sequence[str]:
-    """Those that the parts of a round are run for, one by one."""
-    if set(together) <= set(OF_SHAPES):
-        return shapes
-    return shapes[-1:] if set(together) <= set(OF_LAST_SHAPE) else ("",)
+    return [(part, shape) for together, of in ROUNDS for shape in of(shapes) for part in together if part in parts]
 
 
 def unready(is_tiny: bool) -> str | None:

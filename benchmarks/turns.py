@@ -46,6 +46,8 @@ class Taken(NamedTuple):
     tokens: int
     """Of prompts and earlier turns, that were computed."""
     seconds: float
+    samples: Sequence[Sample] = ()
+    """As they are behind their last turns."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         taken: dict[bool, list[Taken]] = {True: [], False: []}
         for number in range(1 + options.repeats):
             for in_turns in taken:
-                once = _once(engine, talk, in_turns=in_turns)
+                taken_now = once(engine, talk, in_turns=in_turns)
                 if number:  # the first one warms up
-                    taken[in_turns].append(once)
+                    taken[in_turns].append(taken_now)
     kept, again = (Taken(some[0].tokens, median(one.seconds for one in some)) for some in taken.values())
     print(f"{recipe.model}, {options.dtype}, {options.threads} thread(s), medians of {options.repeats}")
     print(
@@ -76,8 +78,12 @@ def _talk(recipe: Recipe, model: LanguageModel, options: argparse.Namespace) -> 
     return Talk(prompts, options.samples, options.turns, options.tokens, options.reply_tokens)
 
 
-def _once(engine: Engine, talk: Talk, *, in_turns: bool) -> Taken:
-    """All turns of all samples."""
+def once(engine: Engine, talk: Talk, *, in_turns: bool) -> Taken:
+    """All turns of all samples.
+
+    Args:
+        in_turns: whether the engine is told that samples go on.
+    """
     began, tokens = time.perf_counter(), 0
     samples: dict[int, list[Sample]] = {prompt.uid: [] for prompt in talk.prompts}
     for turn in range(talk.turns):
@@ -94,7 +100,8 @@ def _once(engine: Engine, talk: Talk, *, in_turns: bool) -> Taken:
             tokens += engine.last_step.num_prefill_tokens
     engine.state.scheduler.turns.end()
     engine.rest()
-    return Taken(tokens, time.perf_counter() - began)
+    said = [sample for some in samples.values() for sample in some]
+    return Taken(tokens, time.perf_counter() - began, said)
 
 
 def _replied(sample: Sample, num_tokens: int) -> Sample:

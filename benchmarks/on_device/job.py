@@ -31,8 +31,9 @@ SHAPES = {
     "135M": Shape(576, 1536, 30, 9, 3, 49_152),
     "1.5B": Shape(1536, 8960, 28, 12, 2, 151_936),
     "tiny": Shape(128, 256, 2, 4, 2, 512),
+    "tinier": Shape(64, 128, 1, 2, 1, 512),
 }
-"""As SmolLM2-135M, as Qwen2.5-1.5B (without its biases), and one that proves that a part runs: its heads have 32
+"""As SmolLM2-135M, as Qwen2.5-1.5B (without its biases), and two that prove that a part runs: their heads have 32
 numbers, as vLLM has no kernels for fewer on a CPU."""
 POSITIONS = 4096
 

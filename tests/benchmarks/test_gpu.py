@@ -11,13 +11,15 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.models.shape import ModelShape
+from plait.speculation.counts import Counts
 from tests.benchmarks.scripts import BENCHMARKS, output_of
 
 LLAMA = {
@@ -51,10 +53,13 @@ def test_all_parts_together_take_25_minutes_at_most(gpu: ModuleType) -> None:
 
 def test_what_was_never_measured_comes_first(gpu: ModuleType) -> None:
     said = [f"{part} {shape}".rstrip() for part, shape in gpu.order(list(gpu.LIMITS), ("135M", "1.5B"))]
-    first = ["decode 135M", "decode 1.5B", "predicted 1.5B", "grpo", "products"]
+    first = ["decode 1.5B", "drafts 1.5B", "turns 1.5B", "predicted 1.5B", "products"]
     assert said[:5] == first
-    assert said[5:10] == ["tokens 135M", "training 135M", "tokens 1.5B", "training 1.5B", "tests"]
-    assert gpu.order(["two", "decode"], ("tiny",)) == [("decode", "tiny"), ("two", "")]
+    assert said[5:12] == [
+        *("decode 135M", "grpo"),
+        *("tokens 1.5B", "training 1.5B", "tokens 135M", "training 135M", "tests"),
+    ]
+    assert gpu.order(["two", "decode", "turns"], ("tiny",)) == [("decode", "tiny"), ("turns", "tiny"), ("two", "")]
     # They fit into `--within-s 570`, with what it takes to begin.
     assert sum(gpu.LIMITS[one.split()[0]] for one in first) <= 570 - 20
 
@@ -259,6 +264,40 @@ def test_what_products_come_to_in_a_step(gpu: ModuleType, tmp_path: Path, capfd:
     assert results(tmp_path)[0]["share"] == pytest.approx(4 * (2 * 147_456 + 65_536) / 9e-3 / 1e9)
 
 
+def test_how_far_two_ways_say_the_same(gpu: ModuleType) -> None:
+    """Behind a token that differs, others are of another text."""
+    module = importlib.import_module("on_device.alike")
+
+    def said(uid: int, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> Sample:
+        return Sample(Prompt(uid, "", (1,)), 0, token_ids, logprobs, "", FinishReason.LENGTH)
+
+    plain = [said(0, (5, 6, 7), (-1.0, -2.0, -3.0)), said(1, (8, 9), (-1.0, -1.0))]
+    other = [said(1, (8, 9), (-1.0, -1.5)), said(0, (5, 4, 7), (-1.25, -9.0, -3.0))]
+    both = module.alike(other, plain)
+    assert both == (3, 5, 0.5)
+    assert (both.is_far("bfloat16"), module.alike(plain, plain).is_far("float32")) == (True, False)
+    broken = module.alike([said(0, (5,), (float("nan"),))], [said(0, (5,), (-1.0,))])
+    assert broken.is_far("bfloat16")
+    with pytest.raises(AssertionError, match="1 samples are missing"):
+        module.alike(plain[:1], plain)
+
+
+def test_seconds_of_guesses_and_of_what_verifies_them(
+    gpu: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    drafts = importlib.import_module("on_device.drafts")
+    job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path))
+    samples = [Sample(Prompt(uid, "", (1,)), 0, (5,), (-1.0,), "", FinishReason.LENGTH) for uid in range(2)]
+    plain = drafts.Rollout([drafts.Step(0.004, 0.0, 2)], samples, Counts())
+    steps = [drafts.Step(0.010, 0.006, 3), drafts.Step(0.010, 0.006, 7), drafts.Step(0.020, 0.009, 5)]
+    guessed = drafts.Rollout(steps, samples, Counts(drafted=40.0, accepted=10.0, model_passes=9.0))
+    way, engine = drafts.Way("3 by itself", 3, "tiny"), SimpleNamespace(speculates=None)
+    drafts.say(job, "tiny", way, engine, guessed, plain)
+    assert "a step 10.000 ms, drafting 6.000, verifying 4.000; 500 tokens/s, 1.00 of off" in capfd.readouterr().out
+    (one,) = results(tmp_path)
+    assert (one["tokens_per_s"], one["model_passes"], one["steps"]) == (pytest.approx(500), 9.0, 3)
+
+
 def test_a_product_that_is_wrong_is_refused(gpu: ModuleType, tmp_path: Path) -> None:
     products, job_module = (importlib.import_module(f"on_device.{name}") for name in ("products", "job"))
     job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path))
@@ -315,7 +354,7 @@ def test_a_run_that_fails_is_said_though_steps_were_done(
 
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path) -> None:
-    parts = "decode,predicted,grpo,products,tokens,training,two"
+    parts = "decode,drafts,turns,predicted,grpo,products,tokens,training,two"
     asked = ["--tiny", "--parts", parts, "--limit-s", "300", "--report", str(tmp_path)]
     printed = output_of("gpu.py", *asked)
     assert "12 of 12 greedy tokens are those of Transformers" in printed
@@ -324,6 +363,8 @@ def test_it_runs(tmp_path: Path) -> None:
     assert "tiny: step: predicted " in printed
     assert "tiny, rank 0: predicted " in printed
     assert "two processes on one device: gloo connects them" in printed
+    assert "tinier in float32: 48 of 48 tokens stand before the first that differs" in printed
+    assert "tiny: 192 of 192 tokens stand before the first that differs" in printed
     assert "GRPO step, tiny random Llama" in printed
     assert "tiny products of a step of    1 rows fastest" in printed
     found = results(tmp_path)
@@ -334,6 +375,18 @@ def test_it_runs(tmp_path: Path) -> None:
     assert [one["samples"] for one in found if one["part"] == "decode" and "step_s" in one] == [1, 2]
     assert [one["checkpoints"] for one in found if "mfu" in one] == [True, False]
     assert "step" in {one["name"] for one in found if one["part"] == "predicted" and "name" in one}
+    ways = "off", "3 by tinier", "3 by itself", "adaptive by tinier"
+    drafts = [one for one in found if one["part"] == "drafts"]
+    assert [(one["way"], one["samples"]) for one in drafts if "step_s" in one] == [(w, n) for w in ways for n in (1, 2)]
+    assert [one["way"] for one in drafts if one.get("waits") == 0] == list(ways)
+    assert all(one["same"] == one["total"] for one in found if "same" in one and "total" in one)
+    itself = [one for one in drafts if one.get("way") == "3 by itself" and "accepted" in one]
+    assert all(one["accepted"] == one["drafted"] > 0 for one in itself)
+    turns = [(one["way"], one["tokens"]) for one in found if one["part"] == "turns" and "way" in one]
+    # Two prompts of 20 tokens; behind turns and replies of 16 tokens four samples have 52, then 84. Found are 2 and 4
+    # blocks of each, or the one block of a prompt by the second of its samples.
+    kept, again = 4 * (52 - 32) + 4 * (84 - 64), 4 * 52 - 2 * 16 + 4 * 84 - 2 * 16
+    assert turns == 3 * [("found", 2 * 20 + kept), ("computed again", 2 * 20 + again)]
 
 
 def test_without_a_gpu_it_says_what_runs_on_a_cpu(
