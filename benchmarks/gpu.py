@@ -91,6 +91,9 @@ LIMITS: Mapping[str, int] = {
 """Seconds of each part, for each shape."""
 LEAST = 0.5
 """Of its seconds, below which a part is not begun: a shorter one behind it may still have room."""
+TESTS_AT_A_TIME, TEST_S = 6, 90
+"""Processes that test, where pytest-xdist is installed: kernels are compiled for most tests, by the host. Seconds of one
+test."""
 DUMP_S = 5.0
 """For a part that is stopped to say where it was."""
 _AS_THEIR_PACKAGE = "torch transformers accelerate safetensors numpy numba pydantic cyclopts rich gguf jinja2"
@@ -260,7 +263,9 @@ def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
     if part == "vllm":
         return [str(options.vllm_python), "-m", "on_device.vllm_decode", str(job)]
     if part == "tests":
-        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda", *tests_of_gpus()]
+        several = ["-n", str(TESTS_AT_A_TIME)] if find_spec("xdist") is not None else []
+        how = ["-v", "-p", "no:cacheprovider", "--timeout", str(TEST_S), *several]
+        return [sys.executable, "-m", "pytest", *how, "-m", "cuda and not slow", *tests_of_gpus()]
     if part != "ppo":
         return [sys.executable, "-m", f"on_device.{part}", str(job)]
     how = ["--tiny", "--repeats", "1"] if options.tiny else ["--device", "cuda", "--threads", "8"]
@@ -270,9 +275,9 @@ def command_of(part: str, job: Path, options: argparse.Namespace) -> list[str]:
 
 
 def tests_of_gpus() -> list[str]:
-    """Files with tests that need a GPU."""
+    """Files with tests that need a GPU, or run on one where there is one."""
     files = sorted((HERE.parent / "tests").rglob("test_*.py"))
-    return [str(file) for file in files if "@pytest.mark.cuda" in file.read_text(encoding="utf-8")]
+    return [str(file) for file in files if "pytest.mark.cuda" in file.read_text(encoding="utf-8")]
 
 
 def _parts(text: str) -> list[str]:

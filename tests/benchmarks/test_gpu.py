@@ -425,4 +425,24 @@ def test_what_is_asked_for_is_what_plait_depends_on(gpu: ModuleType) -> None:
 
 
 def test_tests_of_gpus_are_found(gpu: ModuleType) -> None:
-    assert str(BENCHMARKS.parent / "tests/generation/test_engine.py") in gpu.tests_of_gpus()
+    """Those that need one, and those of kernels, which are interpreted elsewhere; each with its mark, without which
+    `-m cuda` would leave it out."""
+    tests = BENCHMARKS.parent / "tests"
+    found = {Path(file) for file in gpu.tests_of_gpus()}
+    kernels = {tests / f"kernels/test_device_{name}.py" for name in ("attention", "draw", "logprobs", "rows")}
+    assert {tests / "generation/test_engine.py", *kernels} <= found
+    needs = re.compile(r"(@pytest\.mark\.cuda\n)?@pytest\.mark\.skipif\(not torch\.cuda")
+    for file in tests.rglob("test_*.py"):
+        for marked in needs.finditer(file.read_text()):
+            assert marked[1], file
+            assert file in found
+
+
+@pytest.mark.parametrize("has_xdist", [True, False])
+def test_tests_of_gpus_are_run_at_the_same_time_where_they_can_be(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_xdist: bool
+) -> None:
+    monkeypatch.setattr(gpu, "find_spec", lambda name: object() if has_xdist else None)
+    command = gpu.command_of("tests", tmp_path / "job.json", options_of(gpu))
+    assert ("-n" in command) == has_xdist
+    assert command[command.index("-m", 2 + command.index("-m")) + 1] == "cuda and not slow"

@@ -284,6 +284,7 @@ def test_uploads_and_the_download_carry_the_numbers() -> None:
     assert across.numbers_of(both) == (ids.tolist(), logprobs.tolist()), "as one tensor of float64 they are the same"
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_download_waits_for_what_was_asked_before_alone() -> None:
     ids, logprobs = torch.tensor([5, 151_935], device="cuda"), torch.tensor([-0.1, -11.0], device="cuda")
