@@ -92,8 +92,7 @@ LIMITS: Mapping[str, int] = {
 LEAST = 0.5
 """Of its seconds, below which a part is not begun: a shorter one behind it may still have room."""
 TESTS_AT_A_TIME, TEST_S = 6, 90
-"""Processes that test, where pytest-xdist is installed: kernels are compiled for most tests, by the host. Seconds of one
-test."""
+"""Processes that test, where pytest-xdist is installed: for most tests the host compiles kernels. Seconds of a test."""
 DUMP_S = 5.0
 """For a part that is stopped to say where it was."""
 _AS_THEIR_PACKAGE = "torch transformers accelerate safetensors numpy numba pydantic cyclopts rich gguf jinja2"

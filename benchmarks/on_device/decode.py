@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
 
@@ -90,10 +90,20 @@ def add(engine: Engine, samples: int, prompt_tokens: int, tokens: int, number: i
 def shares_of_step(job: Job, shape: str, engine: Engine, samples: int, prompt_tokens: int, tokens: int) -> None:
     """What a step's device time goes to, kernel by kernel, by torch's profiler; what a step takes beyond these, the
     device waits for the host."""
-    activity = torch.profiler.ProfilerActivity.CUDA if job.device == "cuda" else torch.profiler.ProfilerActivity.CPU
     add(engine, samples, prompt_tokens, tokens, 2)
+    while len(engine.said) < samples:
+        engine.step()
+    engine.step()
+    synchronize(job.device)
     steps = min(MOST_PROFILED, tokens // 3)
-    profiler, step_s = profiled(engine, job.device, samples, steps, [activity])
+    activity = torch.profiler.ProfilerActivity.CUDA if job.device == "cuda" else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        began = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        synchronize(job.device)
+        step_s = (time.perf_counter() - began) / steps
+    engine.halt(parks=False)
     found = sorted(kernels_of(profiler, job.device, steps), reverse=True)
     busy_s = sum(seconds for seconds, _, _ in found)
     print(
@@ -103,25 +113,6 @@ def shares_of_step(job: Job, shape: str, engine: Engine, samples: int, prompt_to
         print(f"{seconds * 1e3:>9.3f} ms {count:>6.1f} of {name[:90]}")
     kernels = [{"name": name[:160], "seconds": seconds, "count": count} for seconds, count, name in found[:LISTED]]
     job.record("decode", shape, samples=samples, profiled_s=step_s, busy_s=busy_s, kernels=kernels)
-
-
-def profiled(
-    engine: Engine, device: str, samples: int, steps: int, activities: Sequence[torch.profiler.ProfilerActivity]
-) -> tuple[torch.profiler.profile, float]:
-    """So many steps of samples that are queued, profiled as soon as all of them have said something; then they are
-    taken out. With the profiler the seconds of one step."""
-    while len(engine.said) < samples:
-        engine.step()
-    engine.step()
-    synchronize(device)
-    with torch.profiler.profile(activities=activities) as profiler:
-        began = time.perf_counter()
-        for _ in range(steps):
-            engine.step()
-        synchronize(device)
-        step_s = (time.perf_counter() - began) / steps
-    engine.halt(parks=False)
-    return profiler, step_s
 
 
 def kernels_of(profiler: torch.profiler.profile, device: str, steps: int) -> Iterator[tuple[float, float, str]]:

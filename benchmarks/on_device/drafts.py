@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Literal, NamedTuple
@@ -24,7 +27,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from on_device.alike import alike
-from on_device.decode import MOST_PROFILED, add, profiled
+from on_device.decode import add
 from on_device.job import Job
 from plait.data.records import Sample
 from plait.generation.draft_steps import DraftSteps
@@ -41,8 +44,6 @@ GUESSED = 3
 """Tokens of a guess: with it 64 samples have 256 rows, the most that are captured."""
 SMALLER = {"1.5B": "135M", "135M": "tiny", "tiny": "tinier"}
 """Shape of a policy → of its draft model."""
-WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize")
-"""How the host waits for the device."""
 EXACTLY_S = 40.0
 """Left at least for the comparison in float32: layers are compiled once more."""
 
@@ -169,17 +170,57 @@ def say(job: Job, shape: str, way: Way, engine: Engine, found: Rollout, plain: R
 
 
 def waits(job: Job, shape: str, way: Way, engine: Engine, samples: int, lengths: tuple[int, int]) -> None:
-    """How often a step waits for the device, by torch's profiler; of a CPU never."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if job.device == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    """How often a step waits for the device; of a CPU never."""
     add(engine, samples, *lengths, 2)
-    steps = min(MOST_PROFILED, lengths[1] // (3 * (1 + GUESSED)))
-    profiler, step_s = profiled(engine, job.device, samples, steps, activities)
-    calls = {one.key: one.count / steps for one in profiler.key_averages() if one.key.startswith("cuda")}
-    found = sum(count for name, count in calls.items() if name.startswith(WAITS))
-    print(f"{shape}, {way.name}: {samples} samples, profiled: a step {step_s * 1e3:.3f} ms waits {found:.1f} times")
-    job.record("drafts", shape, way=way.name, samples=samples, profiled_s=step_s, waits=found, calls=calls)
+    while len(engine.said) < samples:
+        engine.step()
+    engine.step()
+    steps = lengths[1] // (4 * (1 + GUESSED))
+    with counted_waits(job.device) as found:
+        for _ in range(steps):
+            engine.step()
+    engine.halt(parks=False)
+    by_kind = {kind: count / steps for kind, count in vars(found).items()}
+    print(
+        f"{shape}, {way.name}: {samples} samples: a step asks for {by_kind['asked']:.1f} events, waits for "
+        f"{by_kind['waited']:.1f}, and {by_kind['others']:.1f} times otherwise"
+    )
+    job.record("drafts", shape, way=way.name, samples=samples, waits=by_kind)
+
+
+@dataclass
+class Waits:
+    """How often the host has asked for an event of the device; how often it was not there yet; and how often an
+    operation of torch has waited."""
+
+    asked: int = 0
+    waited: int = 0
+    others: int = 0
+
+
+@contextmanager
+def counted_waits(device: str) -> Iterator[Waits]:
+    """Counts within it. (A profiler sees more, and slows down all that is launched behind it.)"""
+    found, own = Waits(), torch.cuda.Event.synchronize
+
+    def synchronize(self: torch.cuda.Event) -> None:
+        found.asked += 1
+        found.waited += not self.query()
+        own(self)
+
+    torch.cuda.Event.synchronize = synchronize
+    mode = torch.cuda.get_sync_debug_mode() if device == "cuda" else None
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if mode is not None:
+                torch.cuda.set_sync_debug_mode("warn")
+            yield found
+            found.others = sum("synchronizing CUDA operation" in str(one.message) for one in said)
+    finally:
+        torch.cuda.Event.synchronize = own
+        if mode is not None:
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 def captures(job: Job, shape: str, way: Way, engine: Engine) -> None:

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -298,6 +299,39 @@ def test_seconds_of_guesses_and_of_what_verifies_them(
     assert (one["tokens_per_s"], one["model_passes"], one["steps"]) == (pytest.approx(500), 9.0, 3)
 
 
+def test_waits_are_counted(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of events those that are not there yet; and what torch warns of."""
+    drafts, modes, ended = importlib.import_module("on_device.drafts"), ["default"], list[bool]()
+
+    class Event:
+        def __init__(self, is_there: bool) -> None:
+            self.is_there = is_there
+
+        def query(self) -> bool:
+            return self.is_there
+
+        def synchronize(self) -> None:
+            ended.append(self.is_there)
+
+    own = Event.synchronize
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with drafts.counted_waits("cuda") as found:
+        for is_there in (True, False, True):
+            torch.cuda.Event(is_there).synchronize()
+        for message in (
+            "called a synchronizing CUDA operation",
+            "called a synchronizing CUDA operation",
+            "of a prototype",
+        ):
+            warnings.warn(message, stacklevel=1)
+    assert (found.asked, found.waited, found.others) == (3, 1, 2)
+    assert ended == [True, False, True]
+    assert modes == ["default", "warn", "default"]
+    assert torch.cuda.Event.synchronize is own
+
+
 def test_a_product_that_is_wrong_is_refused(gpu: ModuleType, tmp_path: Path) -> None:
     products, job_module = (importlib.import_module(f"on_device.{name}") for name in ("products", "job"))
     job = gpu.Job("cpu", "float32", ("tiny",), True, str(tmp_path), str(tmp_path))
@@ -378,7 +412,7 @@ def test_it_runs(tmp_path: Path) -> None:
     ways = "off", "3 by tinier", "3 by itself", "adaptive by tinier"
     drafts = [one for one in found if one["part"] == "drafts"]
     assert [(one["way"], one["samples"]) for one in drafts if "step_s" in one] == [(w, n) for w in ways for n in (1, 2)]
-    assert [one["way"] for one in drafts if one.get("waits") == 0] == list(ways)
+    assert [one["way"] for one in drafts if one.get("waits") == {"asked": 0, "waited": 0, "others": 0}] == list(ways)
     assert all(one["same"] == one["total"] for one in found if "same" in one and "total" in one)
     itself = [one for one in drafts if one.get("way") == "3 by itself" and "accepted" in one]
     assert all(one["accepted"] == one["drafted"] > 0 for one in itself)
