@@ -29,12 +29,13 @@ class Shape:
 
 SHAPES = {
     "135M": Shape(576, 1536, 30, 9, 3, 49_152),
+    "0.5B": Shape(896, 4864, 24, 14, 2, 151_936),
     "1.5B": Shape(1536, 8960, 28, 12, 2, 151_936),
     "tiny": Shape(128, 256, 2, 4, 2, 512),
     "tinier": Shape(64, 128, 1, 2, 1, 512),
 }
-"""As SmolLM2-135M, as Qwen2.5-1.5B (without its biases), and two that prove that a part runs: their heads have 32
-numbers, as vLLM has no kernels for fewer on a CPU."""
+"""As SmolLM2-135M, as Qwen2.5-0.5B and 1.5B (without their biases), and two that prove that a part runs: their heads
+have 32 numbers, as vLLM has no kernels for fewer on a CPU."""
 POSITIONS = 4096
 
 

@@ -299,6 +299,14 @@ def test_seconds_of_guesses_and_of_what_verifies_them(
     assert (one["tokens_per_s"], one["model_passes"], one["steps"]) == (pytest.approx(500), 9.0, 3)
 
 
+def test_a_draft_model_has_the_tokens_of_its_policy(gpu: ModuleType) -> None:
+    """Else it would guess for no sample that has another."""
+    drafts, job = (importlib.import_module(f"on_device.{name}") for name in ("drafts", "job"))
+    for policy, draft in drafts.SMALLER.items():
+        assert job.SHAPES[draft].vocabulary == job.SHAPES[policy].vocabulary
+    assert gpu._parser().get_default("shapes")[-1] in drafts.SMALLER
+
+
 def test_waits_are_counted(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of events those that are not there yet; and what torch warns of."""
     drafts, modes, ended = importlib.import_module("on_device.drafts"), ["default"], list[bool]()
