@@ -394,13 +394,15 @@ def test_samples_with_speculation_are_those_without(how: int | str, monkeypatch:
     assert steps.refusals == {}
 
 
-def drafter_by_graphs(monkeypatch: pytest.MonkeyPatch, by: Capture = capture, *, keep_memory: bool) -> ModelDrafter:
-    """The policy itself as a draft model, whose steps are replayed on a CPU that is taken for a device that computes
-    behind; its pool is taken whole."""
+def drafter_by_graphs(
+    monkeypatch: pytest.MonkeyPatch, by: Capture = capture, *, keep_memory: bool, model: LanguageModel | None = None
+) -> ModelDrafter:
+    """A draft model, by default the policy itself, whose steps are replayed on a CPU that is taken for a device that
+    computes behind; its pool is taken whole."""
     monkeypatch.setattr(pool_module, "takes_pages", lambda device: False)
     monkeypatch.setattr(draft_steps, "computes_behind", lambda device: True)
     pool = KVPool()
-    forward = Forward(as_on_a_gpu("llama"), pool, exact=False)
+    forward = Forward(model or as_on_a_gpu("llama"), pool, exact=False)
     forward.module.captured = CapturedSteps({"plain": forward.module.plainly}, forward.module.addresses, by)
     steps = DraftSteps(forward, pool, vocabulary=VOCAB_SIZE, num_blocks=64, keep_memory=keep_memory)
     steps.measure()
@@ -436,6 +438,46 @@ def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPa
     assert {size.width for size in sizes} == {1, 2}
     assert sum(graph.replays for graph in Again.made) > 40
     assert steps.refusals == {}
+
+
+@pytest.mark.parametrize("zeros", [1, VOCAB_SIZE])
+def test_tokens_whose_embedding_is_zero_refuse_no_graph(zeros: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of the token that fills up: a draft model is measured on tokens of no sample, behind which all logits may
+    be 0."""
+    model = as_on_a_gpu("llama")
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight[:zeros] = 0.0
+    drafter = drafter_by_graphs(monkeypatch, keep_memory=True, model=model)
+    steps = drafter.steps.forward.module.captured
+    assert steps is not None
+    assert steps.refusals == {}
+
+
+def test_a_draft_model_is_measured_on_different_tokens_at_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are shown to be right on them: rows of one token are alike whoever they see, and of rows that write to one
+    place a GPU keeps any."""
+    batches: list[tuple[list[int], list[int], int]] = []
+    plainly = ModuleForward.plainly
+
+    def noted(self: ModuleForward, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
+        if len(batch.num_new) > 1:
+            batches.append((batch.token_ids_T.tolist(), batch.places_T.tolist(), max(batch.num_held)))
+        return plainly(self, batch, pool)
+
+    monkeypatch.setattr(ModuleForward, "plainly", noted)
+    drafter_by_graphs(monkeypatch, keep_memory=True)
+    assert batches
+    for token_ids, places, most_held in batches:
+        assert len(set(token_ids)) == len(set(places)) == len(places) == 8
+        assert most_held == 7
+
+
+def test_logits_are_far_where_they_are_to_be_zero() -> None:
+    zeros = torch.zeros(2, 3)
+    assert captured._difference(zeros, zeros) is None
+    assert captured._difference(zeros + 1, zeros) is not None
+    assert captured._difference(zeros / 0, zeros) is not None
+    assert captured._difference(zeros, zeros + 1) is not None
 
 
 def test_what_captures_of_a_draft_model_take_counts_for_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:

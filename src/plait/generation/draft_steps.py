@@ -78,20 +78,23 @@ class DraftSteps:
     @torch.no_grad()
     def measure(self) -> None:
         """Find out what they take, on tokens of no sample, in a few blocks: that has to be known before anything is
-        guessed, and the first forward of all loads what the others need."""
+        guessed, and the first forward of all loads what the others need. Graphs are shown to be right on its rows: they
+        have different tokens, and places of their own."""
         most = min(max(MEASURED_CHUNKS), self.forward.model.max_positions, self._num_blocks * BLOCK_TOKENS)
         self.blocks = Blocks(num_blocks_for(most))
         table = self.blocks.take(num_blocks_for(most))
+        token_ids = [(1 + place) % self.vocabulary for place in range(most)]
         for counts, is_step in ((MEASURED_STEPS, True), (MEASURED_CHUNKS, False)):
             for number, count in enumerate(min(count, most) for count in counts):
                 self.seconds.begin()
                 if is_step or count <= SHORT_ROWS:
                     num_rows = count if is_step else 1
                     rows, keys = DecodeBatch(num_rows, BLOCK_TOKENS, self.device), [(row, 0) for row in range(num_rows)]
-                    rows.append(keys, [Sampling()] * num_rows, [table] * num_rows, [(0, 0, 0, 0)] * num_rows)
-                    self.draw(rows, NO_DRAFTS if is_step else {keys[0]: [0] * (count - 1)}, count)
+                    numbers = [(0, token_ids[row], row, 0) for row in range(num_rows)]
+                    rows.append(keys, [Sampling()] * num_rows, [table] * num_rows, numbers)
+                    self.draw(rows, NO_DRAFTS if is_step else {keys[0]: token_ids[1:count]}, count)
                 else:
-                    self.fill([NewTokens([0] * count, 0, table)])
+                    self.fill([NewTokens(token_ids[:count], 0, table)])
                 if number > 0:
                     self.seconds.learn()
         self._clear(keep_memory=False)
