@@ -76,9 +76,9 @@ ROUNDS: Sequence[tuple[Sequence[str], Shapes]] = (
 shape: of it less is what launches take."""
 LIMITS: Mapping[str, int] = {
     "decode": 85,
-    "drafts": 125,
+    "drafts": 130,
     "turns": 50,
-    "predicted": 235,
+    "predicted": 230,
     "products": 55,
     "grpo": 75,
     "tokens": 90,

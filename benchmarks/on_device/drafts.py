@@ -88,7 +88,7 @@ def measure(job: Job, shape: str) -> bool:
         Way(f"{GUESSED} by itself", GUESSED, shape),
         Way(f"adaptive by {smaller}", "adaptive", smaller),
     ]
-    sizes, lengths = ((1, 2), (8, 24)) if job.is_tiny else ((1, 16, 64), (480, 96))
+    sizes, lengths = ((1, 2), (8, 24)) if job.is_tiny else ((1, 64), (480, 96))
     model = load_model(job.model(shape), dtype=job.dtype, device=job.device)
     plain: dict[int, Rollout] = {}
     for way in ways:
