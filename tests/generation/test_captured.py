@@ -761,14 +761,25 @@ def test_a_rollout_that_begins_with_many_samples_shows_that_fused_layers_are_rig
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 def test_replays_on_a_gpu_say_what_a_cpu_says(family: str) -> None:
     """The kernel of attention, fused layers and graphs, all of them real. Mixtures of experts ask the device, and are
-    computed plainly."""
-    engine = engine_of(tiny_model(family, dtype=torch.float32, device="cuda"), max_running=6, max_prefill_tokens=20)
-    found = drained(engine)
-    assert_same(
-        found, drained(engine_of(tiny_model(family, dtype=torch.float32), max_running=6, max_prefill_tokens=20))
-    )
-    steps = engine.state.forward.module.captured
+    computed plainly. In a second rollout weights are others where they lay, and pool and graphs those of the first."""
+    engines = [
+        engine_of(tiny_model(family, dtype=torch.float32, device=device).copied(), max_running=6, max_prefill_tokens=20)
+        for device in ("cuda", "cpu")
+    ]
+    steps, pool = engines[0].state.forward.module.captured, engines[0].state.pool
     assert steps is not None
+    sizes, at = (), ()
+    for version in (1, 2):
+        found, expected = map(drained, engines)
+        assert_same(found, expected)
+        assert set(sizes) <= set(steps.sizes)
+        assert at in ((), pool.addresses())
+        sizes, at = steps.sizes, pool.addresses()
+        for engine in engines:
+            with torch.no_grad():
+                for param in engine.model.module.parameters():
+                    param.mul_(1.2)
+            engine.update_weights(version)
     assert bool(steps.refusals) == (family == "gpt_oss"), steps.refusals
     assert (len(steps.sizes) > 1) == (family != "gpt_oss")
 
