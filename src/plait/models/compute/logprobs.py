@@ -1,9 +1,5 @@
-"""Log-probs and entropies of the sampling distribution softmax(logits / temperature), in chunks over the head.
-
-With a vocabulary of 49,152 to 262,144 the logits of a batch are its largest tensor by far, so they exist for one
-chunk of rows at a time: the forward keeps the log-sum-exp of each row only, and the backward computes a chunk's
-logits again. The chunk's buffers are made once per pass and written over: on CPU the page faults of fresh ones cost as
-much as the matrix product.
+"""Log-probs and entropies of the sampling distribution softmax(logits / temperature), in chunks over the head
+(`head_chunks`): the forward keeps the log-sum-exp of each row only.
 
     log π(y) = z_y − lse(z)          ∂ log π(y) / ∂z_v = [v = y] − p_v
     H = lse(z) − Σ_v p_v z_v         ∂ H / ∂z_v = −p_v (log p_v + H)            z = logits / temperature
@@ -13,19 +9,15 @@ Shapes: R rows (response tokens), C rows of one chunk, H hidden size, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.kernels import fused_rows
-from plait.kernels.logprob_kernels import LogprobKernels
-from plait.models.compute import cpu_linear
+from plait.models.compute.head_chunks import Buffers, Way, gradients, wide
 from plait.models.compute.head_kernels import head_kernels
 from plait.models.head import Head
-from plait.models.shape import head_chunk_rows
 
 
 def chunked_logprobs(
@@ -52,37 +44,22 @@ def chunked_logprobs(
         (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable with respect to
         the hidden states and the head's parameters.
     """
-    assert temperature > 0, f"temperature must be positive, got {temperature}"
-    if rows is None:
-        vocabulary = max(len(param) for param in head.params) if head.params else 1
-        is_fused = head_kernels(head, hidden_RH) is not None
-        rows = head_chunk_rows(vocabulary, hidden_RH.itemsize, hidden_RH.device.type, is_fused=is_fused)
-    assert rows > 0, f"a chunk needs rows, got {rows}"
+    way = Way.of(head, hidden_RH, temperature, rows, is_fused=head_kernels(head, hidden_RH) is not None)
     if likeliest_R is None:
         likeliest_R = torch.empty_like(targets_R, dtype=torch.bool)
-    return _ChunkedLogprobs.apply(_Way(head, rows, temperature), targets_R, likeliest_R, hidden_RH, *head.params)
-
-
-@dataclass(frozen=True)
-class _Way:
-    """What log-probs are computed by, apart from their rows."""
-
-    head: Head
-    rows: int
-    """Rows of one chunk."""
-    temperature: float
+    return _ChunkedLogprobs.apply(way, targets_R, likeliest_R, hidden_RH, *head.params)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, way: _Way, targets_R: Tensor, likeliest_R: Tensor, hidden_RH: Tensor, *params: Tensor
+        ctx: Any, way: Way, targets_R: Tensor, likeliest_R: Tensor, hidden_RH: Tensor, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
         head, temperature = way.head, way.temperature
-        logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=_wide(hidden_RH)).unbind()
-        buffers = _Buffers(head)
+        logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=wide(hidden_RH)).unbind()
+        buffers = Buffers(head)
         compiled = head_kernels(head, hidden_RH)
-        for at in _chunks(len(hidden_RH), way.rows):
+        for at in way.chunks(len(hidden_RH)):
             if compiled is not None:
                 outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
                 compiled.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
@@ -112,17 +89,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logprobs_R: Tensor | None, grad_entropies_R: Tensor | None) -> tuple[Any, ...]:
         targets_R, hidden_RH, lse_R, entropies_R = ctx.saved_tensors
-        way: _Way = ctx.way
-        head, needed = way.head, ctx.needs_input_grad[3:]
+        way: Way = ctx.way
+        needed = ctx.needs_input_grad[3:]
         if grad_logprobs_R is None and grad_entropies_R is None:
             return (None,) * (3 + len(needed))
-        buffers = _Buffers(head)
-        chunk_grads = _linear_grads if head.linear else _family_grads
-        grad_hidden_RH = torch.zeros_like(hidden_RH) if needed[0] else None
-        sums: list[Tensor | None] = [None] * len(head.params)
-        for at in _chunks(len(hidden_RH), way.rows):
-            logits_grad = _LogitsGrad(
-                head,
+
+        def grad_of(at: slice) -> _LogitsGrad:
+            return _LogitsGrad(
+                way.head,
                 targets_R[at],
                 lse_R[at],
                 entropies_R[at],
@@ -130,55 +104,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 None if grad_entropies_R is None else grad_entropies_R[at],
                 way.temperature,
             )
-            grad_CH, *grads = chunk_grads(buffers, hidden_RH[at], needed, logits_grad)
-            if grad_hidden_RH is not None:
-                grad_hidden_RH[at] = grad_CH
-            for index, grad in enumerate(grads):
-                sums[index] = _accumulate(sums[index], grad, last=at.stop == len(hidden_RH))
-        if head.vocabulary is not None and grad_hidden_RH is not None:
-            head.vocabulary.peers.all_reduce(grad_hidden_RH)
-        params = (None if total is None else total.to(p.dtype) for total, p in zip(sums, head.params, strict=True))
-        return None, None, None, grad_hidden_RH, *params
 
-
-class _Buffers:
-    """The tensors [C, V] of one chunk, made at the first chunk (the longest) and written over by the later ones."""
-
-    def __init__(self, head: Head) -> None:
-        self.head = head
-        self._room: dict[str, Tensor] = {}
-
-    def room(self, purpose: str, like_CV: Tensor, dtype: torch.dtype) -> Tensor:
-        """An uninitialised [C, V]."""
-        if purpose not in self._room:
-            self._room[purpose] = torch.empty_like(like_CV, dtype=dtype, memory_format=torch.contiguous_format)
-        return self._room[purpose][: len(like_CV)]
-
-    def logits(self, hidden_CH: Tensor) -> Tensor:
-        """Logits in the compute dtype; may be overwritten."""
-        if not self.head.linear:
-            return self.head.family(hidden_CH)
-        weight_VH, bias_V = self.head.weight, self.head.bias
-        if cpu_linear.pays(len(hidden_CH), weight_VH):
-            return cpu_linear.linear(hidden_CH, weight_VH, bias_V)
-        shape_CV = hidden_CH.new_empty(()).expand(len(hidden_CH), len(weight_VH))
-        out_CV = self.room("logits", shape_CV, hidden_CH.dtype)
-        if bias_V is None:
-            return torch.mm(hidden_CH, weight_VH.t(), out=out_CV)
-        return torch.addmm(bias_V, hidden_CH, weight_VH.t(), out=out_CV)
-
-    def scaled(self, logits_CV: Tensor, temperature: float) -> Tensor:
-        """logits / temperature in float32 or wider; may be overwritten."""
-        if logits_CV.dtype == _wide(logits_CV) and self.head.linear:
-            scaled_CV = logits_CV
-        else:
-            scaled_CV = self.room("scaled", logits_CV, _wide(logits_CV)).copy_(logits_CV)
-        return scaled_CV if temperature == 1.0 else scaled_CV.div_(temperature)
+        return None, None, None, *gradients(way, hidden_RH, needed, grad_of)
 
 
 @dataclass(frozen=True)
 class _LogitsGrad:
-    """Turns the scaled logits of one chunk into the gradient of the unscaled ones."""
+    """See `head_chunks.LogitsGrad`."""
 
     head: Head
     targets_C: Tensor
@@ -208,8 +140,10 @@ class _LogitsGrad:
             grad_CV.scatter_add_(1, targets_C[:, None], at_target_C[:, None])
         return grad_CV
 
-    def compiled(self, kernels: LogprobKernels, logits_CV: Tensor) -> Tensor:
+    def compiled(self, logits_CV: Tensor, hidden_CH: Tensor) -> Tensor | None:
         """The same of logits that are not scaled yet, written over them; see `head_kernels`."""
+        if (kernels := head_kernels(self.head, hidden_CH)) is None:
+            return None
         return kernels.logprobs_backward_(
             logits_CV,
             self.temperature,
@@ -227,58 +161,3 @@ def _at_targets(head: Head, shifted_CV: Tensor, targets_C: Tensor) -> Tensor:
         return shifted_CV.gather(1, targets_C[:, None])[:, 0]
     targets_C, has_C = head.vocabulary.places(targets_C)
     return shifted_CV.gather(1, targets_C[:, None])[:, 0].masked_fill_(~has_C, 0.0)
-
-
-def _linear_grads(
-    buffers: _Buffers, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: _LogitsGrad
-) -> list[Tensor | None]:
-    """Gradients of the hidden states [C, H] and of (weight [V, H], bias [V]) where they are needed."""
-    logits_CV = buffers.logits(hidden_CH)
-    if (kernels := head_kernels(buffers.head, hidden_CH)) is not None:
-        grad_CV = narrow_CV = logits_grad.compiled(kernels, logits_CV)
-    else:
-        scaled_CV = buffers.scaled(logits_CV, logits_grad.temperature)
-        grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype))
-        narrow_CV = grad_CV if grad_CV.dtype == logits_CV.dtype else logits_CV.copy_(grad_CV)
-    weight_VH = buffers.head.weight
-    grads = [
-        cpu_linear.input_gradient(narrow_CV, weight_VH) if needed[0] else None,
-        cpu_linear.weight_gradient(narrow_CV, hidden_CH, weight_VH) if needed[1] else None,
-    ]
-    if buffers.head.bias is not None:
-        grads.append(grad_CV.sum(0) if needed[2] else None)
-    return grads
-
-
-def _family_grads(
-    buffers: _Buffers, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: _LogitsGrad
-) -> list[Tensor | None]:
-    """The same through the family's own head, by automatic differentiation of one chunk."""
-    hidden_CH = hidden_CH.detach().requires_grad_(needed[0])
-    with torch.enable_grad():
-        logits_CV = buffers.head.family(hidden_CH)
-    scaled_CV = buffers.scaled(logits_CV.detach(), logits_grad.temperature)
-    grad_CV = logits_grad(scaled_CV, buffers.room("grad", scaled_CV, scaled_CV.dtype)).to(logits_CV.dtype)
-    inputs = [tensor for tensor, need in zip((hidden_CH, *buffers.head.params), needed, strict=True) if need]
-    grads = iter(torch.autograd.grad(logits_CV, inputs, grad_CV))
-    return [next(grads) if need else None for need in needed]
-
-
-def _accumulate(total: Tensor | None, grad: Tensor | None, *, last: bool) -> Tensor | None:
-    """Sum over chunks, in float32 or wider as soon as there are several."""
-    if grad is None:
-        return total
-    if total is not None and fused_rows.takes(grad) and total.dtype == torch.float32:
-        fused_rows.add_widened(total, grad.contiguous())
-        return total
-    if total is not None:
-        return total.add_(grad)
-    return grad if last else grad.to(_wide(grad), copy=True)
-
-
-def _chunks(num_rows: int, rows: int) -> Iterator[slice]:
-    return (slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows))
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
