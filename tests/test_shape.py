@@ -26,6 +26,8 @@ MANY_PARAMETERS, MOST_WIDE = 6, 25
 MOST_METHODS = 12
 WIDE = {
     "ControllersStore": "torch.distributed calls its methods by their names",
+    "LossBatch": "what a loss reads and what it makes of that, each once",
+    "MicroBatchLoss": "the same",
     "Peers": "the collectives and messages along one axis, each once",
 }
 """Classes with more public methods, and why."""

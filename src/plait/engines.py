@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from plait.data.records import Sample
 from plait.data.rows import NO_VALUES, FloatArray, Rows
-from plait.dataflow import CallKind, Column, Node, Score
+from plait.dataflow import Asked, CallKind, Column, Node
 from plait.generation.request import Request
 from plait.policy.migration import AT_ONCE, Bounds, HowToMove
 from plait.policy.step import Key
@@ -196,13 +196,13 @@ class TrainingEngine(Protocol):
     def score(
         self,
         rows: Rows,
-        what: Score,
+        what: Asked,
         *,
         temperature: float | None = None,
         call: str | None = None,
         by: ScoredBy | None = None,
     ) -> Work[FloatArray]:
-        """Log-probs in nats or values, [rows.num_tokens], or scores, [len(rows)].
+        """Log-probs in nats or values, [rows.num_tokens], `Top`, [rows.num_tokens, its width], or scores, [len(rows)].
 
         Args:
             temperature: that log-probs are taken at; None: the sampling temperature.

@@ -13,6 +13,7 @@ from plait.dataflow import (
     Grain,
     Level,
     Score,
+    Top,
     TrainOptions,
     per_batch,
     per_group,
@@ -312,6 +313,28 @@ def calculate_with_a_column(prompts, actor, reward):
     1 - 0.1 * reward.score(actor.generate(prompts))
 
 
+def ask_for_no_tokens(prompts, ref):
+    ref.top_logprobs(actor_samples(prompts, ref), 0)
+
+
+def ask_for_tokens_in_words(prompts, ref):
+    ref.top_logprobs(actor_samples(prompts, ref), "64")
+
+
+def train_with_tokens_alone(prompts, actor):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=loss, advantages=actor.top_logprobs(samples, 4))
+
+
+def train_where_tokens_are(prompts, actor):
+    samples = actor.generate(prompts)
+    actor.train(samples, loss=lambda batch: batch, mask=actor.top_logprobs(samples, 4).ids)
+
+
+def actor_samples(prompts, role):
+    return role.generate(prompts)
+
+
 @pytest.mark.parametrize(
     ("flow", "message"),
     [
@@ -353,6 +376,10 @@ def calculate_with_a_column(prompts, actor, reward):
             r"no column `logprob` \(did you mean `logprobs`\?\); theirs: logprobs, finished, tokens_left, turn; others",
         ),
         (read_an_unknown_column_of_labels, r"no column `label`; theirs: trained, margin; others"),
+        (ask_for_no_tokens, "ref.top_logprobs: k must be at least 1, found 0"),
+        (ask_for_tokens_in_words, "ref.top_logprobs: k must be a whole number, found '64'"),
+        (train_with_tokens_alone, r"not what `top_logprobs` returns \(give its `ids` and its `logprobs`\)"),
+        (train_where_tokens_are, r"mask=…\) takes one number per token, not actor_top_ids\[token × 4\]"),
         (calculate_with_a_column, r"computes with reward_score\[sample\], which has no values .* per_sample"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -408,3 +435,20 @@ def test_what_is_said_of_turns_is_a_column_of_the_call_that_says_it():
     assert scores_alone(score) == {"by_turn": score.outputs[2]}
     assert one.inputs == other.inputs == {"0": score.outputs[1], "1": generate.outputs[3]}
     assert scores_by_turn(flow_of(lambda samples, scores: scores).nodes[1]) is None
+
+
+def test_the_likeliest_tokens_are_two_columns_of_one_call():
+    def flow(prompts, actor, ref):
+        samples = actor.generate(prompts)
+        top, again = ref.top_logprobs(samples, 4), ref.top_logprobs(samples, 8)
+        actor.train(samples, loss=loss, advantages=top.ids, ref_logprobs=top.logprobs)
+        actor.train(samples, loss=loss, advantages=again.ids)
+
+    _, score, again, train, _ = trace(flow, roles=ROLES).nodes
+    assert (score.call, score.asks, score.scoring) == ("ref.top_logprobs", "top_logprobs", Top(4))
+    assert [str(column) for column in score.outputs] == ["ref_top_ids[token × 4]", "ref_top_logprobs[token × 5]"]
+    assert [column.numbers for column in score.outputs] == [4, 5]
+    assert train.inputs == {"advantages": score.outputs[0], "ref_logprobs": score.outputs[1]}
+    assert (again.call, again.scoring) == ("ref.top_logprobs#2", Top(8))
+    assert scores_by_turn(score) is None
+    assert scores_alone(score) == {}

@@ -15,7 +15,7 @@ from plait.algorithms.grpo import GRPOOptions, group_advantages, grpo
 from plait.algorithms.losses import Aggregation
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import Score
+from plait.dataflow import Score, Top
 from plait.errors import RunError
 from plait.training.trainer import Trainer
 from tests.algorithms import oracle
@@ -186,6 +186,11 @@ def test_scoring_equals_the_eager_model(exact_float64):
         trainer = scorer(model, budget, TEMPERATURE)
         _, entropies = run_all(trainer.score(rows, Score.ENTROPIES))
         np.testing.assert_allclose(entropies, -(all_RV.exp() * all_RV).sum(-1), rtol=1e-10, atol=1e-10)
+        values_R3, ids_R3 = all_RV.topk(3)
+        _, top = run_all(trainer.score(rows, Top(3)))
+        np.testing.assert_array_equal(top[:, :3], ids_R3)
+        rest_R = 1 - values_R3.exp().sum(-1, keepdim=True)
+        np.testing.assert_allclose(top[:, 3:], torch.cat([values_R3, rest_R.log()], 1), rtol=1e-10, atol=1e-10)
         done, logprobs = run_all(trainer.score(rows, Score.LOGPROBS))
         np.testing.assert_allclose(logprobs, expected, rtol=1e-10, atol=1e-10)
         assert {record.kind for record in done} == {"SCORE"}

@@ -19,7 +19,7 @@ from torch import Tensor
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level, Score
+from plait.dataflow import Column, Level, Score, Top
 from plait.errors import RunError
 from plait.launch.interface import WorkerContext
 from plait.layout.mesh import Cluster, Layout, Mesh, Parallelism
@@ -149,7 +149,8 @@ def run(
     for step in steps:
         rows = rows_of(case, step)
         if CASES[case][0] == "actor":
-            scored.append(run_all(trainer.score(rows, Score.LOGPROBS))[1])
+            top = run_all(trainer.score(rows, Top(5, among=40)))[1]
+            scored += [top, run_all(trainer.score(rows, Score.LOGPROBS))[1]]
             rows = with_policy_columns(rows, scored[-1])
         else:
             scored.append(run_all(trainer.score(rows, Score.VALUES))[1])

@@ -13,7 +13,7 @@ import pytest
 
 from plait.data.records import FinishReason, Prompt, Reply, Sample
 from plait.data.rows import Rows, sizes_of
-from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, TrainOptions
+from plait.dataflow import CallKind, Column, Grain, Level, Node, Score, Top, TrainOptions
 from plait.layout.mesh import Layout
 from plait.observe.run_log import read_rows
 from plait.recipes.recipe import Recipe
@@ -31,6 +31,7 @@ WEIGHTS, SCORE, MASK = (
     Column(n, lv, 0, i)
     for i, (n, lv) in enumerate([("weights", Level.TOKEN), ("score", Level.SAMPLE), ("mask", Level.TOKEN)])
 )
+PAIR = Column("pair", Level.TOKEN, 0, 3, width=2)
 PROMPT_TOKENS = 24
 """At most, of a prompt of these runs."""
 HEADS = 7 * 8
@@ -51,11 +52,12 @@ def rows_of() -> Rows:
         Sample(one, 0, (7, 8, 9), (-0.7, -0.8, -0.9), "", FinishReason.STOP),
     )
     mask = np.array([1.0, 0, 1, 0, 1, 1, 1, 1, 0])
-    return Rows(samples, {WEIGHTS: np.arange(9.0), SCORE: np.array([0.5, 1.5, 2.5, 3.5]), MASK: mask})
+    pairs = np.arange(18.0).reshape(9, 2)
+    return Rows(samples, {WEIGHTS: np.arange(9.0), SCORE: np.array([0.5, 1.5, 2.5, 3.5]), MASK: mask, PAIR: pairs})
 
 
 def travelled(rows: Rows, share: tuple[int, ...]) -> Rows:
-    columns = [WEIGHTS, SCORE, MASK]
+    columns = [WEIGHTS, SCORE, MASK, PAIR]
     body = Message({}, pack_shares(rows, columns, [share], MASK)[0]).to_bytes()
     return unpack_share(Message.from_bytes(np.frombuffer(body, np.uint8)).arrays, columns, MASK)
 
@@ -75,6 +77,8 @@ def test_of_other_shares_only_the_stub_travels() -> None:
     assert found.columns[WEIGHTS][4:].tolist() == [4, 5, 6, 7, 8]
     assert found.columns[SCORE].tolist()[1::2] == [1.5, 3.5]
     assert np.isnan(found.columns[SCORE][::2]).all()
+    assert np.isnan(found.columns[PAIR][:4]).all()
+    assert found.columns[PAIR][4:].tolist() == rows.columns[PAIR][4:].tolist(), "several numbers of each token"
     assert found.columns[MASK].tolist() == rows.columns[MASK].tolist(), "denominators are those of all rows"
     assert np.isnan(found.sampling_logprobs[:4]).all()
 
@@ -124,6 +128,8 @@ def test_each_rank_gets_its_share_of_a_call() -> None:
     stubs = score[2].arrays[2]
     assert score[2].num_array_bytes == 8 * (4 + 1 + 2 + 2 + 2 + 1) + 2 * HEADS + stubs.nbytes
     assert stubs is score[1].arrays[2]
+    top = ScoreCall("actor", Top(4, among=50), "actor.top_logprobs", rows).messages(parts)
+    assert ScoreCall.of(top[2]).what == Top(4, among=50)
     node = train_node(3, "actor.train", {"advantages": WEIGHTS, "mask": MASK})
     train = TrainCall(LossOver(node, rows), 1).messages(parts)
     flow: Any = SimpleNamespace(nodes={3: node})

@@ -70,6 +70,11 @@ class LossBatch(Protocol):
         """[R], constant: 1.0 where no token is likelier than the one that stands there, else 0.0. For metrics."""
         ...
 
+    def logprobs_at(self, ids_RK: Tensor) -> Tensor:
+        """[R, K + 1], differentiable: log-probs of these K tokens of the vocabulary in the place of each response
+        token, and last that of all others together, so that they are a distribution. The ids may be of any dtype."""
+        ...
+
     @property
     def values(self) -> Tensor:
         """[R], differentiable: a scalar model's value of the state before each response token."""

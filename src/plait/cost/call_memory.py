@@ -24,6 +24,7 @@ from plait.cost.working_memory import (
     is_packed,
     logits_bytes,
     stage_activations,
+    wide_bytes,
 )
 from plait.dataflow import CallKind
 from plait.generation.settings import DRAFT_MODEL_TOKENS
@@ -78,6 +79,7 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     tp = layout.parallelism.tp
     if not model.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
         rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device, tp)))
+        rows.append(("likeliest tokens of each place", wide_bytes(largest_batch(facts, model, mode, layout))))
         if mode == "train" and recipe.lora.rank == 0:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width, tp)))
     return [(what, count) for what, count in rows if count]

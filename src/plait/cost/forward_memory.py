@@ -16,6 +16,7 @@ from plait.cost.working_memory import (
     head_gradient_bytes,
     logits_bytes,
     stage_activations,
+    wide_bytes,
 )
 from plait.cost.workload import Workload
 from plait.layout.mesh import Parallelism
@@ -99,6 +100,6 @@ def forward_memory(
     plain = by_stage(fused_at_worst(workload.device, fused=workload.fused))
     head = 0
     if not scalar:
-        head = logits_bytes(shape, width, workload.device, sizes.tp)
+        head = logits_bytes(shape, width, workload.device, sizes.tp) + wide_bytes(batch)
         head += head_gradient_bytes(shape, width, sizes.tp) if train and workload.lora.rank == 0 else 0
     return ForwardMemory((*activations[:-1], activations[-1] + head), activations, plain)

@@ -28,16 +28,18 @@ class Micro:
     """The average micro-batch: tokens in its row, pairs of a query and a key, rows that pass the head.
 
     near: (window, pairs that are within it), of windows that are shorter than some sample
+    head_forwards: how often a forward passes the head
     """
 
     tokens: float
     pairs: float
     head_rows: float
     near: tuple[tuple[int, float], ...] = ()
+    head_forwards: int = 1
 
     def __truediv__(self, parts: float) -> Micro:
         near = tuple((window, pairs / parts) for window, pairs in self.near)
-        return Micro(self.tokens / parts, self.pairs / parts, self.head_rows / parts, near)
+        return Micro(self.tokens / parts, self.pairs / parts, self.head_rows / parts, near, self.head_forwards)
 
     def seen(self, window: int) -> float:
         """Pairs that a layer of a window computes; 0: it has none."""

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Self
 
 from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.wide_columns import wide_numbers
 from plait.dataflow import CallKind, Dataflow, TrainOptions
 from plait.policy.packing import GroupTokens
 from plait.recipes.recipe import Recipe
@@ -40,11 +41,13 @@ class Cut:
 
     tokens: of each at most
     least, whole_groups: as of `training.micro_batches.split_over`
+    numbers: as of `LargestBatch`
     """
 
     tokens: int
     least: int = 1
     whole_groups: bool = False
+    numbers: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,13 @@ class LargestBatch:
     tokens: of its row
     scores: attention scores of one head
     count: such micro-batches that the share has
+    numbers: of each token, in columns of several numbers per token that the call reads or gives
     """
 
     tokens: int
     scores: int
     count: int = 1
+    numbers: int = 0
 
     @classmethod
     def of(
@@ -92,9 +97,9 @@ class LargestBatch:
             whole = per_prompt if options.whole_groups else 1
             share = share_of(recipe.prompts_per_step * per_prompt, options.mini_batches, dp, whole)
             tokens = recipe.micro_batch_tokens if budget_tokens is None else budget_tokens
-            cut = Cut(tokens, micro_batches_of(pp), options.whole_groups)
+            cut = Cut(tokens, micro_batches_of(pp), options.whole_groups, wide_numbers(node))
             batches.append(cls.of_share(share, per_prompt, of_rows, cut))
-        return max(batches, key=lambda batch: (batch.tokens, batch.scores))
+        return max(batches, key=lambda batch: (batch.tokens, batch.scores, batch.numbers))
 
     @classmethod
     def of_share(cls, share: int, per_prompt: int, lengths: SampleLengths, cut: Cut) -> Self:
@@ -106,7 +111,7 @@ class LargestBatch:
             lengths: of which the longest count.
         """
         if lengths.groups:
-            return cls._of_given(-(-share // per_prompt), lengths, cut)
+            return replace(cls._of_given(-(-share // per_prompt), lengths, cut), numbers=cut.numbers)
         prompts, response = lengths.prompts, lengths.responses.longest
         per_prompt, prompt, room = min(per_prompt, share), prompts.longest - prompts.root, cut.tokens - prompts.root
         if cut.whole_groups:
@@ -122,7 +127,7 @@ class LargestBatch:
             each = max(1, min(each, (room - prompt) // response))
         groups = max(1, min(groups, fitting))
         alike = cls.of_groups(groups, each, prompts.longest, response, -(-share // (groups * each)), prompts.root)
-        return alike._filled(prompts.root + min(room, asked), prompts.root)
+        return replace(alike._filled(prompts.root + min(room, asked), prompts.root), numbers=cut.numbers)
 
     @classmethod
     def of_groups(

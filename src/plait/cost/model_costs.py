@@ -23,6 +23,7 @@ from plait.cost.role_memory import RoleMemory
 from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
+from plait.cost.wide_columns import head_forwards, numbers_read, numbers_scored, wide_numbers
 from plait.cost.working_memory import Amount, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
@@ -192,7 +193,7 @@ class ModelCosts:
         copies = self._copies(str(node.role), layout)
         terms = max((copy.scoring(micro, count) for copy in copies), key=total)
         whole_s = total(terms)
-        sent = scored_bytes(self._lengths[node.id], samples)
+        sent = scored_bytes(self._lengths[node.id], samples, numbers_scored(node))
         terms |= rows_traffic(self.cluster, layout, sent, copies=layout.parallelism.tp * layout.parallelism.pp)
         num_bytes = passes.received_bytes(micro) * count * layout.parallelism.dp
         in_parts_s = 0.0
@@ -222,7 +223,7 @@ class ModelCosts:
         update, update_bytes = optimizer_step(passes, self._memory.trained_elements(role, sizes), sums)
         steps = mini_batches * options.epochs
         terms = scaled(added(step, update), steps)
-        sent = trained_bytes(self._lengths[node.id], samples, len(node.inputs))
+        sent = trained_bytes(self._lengths[node.id], samples, numbers_read(node))
         terms |= rows_traffic(self.cluster, layout, sent, copies=sizes.tp * sizes.pp)
         moved = passes.received_bytes(micro) * count * sizes.dp * (2 + again)
         memory = self._forward_memory(node, layout, budget, schedule)
@@ -256,8 +257,8 @@ class ModelCosts:
         if not count:
             count = max(least, min(ceil(prompts) if whole else share, ceil(tokens / max(1, budget - p.root))))
         near = lengths.near_pairs(self.shapes[str(node.role)].windows, prompts, share, count)
-        tokens += count * p.root
-        return Micro(tokens, lengths.pairs(prompts, share, count), share * r.mean, near) / count, count
+        pairs, heads = lengths.pairs(prompts, share, count), head_forwards(node)
+        return Micro(tokens + count * p.root, pairs, share * r.mean, near, heads) / count, count
 
     def _least(self, sizes: Parallelism) -> int:
         """Micro-batches that are wanted."""
@@ -270,7 +271,7 @@ class ModelCosts:
         workload, sizes, samples = self.workload, layout.parallelism, self._samples[node.id]
         options = TrainOptions() if schedule is None else node.training
         share = share_of(samples.count, 1, sizes.dp) if schedule is None else self._share(node, sizes.dp)
-        cut = Cut(budget, self._least(sizes), options.whole_groups)
+        cut = Cut(budget, self._least(sizes), options.whole_groups, wide_numbers(node))
         batch = LargestBatch.of_share(share, samples.per_prompt, self._lengths[node.id], cut)
         role = str(node.role)
         return forward_memory(workload, self.shapes[role], sizes, batch, schedule, scalar=role in SCALAR_ROLES)

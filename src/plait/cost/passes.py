@@ -64,7 +64,8 @@ class Passes:
         terms = _of_layers(zip(self._counts[stage], layers, strict=True))
         if stage == self.times.layout.parallelism.pp - 1:
             times = self.of_stage(stage)
-            terms["head"] = times.head(micro.head_rows, passes=times.passes(backward))
+            seconds = times.head(micro.head_rows, passes=times.passes(backward))
+            terms["head"] = seconds if backward else micro.head_forwards * seconds
         return terms
 
     def _by_stage(self, of_stage: Callable[[int], Terms]) -> list[Terms]:

@@ -20,14 +20,14 @@ def generated_bytes(lengths: SampleLengths, samples: Samples) -> float:
     return ITEM_BYTES * (samples.prompts * lengths.prompts.mean + 2 * samples.count * lengths.responses.mean)
 
 
-def scored_bytes(lengths: SampleLengths, samples: Samples) -> float:
-    """What scoring sends of all samples: ids there, a number for each token of a response back."""
-    return ITEM_BYTES * samples.count * (lengths.prompts.mean + 2 * lengths.responses.mean)
+def scored_bytes(lengths: SampleLengths, samples: Samples, numbers: int) -> float:
+    """What scoring sends of all samples: ids there, so many numbers for each token of a response back."""
+    return ITEM_BYTES * samples.count * (lengths.prompts.mean + (1 + numbers) * lengths.responses.mean)
 
 
-def trained_bytes(lengths: SampleLengths, samples: Samples, columns: int) -> float:
-    """What training is sent of all samples: ids, log-probs and so many columns of the responses."""
-    return ITEM_BYTES * samples.count * (lengths.prompts.mean + (2 + columns) * lengths.responses.mean)
+def trained_bytes(lengths: SampleLengths, samples: Samples, numbers: int) -> float:
+    """What training is sent of all samples: ids, log-probs and so many further numbers for each token of a response."""
+    return ITEM_BYTES * samples.count * (lengths.prompts.mean + (2 + numbers) * lengths.responses.mean)
 
 
 def rows_traffic(cluster: ClusterSpec, layout: Layout, num_bytes: float, *, copies: int) -> Terms:

@@ -185,6 +185,16 @@ def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
     return -(-shape.vocabulary // tp) * shape.hidden * (4 + 2 * width)
 
 
+WIDE_NUMBER_BYTES = 40
+"""What a number of a column of several per token takes on a device: itself, as it is read or sent, and what a loss
+keeps, for its backward, of the log-probs that belong to it. A divergence from a mixture keeps most, eight tensors."""
+
+
+def wide_bytes(batch: LargestBatch) -> int:
+    """What the numbers of columns of several per token take, where the head is."""
+    return WIDE_NUMBER_BYTES * batch.numbers * batch.tokens
+
+
 def is_fused(recipe: Recipe) -> bool:
     """Whether kernels compute norms and gates, where the family's are of the common form: `kernels.fused_rows` on a
     CPU, on a GPU those of liger-kernel, which is taken to be installed there."""

@@ -1,7 +1,7 @@
 """Rows: samples and the columns over them, on the controller's side (NumPy float64), and COMPUTE nodes run on them.
 
 Shapes: N samples, R response tokens of all of them together, in sample order. A SAMPLE column is [N]; a TOKEN column
-is flat, [R], and `offsets` say where each sample's part begins. No padding.
+is flat, [R] or [R, its width], and `offsets` say where each sample's part begins. No padding.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class Rows:
         ids = {(sample.prompt.uid, sample.index) for sample in self.samples}
         assert len(ids) == len(self.samples), "two rows hold the same sample"
         for column, values in self.columns.items():
-            assert values.shape == self.shape_of(column.level), (
-                f"column {column}: expected shape {self.shape_of(column.level)}, found {values.shape}"
-            )
+            expected = self.shape_of(column.level, column.width)
+            assert values.shape == expected, f"column {column}: expected shape {expected}, found {values.shape}"
             assert values.dtype == np.float64, f"column {column}: expected float64, found {values.dtype}"
 
     def __len__(self) -> int:
@@ -77,9 +76,10 @@ class Rows:
         assert len(flat) == self.num_tokens, "a sample has not one log-prob per response token"
         return np.array(flat, dtype=np.float64)
 
-    def shape_of(self, level: Level) -> tuple[int, ...]:
+    def shape_of(self, level: Level, width: int | None = None) -> tuple[int, ...]:
         assert level is not Level.BATCH, "a value for the whole batch is no column of rows"
-        return (len(self),) if level is Level.SAMPLE else (self.num_tokens,)
+        places = len(self) if level is Level.SAMPLE else self.num_tokens
+        return (places,) if width is None else (places, width)
 
     def with_column(self, column: Column, values: ArrayLike) -> Rows:
         """The same rows with one column more, cast to float64."""

@@ -7,13 +7,14 @@ Imports `metric_names`, `user_code` and `errors`; no torch.
 from plait.dataflow.call_name import CallName
 from plait.dataflow.graph import CallKind, Column, Dataflow, Grain, Level, Node
 from plait.dataflow.handles import LABELLED, MISMATCHED, Generated, Given, Labelled, Prompts, Samples
-from plait.dataflow.options import GenerateOptions, Resample, Score, TrainOptions
+from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, Top, TrainOptions
 from plait.dataflow.role import Role
 from plait.dataflow.trace import carried, per_batch, per_group, per_sample, trace
 
 __all__ = [
     "LABELLED",
     "MISMATCHED",
+    "Asked",
     "CallKind",
     "CallName",
     "Column",
@@ -30,6 +31,7 @@ __all__ = [
     "Role",
     "Samples",
     "Score",
+    "Top",
     "TrainOptions",
     "carried",
     "per_batch",

@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from plait.dataflow.options import (
+    Asked,
     BecomesOptions,
     CarriedOptions,
     ComputeOptions,
     GenerateOptions,
     Options,
-    Score,
     ScoreOptions,
     TrainOptions,
 )
@@ -53,7 +53,7 @@ class Level(StrEnum):
 
     SAMPLE = "sample"
     TOKEN = "token"
-    """One number per response token."""
+    """One number per response token, or as many as the column is wide."""
     BATCH = "batch"
     """One number, or an array of a fixed shape, for the whole batch."""
 
@@ -67,9 +67,16 @@ class Column:
     level: Level
     producer: int
     rows: int
+    width: int | None = None
+    """Numbers per response token, in a row of an array; None: one, without an array."""
 
     def __str__(self) -> str:
-        return f"{self.name}[{self.level}]"
+        return f"{self.name}[{self.level}{'' if self.width is None else f' × {self.width}'}]"
+
+    @property
+    def numbers(self) -> int:
+        """Of a token, or of what else there is a number for."""
+        return 1 if self.width is None else self.width
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class Node:
         return isinstance(self.options, GenerateOptions) and self.options.greedy
 
     @property
-    def scoring(self) -> Score:
+    def scoring(self) -> Asked:
         """What a SCORE node asks its role for."""
         assert isinstance(self.options, ScoreOptions), f"{self.call} is no SCORE node"
         return self.options.what
@@ -161,7 +168,7 @@ class Node:
 
     @property
     def asks(self) -> str:
-        """What a call asks of its role: `generate`, `train`, or one of `Score`."""
+        """What a call asks of its role: `generate`, `train`, or the name of what it scores by."""
         return (self.scoring if self.kind is CallKind.SCORE else self.kind).value
 
 
@@ -172,7 +179,8 @@ def scores_alone(node: Node) -> dict[str, Column]:
 
 def scores_by_turn(node: Node) -> Column | None:
     """The column of what a SCORE node gives each turn; None: the flow does not ask for it."""
-    return next((column for column in node.outputs[1:] if column.level is Level.TOKEN), None)
+    further = (column for column in node.outputs[1:] if column.level is Level.TOKEN)
+    return next((column for column in further if column.width is None), None)
 
 
 @dataclass(frozen=True)

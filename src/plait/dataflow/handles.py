@@ -110,6 +110,16 @@ class Scores(ColumnHandle):
         return ColumnHandle(self._tracer, self._tracer.add_output(self.column.producer, name, level))
 
 
+@dataclass(frozen=True, eq=False)
+class TopLogprobs:
+    """Handles of the k likeliest tokens in the place of each response token, as a role has them."""
+
+    ids: ColumnHandle
+    """Their token ids, k for each token: the likeliest first, and of equally likely ones the lowest id."""
+    logprobs: ColumnHandle
+    """Their log-probs and last that of all other tokens together, k + 1 for each token: a distribution."""
+
+
 class Samples:
     """Handle of samples: generated, or given by the data set."""
 
@@ -236,7 +246,8 @@ def column_of(handle: Any, rows: int | None, call: str) -> Column:
 
 
 def describe(value: Any) -> str:
-    names = ((Prompts, "prompts"), (Samples, "samples"), (ColumnHandle, "a column"))
+    of_top = "what `top_logprobs` returns (give its `ids` and its `logprobs`)"
+    names = ((Prompts, "prompts"), (Samples, "samples"), (ColumnHandle, "a column"), (TopLogprobs, of_top))
     return next((name for cls, name in names if isinstance(value, cls)), f"a {type(value).__name__}")
 
 

@@ -25,7 +25,7 @@ class Resample:
 
 
 class Score(StrEnum):
-    """What a SCORE call asks of a role."""
+    """What a SCORE call asks of a role: one number for a token, or for a sample."""
 
     LOGPROBS = "logprobs"
     """Log-probs of the response tokens, by a language model."""
@@ -35,6 +35,37 @@ class Score(StrEnum):
     """Values of the states before the response tokens, by a scalar model."""
     SCORE = "score"
     """One number per sample, of a scalar model or of reward functions."""
+
+
+@dataclass(frozen=True)
+class Top:
+    """What a SCORE call asks of a language model: the likeliest tokens in the place of each response token, with their
+    log-probs and that of all others together."""
+
+    count: int
+    """How many tokens, K."""
+    among: int | None = None
+    """They are chosen from the first so many token ids; None: all that the model has."""
+
+    value = "top_logprobs"
+    """Its name, as that of a member of `Score`."""
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token: ids, their log-probs, and that of the rest."""
+        return 2 * self.count + 1
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with it, for a message; None: nothing."""
+        return _counts({"k": self.count}, least=1)
+
+
+Asked = Score | Top
+"""What a SCORE call asks."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +93,7 @@ class GenerateOptions:
 class ScoreOptions:
     """What a SCORE call scores by."""
 
-    what: Score
+    what: Asked
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from plait.dataflow.handles import (
     Prompts,
     Samples,
     Scores,
+    TopLogprobs,
     column_of,
     describe,
     nearest,
     rows_of,
     unfit_partial,
 )
-from plait.dataflow.options import GenerateOptions, Resample, Score, ScoreOptions, TrainOptions
+from plait.dataflow.options import Asked, GenerateOptions, Resample, Score, ScoreOptions, Top, TrainOptions
 from plait.dataflow.tracer import Tracer
 from plait.errors import FlowError
 from plait.user_code import title_of
@@ -83,6 +84,19 @@ class Role:
         sampling temperature. A forward of its own, as `logprobs`."""
         return self._score(samples, Score.ENTROPIES, Level.TOKEN)
 
+    def top_logprobs(self, samples: Samples, k: int) -> TopLogprobs:
+        """The `k` likeliest tokens in the place of each response token under this role's current weights, and their
+        log-probs, at the sampling temperature: what a teacher says of a sample beside its token. A forward of its own.
+
+        Raises:
+            FlowError: `k` is no whole number above 0. (A run checks that the models have so many tokens.)
+        """
+        what, name = Top(k), f"{self.name}_top"
+        if (problem := what.problem) is not None:
+            raise FlowError(f"{self.name}.{what}: {problem}")
+        outputs = ((f"{name}_ids", Level.TOKEN, k), (f"{name}_logprobs", Level.TOKEN, k + 1))
+        return TopLogprobs(*self._scored(samples, what, outputs))
+
     def values(self, samples: Samples) -> ColumnHandle:
         """A critic's value of the state before each response token."""
         return self._score(samples, Score.VALUES, Level.TOKEN)
@@ -93,6 +107,11 @@ class Role:
         return Scores(handle._tracer, handle.column)
 
     def _score(self, samples: Samples, what: Score, level: Level) -> ColumnHandle:
+        return self._scored(samples, what, ((f"{self.name}_{what}", level),))[0]
+
+    def _scored(
+        self, samples: Samples, what: Asked, outputs: tuple[tuple[str, Level] | tuple[str, Level, int], ...]
+    ) -> list[ColumnHandle]:
         rows = rows_of(samples, f"{self.name}.{what}")
         node = self._tracer.add(
             f"{self.name}.{what}",
@@ -100,10 +119,10 @@ class Role:
             Grain.SAMPLE,
             role=self.name,
             rows=rows,
-            outputs=((f"{self.name}_{what}", level),),
+            outputs=outputs,
             options=ScoreOptions(what),
         )
-        return ColumnHandle(self._tracer, node.outputs[0])
+        return [ColumnHandle(self._tracer, column) for column in node.outputs]
 
     def train(
         self,
@@ -144,7 +163,7 @@ class Role:
         for name, handle, level in ((KEEP, keep, Level.SAMPLE), (MASK, mask, Level.TOKEN)):
             if handle is not None:
                 given[name] = column_of(handle, rows, f"{call}({name}=…)")
-                if given[name].level is not level:
+                if given[name].level is not level or given[name].width is not None:
                     raise FlowError(f"{call}({name}=…) takes one number per {level}, not {given[name]}")
         self._tracer.add(
             call,
@@ -158,7 +177,7 @@ class Role:
         )
 
 
-_CALLS = ("generate", "logprobs", "entropies", "values", "score", "train")
+_CALLS = ("generate", "logprobs", "entropies", "top_logprobs", "values", "score", "train")
 
 
 def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -> None:

@@ -34,11 +34,14 @@ class Tracer:
         role: str | None = None,
         rows: int | None = None,
         inputs: dict[str, Column] | None = None,
-        outputs: tuple[tuple[str, Level], ...] = (),
+        outputs: tuple[tuple[str, Level] | tuple[str, Level, int], ...] = (),
         fn: Callable[..., Any] | None = None,
         options: Options | None = None,
     ) -> Node:
         """
+        Args:
+            outputs: name and level of each column, and numbers per token where these are several.
+
         Raises:
             FlowError: the options are wrong, or the flow makes too many calls.
         """
@@ -52,7 +55,7 @@ class Tracer:
         used = {node.call for node in self.nodes}
         node_id = len(self.nodes)
         rows = node_id if rows is None else rows
-        columns = tuple(Column(name, level, node_id, rows) for name, level in outputs)
+        columns = tuple(Column(name, level, node_id, rows, *width) for name, level, *width in outputs)
         node = Node(node_id, numbered(call, used), kind, grain, role, rows, inputs or {}, columns, fn, options)
         self.nodes.append(node)
         return node

@@ -19,6 +19,7 @@ from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
 from plait.models.compute.float64 import kept_float64
 from plait.models.compute.logprobs import chunked_logprobs
+from plait.models.compute.logprobs_at import chunked_logprobs_at
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head, head_of_part
 from plait.models.outputs import Outputs, Said
@@ -30,7 +31,7 @@ class LanguageModel(BackboneModel):
     """See the top of the file."""
 
     kind: ClassVar[str] = "a language model"
-    says: ClassVar[tuple[Said, ...]] = (Said.LOGPROBS, Said.ENTROPIES)
+    says: ClassVar[tuple[Said, ...]] = (Said.LOGPROBS, Said.ENTROPIES, Said.TOP_LOGPROBS)
     peft_task: ClassVar[str] = "CAUSAL_LM"
 
     head: Head
@@ -49,11 +50,8 @@ class LanguageModel(BackboneModel):
     def logprobs(
         self, batch: PackedBatch, temperature: float, *, checkpoint: bool = False, chunk_rows: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`logprobs_of` a batch on the model's device, by a model in one stage: log-probs [R] and entropies [R].
-
-        Args:
-            checkpoint: see `hidden`.
-        """
+        """`logprobs_of` a batch on the model's device, by a model in one stage: log-probs [R] and entropies [R]. For
+        `checkpoint` see `hidden`."""
         return self.logprobs_of(self.stage(batch, checkpoint=checkpoint), batch, temperature, chunk_rows)
 
     def logprobs_of(
@@ -82,7 +80,9 @@ class LanguageModel(BackboneModel):
     def outputs(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
         """`logprobs_of` the hidden states of the last stage, and which targets are likeliest, each [R]."""
         likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
-        return Outputs(*self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R), likeliest_R)
+        at = lambda ids_RK: chunked_logprobs_at(self.head, hidden_TH[batch.predict_R], ids_RK, temperature)
+        numbers = self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R)
+        return Outputs(*numbers, likeliest_R, logprobs_at=at)
 
     def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:
         """What the head makes of hidden states [T, H], one row for each place that it reads: logits [T, V]."""

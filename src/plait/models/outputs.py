@@ -1,10 +1,12 @@
 """What a model says of one micro-batch.
 
-Shapes: T tokens of a packed row, H hidden size, R response tokens, N samples, in row order.
+Shapes: T tokens of a packed row, H hidden size, R response tokens, N samples, in row order; K tokens of the vocabulary
+at each place, J = K + 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,11 +21,13 @@ class Said(StrEnum):
     ENTROPIES = "entropies"
     VALUES = "values"
     SCORES = "scores"
+    TOP_LOGPROBS = "top_logprobs"
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model computed for one micro-batch: a language model the first three, a scalar model the last two."""
+    """What a model computed for one micro-batch: a scalar model values and scores, a language model the rest, of which
+    a call that scores by its likeliest tokens gets these alone."""
 
     logprobs_R: Tensor | None = None
     entropies_R: Tensor | None = None
@@ -31,6 +35,11 @@ class Outputs:
     """bool: whether no token is likelier than the one that stands there."""
     values_R: Tensor | None = None
     scores_N: Tensor | None = None
+    logprobs_at: Callable[[Tensor], Tensor] | None = None
+    """Computes of int64 ids [R, K] the log-probs [R, J] of these tokens, and last of all others together;
+    differentiable."""
+    top: Tensor | None = None
+    """[R, K + J]: ids of the likeliest tokens, and what `logprobs_at` gives of these."""
 
     @property
     def per_token(self) -> Tensor:

@@ -17,8 +17,8 @@ from plait.schedule.needs import needs_of
 from plait.settings import Settings
 
 _CALLS = {
-    "actor": {"generate", "logprobs", "entropies", "train"},
-    "ref": {"generate", "logprobs", "entropies"},
+    "actor": {"generate", "logprobs", "entropies", "top_logprobs", "train"},
+    "ref": {"generate", "logprobs", "entropies", "top_logprobs"},
     "critic": {"values", "score", "train"},
     "cost_critic": {"values", "score", "train"},
     "reward": {"score", "train"},

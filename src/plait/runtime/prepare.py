@@ -32,6 +32,7 @@ from plait.recipes.flow_checks import checked_flow, said_of_unread_options
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
+from plait.recipes.token_checks import among_known
 from plait.rewards.functions import RewardFunction, functions_of, reward_functions
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
@@ -210,6 +211,7 @@ def outline(
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
+    dataflow = among_known(dataflow, recipe, models, shapes)
     drafts = recipe.sampling.draft_model
     if generates:
         shape, device = shapes[recipe.model], recipe.device

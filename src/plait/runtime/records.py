@@ -146,8 +146,8 @@ def value_of(metrics: Mapping[str, float]) -> float:
 
 def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
     """One record per sample: text, the columns of its row of the data, tokens, log-probs, every column of the flow
-    (rewards, advantages …) by name, a second one of a name as `NAME#2`, what each reward function gave it, and what
-    they logged.
+    (rewards, advantages …) by name but for those of several numbers per token, a second one of a name as `NAME#2`, what
+    each reward function gave it, and what they logged.
 
     Samples that lost their reward stand there too, without columns. `token_versions` says of each token which weights
     gave it, where they changed on the way; `turns` and `replies` what was said in several turns. A flow of several
@@ -177,8 +177,8 @@ def sample_rows(flow: Dataflow, state: StepState) -> Iterator[dict[str, Any]]:
             if position is not None:
                 start, stop = rows.offsets[position], rows.offsets[position + 1]
                 for column, values in rows.columns.items():
-                    if column.producer == table:
-                        continue  # what generation itself said of the sample, recorded above
+                    if column.producer == table or column.width is not None:
+                        continue  # what generation itself said of the sample, recorded above; many numbers per token
                     value = values[position] if column.level is Level.SAMPLE else values[start:stop].tolist()
                     name = numbered(column.name, record)
                     record[name] = float(value) if column.level is Level.SAMPLE else value

@@ -135,7 +135,7 @@ def by_function(groups: Sequence[GroupScores]) -> dict[str, list[float]]:
 def watched(prepared: Prepared) -> tuple[Watched, ...]:
     """The numbers of a step that a person watches."""
     flow = prepared.flow
-    if flow.main_rows.kind is CallKind.GENERATE:
+    if flow.main_rows.kind is CallKind.GENERATE and "reward" in flow.roles:
         return ROLLOUTS
     role = main_role(prepared.models).role
     match flow.main_rows.call:

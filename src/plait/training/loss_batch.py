@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from plait.models.outputs import Outputs
 from plait.training.sequence_sums import PerSequence, SequenceSum, sums_of
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
+
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Responses:
 class MicroBatchLoss:
     """The `LossBatch` that `Trainer.train` hands to a loss.
 
-    A language model has `logprobs`, `entropies` and `likeliest`, a scalar model `values` and `scores`; reading what the
-    role's model does not have raises a RunError.
+    A language model has `logprobs`, `entropies`, `likeliest` and `logprobs_at`, a scalar model `values` and `scores`;
+    reading what the role's model does not have raises a RunError.
 
     Args:
         outputs: of the model, for these responses.
@@ -101,6 +103,19 @@ class MicroBatchLoss:
         """[R], constant, of the dtype of the log-probs: 1.0 where no token is likelier than the one that stands there,
         else 0.0."""
         return self._present(self._outputs.likeliest_R, "likeliest").to(self.mask.dtype)
+
+    def logprobs_at(self, ids_RK: Tensor) -> Tensor:
+        """[R, K + 1], differentiable: log-probs of these tokens under the trained weights, at the sampling temperature,
+        and last that of all other tokens together, -43 where that is nothing. Passes the head once more. The ids may be
+        of any dtype.
+
+        Raises:
+            RunError: `ids_RK` is not [R, K].
+        """
+        at = self._present(self._outputs.logprobs_at, "logprobs_at")
+        shape = torch.Size((len(self.mask), *getattr(ids_RK, "shape", ())[-1:]))
+        _check(ids_RK, shape, "batch.logprobs_at: expected ids [R, K]")
+        return at(ids_RK.to(torch.int64))
 
     @property
     def values(self) -> Tensor:
@@ -230,12 +245,12 @@ class MicroBatchLoss:
         """0 where the mask is 0, whatever stands there: a product would keep NaN."""
         return values_R if self._kept_R is None else values_R.where(self._kept_R, 0)
 
-    def _present(self, output: Tensor | None, name: str) -> Tensor:
+    def _present(self, output: Output | None, name: str) -> Output:
         if output is None:
             kind, has = (
                 ("a scalar model", "`values` and `scores`")
                 if self._outputs.logprobs_R is None
-                else ("a language model", "`logprobs`, `entropies` and `likeliest`")
+                else ("a language model", "`logprobs`, `entropies`, `likeliest` and `logprobs_at`")
             )
             raise RunError(f"batch.{name}: role `{self._role}` is {kind}, whose batches have {has}")
         return output
@@ -278,7 +293,7 @@ def loss_share(
         raise RunError(f"{expected}, found one of shape {tuple(share.shape)} and dtype {share.dtype}")
     if needs_gradient and not share.requires_grad:
         raise RunError(
-            f"the loss `{title}` has no gradient: it depends neither on batch.logprobs or batch.entropies (a language "
-            "model) nor on batch.values or batch.scores (a scalar model)"
+            f"the loss `{title}` has no gradient: it depends neither on batch.logprobs, batch.entropies or "
+            "batch.logprobs_at (a language model) nor on batch.values or batch.scores (a scalar model)"
         )
     return share

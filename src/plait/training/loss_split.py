@@ -13,6 +13,7 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -88,7 +89,7 @@ def _gradient(batch: MiniBatch, members: Sequence[int], is_scalar: bool) -> Tens
     if is_scalar:
         outputs = Outputs(values_R=first, scores_N=leaves[1][list(members)])
     else:
-        outputs = Outputs(first, leaves[1][places], (numbers_R % 3 == 0)[places])
+        outputs = Outputs(first, leaves[1][places], (numbers_R % 3 == 0)[places], logprobs_at=partial(_spread, first))
     share = batch.share(MicroBatch(tuple((i,) for i in members), 0), outputs, needs_gradient=True)
     gradients = torch.autograd.grad(share, leaves, allow_unused=True)
     pairs = zip(leaves, gradients, strict=True)
@@ -112,9 +113,16 @@ def _with_columns_made_up(rows: Rows, call: LossCall) -> Rows:
     """Other numbers in the columns that the loss gets, none of them 0."""
     for column in call.columns.values():
         if column.level is not Level.BATCH:
-            numbers: FloatArray = np.arange(len(rows.columns[column]), dtype=np.float64)
+            shape = rows.columns[column].shape
+            numbers: FloatArray = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
             rows = rows.with_column(column, 0.3 + np.sin(1.1 * numbers))
     return rows
+
+
+def _spread(numbers_R: Tensor, ids_RK: Tensor) -> Tensor:
+    """Log-probs [R, K + 1] of a distribution that follows from these numbers, whichever tokens it is of."""
+    outcomes_J = torch.arange(ids_RK.shape[1] + 1, dtype=numbers_R.dtype)
+    return (numbers_R[:, None] * torch.cos(0.7 * outcomes_J)).log_softmax(-1)
 
 
 @contextlib.contextmanager

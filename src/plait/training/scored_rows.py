@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.data.across import read
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Level, Score
+from plait.dataflow import Asked, Level, Score, Top
 from plait.errors import RunError
 from plait.models.model import Model
 from plait.models.outputs import Outputs, Said
@@ -25,6 +25,8 @@ class ScoredOutput:
     level: Level
     """What there is a number for: a response token, or a sample."""
     pick: Callable[[Outputs], Tensor | None]
+    top: Top | None = None
+    """The likeliest tokens that are asked for; None: one number of each token or sample is."""
 
     def require(self, model: Model, role: str, call: str) -> None:
         """Raises RunError where a model of this kind has no such output."""
@@ -32,12 +34,19 @@ class ScoredOutput:
             raise RunError(f"{call}: role `{role}` is {model.kind}, which has {' and '.join(model.says)}")
 
 
-OUTPUTS = {
+_OUTPUTS = {
     Score.LOGPROBS: ScoredOutput(Said.LOGPROBS, Level.TOKEN, lambda outputs: outputs.logprobs_R),
     Score.ENTROPIES: ScoredOutput(Said.ENTROPIES, Level.TOKEN, lambda outputs: outputs.entropies_R),
     Score.VALUES: ScoredOutput(Said.VALUES, Level.TOKEN, lambda outputs: outputs.values_R),
     Score.SCORE: ScoredOutput(Said.SCORES, Level.SAMPLE, lambda outputs: outputs.scores_N),
 }
+
+
+def output_of(what: Asked) -> ScoredOutput:
+    """The output that a SCORE call asks for."""
+    if isinstance(what, Top):
+        return ScoredOutput(Said.TOP_LOGPROBS, Level.TOKEN, lambda outputs: outputs.top, what)
+    return _OUTPUTS[what]
 
 
 class ScoredRows:
@@ -50,25 +59,31 @@ class ScoredRows:
     def __init__(self, rows: Rows, output: ScoredOutput, num_micros: int) -> None:
         self._rows = rows
         self._taken: list[tuple[MicroBatch, Tensor]] = []
-        self._num_micros = num_micros
+        self._left = num_micros
         self._output = output
         self._order = rows.order
-        self.values: FloatArray = np.zeros(rows.shape_of(output.level))
-        """[rows.num_tokens] or [len(rows)] float64, on the host; 0 until the last micro-batch has come, and for rows
-        that none of them had."""
+        width = None if output.top is None else output.top.width
+        self.values: FloatArray = np.zeros(rows.shape_of(output.level, width))
+        """[rows.num_tokens], [rows.num_tokens, width] or [len(rows)] float64, on the host; 0 until the last micro-batch
+        has come, and for rows that none of them had."""
 
     def take(self, micro: MicroBatch, outputs: Outputs) -> None:
         """Keep what the model said of a micro-batch, whose samples are counted in the order of `Rows.ordered`. It stays
         on the device: the host goes on to the next one while this one is computed. With the last one all are read, so
-        that its action has the wait for the device."""
+        that its action has the wait for the device; of many numbers per token the ones before with each, as they would
+        fill the device."""
         scores = self._output.pick(outputs)
         assert scores is not None, f"the model has no {self._output.name}"
+        self._left -= 1
+        if self._output.top is not None:
+            self._read()
         self._taken.append((micro, scores))
-        if len(self._taken) == self._num_micros:
+        if not self._left:
             self._read()
 
     def _read(self) -> None:
-        for (micro, _), numbers in zip(self._taken, read([scores for _, scores in self._taken]), strict=True):
+        taken, self._taken = self._taken, []
+        for (micro, _), numbers in zip(taken, read([scores for _, scores in taken]), strict=True):
             positions = [self._order[i] for i in micro.samples]
             places = positions if self._output.level is Level.SAMPLE else self._rows.token_places(positions)
             self.values[places] = numbers

@@ -1,6 +1,6 @@
 """One rank's stage of a pipeline: forward and backward of each micro-batch through its part of the model.
 
-Shapes: T tokens of a packed row, H hidden size.
+Shapes: T tokens of a packed row, H hidden size, R response tokens, K tokens of the vocabulary at each place, J = K + 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from torch import Tensor
 from plait.data.packed import PackedBatch, pack
 from plait.data.records import ranges_of
 from plait.data.rows import Rows
+from plait.dataflow import Top
 from plait.errors import RunError
+from plait.models.compute.logprobs_at import chunked_top_logprobs
+from plait.models.language_model import LanguageModel
 from plait.models.model import Model
 from plait.models.outputs import Outputs
 from plait.models.parallel.team import Team
@@ -75,6 +78,7 @@ class ScoringStage:
 
     Args:
         take: is told the outputs, on the last stage alone.
+        top: the likeliest tokens are all that is asked for; None: the model says what it has to say.
     """
 
     part: ModelPart
@@ -82,6 +86,7 @@ class ScoringStage:
     micros: Sequence[MicroBatch]
     temperature: float
     take: Take
+    top: Top | None = None
 
     def tokens(self, index: int) -> int:
         return self.micros[index].num_tokens
@@ -98,7 +103,11 @@ class ScoringStage:
         hidden_TH = self.part.hidden(batch, inputs)
         if not self.part.team.is_last_stage:
             return hidden_TH
-        self.take(micro, self.part.model.outputs(hidden_TH, batch, self.temperature))
+        model = self.part.model
+        if self.top is None:
+            self.take(micro, model.outputs(hidden_TH, batch, self.temperature))
+        else:
+            self.take(micro, _top_outputs(model, hidden_TH, batch, self.temperature, self.top))
         return None
 
     def backward(self, index: int, gradient: Tensor | None) -> Tensor | None:
@@ -164,3 +173,12 @@ class TrainingStage:
     @property
     def is_finished(self) -> bool:
         return len(self.finished) == len(self.micros)
+
+
+def _top_outputs(model: Model, hidden_TH: Tensor, batch: PackedBatch, temperature: float, top: Top) -> Outputs:
+    """The likeliest tokens in the place of each response token, and nothing else, from the hidden states of the last
+    stage [T, H]."""
+    assert isinstance(model, LanguageModel), "a scalar model has no tokens"
+    hidden_RH = hidden_TH[batch.predict_R]
+    ids_RK, logprobs_RJ = chunked_top_logprobs(model.head, hidden_RH, top.count, temperature, among=top.among)
+    return Outputs(top=torch.cat([ids_RK.to(logprobs_RJ.dtype), logprobs_RJ], dim=1))

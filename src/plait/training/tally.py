@@ -25,6 +25,9 @@ from plait.policy.packing import MicroBatch
 from plait.training.mini_batch import MiniBatch
 from plait.training.token_means import TokenMeans
 
+PIECE_NUMBERS = 1 << 20
+"""So many of the numbers of rows are on a device at a time, where ranks add them up: a row may have many."""
+
 
 @dataclass(frozen=True)
 class Totals:
@@ -128,7 +131,8 @@ def summed(team: Team, values: FloatArray, device: torch.device) -> FloatArray:
     """The sums over all ranks, on every rank, of numbers of which each rank that speaks has some and 0 for the others'.
 
     Args:
-        values: float64 of one shape on all ranks; those of a rank that does not speak count as 0.
+        values: float64 of one shape on all ranks, contiguous; those of a rank that does not speak count as 0. May be
+            overwritten.
         device: on which ranks send them.
 
     Returns:
@@ -136,5 +140,9 @@ def summed(team: Team, values: FloatArray, device: torch.device) -> FloatArray:
     """
     if team.all.size == 1:
         return values
-    own = values if speaks(team) else np.zeros_like(values)
-    return team.all.all_reduce(torch.as_tensor(own).to(device)).cpu().numpy()
+    total = values if speaks(team) else np.zeros_like(values)
+    rows = max(1, PIECE_NUMBERS * len(total) // max(1, total.size))
+    for start in range(0, len(total), rows):
+        piece = torch.as_tensor(total[start : start + rows])
+        piece.copy_(team.all.all_reduce(piece.to(device)))
+    return total

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Score
+from plait.dataflow import Asked
 from plait.models.model import Model
 from plait.models.outputs import Said
 from plait.models.parallel.team import Team
@@ -28,7 +28,7 @@ from plait.training.passes import OpenMiniBatch, forwards
 from plait.training.results import MiniBatchResult, counted, train_metrics
 from plait.training.rollout_check import coverage, rollout_comparison
 from plait.training.row_shares import drawn_batches
-from plait.training.scored_rows import OUTPUTS, ScoredRows
+from plait.training.scored_rows import ScoredRows, output_of
 from plait.training.stages import ModelPart, ScoringStage, TrainingStage
 from plait.training.tally import Tally, summed
 from plait.training.trainer_settings import ExecutionSettings, Rule, SampleSettings, UpdateSettings
@@ -91,32 +91,33 @@ class Trainer:
     # -- score
 
     def score(
-        self, rows: Rows, what: Score, *, temperature: float | None = None, call: str | None = None
+        self, rows: Rows, what: Asked, *, temperature: float | None = None, call: str | None = None
     ) -> Work[FloatArray]:
         """Score the rows with the current weights; one micro-batch per `next()`.
 
         The result does not depend on the order of `rows`: micro-batches are made in the order of `Rows.ordered`.
 
         Args:
-            what: log-probs or entropies of response tokens (language model); the value of the state before each
+            what: log-probs, entropies or `Top` of response tokens (language model); the value of the state before each
                 response token, or the score at the last token of each sample (scalar model).
             temperature: of log-probs and entropies, 1 for given samples; None: the sampling temperature.
             call: name of the call in the flow, prefix of the action ids; None: the role's and the output's.
 
         Returns:
-            [rows.num_tokens], for Score.SCORE [len(rows)]; float64, the exact values of the float32 that were computed,
-            in the order of `rows`.
+            [rows.num_tokens], for `Top` [rows.num_tokens, its width], for Score.SCORE [len(rows)]; float64, the exact
+            values of the float32 that were computed, in the order of `rows`.
 
         Raises:
             RunError: the role's model is of the other kind.
         """
-        output = OUTPUTS[what]
+        output = output_of(what)
         name = call or f"{self.role}.{output.name}"
         output.require(self.model, self.role, name)
         ordered = rows.ordered()
         micros = self.split(ordered)[self.team.dp.index]
         scored = ScoredRows(rows, output, len(micros))
-        stage = ScoringStage(self.part, ordered, micros, temperature or self.sample_settings.temperature, scored.take)
+        temperature = temperature or self.sample_settings.temperature
+        stage = ScoringStage(self.part, ordered, micros, temperature, scored.take, output.top)
         yield from counted(forwards(stage, self.role, name), self.team)
         return summed(self.team, scored.values, self.model.device)
 

@@ -92,8 +92,8 @@ class Plain(Protocol):
 
 
 def pack_rows(rows: Rows, columns: Sequence[Column] = ()) -> tuple[NDArray[Any], ...]:
-    """Rows as arrays: those of `pack_samples`, then these of their columns, [tokens] or [samples]. Texts and columns of
-    the data set stay behind."""
+    """Rows as arrays: those of `pack_samples`, then these of their columns, in the shapes of `Rows.shape_of`. Texts and
+    columns of the data set stay behind."""
     return (*pack_samples(rows.samples), *(rows.columns[column] for column in columns))
 
 

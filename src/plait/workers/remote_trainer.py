@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.data.rows import NO_VALUES, FloatArray, Rows
-from plait.dataflow import CallKind, Column, Node, Score
+from plait.dataflow import Asked, CallKind, Column, Node
 from plait.engines import ScoredBy, Training
 from plait.schedule.named_plans import MODE_OF
 from plait.schedule.pipeline import micro_batches_of
@@ -66,7 +66,7 @@ class RemoteTrainer:
     def score(
         self,
         rows: Rows,
-        what: Score,
+        what: Asked,
         *,
         temperature: float | None = None,
         call: str | None = None,

@@ -73,7 +73,7 @@ def unpack_share(arrays: Sequence[NDArray[Any]], columns: Sequence[Column] = (),
     places = {Level.TOKEN: rows.token_places(present), Level.SAMPLE: share}
     filled = {}
     for column in columns:
-        filled[column] = np.full(rows.shape_of(column.level), np.nan)
+        filled[column] = np.full(rows.shape_of(column.level, column.width), np.nan)
         filled[column][places[column.level]] = shared_rows.columns[column]
     away = rows.token_places(absent)
     kept = np.ones(len(away), np.bool_)

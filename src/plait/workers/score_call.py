@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import ClassVar
 
 from plait.data.rows import FloatArray, Rows
-from plait.dataflow import Score
+from plait.dataflow import Asked, Score, Top
 from plait.engines import ScoredBy
 from plait.layout.mesh import Layout
 from plait.policy.turns import Turn
@@ -24,7 +24,7 @@ class ScoreCall:
     """`Trainer.score` over rows; the result is an array."""
 
     role: str
-    what: Score
+    what: Asked
     call: str
     rows: Rows
     temperature: float | None = None
@@ -63,7 +63,8 @@ class ScoreCall:
 
     def messages(self, rank_state: RankState) -> dict[int, Message]:
         """For each rank but the leader, with the rows of its share and without what nobody scores by."""
-        header = {"role": self.role, "what": self.what.value, "call": self.call}
+        top = self.what if isinstance(self.what, Top) else None
+        header = {"role": self.role, "what": self.what.value, "top": top and astuple(top), "call": self.call}
         header |= {"temperature": self.temperature, "by": self.by and astuple(self.by)}
         samples = tuple(replace(sample, logprobs=(), token_versions=None) for sample in self.rows.samples)
         rows = Rows(samples, root_tokens=self.rows.root_tokens)
@@ -80,7 +81,8 @@ class ScoreCall:
         h = message.header
         rows = unpack_share(message.arrays)
         by = h["by"] and ScoredBy(*h["by"])
-        return cls(h["role"], Score(h["what"]), h["call"], rows, h["temperature"], by)
+        what = Top(*h["top"]) if h["top"] else Score(h["what"])
+        return cls(h["role"], what, h["call"], rows, h["temperature"], by)
 
     @staticmethod
     def answer(result: FloatArray) -> Message:

@@ -18,6 +18,7 @@ from plait.layout.params import Block
 from plait.models.backbone_model import BackboneModel, copy_of
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.logprobs import chunked_logprobs
+from plait.models.compute.logprobs_at import chunked_logprobs_at, chunked_top_logprobs
 from plait.models.flat_weights import cut_block
 from plait.models.language_loading import load_model
 from plait.models.language_model import LanguageModel
@@ -50,9 +51,12 @@ def batch_of(model: Any) -> PackedBatch:
     return pack(groups, model.device)
 
 
-def outputs_of(model: Any, hidden_TH: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+def outputs_of(model: Any, hidden_TH: Tensor, batch: PackedBatch) -> tuple[Tensor, ...]:
+    """Of a language model also the log-probs of some tokens at each place, of both ends of the vocabulary."""
     if isinstance(model, LanguageModel):
-        return model.logprobs_of(hidden_TH, batch, TEMPERATURE, chunk_rows=4)
+        ids_RK = (batch.targets_R[:, None] + torch.tensor([0, 1, 40])) % model.config.vocab_size
+        at_RJ = chunked_logprobs_at(model.head, hidden_TH[batch.predict_R], ids_RK, TEMPERATURE, 4)
+        return *model.logprobs_of(hidden_TH, batch, TEMPERATURE, chunk_rows=4), at_RJ.flatten()
     return model.values_and_scores_of(hidden_TH, batch)
 
 
@@ -74,10 +78,10 @@ def all_outputs(model: Any, batch: PackedBatch) -> tuple[Tensor, ...]:
     return outputs_of(model, hidden_TH, batch) if model.team.is_last_stage else ()
 
 
-def loss_of(outputs: tuple[Tensor, Tensor]) -> Tensor:
+def loss_of(outputs: tuple[Tensor, ...]) -> Tensor:
     """Weighs every output differently."""
     total = torch.zeros((), dtype=outputs[0].dtype)
-    for part, share in zip(outputs, (1.0, -0.3), strict=True):
+    for part, share in zip(outputs, (1.0, -0.3, 0.2), strict=False):
         total = total + share * (part * torch.linspace(0.5, 1.5, len(part), dtype=part.dtype)).sum()
     return total
 
@@ -146,7 +150,7 @@ def compare(
     errors = {"weights": weight_error(part, whole)}
     with torch.no_grad():
         outputs = all_outputs(part, batch)
-        assert len(outputs) == (2 if team.is_last_stage else 0)
+        assert len(outputs) == (3 - scalar if team.is_last_stage else 0)
         both = zip(outputs, all_outputs(whole, batch), strict=False)
         errors["outputs"] = max((relative(found, expected) for found, expected in both), default=0.0)
         if isinstance(part, LanguageModel):
@@ -155,6 +159,7 @@ def compare(
                 errors["logits"] = relative(logits_TV, logits_of(whole, batch))
             if team.is_last_stage and dtype == "float64":
                 errors["likeliest"] = likeliest_error(part, whole, batch)
+                errors["top"] = top_error(part, whole)
     expected = gradients_of(whole, batch)
     for checkpoint in (False, True):
         found = gradients_of(part, batch, checkpoint=checkpoint)
@@ -228,6 +233,21 @@ def likeliest_error(part: LanguageModel, whole: LanguageModel, batch: PackedBatc
     likeliest_T = torch.empty_like(targets_T, dtype=torch.bool)
     chunked_logprobs(part.head, hidden_TH, targets_T, TEMPERATURE, 4, likeliest_R=likeliest_T)
     return float((likeliest_T != (targets_T == most_T)).sum())
+
+
+def top_error(part: Any, whole: Any) -> float:
+    """The largest error of the log-probs of the likeliest tokens, in some rows of equal logits too; infinite where
+    those of the part are others."""
+    vocabulary = whole.config.vocab_size
+    hidden_TH = torch.linspace(-1, 1, 6 * whole.config.hidden_size, dtype=whole.dtype).view(6, -1).sin()
+    hidden_TH[3:] = 0
+    errors = [0.0]
+    for count, among in ((5, None), (5, vocabulary // 2), (vocabulary, None)):
+        (ids, found), (others, expected) = (
+            chunked_top_logprobs(of.head, hidden_TH, count, TEMPERATURE, 4, among=among) for of in (part, whole)
+        )
+        errors.append(relative(found, expected) if torch.equal(ids, others) else float("inf"))
+    return max(errors)
 
 
 def weight_error(part: Any, whole: Any) -> float:

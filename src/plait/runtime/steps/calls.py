@@ -181,7 +181,7 @@ class Calls:
         while node.rows not in state.tables:  # all samples are scored, and the rollout has not ended yet
             yield None
         samples = tuple(sample for rows, _ in scored for sample in rows.samples)
-        state.add_scored(node.outputs[0], Rows(samples), np.concatenate([values for _, values in scored]))
+        state.add_scored(node.outputs, Rows(samples), np.concatenate([values for _, values in scored]))
         state.scored.add(node.id)
 
     def _score(self, node: Node, rows: Rows, name: str, by: ScoredBy | None) -> Work[FloatArray]:

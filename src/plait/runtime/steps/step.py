@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from plait.data.examples import Given
 from plait.data.records import Prompt, Sample
 from plait.data.rows import FloatArray, Rows
@@ -60,14 +62,21 @@ class StepState:
         """The rows of a GENERATE or READ node are there."""
         self.tables[node] = self.born[node] = rows
 
-    def add_scored(self, column: Column, scored: Rows, values: FloatArray) -> None:
-        """A column of rows of which some may have been left out since they were scored."""
-        rows = self.tables[column.rows]
+    def add_scored(self, columns: Sequence[Column], scored: Rows, values: FloatArray) -> None:
+        """Columns of rows of which some may have been left out since they were scored.
+
+        Args:
+            values: of all of them, side by side where they are several.
+        """
+        ends = np.cumsum([column.numbers for column in columns])[:-1]
+        parts = np.split(values, ends, axis=1) if len(columns) > 1 else [values]
+        of_scored = Rows(scored.samples, dict(zip(columns, parts, strict=True)))
+        rows = self.tables[columns[0].rows]
         if rows.samples != scored.samples:
             places = {sample.uid: i for i, sample in enumerate(scored.samples)}
-            kept = [places[sample.uid] for sample in rows.samples]
-            values = Rows(scored.samples).with_column(column, values).select(kept).columns[column]
-        self.add(column, values)
+            of_scored = of_scored.select([places[sample.uid] for sample in rows.samples])
+        for column, of_column in of_scored.columns.items():
+            self.add(column, of_column)
 
     def add(self, column: Column, values: FloatArray) -> None:
         """A column of rows that are there."""

@@ -1,0 +1,51 @@
+"""Whether a flow asks models for as many of their likeliest tokens as they have. Loads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from plait.dataflow import CallKind, Dataflow, Node, Top
+from plait.dataflow.options import ScoreOptions
+from plait.errors import ConfigError
+from plait.models.shape import ModelShape
+from plait.recipes.recipe import Recipe
+from plait.recipes.role_models import RoleModel
+
+
+def check_teacher(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where `distill` would learn from the policy that it begins with."""
+    if recipe.algorithm == "distill" and recipe.reference.model is None:
+        raise ConfigError(
+            f"the flow `{flow.name}` learns from a teacher, but `reference.model` is not set, so that it would be "
+            f"`{recipe.model}` itself; give the teacher's model"
+        )
+
+
+def among_known(
+    flow: Dataflow, recipe: Recipe, models: Sequence[RoleModel], shapes: Mapping[str, ModelShape]
+) -> Dataflow:
+    """The flow, of which each call for likeliest tokens chooses among those that the run's model has: a teacher may
+    have rows for more, of which no tokenizer tells.
+
+    Args:
+        shapes: by the model's name.
+
+    Raises:
+        ConfigError: a call asks for more tokens than its model, or the run's, has.
+    """
+    of_roles = {model.role: model for model in models}
+
+    def known(node: Node) -> Node:
+        if node.kind is not CallKind.SCORE or not isinstance(node.scoring, Top):
+            return node
+        most = shapes[recipe.model].vocabulary
+        for key, name in (("model", recipe.model), (of_roles[str(node.role)].key, of_roles[str(node.role)].name)):
+            if node.scoring.count > (has := shapes[name].vocabulary):
+                raise ConfigError(
+                    f"{node.call} of the flow `{flow.name}` asks for the {node.scoring.count} likeliest tokens "
+                    f"(`options.top_k` of distill), but `{name}` (key `{key}`) has {has}; ask for at most so many"
+                )
+        return replace(node, options=ScoreOptions(replace(node.scoring, among=most)))
+
+    return replace(flow, nodes=tuple(map(known, flow.nodes)))
