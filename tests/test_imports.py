@@ -52,6 +52,7 @@ GROUPS = {
                 "reward_model",
                 "dpo",
                 "kto",
+                "distill",
                 "ppo",
                 "safe_rlhf",
             )

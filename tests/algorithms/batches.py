@@ -23,10 +23,12 @@ def leaf(values: Sequence[float]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model said of a mini-batch: `logprobs` [R] of a language model, or `values` [R] and `scores` [N]."""
+    """What a model said of a mini-batch: `logprobs` [R] of a language model and `at` [R, J], whatever the tokens that
+    they are asked of, or `values` [R] and `scores` [N]."""
 
     lengths: Sequence[int]
     logprobs: Array | None = None
+    at: Array | None = None
     values: Array | None = None
     scores: Array | None = None
     likeliest: Array | None = None
@@ -60,7 +62,9 @@ class Outputs:
 @dataclass
 class Result:
     loss: float = 0.0
-    gradients: dict[str, list[float]] = field(default_factory=lambda: {"logprobs": [], "values": [], "scores": []})
+    gradients: dict[str, list[Any]] = field(
+        default_factory=lambda: {"logprobs": [], "at": [], "values": [], "scores": []}
+    )
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -75,7 +79,7 @@ def run_loss(
     """Loss, its gradient by what the model said, and metrics. Samples from `cut` on are a second micro-batch.
 
     Args:
-        columns: [R] each, or a number for the whole batch.
+        columns: [R] or [R, width] each, or a number for the whole batch.
     """
     result = Result()
     means = TokenMeans(outputs.totals.tokens)
@@ -85,6 +89,7 @@ def run_loss(
         tokens = slice(sum(outputs.lengths[: part.start]), sum(outputs.lengths[: part.stop]))
         given = {
             "logprobs": _leaf(outputs.logprobs, tokens),
+            "at": _leaf(outputs.at, tokens),
             "values": _leaf(outputs.values, tokens),
             "scores": _leaf(outputs.scores, part),
         }
@@ -94,6 +99,7 @@ def run_loss(
                 likeliest_R=_likeliest(outputs, tokens),
                 values_R=given["values"],
                 scores_N=given["scores"],
+                logprobs_at=None if given["at"] is None else lambda _, at=given["at"]: at,
             ),
             Responses(
                 outputs.lengths[part],

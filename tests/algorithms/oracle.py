@@ -6,6 +6,7 @@ Arguments are ragged: a list with one list of numbers per sample. Nothing here c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 Ragged = list[list[float]]
 
@@ -214,6 +215,25 @@ def kto(ratio: float, is_desirable: bool, z0: float, beta: float, weights: tuple
         return weights[0] * (1 - value), -weights[0] * beta * value * (1 - value)
     value = sigmoid(beta * (z0 - ratio))
     return weights[1] * (1 - value), weights[1] * beta * value * (1 - value)
+
+
+def divergence(policy: Sequence[float], teacher: Sequence[float], beta: float) -> tuple[float, list[float]]:
+    """Generalised Jensen-Shannon divergence of a token from log-probs, and its derivatives by those of the policy, each
+    by itself."""
+    value, slopes = 0.0, []
+    for own, its in zip(policy, teacher, strict=True):
+        p, q = math.exp(own), math.exp(its)
+        if beta == 0:
+            value += q * (its - own)
+            slopes.append(-q)
+        elif beta == 1:
+            value += p * (own - its)
+            slopes.append(p * (own - its + 1))
+        else:
+            m, moved = beta * q + (1 - beta) * p, (1 - beta) * p
+            value += beta * q * (its - math.log(m)) + (1 - beta) * p * (own - math.log(m))
+            slopes.append(-beta * q * moved / m + (1 - beta) * p * (own - math.log(m) + 1 - moved / m))
+    return value, slopes
 
 
 def dpo(

@@ -1,5 +1,5 @@
-"""DPO, KTO, reward model and SFT against TRL 1.16's own trainers and collators on the same data: loss, gradients,
-metrics. Slow to import.
+"""DPO, KTO, distillation, reward model and SFT against TRL 1.16's own trainers and collators on the same data: loss,
+gradients, metrics. Slow to import.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from plait.algorithms.distill import DistillOptions, distill
 from plait.algorithms.dpo import DPOOptions, dpo
 from plait.algorithms.kto import KTOOptions, kto, reference_point
 from plait.algorithms.reward_model import RewardModelOptions, reward_model
@@ -18,14 +19,14 @@ from plait.data.examples import Given
 from plait.data.mismatched import mismatched
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import Column, Level, Score
+from plait.dataflow import Column, Level, Score, Top
 from plait.models.files.saving import save_pretrained
 from plait.models.language_model import LanguageModel
 from plait.models.scalar_loading import scalar_of
 from plait.models.scalar_model import ScalarModel
 from tests.algorithms.flows import loss_of
 from tests.models.tiny import tiny, tiny_model, tiny_tokenizer
-from tests.training.batches import evaluate, make_trainer, run_all, train
+from tests.training.batches import evaluate, make_trainer, run_all, scorer, train
 from tests.training.exact import ExactFloat64
 from tests.training.gradients import assert_equal_gradients
 
@@ -35,6 +36,9 @@ FAMILY = "qwen2"  # untied head, biases
 REF_SEED = 7
 PAIRS = 5
 REF = Column("ref_logprobs", Level.TOKEN, 1, 0)
+VOCABULARY = 320
+IDS = Column("ids", Level.TOKEN, 2, 0, width=VOCABULARY)
+TOP = Column("top", Level.TOKEN, 2, 0, width=VOCABULARY + 1)
 LABEL = Column("label", Level.SAMPLE, 0, 0)
 DESIRABLE, KL = (Column(name, Level.BATCH, node, node) for node, name in enumerate(("desirable", "kl"), 5))
 
@@ -233,6 +237,48 @@ def trained_by_kto(
     if z0 is not None:
         columns["kl"], values[KL] = KL, np.array(z0)
     return run_all(train(policy, rows, columns, loss_of(kto, options), batch_values=values))[1]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_distillation_equals_trl(beta, monkeypatch):
+    """Over the whole vocabulary at a temperature, with a wider teacher: the divergence of TRL's GKD from full logits,
+    and that of its DistillationTrainer from hidden states, which is float32."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+    from trl.trainer.distillation_trainer import _chunked_divergence_loss
+
+    rows, _ = pairs()
+    wider = {"seed": REF_SEED, "hidden_size": 48}
+    policy, reference, temperature = tiny(FAMILY), tiny(FAMILY, **wider), 0.1
+    assert policy.config.vocab_size == VOCABULARY
+    trainer = make_trainer(tiny_model(FAMILY), temperature=temperature, micro_batch_tokens=60)
+    options = DistillOptions(beta=beta, top_k=VOCABULARY)
+    with ExactFloat64():
+        top = run_all(scorer(tiny_model(FAMILY, **wider), 60, temperature).score(rows, Top(VOCABULARY)))[1]
+        rows = rows.with_column(IDS, top[:, :VOCABULARY]).with_column(TOP, top[:, VOCABULARY:])
+        columns = {"teacher_ids": IDS, "teacher_logprobs": TOP}
+        _, metrics = run_all(train(trainer, rows, columns, loss_of(distill, options)))
+        own, its = (torch.cat([said(module, sample) for sample in rows.samples]) for module in (policy, reference))
+        logits = policy.lm_head(own), reference.lm_head(its).detach()
+        expected = GKDTrainer.generalized_jsd_loss(
+            *logits, beta=beta, temperature=temperature, num_items_in_batch=rows.num_tokens
+        )
+        expected.backward()
+    assert metrics["actor/loss"] == pytest.approx(expected.item(), rel=1e-9)
+    assert_equal_gradients(trainer, policy, 1e-9)
+    heads = policy.lm_head.weight, reference.lm_head.weight
+    mask = torch.ones(1, len(own))
+    chunked, entropies, count = _chunked_divergence_loss(
+        own[None], its[None], *heads, mask, beta, temperature=temperature
+    )
+    assert metrics["actor/loss"] == pytest.approx(chunked.item(), rel=1e-5)
+    assert metrics["actor/entropy"] == pytest.approx(float(entropies / count), rel=1e-5)
+
+
+def said(module: Any, sample: Sample) -> torch.Tensor:
+    """Hidden states that predict the tokens of a response."""
+    ids = torch.tensor([[*sample.prompt.token_ids, *sample.token_ids]])
+    return module.model(input_ids=ids, use_cache=False).last_hidden_state[0, len(sample.prompt.token_ids) - 1 : -1]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def facts_of(make_plan, algorithm="ppo", lora=0, model="smollm", **keys) -> Fact
     recipe = Recipe.model_validate(
         {"model": model, "algorithm": algorithm, "data": {"source": "none.jsonl"}, "lora": {"rank": lora}, **keys}
     )
-    given = algorithm in ("sft", "dpo", "kto", "reward_model")
+    given = algorithm in ("sft", "dpo", "kto", "distill", "reward_model")
     options = recipe.options if given else {"kl_coef": 0.1, **recipe.options}
     flow = trace_algorithm(load_flow(algorithm), options, (*MODEL_ROLES, *REWARD_ROLES))
     models = role_models(flow, recipe)

@@ -256,12 +256,12 @@ def test_adapters_are_small() -> None:
         assert memory.peak_bytes == pytest.approx(device.most_bytes, abs=2)
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "reward_model"])
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto", "distill", "reward_model"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), *SIZES])
 def test_of_given_texts(sizes, algorithm) -> None:
     """Of which a few are much longer than others, so that micro-batches are filled; and the fullest rank
     of each stage holds the same."""
-    count = 1 if algorithm in ("sft", "kto") else 2
+    count = 1 if algorithm in ("sft", "kto", "distill") else 2
     texts = [GroupTokens(40 + n, (3 * n + 1,) * count) for n in range(100)]
     dp, tp, pp = sizes
 
@@ -271,7 +271,8 @@ def test_of_given_texts(sizes, algorithm) -> None:
         placed = [Placement(node.call, "train" if node.asks == "train" else "score", **where) for node in nodes]
         return Plan("mine", dp * tp * pp, tuple(placed))
 
-    facts = facts_for(make, algorithm, prompts_per_step=64)
+    options = {"on_policy": False, "top_k": 512} if algorithm == "distill" else {}
+    facts = facts_for(make, algorithm, prompts_per_step=64, options=options)
     found = both(replace(facts, lengths=SampleLengths.given(texts, root=35)))
     stage = Layout.on(range(dp * tp * pp), *sizes).coordinates
     for memory, _ in found:

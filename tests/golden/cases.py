@@ -66,6 +66,9 @@ FLOWS: dict[str, Keys] = {
     "safe_rlhf-scored": _flow(ROLLOUT | CRITIC | COST | SCORERS, "safe_rlhf", ptx_coef=0.5, kl_coef=0.02),
     "own": _flow(ROLLOUT | CRITIC, "inputs/flow.py:baseline_flow"),
     "kto": _flow(PAIRS | {"data.seed": 1, "prompts_per_step": 6}, "kto", beta=1.0, mini_batches=2, epochs=2),
+    "distill": _flow(
+        ROLLOUT | {"reward.functions": [], "reference.model": "inputs/qwen2"}, "distill", top_k=8, beta=0.5
+    ),
 }
 GRPO, PPO, SAFE, OWN = FLOWS["grpo"], FLOWS["ppo"], FLOWS["safe_rlhf"], FLOWS["own"]
 

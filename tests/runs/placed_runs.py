@@ -9,6 +9,7 @@ from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
+from tests.models.tiny import save_tiny
 from tests.runs.plans import write_plan
 
 STEPS = 10
@@ -77,9 +78,13 @@ LONG: dict[str, Any] = {
 FUSED_PPO = ("ppo", PPO_MODEL[1] | LONG | {"fusion": 0.5})
 FUSED_SAFE = ("safe_rlhf", SAFE_MODELS[1] | LONG | {"fusion": 0.5})
 
-NO_ROLLOUT = {"reward.functions": None, "sampling.max_response_tokens": None, "samples_per_prompt": None}
+NO_REWARD = {"reward.functions": None}
+NO_ROLLOUT = NO_REWARD | {"sampling.max_response_tokens": None, "samples_per_prompt": None}
 """Keys of flows that read their samples."""
 DPO = ("dpo", {"options": {}, "data.source": "PLACE/pairs.jsonl"} | NO_ROLLOUT)
+DISTILL = ("distill", {"options": {"top_k": 8, "mini_batches": 2}, "reference.model": "PLACE/teacher"} | NO_REWARD)
+"""A teacher of another shape."""
+FUSED_DISTILL = ("distill", DISTILL[1] | LONG | {"fusion": 0.5})
 KTO = ("kto", {"options": {"beta": 1.0}, "data.source": "PLACE/pairs.jsonl", "prompts_per_step": 5} | NO_ROLLOUT)
 
 PLANS: dict[str, tuple[Flow, str | dict[str, str]]] = {
@@ -286,6 +291,19 @@ PLANS |= {
     "dpo-tp2": (DPO, {"actor.train": "0,1 tp2", "ref.logprobs": "0"}),
     "kto-dp2": (KTO, {"actor.train": "0,1 dp2", "ref.logprobs": "0,1 tp2"}),
     "kto-split-2": (KTO, "split 2"),
+    "distill-colocated-2": (DISTILL, "colocated 2"),
+    "distill-split-2": (DISTILL, "split 2"),
+    "distill-standalone-2": (DISTILL, "standalone 2"),
+    "distill-tp2": (DISTILL, {"actor.generate": "0", "actor.train": "0,1 tp2", "ref.top_logprobs": "1,0 tp2"}),
+    "distill-mixed-4": (
+        DISTILL,
+        {
+            "actor.generate": "0,1 dp2",
+            "actor.train": "0,1,2,3 tp2 pp2",
+            "ref.top_logprobs": "2,3,0,1 dp2 pp2 after=offload",
+        },
+    ),
+    "distill-fused-2": (FUSED_DISTILL, "colocated 2"),
     "ppo-model-split-2": (PPO_MODEL, "split 2"),
     "ppo-model-standalone-4": (PPO_MODEL, "standalone 4"),
     "ppo-model-beside-values-2": (
@@ -308,6 +326,7 @@ def fill(folder: Path, tiny_folder: Path) -> None:
     """Write what the recipes name: models that score, a flow, reward functions and data."""
     for seed, name in enumerate(("scorer", "other_scorer")):
         save_pretrained(load_scalar(str(tiny_folder), dtype="float32", seed=seed), folder / name)
+    save_tiny(folder / "teacher", seed=7, hidden_size=48)
     (folder / "flow.py").write_text(OWN_FLOW)
     (folder / "rewards.py").write_text(
         "def sevens(prompts, completions, **columns):\n"

@@ -24,6 +24,7 @@ from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from plait.workers.loading import build_models
 from tests.cases import slow_but
+from tests.models.tiny import save_tiny
 from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged, samples_of
 
@@ -72,6 +73,10 @@ def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: 
             own = {**given, "data.source": data["pairs"], "options": {}}
         case "kto":
             own = {**given, "data.source": data["labelled"], "options": {}}
+        case "distill":
+            teacher = save_tiny(Path(data["examples"]).parent / "teacher", seed=7, hidden_size=48)
+            own = {**given, "data.source": data["examples"], "options": {"on_policy": False, "top_k": 16}}
+            own["reference.model"] = str(teacher)
         case "ppo":
             own = {"options": {"kl_coef": 0.05, "mini_batches": 2, "target_kl": 0.1, "reward_norm": "mean-std"}}
         case "safe_rlhf":
@@ -90,6 +95,7 @@ def recipe_of(flow: str, make_recipe: MakeRecipe, data: dict[str, str], **keys: 
         ("reward_model", "eval/reward/accuracy", max),
         ("dpo", "eval/rewards/accuracies", max),
         ("kto", "eval/rewards/margins", max),
+        ("distill", "eval/actor/divergence", min),
     ],
 )
 def test_offline_flows_learn(
@@ -151,7 +157,7 @@ def test_an_evaluation_leaves_training_as_it_was(
     assert "eval/reward" in logged(often)[0] or "eval/actor/loss" in logged(often)[0]
 
 
-OFFLINE = ["sft", "reward_model", "dpo", "kto"]
+OFFLINE = ["sft", "reward_model", "dpo", "kto", "distill"]
 FLOWS = [*OFFLINE, "ppo", "safe_rlhf"]
 
 
@@ -167,7 +173,7 @@ def test_a_killed_run_resumes_exactly(make_recipe: MakeRecipe, data: dict[str, s
     assert result_of(killed.run_dir) == result_of(whole.run_dir)
 
 
-@pytest.mark.parametrize("flow", slow_but(["ppo"], ["ppo", "sft", "kto"]))
+@pytest.mark.parametrize("flow", slow_but(["ppo"], ["ppo", "sft", "kto", "distill"]))
 def test_adapters_alone_are_trained_and_saved(
     make_recipe: MakeRecipe, data: dict[str, str], tmp_path: Path, flow: str
 ) -> None:
@@ -274,6 +280,16 @@ def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> N
         ),
         ("kto", {"prompts_per_step": 1}, r"`prompts_per_step` is 1, but the flow `kto` estimates the KL"),
         ("kto", {"evaluation.items": 1}, r"`evaluation\.items` is 1, but the flow `kto` estimates the KL"),
+        (
+            "distill",
+            {"reference.model": None},
+            r"learns from a teacher, but `reference\.model` is not set, so that .* itself",
+        ),
+        (
+            "distill",
+            {"options": {"top_k": 321, "on_policy": False}},
+            r"ref\.top_logprobs .* the 321 likeliest tokens \(`options\.top_k` .*\(key `model`\) has 320",
+        ),
         ("dpo", {"options": {"mini_batches": 5}}, r"5 mini-batches .*, but a step has 4 groups"),
     ],
 )

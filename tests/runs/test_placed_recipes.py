@@ -45,6 +45,15 @@ CASES: dict[str, tuple[Flow, dict[str, str]]] = {
         {"actor.train": "1,0 tp2", "ref.logprobs": "0,1 dp2"},
     ),
     "kto-tp2-pp2": (KTO, {"actor.train": "2,3,1,0 tp2 pp2", "actor.logprobs": "0,1 dp2", "ref.logprobs": "1"}),
+    "distill-evaluation-tp2": (  # on given examples
+        (
+            "distill",
+            ON_EXAMPLES
+            | {"options": {"on_policy": False, "beta": 0.5}, "reference.model": "PLACE/teacher"}
+            | EVALUATED,
+        ),
+        {"actor.train": "1,0 tp2", "ref.top_logprobs": "0,1 dp2"},
+    ),
     "reward-model-dp2": (("reward_model", ON_PAIRS | EVALUATED), {"reward.train": "0,1 dp2"}),
     "reward-model-tp2-pp2": (("reward_model", ON_PAIRS), {"reward.train": "2,3,1,0 tp2 pp2"}),
     "sft-pp2": (("sft", ON_EXAMPLES | EVALUATED), {"actor.train": "1,0 pp2"}),

@@ -74,6 +74,7 @@ SCORED = {
         "cost_critic.values",
         "cost.score",
     },
+    "distill": {"ref.top_logprobs"},
 }
 """Calls of models that score what is generated."""
 TOO_LATE = {"ppo-fused-mixed-4": {"critic.values", "reward.score"}}

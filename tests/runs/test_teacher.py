@@ -114,3 +114,36 @@ def test_keys_and_values_of_a_teacher_that_writes_fit_the_memory_for_them(
     keys = {"algorithm": f"{tmp_path}/flow.py:flow", "sampling.kv_memory": 2**20}
     own, its = (prepare(recipe_of(make_recipe, path, **keys)) for path in (save_tiny(tmp_path / "own"), teacher))
     assert (own.recipe.sampling.kv_tokens, its.recipe.sampling.kv_tokens) == (2048, 512)
+
+
+def distilled(make_recipe: MakeRecipe, teacher: Path, **keys: Any) -> Recipe:
+    return recipe_of(make_recipe, teacher, **({"algorithm": "distill", "options": {"top_k": 8}} | keys))
+
+
+def test_the_likeliest_tokens_of_a_teacher_are_learnt(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """What is compared in the first step is what Transformers' models say of all tokens, of which the teacher has more
+    than the policy; and then the policy is nearer to it. No sample holds eight numbers per token."""
+    teacher = save_tiny(tmp_path / "teacher", seed=7, hidden_size=48, num_hidden_layers=3, vocab_size=352)
+    recipe = distilled(make_recipe, teacher, steps=6, **{"optimizer.learning_rate": 3e-3})
+    run(recipe)
+    modules = [
+        AutoModelForCausalLM.from_pretrained(name, dtype=torch.float64, attn_implementation="eager")
+        for name in (recipe.model, teacher)
+    ]
+    divergences, masses = [], []
+    for sample in samples_of(recipe, 1):
+        assert not any("top" in column for column in sample)
+        before, ids = sample["prompt_ids"], sample["token_ids"]
+        with torch.no_grad():
+            own, its = (
+                module(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1].softmax(-1)
+                for module in modules
+            )
+        top = its[:, : own.shape[1]].topk(8).indices
+        p, q = (torch.cat([of.gather(1, top), 1 - of.gather(1, top).sum(-1, keepdim=True)], 1) for of in (own, its))
+        divergences += (p * (p.log() - q.log())).sum(-1).tolist()
+        masses += q[:, :-1].sum(-1).tolist()
+    rows = logged(recipe)
+    assert rows[0]["actor/divergence"] == pytest.approx(sum(divergences) / len(divergences), rel=1e-5)
+    assert rows[0]["ref/top_mass"] == pytest.approx(sum(masses) / len(masses), rel=1e-5)
+    assert rows[-1]["actor/divergence"] < 0.9 * rows[0]["actor/divergence"]

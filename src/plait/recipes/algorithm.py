@@ -28,6 +28,7 @@ BUILT_IN = {
     "reward_model": "plait.algorithms.reward_model:reward_model",
     "dpo": "plait.algorithms.dpo:dpo",
     "kto": "plait.algorithms.kto:kto",
+    "distill": "plait.algorithms.distill:distill",
 }
 
 _OF_GRPO = "; it is `grpo` with other options (docs/algorithms.md, GRPO's relatives)"

@@ -14,6 +14,7 @@ from plait.recipes.engine_checks import check_engine
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
+from plait.recipes.token_checks import check_teacher
 from plait.recipes.turn_checks import check_turns
 
 
@@ -43,6 +44,7 @@ def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Data
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     _check_mismatched(dataflow, recipe)
+    check_teacher(dataflow, recipe)
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
     return dataflow

@@ -153,7 +153,7 @@ def test_a_sound_run_has_no_findings(recipe_of: MakeRecipe, ending_folder: Path,
 
 
 @pytest.mark.parametrize(
-    "flow", slow_but(["sft", "dpo", "safe_rlhf"], ["sft", "reward_model", "dpo", "kto", "ppo", "safe_rlhf"])
+    "flow", slow_but(["sft", "dpo", "safe_rlhf"], ["sft", "reward_model", "dpo", "kto", "distill", "ppo", "safe_rlhf"])
 )
 def test_a_sound_run_of_every_flow_has_no_findings(
     recipe_of: MakeRecipe, ending_folder: Path, data: dict[str, str], flow: str
