@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from math import log as ln
 
 import numpy as np
 import pytest
@@ -16,27 +16,29 @@ from tests.algorithms import oracle
 from tests.algorithms.batches import Outputs, run_loss
 from tests.algorithms.flows import graph_of, loss_of
 
-LN2, LN3 = math.log(2), math.log(3)
-
 
 @pytest.mark.parametrize(
     ("beta", "loss"),
     [
-        (0.0, 1 / 2 * LN2 + 1 / 4 * 0 + 1 / 4 * -LN2),
-        (1.0, 1 / 4 * -LN2 + 1 / 4 * 0 + 1 / 2 * LN2),
-        (0.5, (1 / 2 * math.log(4 / 3) + 1 / 4 * -math.log(3 / 2)) / 2 * 2),
+        (0.0, 1 / 2 * ln(4) + 1 / 4 * ln(2) + 1 / 4 * ln(1 / 3)),
+        (1.0, 1 / 8 * ln(1 / 4) + 1 / 8 * ln(1 / 2) + 3 / 4 * ln(3)),
+        (
+            0.5,
+            (1 / 2 * ln(8 / 5) + 1 / 4 * ln(4 / 3) + 1 / 4 * ln(1 / 2)) / 2
+            + (1 / 8 * ln(2 / 5) + 1 / 8 * ln(2 / 3) + 3 / 4 * ln(3 / 2)) / 2,
+        ),
     ],
 )
 def test_by_hand(beta, loss):
-    """One token. The teacher has 1/2, 1/4 and 1/4 for all others; the policy 1/4, 1/4 and 1/2. The mixture of both is
-    3/8, 1/4 and 3/8, from which both are as far."""
-    teacher, policy = -LN2 * np.array([[1.0, 2, 2]]), -LN2 * np.array([[2.0, 2, 1]])
+    """One token. The teacher gives two tokens 1/2 and 1/4, and all others 1/4; the policy 1/8, 1/8 and 3/4. The mixture
+    of both is 5/16, 3/16 and 1/2."""
+    teacher, policy = np.log([[1 / 2, 1 / 4, 1 / 4]]), np.log([[1 / 8, 1 / 8, 3 / 4]])
     columns = {"teacher_ids": np.array([[7.0, 9]]), "teacher_logprobs": teacher}
     outputs = Outputs([1], logprobs=np.array([-1.0]), at=policy)
     found = run_loss(loss_of(distill, DistillOptions(beta=beta, top_k=2)), outputs, columns)
     assert found.loss == pytest.approx(loss)
     assert found.metrics == pytest.approx(
-        {"actor/divergence": loss, "actor/top_mass": 1 / 2, "ref/top_mass": 3 / 4, "actor/agreement": 1.0}
+        {"actor/divergence": loss, "actor/top_mass": 1 / 4, "ref/top_mass": 3 / 4, "actor/agreement": 1.0}
     )
     columns = {"teacher_ids": np.array([[7.0, 9]]), "teacher_logprobs": policy}
     likelier = Outputs([1], logprobs=np.array([-1.0]), at=np.log([[0.2, 0.3, 0.5]]))

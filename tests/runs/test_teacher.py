@@ -134,11 +134,9 @@ def test_the_likeliest_tokens_of_a_teacher_are_learnt(make_recipe: MakeRecipe, t
     for sample in samples_of(recipe, 1):
         assert not any("top" in column for column in sample)
         before, ids = sample["prompt_ids"], sample["token_ids"]
+        row, places = torch.tensor([[*before, *ids]]), slice(len(before) - 1, -1)
         with torch.no_grad():
-            own, its = (
-                module(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1].softmax(-1)
-                for module in modules
-            )
+            own, its = (module(row).logits[0, places].softmax(-1) for module in modules)
         top = its[:, : own.shape[1]].topk(8).indices
         p, q = (torch.cat([of.gather(1, top), 1 - of.gather(1, top).sum(-1, keepdim=True)], 1) for of in (own, its))
         divergences += (p * (p.log() - q.log())).sum(-1).tolist()
