@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plait.algorithms.distill import DistillOptions
 from plait.algorithms.dpo import DPOOptions
 from plait.algorithms.grpo import GRPOOptions
 from plait.algorithms.kto import KTOOptions
@@ -79,6 +80,7 @@ def test_what_else_the_page_says_of_trl():
     assert default(trl.DPOConfig, "label_smoothing") == DPOOptions().label_smoothing == 0
     weights = ("beta", "desirable_weight", "undesirable_weight", "loss_type")
     assert [default(trl.KTOConfig, name) for name in weights] == [getattr(KTOOptions(), name) for name in weights]
+    assert default(trl.DistillationConfig, "beta") == DistillOptions().beta == 1
     assert default(trl.GRPOConfig, "beta") == GRPOOptions().kl_coef == 0
     assert default(trl.GRPOConfig, "epsilon") == GRPOOptions().clip_low == GRPOOptions().clip_high
     assert default(trl.GRPOConfig, "learning_rate") == OptimizerSettings().learning_rate

@@ -1,4 +1,5 @@
-"""Options that several algorithms share. A key has one meaning everywhere; only defaults differ."""
+"""Options that several algorithms share. A key has one meaning everywhere; only defaults differ. (`beta` alone, which
+no class here has, is what the paper of each algorithm calls so.)"""
 
 from __future__ import annotations
 

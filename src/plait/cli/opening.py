@@ -45,9 +45,10 @@ def header(title: str, facts: Mapping[str, str], columns: int) -> list[str]:
 def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     """What a run of one stage will do, in the words of its recipe."""
     count = str(recipe.steps) if recipe.epochs is None else f"as many as {recipe.epochs:g} epochs take,"
-    batch = f"{count} of {recipe.prompts_per_step} {_ON_GIVEN_DATA.get(recipe.algorithm, 'prompts')}"
+    given = _given(recipe)
+    batch = f"{count} of {recipe.prompts_per_step} {given or 'prompts'}"
     says = recipe.samples_per_prompt != type(recipe).model_fields["samples_per_prompt"].default
-    if recipe.algorithm not in _ON_GIVEN_DATA and (says or recipe.algorithm.isidentifier()):
+    if not given and (says or recipe.algorithm.isidentifier()):
         batch += f" x {recipe.samples_per_prompt} samples"  # a flow in a file may state another number
     how = {True: "to be continued", False: "to be replaced" if recipe.overwrite and recipe.run_dir.exists() else ""}
     remark = f" ({how[resume]})" if how[resume] else ""
@@ -59,6 +60,13 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
         "device": device_text(recipe),
         "run_dir": f"{recipe.run_dir}{remark}",
     }
+
+
+def _given(recipe: Recipe) -> str:
+    """What the data have beside prompts, where nothing is sampled; empty: it is."""
+    if recipe.algorithm == "distill" and recipe.options.get("on_policy") is False:
+        return "examples"
+    return _ON_GIVEN_DATA.get(recipe.algorithm, "")
 
 
 def device_text(recipe: Recipe) -> str:
