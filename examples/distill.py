@@ -3,7 +3,8 @@
     plait train examples/my_recipe.yaml --algorithm examples/distill.py:distill --reward.functions '[]' \
         --reference.model TEACHER
 
-The reference is the teacher; it has the tokens of the policy. No reward is needed, and no text of the teacher's.
+The reference is the teacher; it has the tokens of the policy. No reward is needed, and no text of the teacher's. One
+number of each token is enough here; `--algorithm distill` compares the distributions that tokens come from.
 """
 
 from typing import Any

@@ -11,6 +11,7 @@ import pytest
 from plait.cli import main
 from plait.recipes.recipe import Recipe
 from tests.cli.recipes import write_recipe
+from tests.models.tiny import save_tiny
 
 
 def test_eval_is_greedy_whatever_the_recipe_samples(
@@ -55,14 +56,22 @@ def test_eval_answers_as_the_evaluations_of_the_run(
 
 
 @pytest.mark.parametrize(
-    ("flow", "figure"), [("sft", "actor/nll"), ("dpo", "rewards/accuracies"), ("kto", "objective/kl")]
+    ("flow", "figure"),
+    [
+        ("sft", "actor/nll"),
+        ("dpo", "rewards/accuracies"),
+        ("kto", "objective/kl"),
+        ("distill", "actor/divergence"),
+    ],
 )
 def test_eval_of_what_learns_from_examples_or_pairs(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], flow: str, figure: str
 ) -> None:
-    row = {"completion": " 7"} if flow == "sft" else {"chosen": " 7", "rejected": " 8"}
+    row = {"completion": " 7"} if flow in ("sft", "distill") else {"chosen": " 7", "rejected": " 8"}
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row | {"prompt": f"count {i}"}) + "\n" for i in range(6)))
     own = {"reward.functions": [], "sampling": {}, "samples_per_prompt": 8, "options": {}}
+    if flow == "distill":
+        own |= {"options": {"on_policy": False}, "reference.model": str(save_tiny(tmp_path / "teacher", seed=7))}
     keys = {"data.source": str(tmp_path / "given.jsonl"), **own}
     path = write_recipe(make_recipe(algorithm=flow, **keys, **{"evaluation.items": 2}), tmp_path / "recipe.json")
     assert main(["eval", str(path)]) == 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from plait.algorithms.distill import distill_loss
 from plait.data.rows import Rows
+from plait.dataflow import Column, Level
 from plait.training.loss_split import split_gap
 from plait.training.mini_batch import LossCall
 from plait.training.trainer_settings import SampleSettings
@@ -73,6 +76,22 @@ def test_what_does_not_add_up_is_seen(loss):
     gap = gap_of(loss)
     assert gap is not None
     assert gap > 0.1
+
+
+def test_a_loss_over_other_tokens():
+    """Of columns that hold several numbers of each token."""
+    rows = random_rows(empty=True)
+    ids, top = (Column(name, Level.TOKEN, 5, 0, width=width) for name, width in (("ids", 3), ("top", 4)))
+    shared = np.log(np.random.default_rng(0).dirichlet(np.ones(4), rows.num_tokens))
+    rows = rows.with_column(ids, np.zeros((rows.num_tokens, 3))).with_column(top, shared)
+    columns = {"teacher_ids": ids, "teacher_logprobs": top}
+    for beta in (0.0, 0.5, 1.0):
+        added = gap_of(partial(distill_loss, beta=beta), rows, columns=columns)
+        assert added is not None
+        assert added < 1e-5
+    split = gap_of(lambda batch, teacher_ids: batch.logprobs_at(teacher_ids).mean(), rows, columns={"teacher_ids": ids})
+    assert split is not None
+    assert split > 0.1
 
 
 def test_scalar_models():

@@ -185,9 +185,10 @@ def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:
     return -(-shape.vocabulary // tp) * shape.hidden * (4 + 2 * width)
 
 
-WIDE_NUMBER_BYTES = 40
-"""What a number of a column of several per token takes on a device: itself, as it is read or sent, and what a loss
-keeps, for its backward, of the log-probs that belong to it. A divergence from a mixture keeps most, eight tensors."""
+WIDE_NUMBER_BYTES = 32
+"""What a number of a column of several per token takes on a device: itself, as it comes and as it is read or sent (10),
+what a loss keeps of the log-probs that belong to it (10 for a divergence from a mixture), and what its forward and
+backward take for a moment (12)."""
 
 
 def wide_bytes(batch: LargestBatch) -> int:

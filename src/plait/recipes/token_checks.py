@@ -15,10 +15,12 @@ from plait.recipes.role_models import RoleModel
 
 def check_teacher(flow: Dataflow, recipe: Recipe) -> None:
     """Raises ConfigError where `distill` would learn from the policy that it begins with."""
-    if recipe.algorithm == "distill" and recipe.reference.model is None:
+    teacher = recipe.reference.model
+    if recipe.algorithm == "distill" and teacher in (None, recipe.model):
         raise ConfigError(
-            f"the flow `{flow.name}` learns from a teacher, but `reference.model` is not set, so that it would be "
-            f"`{recipe.model}` itself; give the teacher's model"
+            f"the flow `{flow.name}` learns from a teacher, but `reference.model` is "
+            f"{'not set' if teacher is None else 'the same'}, so that it would be `{recipe.model}` itself, from which "
+            "there is nothing to learn; give the teacher's model"
         )
 
 
