@@ -17,6 +17,7 @@ from plait.runtime.api import run
 from plait.runtime.prepare import prepare
 from tests.models.tiny import save_tiny
 from tests.runs.plans import metrics_of
+from tests.runs.test_resume import kill_in_step, result_of
 from tests.runs.written import logged, samples_of
 
 MakeRecipe = Callable[..., Recipe]
@@ -145,3 +146,17 @@ def test_the_likeliest_tokens_of_a_teacher_are_learnt(make_recipe: MakeRecipe, t
     assert rows[0]["actor/divergence"] == pytest.approx(sum(divergences) / len(divergences), rel=1e-5)
     assert rows[0]["ref/top_mass"] == pytest.approx(sum(masses) / len(masses), rel=1e-5)
     assert rows[-1]["actor/divergence"] < 0.9 * rows[0]["actor/divergence"]
+
+
+@pytest.mark.slow
+def test_a_killed_distillation_resumes_exactly(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """With a batch that was drawn ahead: of it the teacher says again what it said."""
+    teacher = save_tiny(tmp_path / "teacher", seed=7, hidden_size=48)
+    keys = {"steps": 4, "checkpoint.every": 2, "max_staleness": 1, "dtype": "float32"}
+    whole, killed = (
+        distilled(make_recipe, teacher, run_dir=str(tmp_path / name), **keys) for name in ("whole", "killed")
+    )
+    run(whole)
+    kill_in_step(killed, 3)
+    assert run(killed, resume=True).finished
+    assert result_of(killed.run_dir) == result_of(whole.run_dir)

@@ -115,7 +115,7 @@ def gradients(
     sums: list[Tensor | None] = [None] * len(head.params)
     for at in way.chunks(len(hidden_RH)):
         grad_CH, *grads = chunk_grads(buffers, hidden_RH[at], needed, grad_of(at))
-        if grad_hidden_RH is not None:
+        if grad_hidden_RH is not None and grad_CH is not None:
             grad_hidden_RH[at] = grad_CH
         for index, grad in enumerate(grads):
             sums[index] = _accumulate(sums[index], grad, last=at.stop == len(hidden_RH))
