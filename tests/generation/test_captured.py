@@ -474,10 +474,10 @@ def test_a_draft_model_is_measured_on_different_tokens_at_places_of_their_own(mo
 
 def test_logits_are_far_where_they_are_to_be_zero() -> None:
     zeros = torch.zeros(2, 3)
-    assert captured._difference(zeros, zeros) is None
-    assert captured._difference(zeros + 1, zeros) is not None
-    assert captured._difference(zeros / 0, zeros) is not None
-    assert captured._difference(zeros, zeros + 1) is not None
+    assert captured.difference(zeros, zeros) is None
+    assert captured.difference(zeros + 1, zeros) is not None
+    assert captured.difference(zeros / 0, zeros) is not None
+    assert captured.difference(zeros, zeros + 1) is not None
 
 
 def test_what_captures_of_a_draft_model_take_counts_for_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:

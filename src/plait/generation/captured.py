@@ -183,7 +183,7 @@ class CapturedSteps:
         expected_TV = _logits(self._plainly(batch, pool))
         is_done, logits_TV = self._by_first_way(batch, pool)
         if is_done:
-            why = _difference(_logits(logits_TV), expected_TV)
+            why = difference(_logits(logits_TV), expected_TV)
             if why is None:
                 self._shown.add(size)
             else:
@@ -278,7 +278,7 @@ class CapturedSteps:
         if expected_TV is None:
             return None
         step.graph.replay()
-        return _difference(step.out_BV[: len(expected_TV)], expected_TV)
+        return difference(step.out_BV[: len(expected_TV)], expected_TV)
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ def is_decoding(batch: RaggedBatch) -> bool:
     return batch.ancestors is None and max(batch.num_new) <= SHORT_ROWS and batch.read_R is None
 
 
-def _difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
+def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
     """How logits differ by more than rounding; None: they do not."""
     for found, expected in zip(found_TV.split(MOST_ROWS), expected_TV.split(MOST_ROWS), strict=True):
         off_norm, norm = torch.stack([(found.float() - expected.float()).norm(), expected.float().norm()]).tolist()
