@@ -78,15 +78,15 @@ LIMITS: Mapping[str, int] = {
     "decode": 85,
     "drafts": 130,
     "turns": 50,
-    "predicted": 230,
+    "predicted": 285,
     "products": 55,
     "grpo": 75,
-    "tokens": 90,
-    "training": 120,
+    "tokens": 85,
+    "training": 110,
     "tests": 120,
     "two": 60,
-    "vllm": 65,
-    "ppo": 60,
+    "vllm": 55,
+    "ppo": 55,
 }
 """Seconds of each part, for each shape."""
 LEAST = 0.5
