@@ -75,7 +75,7 @@ class Column:
 
     @property
     def numbers(self) -> int:
-        """Of a token, or of what else there is a number for."""
+        """How many numbers stand for one token, one sample or the batch."""
         return 1 if self.width is None else self.width
 
 

@@ -173,5 +173,5 @@ def _accumulate(total: Tensor | None, grad: Tensor | None, *, last: bool) -> Ten
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """Float32, or the tensor's dtype where that is wider."""
+    """Float32, or the dtype of a tensor (of any shape) where that is wider."""
     return torch.promote_types(tensor.dtype, torch.float32)
