@@ -23,7 +23,8 @@ def sevens_of_some(completions, **columns):
 """
 """A file `replies.py` that recipes name."""
 WITH_CRITIC = ("ppo", "safe_rlhf")
-ROLLOUTS = ("grpo", "rloo", "reinforce_pp", "remax", *WITH_CRITIC)
+REWARDED = ("grpo", "rloo", "reinforce_pp", "remax", *WITH_CRITIC)
+ROLLOUTS = (*REWARDED, "distill")
 ON_PAIRS = ("dpo", "kto", "reward_model")
 ALGORITHMS = (*ROLLOUTS, "grpo", "ppo", *ON_PAIRS, "sft")
 
@@ -60,21 +61,24 @@ WHAT = (
     Draw(0.3, _one("sampling.temperature", 0.8), ROLLOUTS),
     Draw(0.3, ({**TURNS, "turns.most": 2}, {**TURNS, "turns.most": 3}), ROLLOUTS),
     Draw(0.3, _one("max_staleness", 1, 2), ROLLOUTS),
-    Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/rewards.py:sevens"]), ROLLOUTS),
+    Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/rewards.py:sevens"]), REWARDED),
     Draw(0.3, _one("reward.model", "PLACE/scorer"), WITH_CRITIC),
     Draw(0.6, _one("options.mini_batches", 2, 3), ROLLOUTS),
     Draw(0.4, _one("options.epochs", 2), ROLLOUTS),
-    Draw(0.6, _one("options.kl_coef", 0.05), ROLLOUTS),
+    Draw(0.6, _one("options.kl_coef", 0.05), REWARDED),
     Draw(0.3, _one("options.aggregation", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"), ROLLOUTS),
-    Draw(0.3, _one("options.entropy_coef", 0.02), ROLLOUTS),
-    Draw(0.2, _one("options.dual_clip", 3.0), ROLLOUTS),
-    Draw(0.4, (*_one("options.correction", "icepop", "seq_mask"), {"options.old_logprobs": "engine"}), ROLLOUTS),
+    Draw(0.3, _one("options.entropy_coef", 0.02), REWARDED),
+    Draw(0.2, _one("options.dual_clip", 3.0), REWARDED),
+    Draw(0.4, (*_one("options.correction", "icepop", "seq_mask"), {"options.old_logprobs": "engine"}), REWARDED),
     Draw(0.3, _one("options.ratio", "sequence-mean", "sequence-product"), ("grpo",)),
     Draw(0.3, _one("options.mask_truncated", True), ("grpo",)),
     Draw(0.3, ({"options.dynamic_sampling": True, "options.max_sampling_rounds": 3},), ("grpo",)),
     Draw(0.3, _one("options.overlong_buffer_tokens", 4), ("grpo",)),
     Draw(0.5, _one("options.group_baseline", True), ("reinforce_pp",)),
     Draw(1, ({"options.ptx_coef": 0.5, "options.cost_window": 8},), ("safe_rlhf",)),
+    Draw(1, ({"reference.model": "PLACE/teacher", "reward.functions": None},), ("distill",)),
+    Draw(0.7, _one("options.top_k", 3, 8, 300), ("distill",)),
+    Draw(0.7, _one("options.beta", 0, 0.3), ("distill",)),
     Draw(0.5, _one("options.loss_type", "ipo", "hinge"), ("dpo",)),
     Draw(0.5, _one("options.mini_batches", 2), (*ON_PAIRS, "sft")),
     Draw(0.25, _one("lora.rank", 1, 4)),
@@ -139,6 +143,8 @@ def _calls(algorithm: str, what: dict[str, Any]) -> Sequence[str]:
         calls += ["cost_critic.train", "cost_critic.values"]
     if algorithm in ("dpo", "kto", "safe_rlhf") or "options.kl_coef" in what:
         calls.append("ref.logprobs")
+    if algorithm == "distill":
+        calls.append("ref.top_logprobs")
     if "reward.model" in what:
         calls.append("reward.score")
     return calls
