@@ -53,7 +53,7 @@ from on_device.job import SHAPES, Job
 from ppo_step import peer_python
 
 Shapes = Callable[[Sequence[str]], Sequence[str]]
-"""Of those that are asked for, from the smallest to the largest: those that a round is run for."""
+"""Which of the shapes that are asked for, from the smallest to the largest, a round is run for."""
 _LARGEST: Shapes = lambda shapes: shapes[-1:]
 _OTHERS: Shapes = lambda shapes: shapes[-2::-1]
 _ALL: Shapes = lambda shapes: shapes[::-1]

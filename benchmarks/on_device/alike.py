@@ -8,7 +8,7 @@ from typing import NamedTuple
 from plait.data.records import Sample
 
 FAR = {"float32": 1e-3, "bfloat16": 0.3}
-"""Of log-probs of the same token behind the same tokens, by ways that round otherwise: among some thousand tokens."""
+"""How far log-probs of one token behind the same tokens may be, by ways that round otherwise, among some thousand."""
 
 
 class Alike(NamedTuple):

@@ -70,7 +70,7 @@ class Rollout(NamedTuple):
     """Those that computed all samples and nothing else."""
     samples: list[Sample]
     counts: Counts
-    """Of its guesses."""
+    """What its guesses came to."""
 
 
 def main() -> int:
