@@ -46,6 +46,17 @@ def test_every_option_has_a_meaning(command: str) -> None:
         assert option.meaning, f"`{option.name}` of `{command}` has no description"
 
 
+def test_an_option_says_what_it_means_to_each_algorithm() -> None:
+    """To the default one where that has it; those that mean the same by it as one before them are left out."""
+    meanings = {option.name: option.meaning for option in options_of("train")}
+    assert meanings["--options.loss_type"] == "dpo: sigmoid, robust, hinge or ipo; kto (kto): kto or apo_zero_unpaired"
+    assert meanings["--options.beta"].startswith(
+        "dpo: weight of the KL to the reference that is implied; for ipo its τ"
+    )
+    assert "; distill (1.0): divergence of the policy" in meanings["--options.beta"]
+    assert meanings["--options.clip_high"] == "upper clip of the probability ratio (DAPO: 0.28)"
+
+
 @pytest.mark.parametrize("command", [*commands()])
 def test_help_fits_80_columns(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -199,6 +199,12 @@ def options() -> Iterator[Option]:
     keys = {key: (default, text) for key, default, text in describe_keys() if key != "options"}
     for algorithm in BUILT_IN:  # the default algorithm comes first; of the others, what it does not have
         for key, default, text in describe_keys(options_class(load_flow(algorithm))):
-            keys.setdefault(f"options.{key}", (default, text if algorithm == "grpo" else f"{algorithm}: {text}"))
+            first, told = keys.get(name := f"options.{key}", (default, ""))
+            if algorithm == "grpo":
+                keys[name] = default, text
+            elif not told:
+                keys[name] = default, f"{algorithm}: {text}"
+            elif told.startswith(tuple(f"{other}: " for other in BUILT_IN)) and f": {text}" not in told:
+                keys[name] = first, f"{told}; {algorithm}{'' if default == first else f' ({default})'}: {text}"
     for key, (default, text) in keys.items():
         yield Option(f"--{key}", "" if default in ("None", "none") else default, text)
