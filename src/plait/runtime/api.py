@@ -40,7 +40,7 @@ from plait.runtime.prediction.network import NOT_MEASURED, Machines
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
 from plait.runtime.prepare import is_searched, prepare
-from plait.runtime.process import set_up
+from plait.runtime.process import as_in_new_process, set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of, said_of_kinds
 from plait.runtime.session import Session
@@ -136,8 +136,8 @@ def run(
         RunError: the run had to stop.
     """
     origin = Origin.here(recipe_file)
-    set_up(recipe.threads)
     with (
+        as_in_new_process(recipe.threads),
         claim(recipe, resume=resume) as directory,
         gathered_nodes(recipe, attached, num_nodes, directory.path, loading) as nodes,
     ):

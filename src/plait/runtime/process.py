@@ -2,12 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 
 import torch
 
 from plait.cost.machine import threads_alone
+from plait.errors import ConfigError
 from plait.workers.peak_memory import forget_peak
+
+_running: list[int] = []
+"""The process that a run computes in, while it does; a child that it forks is another one."""
+_entering = threading.Lock()
+
+
+@contextlib.contextmanager
+def as_in_new_process(threads: int) -> Iterator[None]:
+    """While inside, one run computes here, as in a new process, whatever this one has asked of torch: in a notebook
+    gradients may be off, numbers bfloat16 by default, or autocast on.
+
+    Args:
+        threads: see `threads_alone`.
+
+    Raises:
+        ConfigError: another run computes in this process.
+    """
+    with _entering:
+        if os.getpid() in _running:
+            raise ConfigError(
+                "another run goes on in this process (in another thread), and two would change each other's numbers: "
+                "wait for it, or begin each in a process of its own"
+            )
+        _running[:] = [os.getpid()]
+    threads_before = torch.get_num_threads()
+    try:
+        set_up(threads)
+        with _torch_as_it_begins():
+            yield
+    finally:
+        torch.set_num_threads(threads_before)
+        _running.clear()
+
+
+@contextlib.contextmanager
+def _torch_as_it_begins() -> Iterator[None]:
+    """While inside; behind it all is as it was."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # a device that is set costs every call of torch time
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 def set_up(threads: int) -> None:
