@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
+from plait.data.examples import example_set
+from plait.data.formats import Row, RowKind
 from plait.data.packed import pack
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
+from plait.data.settings import DataSettings
+from plait.data.sources import Source
 from plait.errors import ModelError, RunError, UserError
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
 from plait.runtime.api import run
+from plait.runtime.inputs.tokenizers import load_tokenizer
 from plait.runtime.prepare import prepare
 from plait.runtime.steps.scorer import ModelScorer, translator_for
 from tests.models.tiny import tiny_tokenizer
@@ -68,6 +73,25 @@ def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:
     assert other.decode(ids, skip_special_tokens=True) == "renderedit is 7"
     (truncated,) = translator.translate_all([dataclasses.replace(sample, finish_reason=FinishReason.LENGTH)])
     assert truncated.token_ids[-1] != other.eos_token_id, "the end was not said"
+
+
+def test_a_reward_model_reads_what_others_said_up_to_where_it_was_trained(tiny_folder: Path, tmp_path: Path) -> None:
+    """The template writes a line break behind the marker that closes an answer. One that plait has trained was never
+    asked there; one from elsewhere was, as TRL trains on all that the template writes."""
+    save_pretrained(load_scalar(str(tiny_folder), dtype="float32"), tmp_path / "trained")
+    trained, actor = load_tokenizer(str(tmp_path / "trained")), tiny_tokenizer()
+    actor.chat_template = "{{ messages[-1]['content'] }}"
+    asked, answer = {"role": "user", "content": "what is 7?"}, {"role": "assistant", "content": "it is 7"}
+    columns = {"prompt": [asked], "chosen": [answer], "rejected": [{**answer, "content": "no"}]}
+    pairs = Source("x", (Row(columns, "x:1"),), RowKind.PAIRS)
+    given = example_set(pairs, trained, DataSettings(source="x"), 1000).given(0, 0)[0].sample
+    sample = Sample(Prompt(0, "what is 7?", (1, 2), columns), 0, (5, 6), (-1.0, -1.0), "it is 7", FinishReason.STOP)
+    for scorer, behind in ((trained, ""), (tiny_tokenizer(), "\n")):
+        translator = translator_for(actor, scorer)
+        assert translator is not None
+        (read,) = translator.translate_all([sample])
+        whole = (*given.prompt.token_ids, *given.token_ids, *trained(behind, add_special_tokens=False)["input_ids"])
+        assert (*read.prompt.token_ids, *read.token_ids) == whole
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -20,6 +20,9 @@ RENDER_LIMIT_S = 5
 """Seconds for one prompt. Templates take well below a millisecond."""
 MOST_RENDERED = 20_000_000
 """Characters of a prompt: more than any model has positions for."""
+READS_TO_MARKER = "reads_to_marker"
+"""In `tokenizer_config.json` of a scalar model that plait has trained: it knows conversations up to the marker that
+closes their last turn, without the white space that the template writes behind it."""
 
 _OF_TEMPLATES = (
     TemplateError,
@@ -231,7 +234,7 @@ class SpokenFinder:
             end = len(whole)
             if number < len(messages) - 1:
                 end = self._reach(ids(number + 1), whole, number + 1, row)
-            end = self._closed(whole, begin, end)
+            end = self.closed(whole, begin, end)
             if messages[number]["content"] and all(self._says_nothing(token) for token in whole[begin:end]):
                 raise DataError(
                     f"{row.place}: the chat template of the model leaves out what the assistant says in turn "
@@ -261,7 +264,7 @@ class SpokenFinder:
             "told; give each answer a row of its own in `data.source`, with `prompt` and `completion`"
         )
 
-    def _closed(self, whole: Sequence[int], begin: int, end: int) -> int:
+    def closed(self, whole: Sequence[int], begin: int, end: int) -> int:
         """The end of a turn for the model: after the marker that closes it.
 
         Templates write a line break after it, for the next turn; the model stops before it and never writes it. Where

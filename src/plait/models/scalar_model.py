@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.data.across import uploaded
+from plait.data.chat import READS_TO_MARKER
 from plait.data.packed import PackedBatch, Span
 from plait.models.backbone import Backbone
 from plait.models.backbone_model import BackboneModel
@@ -136,6 +137,7 @@ class ScalarModel(BackboneModel):
         tokenizer = copy.deepcopy(self.tokenizer)
         if tokenizer is not None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(self._pad_token_id())
+            tokenizer.init_kwargs[READS_TO_MARKER] = True
         return tokenizer
 
     def _pad_token_id(self) -> int:

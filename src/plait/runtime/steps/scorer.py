@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.data.chat import render
+from plait.data.chat import READS_TO_MARKER, Ids, SpokenFinder, render
 from plait.data.formats import Row
 from plait.data.records import FinishReason, Sample, conversation
 from plait.data.rows import FloatArray, Rows
@@ -112,13 +112,15 @@ class Translator:
     """Renders a sample for another tokenizer.
 
     A reward model with a chat template reads the conversation: the prompt's messages (a text prompt is the user's
-    message) and the response as the assistant's, or its turns and the replies between them. Without one it reads the
-    prompt's text with the response behind it, and its end token where the response ended by itself.
+    message) and the response as the assistant's, or its turns and the replies between them: all that the template
+    writes, as such models are trained elsewhere, or up to the marker that closes the answer, as by plait. Without one
+    it reads the prompt's text with the response behind it, and its end token where the response ended by itself.
     """
 
     def __init__(self, tokenizer: Any, key: str) -> None:
         self._tokenizer = tokenizer
         self._key = key
+        self._to_marker = SpokenFinder(tokenizer, Ids(tokenizer)) if READS_TO_MARKER in tokenizer.init_kwargs else None
 
     def translate_all(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
         """The same samples in the reward model's tokens. Raises DataError where its chat template refuses one.
@@ -150,7 +152,8 @@ class Translator:
             place = Row({}, f"`{self._key}`: {sample.prompt.title(sample.index)}")
             turns = conversation(prompt, sample.messages)
             text = render(tokenizer, turns, place, remedy=f"`{self._key}`, or the prompts", begin_answer=False)
-            return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            return ids if self._to_marker is None else ids[: self._to_marker.closed(ids, 0, len(ids))]
         ids = tuple(tokenizer(sample.prompt.text + sample.text)["input_ids"])
         end = tokenizer.eos_token_id
         if sample.finish_reason is FinishReason.STOP and end is not None and ids[-1:] != (end,):
