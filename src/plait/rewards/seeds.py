@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.abc
 import random
 import sys
@@ -10,8 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_SEEDED = ("numpy", "torch")
-"""Libraries with random state of their own, besides the standard library."""
+from plait.user_draws import LIBRARIES, seed_all, seed_library
 
 
 class Seeds(importlib.abc.MetaPathFinder):
@@ -28,21 +26,10 @@ class Seeds(importlib.abc.MetaPathFinder):
 
     def seed(self, noise: str) -> None:
         self._noise = noise
-        random.seed(noise)
-        for name in _SEEDED:
-            if name in sys.modules:
-                self._seed_library(name)
-
-    def _seed_library(self, name: str) -> None:
-        library = sys.modules[name]
-        number = int.from_bytes(hashlib.blake2b(self._noise.encode(), digest_size=4).digest(), "little")
-        if name == "numpy":
-            library.random.seed(number)
-        else:
-            library.manual_seed(number)
+        seed_all(noise)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname not in _SEEDED:
+        if fullname not in LIBRARIES:
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((spec for spec in others if spec is not None), None)
@@ -54,7 +41,7 @@ class Seeds(importlib.abc.MetaPathFinder):
             state = random.getstate()
             execute(module)
             random.setstate(state)  # whatever the import drew, only the first call would have drawn it
-            self._seed_library(fullname)
+            seed_library(fullname, self._noise)
 
         spec.loader.exec_module = execute_and_seed
         return spec

@@ -9,10 +9,8 @@ Shapes: R response tokens of the samples that are looked at, N these samples.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -26,6 +24,7 @@ from plait.models.outputs import Outputs
 from plait.policy.packing import MicroBatch
 from plait.training.mini_batch import LossCall, MiniBatch
 from plait.training.trainer_settings import SampleSettings
+from plait.user_draws import draws_kept
 
 MAX_SAMPLES = 16
 """As many are looked at, or one group more than fits."""
@@ -51,7 +50,7 @@ def split_gap(rows: Rows, call: LossCall, role: str, samples: SampleSettings) ->
     if not 0 < cut < len(members):
         return None
     chosen = rows.select(members)
-    with _random_state_kept():
+    with draws_kept():
         for tables in (chosen, _with_columns_made_up(chosen, call)):  # in a step all advantages may be 0
             try:
                 gap = _compared(MiniBatch(tables, call, role, samples), cut, is_scalar=role != "actor")
@@ -123,14 +122,3 @@ def _spread(numbers_R: Tensor, ids_RK: Tensor) -> Tensor:
     """Log-probs [R, K + 1] of a distribution that follows from these numbers, whichever tokens it is of."""
     outcomes_J = torch.arange(ids_RK.shape[1] + 1, dtype=numbers_R.dtype)
     return (numbers_R[:, None] * torch.cos(0.7 * outcomes_J)).log_softmax(-1)
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  what a user's loss may draw from
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002

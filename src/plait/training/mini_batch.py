@@ -6,6 +6,7 @@ Shapes: R response tokens of a micro-batch, N its samples, in row order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,7 @@ from plait.training.loss_batch import MicroBatchLoss, Responses, loss_share
 from plait.training.token_means import MiniBatchTotals, TokenMeans
 from plait.training.trainer_settings import SampleSettings
 from plait.user_code import UserCode, is_users, title_of
+from plait.user_draws import drawing
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,15 @@ class MiniBatch:
 
     Args:
         role: whose model it is for; in messages and in front of metrics.
+        noise: of what a loss of the user's own draws, with the samples that it is called for; None: it is left alone.
 
     Raises:
         RunError: the mask holds something other than 0 and 1.
     """
 
-    def __init__(self, rows: Rows, call: LossCall, role: str, samples: SampleSettings) -> None:
+    def __init__(
+        self, rows: Rows, call: LossCall, role: str, samples: SampleSettings, noise: str | None = None
+    ) -> None:
         self.rows = rows
         self.call = call
         self.role = role
@@ -79,6 +84,7 @@ class MiniBatch:
         self.mask_R = mask_of(rows, call.mask, role)
         self.totals = MiniBatchTotals.of(rows, samples.max_response_tokens, self.mask_R)
         self.means = TokenMeans(self.totals.tokens)
+        self._noise = noise if is_users(call.loss) else None
 
     def share(self, micro: MicroBatch, outputs: Outputs, *, needs_gradient: bool) -> Tensor:
         """The loss of one micro-batch, a scalar that is its share of the mini-batch's; logs what is logged of it.
@@ -108,18 +114,20 @@ class MiniBatch:
                     # One number stays on the host: a loss may ask whether it is 0, and products take it from there.
                     return tensor(value) if np.ndim(value) else tensor(value, "cpu")
 
+        ids = [(rows.samples[i].prompt.uid, rows.samples[i].index) for i in members]
         responses = Responses(
             lengths.tolist(),
             tensor(rows.sampling_logprobs[places], "cpu"),
             None if self.mask_R is None else tensor(self.mask_R[places], "cpu"),
-            [(rows.samples[i].prompt.uid, rows.samples[i].index) for i in members],
+            ids,
             self.call.whole_groups,
         )
         batch = MicroBatchLoss(outputs, responses, self.totals, self.means, role=self.role)
         if outputs.entropies_R is not None:
             batch.log(f"{self.role}/entropy", outputs.entropies_R)
         arguments = {name: column_R(column) for name, column in self.call.columns.items()}
-        return loss_share(self.call.loss, batch, arguments, needs_gradient=needs_gradient)
+        with nullcontext() if self._noise is None else drawing(f"{self._noise} {ids[:1]}"):
+            return loss_share(self.call.loss, batch, arguments, needs_gradient=needs_gradient)
 
     def backward(self, share: Tensor) -> None:
         """Add the gradient of a `share` of the loss, a scalar.

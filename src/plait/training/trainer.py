@@ -149,7 +149,11 @@ class Trainer:
         assert self._updates is not None, f"role {self.role} is frozen"
         rows, seed = rows.ordered(), self._updates.seed
         drawn = drawn_batches(rows, mini_batches, epochs=epochs, seed=seed, step=step, whole_groups=call.whole_groups)
-        batches = (MiniBatch(rows.select(members), call, self.role, self.sample_settings) for members in drawn)
+        noise, settings = f"{seed} {step} {call.name or self.role}", self.sample_settings
+        batches = (
+            MiniBatch(rows.select(members), call, self.role, settings, f"{noise} {number}")
+            for number, members in enumerate(drawn)
+        )
         return BegunTraining(self, rows, call, batches, epochs)
 
     # -- evaluate
@@ -157,7 +161,7 @@ class Trainer:
     def evaluate(self, rows: Rows, call: LossCall) -> Work[dict[str, float]]:
         """The loss over all rows as one mini-batch, without an update (`evaluation.loss_over`); also for a frozen role.
         Without rows the result is empty; if every token is masked it is the loss alone, 0."""
-        batch = MiniBatch(rows.ordered(), call, self.role, self.sample_settings)
+        batch = MiniBatch(rows.ordered(), call, self.role, self.sample_settings, "evaluation")
         if batch.totals.tokens == 0:
             return {f"{self.role}/loss": 0.0} if len(rows) else {}
         micros = self.split(batch.rows, call.whole_groups)[self.team.dp.index]

@@ -26,6 +26,7 @@ from plait.schedule.dispatch import Task
 from plait.schedule.joint_training import fused_calls
 from plait.schedule.needs import may_stream
 from plait.schedule.work import Work
+from plait.user_draws import drawing
 from plait.workers.recorder import Recorder
 
 
@@ -271,7 +272,8 @@ class Calls:
 
     def _compute(self, node: Node, state: StepState) -> None:
         output = node.outputs[0]
-        with self._recorder.span(node.call, "COMPUTE"):
+        noise = f"{self._recipe.seed} {state.step} {node.call}"
+        with self._recorder.span(node.call, "COMPUTE"), drawing(noise):
             values = evaluate(node, state.tables, state.batch)
         if output.level is Level.BATCH:
             state.batch[output] = values
