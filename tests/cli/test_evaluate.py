@@ -10,6 +10,7 @@ import pytest
 
 from plait.cli import main
 from plait.recipes.recipe import Recipe
+from plait.runtime.api import run
 from tests.cli.recipes import write_recipe
 from tests.models.tiny import save_tiny
 
@@ -82,3 +83,21 @@ def test_eval_of_what_learns_from_examples_or_pairs(
     figures = json.loads(capsys.readouterr().out)
     assert figures["items"] == 2
     assert f"{figure} {figures[f'eval/{figure}']:.3f}" in " ".join(printed.split())
+
+
+def test_eval_compares_what_was_trained_with_what_training_began_with(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--model` for both, each log-ratio was 0."""
+    rows = [{"prompt": f"count {i}", "chosen": " 7", "rejected": " 8"} for i in range(6)]
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"reward.functions": [], "sampling": {}, "samples_per_prompt": 8, "options": {}}
+    keys = {"algorithm": "dpo", "data.source": str(tmp_path / "given.jsonl"), "evaluation.items": 2, **own}
+    recipe = make_recipe(**keys, steps=2)
+    measured = run(recipe).after
+    assert measured is not None
+    path = write_recipe(make_recipe(**keys), tmp_path / "recipe.json")
+    assert main(["eval", str(path), "--json", "--model", str(recipe.run_dir / "final")]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["eval/rewards/margins"] == pytest.approx(measured.metrics()["eval/rewards/margins"], rel=1e-3)
+    assert figures["eval/rewards/margins"] != 0

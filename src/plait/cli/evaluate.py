@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -49,6 +50,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     from plait.recipes.trust import user_recipe
 
     recipe = without_draws(user_recipe(path, overrides, trust_run_code="--trust-run-code" in flags))
+    recipe = with_reference(recipe, path, overrides)
     if recipe.evaluation.items == 0:
         raise ConfigError("`evaluation.items` is 0: set how many held-out items to answer (--evaluation.items 100)")
     with opening(title_of("eval", path), opening_facts(recipe)):
@@ -104,6 +106,23 @@ def without_draws(recipe: Recipe) -> Recipe:
     """The recipe without what it says about drawing samples to train on, some of which is refused where one trains."""
     settings = recipe.sampling.model_copy(update={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "engine": "plait"})
     return recipe.model_copy(update={"sampling": settings})
+
+
+def with_reference(recipe: Recipe, path: Path | None, overrides: Sequence[tuple[str, Any]]) -> Recipe:
+    """Of a flow that compares given samples with the reference: what `--model` gives is compared with what training
+    began with, which the recipe names, and not with itself."""
+    from plait.dataflow import CallKind
+    from plait.recipes.flow_checks import checked_flow
+    from plait.recipes.recipe_file import load_recipe
+
+    others = [(key, value) for key, value in overrides if key != "model"]
+    if path is None or len(others) == len(overrides) or recipe.reference.model is not None:
+        return recipe
+    flow = checked_flow(recipe.letting_be())
+    if "ref" not in flow.roles or flow.of_kind(CallKind.GENERATE):
+        return recipe
+    begun = load_recipe(path, others).model
+    return recipe.model_copy(update={"reference": recipe.reference.model_copy(update={"model": begun})})
 
 
 def options() -> Iterator[Option]:
