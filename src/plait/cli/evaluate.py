@@ -109,8 +109,8 @@ def without_draws(recipe: Recipe) -> Recipe:
 
 
 def with_reference(recipe: Recipe, path: Path | None, overrides: Sequence[tuple[str, Any]]) -> Recipe:
-    """Of a flow that compares given samples with the reference: what `--model` gives is compared with what training
-    began with, which the recipe names, and not with itself."""
+    """The recipe of a flow that compares given samples with the reference, in which what `--model` gives is compared
+    with what training began with, which the recipe names, and not with itself. Other recipes stay as they are."""
     from plait.dataflow import CallKind
     from plait.recipes.flow_checks import checked_flow
     from plait.recipes.recipe_file import load_recipe
