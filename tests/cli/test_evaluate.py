@@ -71,8 +71,9 @@ def test_eval_of_what_learns_from_examples_or_pairs(
     row = {"completion": " 7"} if flow in ("sft", "distill") else {"chosen": " 7", "rejected": " 8"}
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row | {"prompt": f"count {i}"}) + "\n" for i in range(6)))
     own = {"reward.functions": [], "sampling": {}, "samples_per_prompt": 8, "options": {}}
-    if flow == "distill":
-        own |= {"options": {"on_policy": False}, "reference.model": str(save_tiny(tmp_path / "teacher", seed=7))}
+    teacher = str(save_tiny(tmp_path / "teacher", seed=7)) if flow == "distill" else ""
+    if teacher:
+        own |= {"options": {"on_policy": False}, "reference.model": teacher}
     keys = {"data.source": str(tmp_path / "given.jsonl"), **own}
     path = write_recipe(make_recipe(algorithm=flow, **keys, **{"evaluation.items": 2}), tmp_path / "recipe.json")
     assert main(["eval", str(path)]) == 0
@@ -83,6 +84,9 @@ def test_eval_of_what_learns_from_examples_or_pairs(
     figures = json.loads(capsys.readouterr().out)
     assert figures["items"] == 2
     assert f"{figure} {figures[f'eval/{figure}']:.3f}" in " ".join(printed.split())
+    if teacher:  # it may be measured, too, by what it says itself
+        assert main(["eval", str(path), "--json", "--model", teacher]) == 0
+        assert json.loads(capsys.readouterr().out)["eval/actor/divergence"] == pytest.approx(0, abs=1e-6)
 
 
 def test_eval_compares_what_was_trained_with_what_training_began_with(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from plait.dataflow import MISMATCHED, CallKind, Dataflow
@@ -13,16 +14,23 @@ from plait.recipes.device_checks import check_served
 from plait.recipes.engine_checks import check_engine
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_rewards
-from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES
+from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome
 from plait.recipes.token_checks import check_teacher
 from plait.recipes.turn_checks import check_turns
 
 
-def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Dataflow:
+def checked_flow(
+    recipe: Recipe,
+    flow: Callable[..., Any] | None = None,
+    *,
+    to_come: Mapping[str, ToCome] = MappingProxyType({}),
+    trains: bool = True,
+) -> Dataflow:
     """The graph of the recipe's algorithm with its options.
 
     Args:
         flow: in place of what the key `algorithm` names.
+        to_come, trains: as of `prepare`.
 
     Raises:
         UserError: a key or the flow cannot be used; the message names the key and the remedy.
@@ -44,7 +52,8 @@ def checked_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Data
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
     _check_mismatched(dataflow, recipe)
-    check_teacher(dataflow, recipe)
+    if trains:
+        check_teacher(dataflow, recipe, to_come)
     if recipe.epochs is None:
         check_trained_steps(dataflow, recipe)
     return dataflow

@@ -10,16 +10,21 @@ from plait.dataflow.options import ScoreOptions
 from plait.errors import ConfigError
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
-from plait.recipes.role_models import RoleModel
+from plait.recipes.role_models import RoleModel, ToCome
 
 
-def check_teacher(flow: Dataflow, recipe: Recipe) -> None:
-    """Raises ConfigError where `distill` would learn from the policy that it begins with."""
-    teacher = recipe.reference.model
-    if recipe.algorithm == "distill" and teacher in (None, recipe.model):
+def check_teacher(flow: Dataflow, recipe: Recipe, to_come: Mapping[str, ToCome]) -> None:
+    """Raises ConfigError where `distill` would learn from the policy that it begins with.
+
+    Args:
+        to_come: as of `prepare`. Until then a model of its shape stands there, which may be the policy's.
+    """
+    keys = (("model", recipe.model), ("reference.model", recipe.reference.model))
+    own, teacher = (to_come[key].name if key in to_come else name for key, name in keys)
+    if recipe.algorithm == "distill" and teacher in (None, own):
         raise ConfigError(
             f"the flow `{flow.name}` learns from a teacher, but `reference.model` is "
-            f"{'not set' if teacher is None else 'the same'}, so that it would be `{recipe.model}` itself, from which "
+            f"{'not set' if teacher is None else 'the same'}, so that it would be `{own}` itself, from which "
             "there is nothing to learn; give the teacher's model"
         )
 

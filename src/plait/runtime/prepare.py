@@ -202,7 +202,7 @@ def outline(
     Raises:
         UserError: a key, the flow or a model cannot be used; the message names the key and the remedy.
     """
-    dataflow = checked_flow(recipe, flow)
+    dataflow = checked_flow(recipe, flow, to_come=to_come or {}, trains=trains)
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
     check_parts(dataflow, recipe, functions)

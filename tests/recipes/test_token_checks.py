@@ -1,0 +1,33 @@
+"""Whose likeliest tokens are asked for: a teacher that is the policy itself teaches nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plait.errors import ConfigError
+from plait.recipes.flow_checks import checked_flow
+from plait.recipes.stages import load_stages
+
+
+@pytest.mark.parametrize(
+    ("model", "teacher", "refused"),
+    [("m", "@expert", ""), ("@expert", "m", ""), ("@expert", "@expert", "@expert"), ("m", "m", "m")],
+)
+def test_a_teacher_that_an_earlier_stage_trains_is_another_model(
+    tmp_path: Path, model: str, teacher: str, refused: str
+) -> None:
+    """Until then the model stands there that it begins with, which may be the student's."""
+    distill = {"algorithm": "distill", "model": model, "reference": {"model": teacher}, "options": {"on_policy": False}}
+    stages = {"expert": {"algorithm": "sft"}, "student": distill}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"model": "m", "data": {"source": "d"}, "stages": stages}))
+    of_stages = load_stages(tmp_path / "recipe.yaml")
+    recipe, to_come = of_stages.foreseen("student"), of_stages.to_come("student")
+    if refused:
+        with pytest.raises(ConfigError, match=f"is the same, so that it would be `{refused}` itself"):
+            checked_flow(recipe, to_come=to_come)
+    else:
+        assert checked_flow(recipe, to_come=to_come).name == "distill"
+    assert checked_flow(recipe, to_come=to_come, trains=False).name == "distill", "what is only measured learns nothing"
