@@ -197,14 +197,14 @@ def options() -> Iterator[Option]:
     for name, text in NODE_OPTIONS.items():
         yield Option(name, "", text)
     keys = {key: (default, text) for key, default, text in describe_keys() if key != "options"}
-    for algorithm in BUILT_IN:  # the default algorithm comes first; of the others, what it does not have
+    for key, default, text in describe_keys(options_class(load_flow("grpo"))):
+        keys[f"options.{key}"] = default, text
+    common = set(keys)
+    for algorithm in BUILT_IN:  # of those but the default one, what it does not have; what differs among them by name
         for key, default, text in describe_keys(options_class(load_flow(algorithm))):
-            first, told = keys.get(name := f"options.{key}", (default, ""))
-            if algorithm == "grpo":
-                keys[name] = default, text
-            elif not told:
-                keys[name] = default, f"{algorithm}: {text}"
-            elif told.startswith(tuple(f"{other}: " for other in BUILT_IN)) and f": {text}" not in told:
-                keys[name] = first, f"{told}; {algorithm}{'' if default == first else f' ({default})'}: {text}"
+            first, said = keys.get(f"options.{key}", (default, ""))
+            if f"options.{key}" not in common and text not in said:
+                own = f"{algorithm}: {text}" if default == first else f"{algorithm} ({default}): {text}"
+                keys[f"options.{key}"] = first, f"{said}; {own}" if said else own
     for key, (default, text) in keys.items():
         yield Option(f"--{key}", "" if default in ("None", "none") else default, text)
