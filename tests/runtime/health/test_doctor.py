@@ -19,7 +19,7 @@ import torch
 from plait.data.packed import PackedBatch
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
-from plait.dataflow import CallKind
+from plait.dataflow import CallKind, Level, per_sample, trace
 from plait.errors import RunError
 from plait.generation.engine import Engine
 from plait.generation.response import Response
@@ -439,14 +439,26 @@ def test_where_trained_turns_end() -> None:
 UNCERTAIN = {"algorithm": f"{Path(__file__).parents[3]}/examples/newer_losses.py:newer", "options": {"uncertain": 0.2}}
 
 
-def test_a_mask_of_entropies_has_no_turns() -> None:
-    flow = trace_algorithm(load_flow(UNCERTAIN["algorithm"]), UNCERTAIN["options"], ("actor", "reward"))
+def where_a_teacher_is_certain(prompts, actor, ref):
+    samples = actor.generate(prompts)
+    top = ref.top_logprobs(samples, 4)
+    certain = per_sample(lambda top: top[:, 0] > -0.1, top.logprobs, name="certain", level=Level.TOKEN)
+    actor.train(samples, loss=lambda batch: batch.logprobs.sum(), mask=certain)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_mask_of_how_certain_a_model_is_has_no_turns(own: bool) -> None:
+    flow = trace(where_a_teacher_is_certain, roles=("actor", "ref"))
+    if not own:
+        flow = trace_algorithm(load_flow(UNCERTAIN["algorithm"]), UNCERTAIN["options"], ("actor", "reward"))
     (node,) = flow.of_kind(CallKind.TRAIN)
     assert node.mask is not None
     rows = Rows((Sample(Prompt(0, "q", (1,)), 0, (5, 2), (0.0, 0.0), "", FinishReason.STOP),))
-    rows = rows.with_column(node.loss_columns["advantages"], [1]).with_column(node.mask, [1, 0])
+    rows = rows.with_column(node.mask, [1, 0])
+    if not own:
+        rows = rows.with_column(node.loss_columns["advantages"], [1])
     facts = training_facts(flow, StepState(0, tables={node.rows: rows}), frozenset({2}))
-    assert facts == {"zero_advantages": 0.0, "mask_chooses": 1.0}
+    assert facts == {"mask_chooses": 1.0} | ({} if own else {"zero_advantages": 0.0})
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 
 from plait.data.records import FinishReason, Sample
 from plait.data.rows import FloatArray, Rows, trained_rows
-from plait.dataflow import CallKind, Dataflow, Grain, Node, Score
+from plait.dataflow import CallKind, Dataflow, Grain, Node, Score, Top
 from plait.models.loading import read_tokens
 from plait.runtime.health.loss_splits import split_gaps
 from plait.runtime.health.patient import Patient
@@ -158,11 +158,11 @@ def training_facts(flow: Dataflow, state: StepState, ends: frozenset[int]) -> di
 
 
 def _of_entropies(flow: Dataflow) -> set[int]:
-    """Ids of the calls that give entropies, or what is made of them. A mask of that chooses tokens by how certain a
-    model is of them, wherever turns begin and end."""
+    """Ids of the calls that give entropies or likeliest tokens, or what is made of them. A mask of that chooses tokens
+    by how certain a model is of them, wherever turns begin and end."""
     found: set[int] = set()
     for node in flow.nodes:
-        gives = node.kind is CallKind.SCORE and node.scoring is Score.ENTROPIES
+        gives = node.kind is CallKind.SCORE and (node.scoring is Score.ENTROPIES or isinstance(node.scoring, Top))
         if gives or any(column.producer in found for column in node.inputs.values()):
             found.add(node.id)
     return found
