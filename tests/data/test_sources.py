@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import subprocess
@@ -135,6 +136,11 @@ def test_a_file_that_is_not_utf8(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"prompt": "\xff"}')
     with pytest.raises(DataError, match="not UTF-8"):
+        read_jsonl(file)
+    file.write_bytes(gzip.compress(b'{"prompt": "a"}'))
+    with pytest.raises(
+        DataError, match=r"a\.jsonl` is packed by gzip; `data\.source` takes JSONL, or Parquet .*: unpack it"
+    ):
         read_jsonl(file)
 
 

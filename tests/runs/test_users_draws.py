@@ -17,13 +17,17 @@ import random
 import numpy as np
 import torch
 
-from plait.dataflow import per_group
+from plait.dataflow import Resample, per_group
 
 
 def flow(prompts, actor, reward):
-    samples = actor.generate(prompts)
+    samples = actor.generate(prompts, resample=Resample(keep=by_lot, reward=reward, max_rounds=5))
     advantages = per_group(shaken, reward.score(samples), name="advantages")
     actor.train(samples, loss=of_some_tokens, epochs=2, advantages=advantages)
+
+
+def by_lot(scores):
+    return random.random() < 0.6
 
 
 def shaken(scores):

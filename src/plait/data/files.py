@@ -84,10 +84,10 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}); `{key}` takes JSONL, or Parquet in a file "
-            "named *.parquet"
-        ) from None
+        takes = f"`{key}` takes JSONL, or Parquet in a file named *.parquet"
+        if (by := _packed_by(path)) is not None:
+            raise DataError(f"`{path}` is packed by {by}; {takes}: unpack it") from None
+        raise DataError(f"`{path}` is not UTF-8 ({error.reason} at byte {error.start}); {takes}") from None
     except OSError as error:
         raise DataError(f"`{key}`: `{path}` cannot be read: {error.strerror or error}") from None
     # `splitlines` would also cut at U+2028 and its like, which JSON allows inside a string.
@@ -102,6 +102,22 @@ def _json_records(path: Path, key: str) -> Iterator[Record]:
         if not isinstance(value, dict):
             raise DataError(f"{place}: expected a JSON object, found {kind_of(value)}; {_remedy(path, line, key)}")
         yield value, place
+
+
+def _packed_by(path: Path) -> str | None:
+    """The program that made a file small; None: none that is known."""
+    with path.open("rb") as file:
+        begin = file.read(6)
+    return next((program for mark, program in _PACKED.items() if begin.startswith(mark)), None)
+
+
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"(\xb5/\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"PK\x03\x04": "zip",
+}
 
 
 def _remedy(path: Path, line: str, key: str) -> str:

@@ -37,6 +37,7 @@ from plait.runtime.steps.watch import Watch
 from plait.schedule.dispatch import Task
 from plait.schedule.work import Work
 from plait.user_code import CALL_LIMIT_S, UserCode, is_users, title_of
+from plait.user_draws import drawing
 
 Draw = Callable[[int], Sequence[Prompt]]
 """The next so many prompts of the run."""
@@ -167,7 +168,10 @@ class Rollout:
             groups = list(growing.groups.values())
             drawn += groups
             rewards = yield from self._rewarding.rewards_of(node, resample.reward, groups, state)
-            kept += [group for group, scores in zip(groups, rewards, strict=True) if _stays(resample, scores)]
+            noise = f"{self._recipe.seed} {state.step} {node.call}"
+            for group, scores in zip(groups, rewards, strict=True):
+                if _stays(resample, scores, f"{noise} {group[0].prompt.uid}"):
+                    kept.append(group)
             if len(kept) >= num_wanted or number == resample.max_rounds:
                 break
             prompts = draw(num_wanted)
@@ -253,13 +257,17 @@ class Rollout:
             )
 
 
-def _stays(resample: Resample, rewards: FloatArray) -> bool:
-    """Whether a group with these rewards is kept. Raises RunError: the user's `keep` raised, or returned no bool."""
+def _stays(resample: Resample, rewards: FloatArray, noise: str) -> bool:
+    """Whether a group with these rewards is kept; what is drawn to decide it is a function of `noise`.
+
+    Raises:
+        RunError: the user's `keep` raised, or returned no bool.
+    """
     scored = rewards[np.isfinite(rewards)]
     if len(scored) == 0:
         return False
     what = f"the function `{title_of(resample.keep)}` of Resample(keep=…)"
-    with UserCode(what, RunError, users=is_users(resample.keep), limit_s=CALL_LIMIT_S):
+    with UserCode(what, RunError, users=is_users(resample.keep), limit_s=CALL_LIMIT_S), drawing(noise):
         stays = resample.keep(scored)
     if not isinstance(stays, bool | np.bool_):
         raise RunError(f"{what}: expected True or False, found {type(stays).__name__} {stays!r:.80}")
