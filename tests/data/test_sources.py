@@ -138,9 +138,7 @@ def test_a_file_that_is_not_utf8(tmp_path):
     with pytest.raises(DataError, match="not UTF-8"):
         read_jsonl(file)
     file.write_bytes(gzip.compress(b'{"prompt": "a"}'))
-    with pytest.raises(
-        DataError, match=r"a\.jsonl` is packed by gzip; `data\.source` takes JSONL, .*: unpack it"
-    ):
+    with pytest.raises(DataError, match=r"a\.jsonl` is packed by gzip; `data\.source` takes JSONL, .*: unpack it"):
         read_jsonl(file)
 
 
