@@ -14,12 +14,17 @@ from plait.recipes.stages import load_stages
 
 @pytest.mark.parametrize(
     ("model", "teacher", "refused"),
-    [("m", "@expert", ""), ("@expert", "m", ""), ("@expert", "@expert", "@expert"), ("m", "m", "m")],
+    [
+        ("m", "@expert", ""),
+        ("@expert", "m", ""),
+        ("@expert", "@expert", "@expert"),
+        ("m", "m", "m"),
+        ("qwen3-4b", "qwen3-4b", ""),
+    ],
 )
-def test_a_teacher_that_an_earlier_stage_trains_is_another_model(
-    tmp_path: Path, model: str, teacher: str, refused: str
-) -> None:
-    """Until then the model stands there that it begins with, which may be the student's."""
+def test_a_teacher_that_is_another_model_may_look_alike(tmp_path: Path, model: str, teacher: str, refused: str) -> None:
+    """In place of what an earlier stage trains stands the model that it begins with, which may be the student's; and a
+    shape stands for any model."""
     distill = {"algorithm": "distill", "model": model, "reference": {"model": teacher}, "options": {"on_policy": False}}
     stages = {"expert": {"algorithm": "sft"}, "student": distill}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"model": "m", "data": {"source": "d"}, "stages": stages}))
