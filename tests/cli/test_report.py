@@ -8,6 +8,7 @@ import pytest
 
 from plait.cli.evaluate import opening_facts
 from plait.cli.report import held_out_text, print_answers, print_before_after, print_outcome
+from plait.data.records import FinishReason, Prompt, Sample
 from plait.observe.console import SafeConsole
 from plait.recipes.recipe_file import load_recipe, recipe_of, with_sections
 from plait.runtime.controller import Outcome
@@ -81,3 +82,16 @@ def test_what_a_loss_logged_in_one_evaluation_alone_is_told(tmp_path, capsys) ->
     before, after = (Evaluation((), (), None, logged=told, num_given=3) for told in ({"nll": 2.0}, {"odd": 0.5}))
     print_outcome(load_recipe(None, list(keys.items())), Outcome(True, 1, {}, before, after))
     assert ["odd", "-", "0.500"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_answers_that_nothing_scores_have_a_length(tmp_path, capsys) -> None:
+    """Distillation has no reward, and its table had no line."""
+    (tmp_path / "run").mkdir()
+    keys = {"model": "m", "data.source": "x.jsonl", "algorithm": "distill", "run_dir": str(tmp_path / "run")}
+    evaluation = dict.fromkeys(("evaluation.items", "evaluation.show"), 0)
+    before, after = (
+        Evaluation((Sample(Prompt(0, "q", (1,)), 0, (5,) * length, (), "", FinishReason.STOP),), (), None)
+        for length in (3, 4)
+    )
+    print_outcome(load_recipe(None, list((keys | evaluation).items())), Outcome(True, 1, {}, before, after))
+    assert "mean response length 3.0 4.0" in " ".join(capsys.readouterr().out.split())

@@ -78,6 +78,8 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         say(f"{f'pass@{k}':30}  {result.pass_at_k(k) or '-'}")
     for name in (*(["reward"] if result.rewards else []), *result.judged):
         say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
+    if not result.is_scored:
+        say(f"{'mean response length':30}  {metrics['eval/response_length']:.1f}")
     if metrics.get("eval/dropped"):
         say(f"items without a score           {metrics['eval/dropped']:.0f}, left out")
     for source, of_source in result.by_source().items():

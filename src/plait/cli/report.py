@@ -160,6 +160,8 @@ def _rows(before: Evaluation | None, after: Evaluation) -> Iterator[tuple[str, s
         )
     for name in after.judged:
         yield _numbers("mean cost" if name == "cost" else f"judge: mean {name}", f"eval/{name}", before, after)
+    if not after.is_scored:
+        yield _numbers("mean response length", "eval/response_length", before, after, ".1f")
     if any(evaluation is not None and evaluation.metrics().get("eval/dropped") for evaluation in (before, after)):
         yield _numbers("items without a score, left out", "eval/dropped", before, after, ".0f")
     earlier = before.by_source() if before else {}

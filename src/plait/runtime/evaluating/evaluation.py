@@ -56,6 +56,11 @@ class Evaluation:
     def num_items(self) -> int:
         return len(self.samples) // self.per_item or self.num_given
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether anything says how good the answers are: a task, a reward or a judge."""
+        return self.task is not None or bool(self.rewards or self.judged)
+
     def reward_gain(self, before: Evaluation) -> Estimate | None:
         """Gain in reward over an earlier evaluation on the same items, with its paired 95 % interval."""
         return paired_difference(item_means(before.rewards, before.per_item), item_means(self.rewards, self.per_item))
