@@ -6,8 +6,10 @@ log of what it posted and waited for; `played` gives each rank one line of work 
     a collective            starts when every rank of the group has come to it, and must be the same on all
     a batch of messages     one work in the line of its group: its messages run at once, and are over together
     a message alone         in a line that is this pair's alone, both directions one behind the other
-    the first work of a     waits for every rank that the line connects
-    line
+    the first use           of a line, or of a line in one direction, makes connections: the process itself, not its
+                            GPU, stands still in the call until every rank that it connects has called too. Which
+                            connections a collective takes depends on its size: each may be the first of its kind
+    a tensor                is contiguous, and of a dtype that NCCL has
     two messages            meet by their order; that their tags and sizes are equal, too, is what we ask
 
 Groups that are made for gloo are left alone: tensors of the CPU go there.
@@ -37,9 +39,14 @@ COLLECTIVES = (
     "broadcast",
     "all_gather",
     "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor",
-    "all_gather_into_tensor",
+    "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor",
     "barrier",
 )
+DTYPES = {
+    *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+}
+"""Of tensors that it takes."""
 Group = tuple[int, tuple[int, ...]]
 """How many were made before, and its ranks."""
 
@@ -96,11 +103,20 @@ class _Unit:
         return f"rank {self.rank}: {what} on {self.post.line}"
 
 
+Way = tuple[Any, ...]
+"""What a call may have to connect first: a line, one direction of it, or the ranks of a collective once more."""
+
+
 class _Player:
     def __init__(self, logs: Mapping[int, Log]) -> None:
         self._logs, self._at = logs, dict.fromkeys(logs, 0)
         self._lines: dict[Any, dict[int, deque[_Unit]]] = {}
-        self._connected: set[Any] = set()
+        self._calling: dict[int, tuple[_Unit, set[Way]]] = {}
+        """Rank that stands still in a call → what it posts, and what is to be connected before."""
+        self._came: dict[Way, set[int]] = {}
+        """Ranks that have come to a way's end; it is open when all that it connects have."""
+        self._collectives: dict[tuple[int, Any], int] = {}
+        """(rank, line) → collectives that the rank has come to there."""
         self._over: set[tuple[int, int]] = set()
 
     def play(self) -> None:
@@ -113,6 +129,7 @@ class _Player:
             raise Broken("nobody waits for these, and they never end:\n" + "\n".join(map(str, left)))
 
     def _heads(self) -> Iterator[_Unit]:
+        yield from (unit for unit, _ in self._calling.values())
         for line in self._lines.values():
             yield from (units[0] for units in line.values() if units)
 
@@ -123,26 +140,41 @@ class _Player:
             while self._at[rank] < len(log):
                 event = log[self._at[rank]]
                 if isinstance(event, Post):
-                    line = self._lines.setdefault(event.line, {})
-                    line.setdefault(rank, deque()).append(_Unit(rank, event, list(event.ops)))
+                    if rank not in self._calling:
+                        came = True
+                        self._calling[rank] = _Unit(rank, event, list(event.ops)), self._comes(rank, event)
+                    unit, ways = self._calling[rank]
+                    if not all(self._came[way].issuperset(_ends(way)) for way in ways):
+                        break
+                    del self._calling[rank]
+                    self._lines.setdefault(event.line, {}).setdefault(rank, deque()).append(unit)
                 elif (rank, event) not in self._over:
                     break
                 self._at[rank] += 1
                 came = True
         return came
 
+    def _comes(self, rank: int, post: Post) -> set[Way]:
+        """A rank comes to a call: the ways that it takes."""
+        line = post.line
+        ways: set[Way] = {(line,)}
+        if post.is_collective:
+            number = self._collectives[rank, line] = self._collectives.get((rank, line), 0) + 1
+            ways.add((line, number))
+        for op in post.ops:
+            if op.peer is not None:
+                ways.add((line, *((rank, op.peer) if op.kind == "send" else (op.peer, rank))))
+        for way in ways:
+            self._came.setdefault(way, set()).add(rank)
+        return ways
+
     def _runs(self) -> bool:
         ran = [self._runs_line(name, line) for name, line in self._lines.items()]
         return any(ran)
 
     def _runs_line(self, name: Any, line: dict[int, deque[_Unit]]) -> bool:
-        group, pair = name
-        members = group[1] if pair is None else pair
+        members = _members(name)
         heads = {rank: units[0] for rank, units in line.items() if units}
-        if name not in self._connected:
-            if len(heads) < len(members):
-                return False
-            self._connected.add(name)
         if heads and all(unit.post.is_collective for unit in heads.values()):
             if len(heads) < len(members):
                 return False
@@ -177,6 +209,17 @@ class _Player:
     def _end(self, line: dict[int, deque[_Unit]], rank: int) -> None:
         unit = line[rank].popleft()
         self._over.add((rank, unit.post.number))
+
+
+def _members(line: tuple[Group, tuple[int, int] | None]) -> tuple[int, ...]:
+    (_, ranks), pair = line
+    return ranks if pair is None else pair
+
+
+def _ends(way: Way) -> tuple[int, ...]:
+    """The ranks that a way connects."""
+    line, *ends = way
+    return tuple(ends) if len(ends) == 2 else _members(line)
 
 
 def played(logs: Mapping[int, Log]) -> int:
@@ -293,6 +336,8 @@ _MESSAGES = ("isend", "irecv", "send", "recv", "batch_isend_irecv")
 
 
 def _size(tensor: torch.Tensor) -> tuple[int, str]:
+    if tensor.dtype not in DTYPES or not tensor.is_contiguous():
+        raise Broken(f"NCCL takes no {tensor.dtype} of {tuple(tensor.shape)} with strides {tensor.stride()}")
     return tensor.numel(), str(tensor.dtype)
 
 

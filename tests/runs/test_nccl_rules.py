@@ -18,14 +18,15 @@ from tests.nccl_rules import played, recording
 from tests.runs.placed_runs import GRPO, PLANS, where
 
 QUICK = ("grpo-generates-tp2",)
-DIVIDED = "grpo-divided-gradients-2"
+DIVIDED, DIVIDED_GRPO = "grpo-divided-gradients", ("grpo", GRPO[1] | {"optimizer.shard_gradients": True})
 ALL_PLANS = PLANS | {
-    DIVIDED: (
-        ("grpo", GRPO[1] | {"optimizer.shard_gradients": True}),
-        {"actor.generate": "0", "actor.train": "0,1 dp2", "ref.logprobs": "0"},
-    )
+    f"{DIVIDED}-2": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "0,1 dp2", "ref.logprobs": "0"}),
+    f"{DIVIDED}-4": (DIVIDED_GRPO, {"actor.generate": "0", "actor.train": "2,0,3,1 dp2 tp2", "ref.logprobs": "0"}),
 }
-SEVERAL = [DIVIDED, *(name for name in PLANS if not name.endswith("-1"))]
+SEVERAL = [
+    *(name for name in ALL_PLANS if name.startswith(DIVIDED)),
+    *(name for name in PLANS if not name.endswith("-1")),
+]
 
 
 class RecordedWorker(Worker):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -64,6 +65,38 @@ def test_the_first_batch_of_a_group_waits_for_all_its_ranks():
     assert played({rank: [met, 10, *log] for rank, log in first.items()}) == 5
 
 
+def test_the_first_message_in_a_direction_stands_still_until_the_other_end_is_there():
+    """Rank 1 begins to receive from both others before it sends what rank 2 needs to send."""
+    between: Any = (0, (0, 1, 2))
+
+    def message(number: int, kind: str, rank: int, peer: int) -> Post:
+        return Post(number, between, (min(rank, peer), max(rank, peer)), (Op(kind, peer, ONE),))
+
+    def logs(there: Sequence[tuple[int, int]]) -> dict[int, Log]:
+        """What is sent along `there` before, one message after the other, has connected these."""
+        found: dict[int, Log] = {rank: [] for rank in range(3)}
+
+        def post(rank: int, kind: str, peer: int) -> int:
+            found[rank].append(message(len(found[rank]), kind, rank, peer))
+            return len(found[rank]) - 1
+
+        for sender, receiver in there:
+            found[sender].append(post(sender, "send", receiver))
+            found[receiver].append(post(receiver, "recv", sender))
+        ahead = post(1, "recv", 2)
+        found[1].append(post(1, "send", 0))
+        found[1].append(ahead)
+        found[0].append(post(0, "recv", 1))
+        found[0].append(post(0, "send", 2))
+        found[2].append(post(2, "recv", 0))
+        found[2].append(post(2, "send", 1))
+        return found
+
+    with pytest.raises(Broken, match="wait for each other"):
+        played(logs([(0, 1), (0, 2), (1, 2)]))
+    assert played(logs([(0, 1), (0, 2), (1, 2), (1, 0), (2, 1)])) == 16
+
+
 def test_messages_meet_by_their_order_and_not_by_their_tag():
     logs: dict[int, Log] = {
         0: [alone(0, "send", 1, 0, tag=1), alone(1, "send", 1, 0, tag=2)],
@@ -80,8 +113,9 @@ def test_ranks_that_come_to_other_collectives_are_told():
 
 
 def test_what_nobody_waits_for_ends_too():
+    connects: dict[int, Log] = {0: [alone(0, "send", 1, 0), 0], 1: [alone(0, "recv", 0, 1), 0]}
     with pytest.raises(Broken, match="never end"):
-        played({0: [alone(0, "send", 1, 0)], 1: []})
+        played({0: [*connects[0], alone(2, "send", 1, 0)], 1: connects[1]})
 
 
 # --- in processes ----------------------------------------------------------------------------------------------------
@@ -163,3 +197,54 @@ def test_the_backends_own_sum_is_that_of_messages(four: Any, ranks: tuple[int, .
     for rank in ranks:
         kinds = {op.kind for event in logs[rank][len(before[rank]) :] if isinstance(event, Post) for op in event.ops}
         assert cut == "all empty" or any(kind.startswith("reduce_scatter") for kind in kinds)
+
+
+def gathered_over(worker: Any, ranks: tuple[int, ...], cut: str) -> list[tuple[list[float], int]] | None:
+    """By NCCL's rules and by messages: a buffer of which each rank has had its part, and how many bytes came."""
+    team = worker.team_of(Layout.on(ranks, dp=len(ranks)))
+    if team is None:
+        return None
+    bounds, found = CUTS[cut][: len(ranks) + 1], []
+    for carries in (nccl.carries, lambda group, device: False):
+        flat, before = torch.full((bounds[-1] + 5,), -1.0), team.dp.traffic.received_bytes
+        parts = [flat[low:high] for low, high in pairwise(bounds)]
+        parts[team.dp.index].copy_(torch.arange(*bounds[team.dp.index : team.dp.index + 2]))
+        with patch.object(nccl, "carries", carries):
+            team.dp.all_gather_into(parts)
+        found.append((flat.tolist(), team.dp.traffic.received_bytes - before))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (3, 0, 2)], ids=str)
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_backends_own_gather_is_that_of_messages(four: Any, ranks: tuple[int, ...], cut: str):
+    """NCCL connects each two ranks that send each other messages, at some 380 MB of both: no messages, then."""
+    before = four.submit(range(4), "log").result(60.0)
+    answers = four.submit(range(4), "run", __name__, "gathered_over", ranks, cut).result(60.0)
+    bounds = CUTS[cut][: len(ranks) + 1]
+    numbers = [float(at) if bounds[0] <= at < bounds[-1] else -1.0 for at in range(bounds[-1] + 5)]
+    for index, rank in enumerate(ranks):
+        by_nccl, by_messages = answers[rank]
+        came = 4 * (bounds[-1] - bounds[0] - bounds[index + 1] + bounds[index])
+        assert by_nccl == by_messages == (numbers, came)
+    logs = four.submit(range(4), "log").result(60.0)
+    assert played(dict(enumerate(logs))) > 0
+    for rank in ranks:
+        posts = [event for event in logs[rank][len(before[rank]) :] if isinstance(event, Post)]
+        assert cut == "all empty" or posts[-2].ops[0].kind.startswith("all_gather"), "before the messages"
+
+
+def posted_for_a_pipeline(worker: Any) -> list[tuple[str, int | None]]:
+    """(What, to or from whom) of what a stage posts when its team is made."""
+    before = len(worker.log())
+    assert worker.team_of(Layout.on((3, 1, 2, 0), pp=4)) is not None
+    return [(op.kind, op.peer) for event in worker.log()[before:] if isinstance(event, Post) for op in event.ops]
+
+
+def test_stages_are_connected_in_both_directions_when_their_team_is_made(four: Any):
+    """The first message in a direction would stand still later, wherever its rank is then."""
+    answers = four.submit(range(4), "run", __name__, "posted_for_a_pipeline").result(60.0)
+    for rank, posted in enumerate(answers):
+        ways = {(kind, peer) for kind in ("recv", "send") for peer in range(4) if peer != rank}
+        assert sorted(ways) == sorted(one for one in posted if one[1] is not None)
+    assert played(dict(enumerate(four.submit(range(4), "log").result(60.0)))) > 0

@@ -4,8 +4,11 @@ no tags         messages between two ranks meet in the order of posting
 two streams     a message that is posted alone runs in one line with all others between these two ranks: a receive
                 that waits holds up the send behind it. What is posted as one batch runs at once, and in one line
                 with the collectives of the group
-the first use   makes the connections, and waits for every rank that it connects: `connect` does it, in an order
-                that all ranks share
+the first use   makes connections, in the call itself: of a group those between all its ranks, of messages those between
+                two in one direction. The process stands still meanwhile, until all of them are there, and some waits
+                of torch's for it end after minutes: `connect` does it, in an order that all ranks share
+memory          is taken by every connection. A message to each rank of a group connects every two: where a collective
+                does the same, it is taken
 waiting         is for the GPU to do. A wait with a deadline has the CPU look again every few milliseconds until
                 the work is done; the deadline of the group, and the launcher, end what hangs
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import combinations
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -38,17 +41,17 @@ def connect(group: Any, ranks: Sequence[int], rank: int, *, pairs: bool) -> None
     Args:
         group: None: the default one.
         ranks: of the group; `rank` is the one of this process.
-        pairs: connect each two ranks, too, for messages that are posted alone.
+        pairs: connect each two ranks, too, in both directions, for messages that are posted alone.
     """
     if not serves(group):
         return
     number = torch.zeros(1, device=device())
     dist.all_reduce(number, group=group)
-    for first, second in combinations(sorted(ranks), 2) if pairs else ():
-        if rank == first:
-            dist.send(number, second, group=group)
-        elif rank == second:
-            dist.recv(number, first, group=group)
+    for sender, receiver in permutations(sorted(ranks), 2) if pairs else ():
+        if rank == sender:
+            dist.send(number, receiver, group=group)
+        elif rank == receiver:
+            dist.recv(number, sender, group=group)
 
 
 def device() -> torch.device:

@@ -28,7 +28,7 @@ FIRST_INNER_TAG = 1 << 30
 """Tags from here on are the collectives' own; messages of callers have lower ones."""
 
 PIECE_ELEMENTS = 1 << 22
-"""Elements of one message that is received into memory of its own (`reduce_scatter`, weights that are views)."""
+"""Elements of each rank that are exchanged at a time, through memory of their own (`reduce_scatter`, weights)."""
 
 Op = Literal["sum", "max", "min"]
 
@@ -156,10 +156,21 @@ class Peers:
         return own
 
     def all_gather_into(self, parts: Sequence[Tensor]) -> None:
-        """Fill part i by that of the rank with index i, for every i but the own; each is contiguous, and has a shape of
-        its own that is the same on all ranks."""
-        if self.size > 1:
+        """Fill part i by that of the rank with index i, for every i but the own; each [elements] is contiguous, and has
+        as many on all ranks."""
+        if self.size == 1 or not nccl.carries(self.group, parts[self.index].device):
             self.exchange([parts[self.index]] * self.size, parts, "all_gather")
+            return
+        room = parts[self.index].new_empty(self.size, max(map(len, parts)))
+        own = room[self.of_group(self.index)]
+        own[: len(parts[self.index])] = parts[self.index]
+        if room.numel():
+            gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+            self._finish(lambda: gather(room.view(-1), own, group=self.group, async_op=True), "all_gather", own)
+        for index, part in enumerate(parts):
+            if index != self.index:
+                part.copy_(room[self.of_group(index), : len(part)])
+                self.traffic.received_bytes += _bytes(part)
 
     def barrier(self) -> None:
         """Until all ranks are here."""
