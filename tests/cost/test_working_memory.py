@@ -50,10 +50,13 @@ def test_the_process() -> None:
 
 def test_a_gpu_has_a_context_and_several_have_buffers_between_them() -> None:
     """Of each of 24 channels 4 MiB of Simple, 4.6875 of LL128, 0.5 of LL; four communicators: of all ranks, dp, tp, pp.
-    The process itself is in its host's memory."""
-    buffers = int(4 * 24 * (4 + 4.6875 + 0.5) * MIB)
-    assert buffers == 882 * MIB
+    Of messages with each of seven others 8 channels, 10 MiB where they come and 2 where they go. The process itself is
+    in its host's memory."""
+    buffers = int(4 * 24 * (4 + 4.6875 + 0.5) * MIB) + 7 * 8 * (10 + 2) * MIB
+    assert buffers == 1554 * MIB
     assert outside_terms(1) == {CONTEXT: 544 * MIB}
+    assert outside_terms(2) == {CONTEXT: 544 * MIB, NCCL: (882 + 96) * MIB}
+    assert outside_terms(64) == outside_terms(8), "others of the machine, as many as it is taken to have"
     assert outside_terms(8) == {CONTEXT: 544 * MIB, NCCL: buffers}
     assert process_terms("cuda", 1) == {CONTEXT: 544 * MIB, CUBLAS: 3 * 8 * 4 * MIB}, "8 times 4096 KiB, three times"
     assert process_terms("cuda", 8) == {CONTEXT: 544 * MIB, CUBLAS: 96 * MIB, NCCL: buffers}

@@ -42,6 +42,12 @@ NCCL_CHANNELS, NCCL_GROUPS = 24, 4
 rank: of all ranks, and along dp, tp and pp."""
 NCCL_CHANNEL_BYTES = (4 << 20) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16
 """Buffers of a channel's connection by NCCL's defaults: Simple (NCCL_BUFFSIZE), LL128, LL."""
+NCCL_PEER_CHANNELS, NCCL_PEERS = 8, 7
+"""Channels between two ranks that send each other messages, which a run asks for where the user does not
+(`NCCL_MAX_P2P_NCHANNELS`); the most other ranks that are taken to be on one's machine."""
+NCCL_PEER_BYTES = 12 << 20
+"""Buffers of such a channel: 10 MiB where it receives, 2 where it sends. NCCL itself takes 32 channels on an H100: 3.3
+GB for all seven others (NVIDIA/nccl, issue 1685)."""
 NCCL = "NCCL: buffers of communicators"
 
 COMPILING_BYTES = 150 << 20
@@ -76,9 +82,10 @@ def process_terms(device: str, num_devices: int) -> dict[str, int]:
 
 def outside_terms(num_devices: int) -> dict[str, int]:
     """What is held of a GPU and is no tensor of torch's: what CUDA keeps, and of several GPUs what NCCL does, as much
-    as if models were cut in every way; in bytes."""
-    between = NCCL_GROUPS * NCCL_CHANNELS * NCCL_CHANNEL_BYTES if num_devices > 1 else 0
-    return {what: count for what, count in ((CONTEXT, CONTEXT_BYTES), (NCCL, between)) if count}
+    as if models were cut in every way and messages went to every other; in bytes."""
+    groups = NCCL_GROUPS * NCCL_CHANNELS * NCCL_CHANNEL_BYTES if num_devices > 1 else 0
+    messages = min(num_devices - 1, NCCL_PEERS) * NCCL_PEER_CHANNELS * NCCL_PEER_BYTES
+    return {what: count for what, count in ((CONTEXT, CONTEXT_BYTES), (NCCL, groups + messages)) if count}
 
 
 @dataclass(frozen=True)

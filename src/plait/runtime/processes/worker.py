@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from plait.cost.working_memory import NCCL_PEER_CHANNELS
 from plait.launch.interface import WorkerContext
 from plait.models.parallel import nccl
 from plait.recipes.algorithm import load_flow, trace_algorithm
@@ -42,6 +44,22 @@ LOADS = "load models"
 """What the status of a rank says meanwhile."""
 
 
+NCCL_VARIABLES = {"NCCL_MAX_P2P_NCHANNELS": str(NCCL_PEER_CHANNELS), "TORCH_NCCL_ENABLE_MONITORING": "0"}
+"""What NCCL and torch read of the environment, where the user has not set it. Channels between two ranks: each takes
+memory, and a multiprocessor while it waits. A thread of torch that ends a process in which a call of CUDA has taken 8
+minutes, which may wait for a rank that has more to do: who hangs is found by the launcher."""
+
+
+def backend(device: str, number: int) -> str:
+    """That of the process group. A GPU, by its number on the machine, is the one of this process from now on."""
+    if device != "cuda":
+        return "gloo"
+    for name, value in NCCL_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    torch.cuda.set_device(number)
+    return "cpu:gloo,cuda:nccl"
+
+
 @dataclass(frozen=True)
 class Job:
     """What every rank is given: small, and the same for all."""
@@ -66,12 +84,8 @@ class Worker:
         self._job = job
         self._status = StatusFile(context.place.status, context.rank)
         set_up(job.threads)
-        backend = "gloo"
-        if job.recipe.device == "cuda":
-            torch.cuda.set_device(context.place.device)
-            backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(
-            backend,
+            backend(job.recipe.device, context.place.device),
             store=context.store(),
             rank=context.rank,
             world_size=context.num_ranks,
