@@ -40,8 +40,9 @@ def test_the_users_own_lines_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, said: str, lines: list[str]
 ) -> None:
     (tmp_path / "flow.py").write_text(source)
-    algorithm = f"{tmp_path}/flow.py:flow"
-    keys = ["--model", "m", "--data.source", "d", "--run_dir", f"{tmp_path}/run", "--algorithm", algorithm]
+    algorithm, data = f"{tmp_path}/flow.py:flow", tmp_path / "data.jsonl"
+    data.touch()
+    keys = ["--model", "m", "--data.source", str(data), "--run_dir", f"{tmp_path}/run", "--algorithm", algorithm]
     try:
         assert main(["train", *keys, "--dry-run"]) == 2
     finally:

@@ -20,6 +20,7 @@ from plait.data.settings import DataSettings
 from plait.data.sources import check_there, open_sources
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
 from plait.errors import ConfigError, DataError
+from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.observe.screen import say
 from plait.recipes.checks import prompt_limit
@@ -151,11 +152,14 @@ def _in_keys_of(section: str) -> Iterator[None]:
 
 
 def check_files(recipe: Recipe) -> None:
-    """See that the files of data and of functions that a recipe names are there, before anything is loaded.
+    """See that the files of data and of functions that a recipe names are there, before anything is loaded. Of a model
+    that is not there (`known_shapes`) a dry run reads neither.
 
     Raises:
         ConfigError, DataError: one is not, or the path of a function has no form of one.
     """
+    if is_shape(recipe.model):
+        return
     for key, functions in code_of(recipe).items():
         for path in functions:
             split_path(path, key=key)
