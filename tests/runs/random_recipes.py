@@ -18,10 +18,14 @@ def reply(messages, **columns):
     several = [{"role": "tool", "content": f"{len(said)} characters"}, {"role": "user", "content": "go on"}]
     return several if len(said) % 2 else several[0]
 
+def by_ids(completion_ids, **columns):
+    return [sum(ids) % 101 / 100 for ids in completion_ids]
+
 def sevens_of_some(completions, **columns):
     return [None if len(text) % 5 == 4 else float(text.count("7")) for text in completions]
 """
-"""A file `replies.py` that recipes name."""
+"""A file `replies.py` that recipes name. Scores differ: where those of a batch are all alike, its advantages are
+rounding, by whose signs clips are counted."""
 WITH_CRITIC = ("ppo", "safe_rlhf")
 REWARDED = ("grpo", "rloo", "reinforce_pp", "remax", *WITH_CRITIC)
 ROLLOUTS = (*REWARDED, "distill")
@@ -61,7 +65,8 @@ WHAT = (
     Draw(0.3, _one("sampling.temperature", 0.8), ROLLOUTS),
     Draw(0.3, ({**TURNS, "turns.most": 2}, {**TURNS, "turns.most": 3}), ROLLOUTS),
     Draw(0.3, _one("max_staleness", 1, 2), ROLLOUTS),
-    Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/rewards.py:sevens"]), REWARDED),
+    Draw(1, _one("reward.functions", ["PLACE/replies.py:by_ids"]), REWARDED),
+    Draw(0.2, _one("reward.functions", ["PLACE/replies.py:sevens_of_some", "PLACE/replies.py:by_ids"]), REWARDED),
     Draw(0.3, _one("reward.model", "PLACE/scorer"), WITH_CRITIC),
     Draw(0.6, _one("options.mini_batches", 2, 3), ROLLOUTS),
     Draw(0.4, _one("options.epochs", 2), ROLLOUTS),

@@ -193,7 +193,7 @@ def test_the_result_does_not_depend_on_the_schedule(four, alone, how):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [Parallelism(tp=2), Parallelism(pp=2)], ids=str)
 def test_parts_in_float32(four, alone, sizes):
-    check(four, alone, sizes, "grpo", "tied", "float32", 1e-5)
+    check(four, alone, sizes, "grpo", "tied", "float32", 2e-5)
 
 
 @pytest.mark.slow
