@@ -60,6 +60,10 @@ def train(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     attached = attached_by(loaded, place)
     if attached is not None and not attached.leads:
         return 0 if "--dry-run" in flags else _serve(attached, loaded)
+    if "--resume" not in flags:
+        from plait.runtime.inputs.reading import check_files
+
+        check_files(loaded)  # a node that serves reads none of them
     if "--dry-run" in flags:
         say("checking everything but the weights …", file=sys.stderr)
         from plait.cli.dry_run import dry_run
@@ -139,19 +143,16 @@ def _run(recipe: Recipe, path: Path | None, attached: Attached | None, num_nodes
 
 
 def check_flow(recipe: Recipe) -> None:
-    """See now, and not when torch is there, that a built-in algorithm can be used as the recipe says, and that the
-    files are there which it names. A file of the user's is imported once, when the run begins; a run that is resumed
-    has begun with what it is.
+    """See now, and not when torch is there, that a built-in algorithm can be used as the recipe says. A file of the
+    user's is imported once, when the run begins; a run that is resumed has begun with what it is.
 
     Raises:
-        UserError: it cannot, or one is not; names the key and the remedy.
+        UserError: it cannot; names the key and the remedy.
     """
     from plait.recipes.flow_checks import checked_flow
-    from plait.runtime.inputs.reading import check_files
 
     if recipe.algorithm.isidentifier():
         checked_flow(recipe)
-    check_files(recipe)
 
 
 def check_place(recipe: Recipe, *, resume: bool) -> None:

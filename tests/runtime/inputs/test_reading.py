@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from plait.cli import main
 from plait.errors import ConfigError, DataError
 from plait.recipes.recipe import Recipe
+from plait.runtime.folder.stored_recipe import recipe_text
 from plait.runtime.inputs.reading import check_files
 from plait.runtime.prepare import prepare
 
@@ -79,3 +81,11 @@ def test_files_that_are_not_there_are_missed_before_anything_is_loaded(
 ) -> None:
     with nullcontext() if said is None else pytest.raises((ConfigError, DataError), match=re.escape(said)):
         check_files(make_recipe(**keys))
+
+
+def test_a_node_that_serves_looks_for_no_file(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Node 0 reads data and functions, and leads whoever joins it."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe_text(make_recipe(**{"data.source": "nowhere.jsonl"})))
+    nodes = ["--nodes", "2", "--leader", "localhost:29500", "--dry-run"]
+    assert [main(["train", str(path), *nodes, "--node", node]) for node in ("0", "1")] == [2, 0]
