@@ -24,7 +24,9 @@ SERVER = AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 @pytest.mark.parametrize(
     ("flags", "name", "bfloat16", "float32"),
     [
-        (SERVER | {"avx512_bf16", "amx_bf16"}, "AVX-512 and bfloat16", 350e9, 150e9),
+        (SERVER | {"avx512_bf16", "amx_bf16", "avx_vnni"}, "AVX-512 and matrix units", 350e9, 150e9),
+        (SERVER | {"avx512_bf16", "avx_vnni"}, "AVX-512, bfloat16 and AVX-VNNI", 350e9, 150e9),
+        (SERVER | {"avx512_bf16"}, "AVX-512 and bfloat16", 175e9, 90e9),
         (SERVER, "AVX-512", 150e9, 150e9),
         (AVX2 | {"avx512f"}, "AVX2", 50e9, 50e9),
         (AVX2, "AVX2", 50e9, 50e9),

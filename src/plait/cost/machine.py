@@ -51,15 +51,18 @@ class CpuKind:
 
 _AVX512 = frozenset(("avx512f", "avx512vl", "avx512bw"))
 KINDS = (
-    CpuKind("AVX-512 and bfloat16", _AVX512 | {"avx512_bf16"}, 350e9, 150e9),
+    CpuKind("AVX-512 and matrix units", _AVX512 | {"avx512_bf16", "amx_bf16"}, 350e9, 150e9),
+    CpuKind("AVX-512, bfloat16 and AVX-VNNI", _AVX512 | {"avx512_bf16", "avx_vnni"}, 350e9, 150e9),
+    CpuKind("AVX-512 and bfloat16", _AVX512 | {"avx512_bf16"}, 175e9, 90e9),
     CpuKind("AVX-512", _AVX512, 150e9, 150e9),
     CpuKind("AVX2", frozenset(("avx2", "fma")), 50e9, 50e9),
     CpuKind("neither AVX2 nor AVX-512", frozenset(), 10e9, 10e9),
 )
 """The first whose flags a CPU has (ADR 72). GFLOP/s of one core in steps of SmolLM2-135M, bfloat16: 332 to 370 on an
-AMD EPYC of Zen 5, 325 to 417 on an Intel Xeon with matrix units, 48 to 54 on an EPYC with AVX2. Float32: of 220 that
-products alone have on the first, the share that a step has in bfloat16. With AVX-512 alone, and with neither, nothing
-was measured."""
+AMD EPYC of Zen 5, 325 to 417 on an Intel Xeon with matrix units, 160 to 180 on an EPYC of Zen 4, 48 to 54 on one with
+AVX2. Zen 4 computes 512 bits in two halves; Zen 5 does not, and has AVX-VNNI, by which Linux tells the two apart.
+Float32: of 220 that products alone have on Zen 5, the share that a step has in bfloat16; on Zen 4 a step has 85 to 95.
+With AVX-512 alone, and with neither, nothing was measured."""
 CORE_BANDWIDTH, MACHINE_BANDWIDTH = 16e9, 100e9
 """Bytes per second that one core reads (15 to 17 on the same machines, 30 on Zen 5), and at most all together."""
 GLOO = Link(1e9, 200e-6)
