@@ -232,7 +232,7 @@ def captures(job: Job, shape: str, way: Way, engine: Engine) -> None:
     for whose, forward in forwards.items():
         if (captured := forward.module.captured) is None:
             continue
-        sizes = sorted({f"{size.samples}x{size.width}" for size in captured.sizes})
+        sizes = sorted({f"{size.samples}x{size.width}" for size in captured.steps})
         print(f"{shape}, {way.name}: {whose}: captured {', '.join(sizes) or 'nothing'} in {captured.seconds:.1f} s")
         refused = captured.refusals
         for what, why in refused.items():

@@ -194,9 +194,9 @@ def seconds_of(way: Way, x_TI: Tensor, weights: Tensor) -> float:
         began = time.perf_counter()
         each()
         return (time.perf_counter() - began) / len(weights)
-    from plait.generation.captured import by_cuda
+    from plait.generation.cuda_graphs import by_cuda
 
-    graph, _ = by_cuda(each, None, again=False)
+    graph, _ = by_cuda(each, None, first=each)
     once_s = _replays_s(graph, 1)
     times = max(1, ceil(LEAST_S / max(once_s, 1e-6)))
     return min(_replays_s(graph, times) for _ in range(TURNS)) / times / len(weights)

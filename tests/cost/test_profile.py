@@ -35,7 +35,7 @@ from plait.cost.model_work import ModelWork
 from plait.cost.profile import MOST_REPLAYED, LinkRecord, Profile, interpolated
 from plait.cost.workload import Workload
 from plait.errors import DataError
-from plait.generation.captured import MOST_ROWS
+from plait.generation.captured_step import MOST_ROWS
 from plait.generation.engine import Engine
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
@@ -366,7 +366,7 @@ def test_steps_by_layers_are_those_of_parts_of_models_which_are_not_replayed(
             asked.append(batch.num_tokens)
             return plainly(batch, pool)
 
-        captured = SimpleNamespace(compute=compute, drop=lambda: None, seconds=0.0)
+        captured = SimpleNamespace(compute=compute, drop=lambda: None, look=lambda: None, seconds=0.0)
         monkeypatch.setattr(engine.state.forward.module, "captured", captured)
         monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
         return engine

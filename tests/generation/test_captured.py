@@ -16,19 +16,11 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Sample
-from plait.generation import captured, draft_steps, module_forward
+from plait.generation import captured, cuda_graphs, draft_steps, module_forward
 from plait.generation import pool as pool_module
-from plait.generation.captured import (
-    MOST_ROWS,
-    Capture,
-    CapturedSteps,
-    Compute,
-    Graph,
-    Size,
-    Step,
-    by_cuda,
-    is_plain,
-)
+from plait.generation.captured import CapturedSteps, Compute
+from plait.generation.captured_step import MOST_ROWS, Size, Step, is_plain
+from plait.generation.cuda_graphs import Capture, Graph, by_cuda
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import Forward
@@ -36,7 +28,8 @@ from plait.generation.fused_layers import FusedLayers
 from plait.generation.model_drafter import ModelDrafter
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.ragged_context import RaggedContext
 from plait.generation.settings import Sampling, SamplingSettings
 from plait.generation.speculator import Speculator, speculator_of
 from plait.generation.speculator import model_drafter as drafter_of
@@ -44,45 +37,19 @@ from plait.kernels import on_devices
 from plait.models.language_model import LanguageModel
 from tests.cases import slow_but
 from tests.generation.guessing import Guessing
+from tests.generation.replays import Again, First, capture
 from tests.generation.test_drafts import Oracle
 from tests.generation.test_drafts import drained as drafted
 from tests.generation.test_engine import engine_of, request_of, requests
 from tests.models.tiny import VOCAB_SIZE, tiny_model
 
-
-class Again:
-    """A graph that computes again, at the addresses of its first time."""
-
-    made: list[Again] = []  # noqa: RUF012
-
-    def __init__(self, compute: Callable[[], Tensor], beside: Graph | None, again: bool) -> None:
-        self.compute = compute
-        self.beside = beside
-        self.again = again
-        self.out = compute().clone()
-        self.replays = 0
-        Again.made.append(self)
-
-    def replay(self) -> None:
-        self.replays += 1
-        self.out.copy_(self.compute())
-
-    def pool(self) -> None:
-        """Its memory has no name."""
-
-
-def capture(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
-    graph = Again(compute, beside, again)
-    return graph, graph.out
-
-
 CAPTURE_S = 0.5
 
 
-def slow_capture(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
+def slow_capture(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
     """A capture that takes so long."""
     time.sleep(CAPTURE_S)
-    return capture(compute, beside, again=again)
+    return capture(compute, beside, first=first)
 
 
 def as_on_a_gpu(family: str) -> LanguageModel:
@@ -266,7 +233,7 @@ class Played:
             "set_sync_debug_mode": lambda mode: setattr(self, "mode", mode),
         }.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(captured, "capture_stream", lambda: self.aside)
+        monkeypatch.setattr(cuda_graphs, "capture_stream", lambda: self.aside)
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -290,7 +257,7 @@ class Played:
 
 def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, shared = Played(monkeypatch), object()
-    beside = Again(lambda: torch.zeros(1), None, False)
+    beside = Again(lambda: torch.zeros(1), None, None)
     monkeypatch.setattr(beside, "pool", lambda: shared)
     streams: list[Stream] = []
 
@@ -298,11 +265,11 @@ def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch:
         streams.append(cuda.now)
         return torch.ones(2)
 
-    assert by_cuda(compute, None, again=False)[1].tolist() == [1.0, 1.0]
-    by_cuda(compute, beside, again=False)
+    assert by_cuda(compute, None, first=compute)[1].tolist() == [1.0, 1.0]
+    by_cuda(compute, beside, first=compute)
     assert cuda.pools == [None, shared]
     assert streams == [cuda.aside] * 6
-    by_cuda(compute, beside, again=True)
+    by_cuda(compute, beside, first=None)
     assert streams == [cuda.aside] * 7, "what it waits for is known, and it is compiled"
     assert cuda.emptied == 1, "before the first of the graphs"
     assert cuda.now is cuda.own
@@ -317,7 +284,7 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.Mo
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        by_cuda(fails_when_captured, None, again=False)
+        by_cuda(fails_when_captured, None, first=lambda: None)
     assert (cuda.now, cuda.is_capturing) == (cuda.own, False)
     assert cuda.own.waited is cuda.aside, "what has failed still reads memory that the next step may take"
 
@@ -333,7 +300,7 @@ def test_what_waits_for_the_device_is_found_before_a_capture(monkeypatch: pytest
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="synchronizing"):
-        by_cuda(waits, None, again=False)
+        by_cuda(waits, None, first=waits)
     assert (cuda.now, cuda.mode, cuda.pools) == (cuda.own, 0, [])
 
 
@@ -342,9 +309,9 @@ def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.M
     module = engine.state.forward.module
     engine.add(request_of(0, num_samples=4, sampling=Sampling(max_tokens=6, stop_token_ids=())))
     list(drain(engine))
-    assert steps.sizes, "an engine that has the process to itself keeps its memory"
+    assert steps.steps, "an engine that has the process to itself keeps its memory"
     module.drop(keep_memory=False)
-    assert not steps.sizes
+    assert not steps.steps
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -360,7 +327,7 @@ def test_graphs_that_stay_serve_the_next_rollout(keeps: bool, monkeypatch: pytes
     first = {s.index: s.token_ids for s in drain(engine)}
     made, at = len(Again.made), pool.addresses()
     assert made == len({graph.out.data_ptr() for graph in Again.made}) > 0
-    assert bool(at) == bool(steps.sizes) == keeps
+    assert bool(at) == bool(steps.steps) == keeps
     with torch.no_grad():
         for param in model.module.parameters():
             param.mul_(1.5)
@@ -422,7 +389,7 @@ def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPa
     made, steps = len(Again.made), drafter.steps.forward.module.captured
     assert made == 2, "of one row and of eight, to find out what they take"
     assert steps is not None
-    assert (steps.sizes, drafter.num_bytes) == ((), 0), "what was taken for that is given back"
+    assert (steps.steps, drafter.num_bytes) == ({}, 0), "what was taken for that is given back"
     sizes, counts = asked_sizes(monkeypatch), []
     for _ in range(2):
         speculator = Speculator(3, Guessing(lambda said, most: []), drafter)
@@ -432,7 +399,7 @@ def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPa
         assert engine.speculation is not None
         assert engine.speculation.accepted == engine.speculation.tried_at.sum() > 60
         counts.append(len(Again.made))
-        assert bool(steps.sizes) == (drafter.num_bytes > 0) == keeps
+        assert bool(steps.steps) == (drafter.num_bytes > 0) == keeps
     assert {graph.again for graph in Again.made[:made]} == {False}
     assert (counts[1] == counts[0]) == keeps
     assert {size.width for size in sizes} == {1, 2}
@@ -594,7 +561,7 @@ def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pyte
         assert len(Again.made) == times, "as often as they have moved, and not with every step"
 
 
-@pytest.mark.parametrize(("breaks", "computations"), [("never", 2), ("captured again", 4), ("always", 5)])
+@pytest.mark.parametrize(("breaks", "computations"), [("never", 2), ("captured again", 5), ("always", 6)])
 def test_what_was_shown_to_be_right_is_not_shown_again(
     breaks: str, computations: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -603,10 +570,10 @@ def test_what_was_shown_to_be_right_is_not_shown_again(
     at: list[int] = [1]
     computed: list[RaggedBatch] = []
 
-    def breaking(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
-        if at[0] == 2 and not steps.refusals and (breaks == "always" or (breaks == "captured again" and again)):
+    def breaking(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+        if at[0] == 2 and not steps.refusals and (breaks == "always" or (breaks == "captured again" and first is None)):
             raise RuntimeError("no room")
-        return capture(compute, beside, again=again)
+        return capture(compute, beside, first=first)
 
     def context(pool: Any, batch: RaggedBatch, *of: Any, **options: Any) -> RaggedContext:
         computed.append(batch)
@@ -619,7 +586,7 @@ def test_what_was_shown_to_be_right_is_not_shown_again(
     computed.clear()
     engine.step()
     assert [graph.again for graph in Again.made] == [False]
-    assert len(computed) == 4, "plainly, when it is captured, when it is held against that, and as a step"
+    assert len(computed) == 5, "plainly, to try it, when it is captured, when it is held against that, and as a step"
     for moved, times in ((2, computations), (3, 2)):
         at[0] = moved
         computed.clear()
@@ -656,8 +623,8 @@ def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pyt
 
 
 def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
-        graph, out = capture(compute, beside, again=again)
+    def wrong(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+        graph, out = capture(compute, beside, first=first)
         monkeypatch.setattr(graph, "replay", lambda: out.mul_(1.2))
         return graph, out
 
@@ -682,7 +649,7 @@ def test_what_cannot_be_captured_is_computed_plainly(
 ) -> None:
     """A compiler may raise anything, with a message or without."""
 
-    def broken(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Again, Tensor]:
+    def broken(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
         raise error
 
     engine, steps = captured_engine(monkeypatch, by=broken, max_running=4)
@@ -772,16 +739,16 @@ def test_replays_on_a_gpu_say_what_a_cpu_says(family: str) -> None:
     for version in (1, 2):
         found, expected = map(drained, engines)
         assert_same(found, expected)
-        assert set(sizes) <= set(steps.sizes)
+        assert set(sizes) <= set(steps.steps)
         assert at in ((), pool.addresses())
-        sizes, at = steps.sizes, pool.addresses()
+        sizes, at = tuple(steps.steps), pool.addresses()
         for engine in engines:
             with torch.no_grad():
                 for param in engine.model.module.parameters():
                     param.mul_(1.2)
             engine.update_weights(version)
     assert bool(steps.refusals) == (family == "gpt_oss"), steps.refusals
-    assert (len(steps.sizes) > 1) == (family != "gpt_oss")
+    assert (len(steps.steps) > 1) == (family != "gpt_oss")
 
 
 @pytest.mark.cuda
@@ -801,7 +768,7 @@ def test_a_draft_model_on_a_gpu_changes_no_token(family: str) -> None:
     assert counts.accepted > 0.95 * counts.tried_at.sum() > 30
     assert steps is not None
     assert steps.refusals == {}
-    assert {size.width for size in steps.sizes} == {1, 2}
+    assert {size.width for size in steps.steps} == {1, 2}
     assert drafter.steps.seconds.of_step(1, 16) > 0
     assert drafter.steps.seconds.of_other(64, 64) > 0
 

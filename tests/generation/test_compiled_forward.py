@@ -16,7 +16,8 @@ from plait.generation.compiled_forward import CompiledForward
 from plait.generation.paged import attention_for
 from plait.generation.panels import lay_out, panels_of
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.ragged_context import RaggedContext
 from plait.generation.refused import Refused
 from plait.kernels import decoder, paged_attention, products
 from plait.kernels.paged_attention import KEYS

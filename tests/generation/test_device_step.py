@@ -17,7 +17,7 @@ from plait import kernels
 from plait.data import across
 from plait.data.across import Moment
 from plait.generation import draft_seconds, draft_steps, joint, module_forward
-from plait.generation.captured import Size, Step
+from plait.generation.captured_step import Size, Step
 from plait.generation.engine import Engine
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample_plain

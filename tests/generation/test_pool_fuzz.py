@@ -21,7 +21,8 @@ from plait.generation.engine import Engine, drain
 from plait.generation.moves import SampleMoves
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedContext, ragged
+from plait.generation.ragged import NewTokens, ragged
+from plait.generation.ragged_context import RaggedContext
 from plait.generation.settings import SamplingSettings
 from plait.kernels import paged_attention
 from plait.kernels.paged_attention import KEYS

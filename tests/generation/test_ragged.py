@@ -15,7 +15,8 @@ from torch import Tensor
 from plait.generation import pool as pool_module
 from plait.generation.paged import attention_for, paged_attention_plain
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedContext, ragged
+from plait.generation.ragged import NewTokens, ragged
+from plait.generation.ragged_context import RaggedContext
 from plait.kernels import paged_attention
 from plait.kernels.paged_call import PagedCall
 from plait.models.compute.attention_form import AttentionForm

@@ -14,7 +14,8 @@ from plait.data.packed import pack
 from plait.generation.compiled_forward import CompiledForward
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
-from plait.generation.ragged import NewTokens, RaggedBatch, RaggedContext, ragged
+from plait.generation.ragged import NewTokens, RaggedBatch, ragged
+from plait.generation.ragged_context import RaggedContext
 from plait.kernels import paged_attention
 from plait.kernels.paged_attention import KEYS
 from plait.models.compute.attention import PackedContext

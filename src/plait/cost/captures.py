@@ -40,7 +40,7 @@ def _capturing(times: LayerTimes, pieces: Sequence[SteadySteps], prompt_tokens: 
 
 
 def num_captured(pieces: Sequence[SteadySteps], prompt_tokens: float) -> int:
-    """Graphs that are captured of these steps (`generation.captured.Size`): one for each power of two of samples and of
+    """Graphs that are captured of these steps (`generation.captured_step.Size`): one for each power of two of samples and of
     tokens of context, about, as the longest sample is taken to be no longer than the others.
 
     Args:

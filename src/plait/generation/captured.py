@@ -13,118 +13,37 @@ where a rollout begins with steps that are too large for a graph, the first of t
 step the first is taken that can be computed and says the same. Captured again, because addresses have changed, it is
 the same computation, and is not held against anything.
 
-Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M columns of the block tables, V vocabulary.
+Ranks that divide the layers (tp) replay alike: sums over them are a part of the graph. They capture the same at the
+same time: what one of them cannot, none does, and where weights have moved on one of them, all capture again. Each
+tries a way to compute a step alone first (`Peers.rehearsing`): one that failed in the midst of a sum would leave the
+others waiting.
+
+Shapes: T rows (new tokens), B rows of a graph, R rows that are read, V vocabulary.
 """
 
 from __future__ import annotations
 
-import operator
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from plait.errors import first_line
+from plait.generation.captured_step import MOST_ROWS, Size, Step, is_decoding, is_plain
+from plait.generation.cuda_graphs import Capture, by_cuda
 from plait.generation.pool import KVPool
-from plait.generation.ragged import SHORT_ROWS, RaggedBatch
-from plait.kernels.on_devices import power_of_two
+from plait.generation.ragged import RaggedBatch
+from plait.models.parallel.peers import Peers
 from plait.observe.screen import say
-from plait.policy.blocks import num_blocks_for
-
-MOST_ROWS = 256
-"""Larger batches keep the device busy without."""
-
-LEAST_COLUMNS = 8
-"""Columns of the narrowest block tables: contexts of up to so many blocks have the same graphs."""
 
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 """Dtype → how far a replay may be from the plain step, relative to its size: products of more rows round otherwise."""
 
 
-class Graph(Protocol):
-    """What was captured."""
-
-    def replay(self) -> None:
-        """Compute it again, from what its inputs hold now."""
-        ...
-
-    def pool(self) -> Any:
-        """Names the memory that it computes in."""
-        ...
-
-
 Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
 """Logits [T, V] of a batch."""
-
-
-class Capture(Protocol):
-    """Captures a computation: the graph, and the tensor that each replay writes its result to."""
-
-    def __call__(self, compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Graph, Tensor]:
-        """
-        Args:
-            compute: gives the result, of any shape.
-            beside: a graph that is never replayed at the same time: both may compute in one memory, but for results.
-            again: it has been captured before, at other addresses.
-        """
-        ...
-
-
-def by_cuda(compute: Callable[[], Tensor], beside: Graph | None, *, again: bool) -> tuple[Graph, Tensor]:
-    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. The first time it is
-    computed before: once, so that kernels are compiled and memory is there, and once more, so that what waits for the
-    device is found before a capture begins, which it would break: what torch allocates for a broken capture is not
-    always given back.
-
-    `torch.cuda.graph` would give back all memory that the process keeps for later before each capture, the pinned
-    memory of uploads, too. Here that of the device is given back before the first one.
-
-    Raises:
-        RuntimeError: the computation asks the device for a number, or does something else that no graph can.
-    """
-    stream, aside, graph = torch.cuda.current_stream(), capture_stream(), torch.cuda.CUDAGraph()
-    if beside is None:
-        torch.cuda.empty_cache()
-    aside.wait_stream(stream)
-    try:
-        with torch.cuda.stream(aside):
-            if not again:
-                compute()
-                with _no_waits():
-                    compute()
-            # Other threads may go on meanwhile: one that looks after NCCL asks the device whenever it likes.
-            graph.capture_begin(pool=beside and beside.pool(), capture_error_mode="thread_local")
-            try:
-                out = compute()
-            finally:
-                graph.capture_end()
-    finally:
-        stream.wait_stream(aside)  # also of what has failed: it reads memory that the next step takes
-    return graph, out
-
-
-@contextmanager
-def _no_waits() -> Iterator[None]:
-    """Within it what waits for the device raises."""
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-
-
-@cache
-def capture_stream() -> torch.cuda.Stream:
-    """Where all captures of this process are made: libraries of products keep a workspace for each stream, and graphs
-    that compute in one memory have to be captured on one."""
-    return torch.cuda.Stream()
 
 
 class CapturedSteps:
@@ -134,20 +53,28 @@ class CapturedSteps:
         ways: name → how a step is computed, the best first, the plain way last.
         addresses: of all that a step reads beside its batch and the pool.
         capture: makes graphs.
+        peers: the ranks that compute each step together; None: this one alone.
     """
 
     def __init__(
-        self, ways: Mapping[str, Compute], addresses: Callable[[], tuple[int, ...]], capture: Capture = by_cuda
+        self,
+        ways: Mapping[str, Compute],
+        addresses: Callable[[], tuple[int, ...]],
+        capture: Capture = by_cuda,
+        peers: Peers | None = None,
     ) -> None:
         self._ways = dict(ways)
         self._plainly = list(ways.values())[-1]
         self._addresses, self._capture = addresses, capture
+        self._peers = Peers.alone() if peers is None else peers
         self._steps: dict[Size, Step] = {}
         self._shown: set[Size] = set()
         """That the first of the ways was shown to be right for."""
         self._lacked: set[Size] = set()
         """For which there was no memory to show it."""
         self._at: tuple[int, ...] = ()
+        self._may_have_moved = True
+        """Whether something may lie elsewhere than when ranks asked each other last."""
         self.seconds = 0.0
         """That captures have taken so far, and showing that they are right."""
         self.refusals: dict[str, str] = {}
@@ -156,10 +83,16 @@ class CapturedSteps:
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """Logits [R, V] of the rows that are read, valid until the next call; None: no row is. By a graph, or where
         this step is none for a graph by the way that graphs are captured of, as soon as it was shown to be right. The
-        pool holds the keys and values of the same computation."""
+        pool holds the keys and values of the same computation.
+
+        Ranks that compute together compute a step plainly that is none for a graph: one that finds no memory for
+        another way could not tell the others in the midst of it.
+        """
         logits_TV = self._replayed(batch, pool)
         if logits_TV is not None:
             return logits_TV
+        if self._peers.size > 1:
+            return self._plainly(batch, pool)
         if not self._shown and self._may_show(batch, pool):
             began = time.perf_counter()
             self._show(batch, pool)
@@ -209,27 +142,47 @@ class CapturedSteps:
         """Logits [T, V]; None where this step is none for a graph."""
         if not self._ways or not is_plain(batch) or pool.spare is None:
             return None
-        at = (*self._addresses(), *pool.addresses())
-        if at != self._at:
-            self.drop()
-            self._at = at
+        self._follow(pool)
         size = Size.of(batch, pool.block_tokens)
         if size not in self._steps and not self._capture_step(size, batch, pool):
             return None
         step = self._steps[size]
         step.fill(batch, pool.spare, pool.block_tokens)
-        step.graph.replay()
+        self._replay(step)
         return step.out_BV[: batch.num_tokens]
 
     @property
-    def sizes(self) -> tuple[Size, ...]:
-        """The sizes that there are graphs for."""
-        return tuple(self._steps)
+    def steps(self) -> Mapping[Size, Step]:
+        """Those that there are graphs for."""
+        return self._steps
+
+    def look(self) -> None:
+        """Weights or pool may lie elsewhere from now on. Said on all ranks that compute together, while no step is
+        computed."""
+        self._may_have_moved = True
 
     def drop(self) -> None:
-        """Forget all graphs, with the memory that they hold."""
+        """Forget all graphs, with the memory that they hold; see `look`."""
+        self._forget()
+        self._at = ()
+        self.look()
+
+    def _forget(self) -> None:
         self._steps.clear()
         self._lacked.clear()
+
+    def _follow(self, pool: KVPool) -> None:
+        """Forget graphs that read where something lies no more, on this rank or on another one."""
+        at = (*self._addresses(), *pool.addresses())
+        moved = at != self._at
+        if self._may_have_moved:
+            moved = self._on_any(moved)
+            self._may_have_moved = False
+        else:
+            assert not moved or self._peers.size == 1, "what ranks compute with has moved, and they were not told"
+        if moved:
+            self._forget()
+            self._at = at
 
     def _capture_step(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a graph for such batches is there and computes what the plain step computes."""
@@ -247,7 +200,7 @@ class CapturedSteps:
     def _refuse(self, why: str) -> None:
         """Take the first of the ways no more, nor what was captured of it."""
         way = next(iter(self._ways))
-        self.drop()
+        self._forget()
         self._shown.clear()
         del self._ways[way]
         self.refusals[way] = why
@@ -261,15 +214,7 @@ class CapturedSteps:
         again = step.size in self._shown
         expected_TV = None if again else _logits(self._plainly(batch, pool))
         step.fill(batch, pool.spare, pool.block_tokens)
-        try:
-            beside = next(iter(self._steps.values()), None)
-            step.graph, step.out_BV = self._capture(
-                lambda: _logits(compute(step.inputs, pool)), beside and beside.graph, again=again
-            )
-        except Exception as error:  # torch's compiler, and Triton's, may raise anything
-            why = f"cannot be captured: {first_line(error)}"
-        else:
-            why = None
+        why = self._agreed(self._captured(step, lambda: _logits(compute(step.inputs, pool)), again=again))
         if why is not None:
             if not again:
                 return why
@@ -277,98 +222,50 @@ class CapturedSteps:
             return self._refusal(step, compute, batch, pool)
         if expected_TV is None:
             return None
+        self._replay(step)
+        return self._agreed(difference(step.out_BV[: len(expected_TV)], expected_TV))
+
+    def _captured(self, step: Step, compute: Callable[[], Tensor], *, again: bool) -> str | None:
+        """Why a computation cannot be captured; None: it was."""
+        traffic = self._peers.traffic
+        beside = next(iter(self._steps.values()), None)
+
+        def counted() -> Tensor:
+            before = traffic.received_bytes
+            out = compute()
+            step.received_bytes = traffic.received_bytes - before
+            return out
+
+        try:
+            first = None if again else lambda: self._rehearse(compute)
+            step.graph, step.out_BV = self._capture(counted, beside and beside.graph, first=first)
+        except Exception as error:  # torch's compiler, and Triton's, may raise anything
+            return f"cannot be captured: {first_line(error)}"
+        traffic.received_bytes -= step.received_bytes  # what is captured is not sent
+        return None
+
+    def _rehearse(self, compute: Callable[[], Tensor]) -> None:
+        """Compute it, each rank alone; raises on all of them what one of them is unable to do."""
+        why = None
+        try:
+            with self._peers.rehearsing():
+                compute()
+        except Exception as error:  # as above
+            why = first_line(error)
+        if (why := self._agreed(why)) is not None:
+            raise RuntimeError(why)
+
+    def _replay(self, step: Step) -> None:
         step.graph.replay()
-        return difference(step.out_BV[: len(expected_TV)], expected_TV)
+        self._peers.traffic.received_bytes += step.received_bytes
 
+    def _agreed(self, why: str | None) -> str | None:
+        """Why this rank cannot do something, or that another one cannot; None: all can."""
+        return (why or "another rank cannot") if self._on_any(why is not None) else None
 
-@dataclass(frozen=True)
-class Size:
-    """What batches that one graph serves have at most: powers of two, so that there are few graphs."""
-
-    samples: int
-    """Those that fill it up included."""
-    rows: int
-    width: int
-    """Rows of a sample."""
-    keys: int
-    """That a sample has, its new ones included."""
-    columns: int
-    """That its block tables have: those of so many keys, however wide the tables of batches are."""
-
-    @classmethod
-    def of(cls, batch: RaggedBatch, block_tokens: int) -> Size:
-        """The least that this batch goes into."""
-        rows, width = power_of_two(batch.num_tokens), power_of_two(max(batch.num_new))
-        idle = -(-(rows - batch.num_tokens) // width)  # samples that take the rows behind
-        keys = power_of_two(max(map(operator.add, batch.num_new, batch.num_held)))
-        columns = max(LEAST_COLUMNS, power_of_two(num_blocks_for(keys, block_tokens)))
-        return cls(power_of_two(len(batch.num_new) + idle), rows, width, keys, columns)
-
-
-@dataclass(eq=False)
-class Step:
-    """A graph, the tensors that it reads, and the one that it writes."""
-
-    size: Size
-    inputs: RaggedBatch
-    graph: Graph = None  # type: ignore[assignment]  # until it is captured
-    out_BV: Tensor = None  # type: ignore[assignment]
-    _rest: tuple[int, ...] = ()
-    """What the rows behind were filled for: they stay as they are while batches stay as large."""
-
-    @classmethod
-    def of(cls, size: Size, device: torch.device) -> Step:
-        """What is to be captured. What its batch says on the host holds for all batches of its graph: it counts no
-        sample less than there may be of it."""
-
-        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        inputs = RaggedBatch(
-            token_ids_T=zeros(torch.int64, size.rows),
-            position_ids_T=zeros(torch.int64, size.rows),
-            starts_S1=torch.arange(size.samples + 1, dtype=torch.int32, device=device),
-            held_S=zeros(torch.int32, size.samples),
-            tables_SM=zeros(torch.int32, size.samples, size.columns),
-            places_T=zeros(torch.int64, size.rows),
-            num_new=(size.width,) * size.samples,
-            num_held=(size.keys - size.width,) * size.samples,
-        )
-        return cls(size, inputs)
-
-    def fill(self, batch: RaggedBatch, spare: int, block_tokens: int) -> None:
-        """The rows of a batch, and behind them such as see the spare block alone."""
-        own, size, rows, count = self.inputs, self.size, batch.num_tokens, len(batch.tables_SM)
-        columns = min(size.columns, batch.tables_SM.shape[1])
-        inputs_T = own.token_ids_T, own.position_ids_T, own.places_T
-        for tensor, given in zip(inputs_T, (batch.token_ids_T, batch.position_ids_T, batch.places_T), strict=True):
-            tensor[:rows].copy_(given)
-        own.held_S[:count].copy_(batch.held_S)
-        own.tables_SM[:count, :columns].copy_(batch.tables_SM[:, :columns])
-        rest = rows, count, columns, spare * block_tokens
-        if rest != self._rest:
-            self._rest = rest
-            for tensor, behind in zip(inputs_T, (0, 0, spare * block_tokens), strict=True):
-                tensor[rows:].fill_(behind)
-            own.held_S[count:].fill_(0)
-            own.tables_SM[:count, columns:].fill_(spare)
-            own.tables_SM[count:].fill_(spare)
-        if size.width == 1:
-            return  # each sample begins where it did
-        own.starts_S1[: count + 1].copy_(batch.starts_S1)
-        behind = own.starts_S1[count + 1 :]
-        torch.arange(1, len(behind) + 1, out=behind)
-        behind.mul_(size.width).add_(batch.num_tokens).clamp_(max=size.rows)
-
-
-def is_plain(batch: RaggedBatch) -> bool:
-    """Whether a batch is what graphs are made for."""
-    return batch.num_tokens <= MOST_ROWS and is_decoding(batch)
-
-
-def is_decoding(batch: RaggedBatch) -> bool:
-    """Whether each sample has a chain of few new tokens, and each is read."""
-    return batch.ancestors is None and max(batch.num_new) <= SHORT_ROWS and batch.read_R is None
+    def _on_any(self, mine: bool) -> bool:
+        """Whether it is so on one of the ranks at least."""
+        return bool(self._peers.all_reduce(torch.tensor([mine], dtype=torch.uint8), "max").item())
 
 
 def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:

@@ -170,7 +170,10 @@ class Forward:
         self._ask().prepare()
 
     def work_added(self) -> None:
-        """There is more to compute than was known: weights that were not worth packing may be now."""
+        """There is more to compute than was known: weights that were not worth packing may be now. They, and the pool,
+        may have moved since there was nothing."""
+        if self.module.captured is not None:
+            self.module.captured.look()
         self.is_decided = any(backend.is_prepared for backend in self.backends)
 
     def drop_steps(self) -> None:

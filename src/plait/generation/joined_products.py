@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plait.models.parallel.layer_hooks import Enter
+
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names, in Transformers, of modules of one parent that are given the same tensor."""
 
@@ -116,8 +118,13 @@ class _Site:
 def _sites(parent: nn.Module) -> Iterator[_Site]:
     for names in TOGETHER:
         found = [getattr(parent, name, None) for name in names]
-        if all(type(one) is nn.Linear and one.bias is None for one in found):
+        if all(type(one) is nn.Linear and one.bias is None and _stands_alone(one) for one in found):
             yield _Site(parent, names)
+
+
+def _stands_alone(linear: nn.Linear) -> bool:
+    """Whether nothing happens with what the module returns, and with what it is given at most what training needs."""
+    return not linear._forward_hooks and all(isinstance(hook, Enter) for hook in linear._forward_pre_hooks.values())
 
 
 def _elements(tensor: Tensor) -> int:

@@ -12,7 +12,8 @@ from plait.generation.computes import Computes
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
-from plait.generation.ragged import RaggedBatch, RaggedContext
+from plait.generation.ragged import RaggedBatch
+from plait.generation.ragged_context import RaggedContext
 from plait.kernels import device_attention
 from plait.models.compute.attention import AttentionContext
 from plait.models.compute.cpu_linear import PackedLinears
@@ -44,10 +45,10 @@ class ModuleForward:
         self._by_kernel = self._attention is device_attention.paged_attention
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
-        captures = model.device.type == "cuda" and self._by_kernel and model.team.all.size == 1
-        self.captured = CapturedSteps(ways, self.addresses) if captures else None
-        """The steps that are replayed in place of `plainly`; None: on a CPU, of parts of a model, and in float64, whose
-        attention asks the device for numbers."""
+        captures = model.device.type == "cuda" and self._by_kernel and model.team.pp.size == 1
+        self.captured = CapturedSteps(ways, self.addresses, peers=model.team.tp) if captures else None
+        """The steps that are replayed in place of `plainly`; None: on a CPU, of stages of a model, and in float64,
+        whose attention asks the device for numbers."""
 
     @classmethod
     def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS, computes: Computes | None = None) -> Self:
@@ -103,6 +104,6 @@ class ModuleForward:
 
     def drop(self, *, keep_memory: bool = False) -> None:
         """See Backend.drop."""
-        if self.captured is not None and not keep_memory:
-            self.captured.drop()
+        if self.captured is not None:
+            self.captured.look() if keep_memory else self.captured.drop()
         self._packed.drop()

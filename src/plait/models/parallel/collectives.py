@@ -103,7 +103,7 @@ class _Copied(torch.autograd.Function):
 class _Reduced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
-        return peers.all_reduce(x.clone(memory_format=torch.contiguous_format))
+        return torch.ops.plait.reduced(x, peers.number)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -173,6 +173,23 @@ def _gather(x: Tensor, peers: Peers, ranges: Ranges) -> Tensor:
     for (start, stop), piece in zip(ranges, peers.all_gather(padded), strict=True):
         whole[..., start:stop] = piece[..., : stop - start]
     return whole
+
+
+_operators = torch.library.Library("plait", "FRAGMENT")
+_operators.define("reduced(Tensor part, int peers) -> Tensor")
+"""As an operator a sum over ranks can stand in layers that torch compiles (`generation.fused_layers`)."""
+
+
+def _sum(part: Tensor, peers: int) -> Tensor:
+    return Peers.numbered(peers).all_reduce(part.clone(memory_format=torch.contiguous_format))
+
+
+def _like_sum(part: Tensor, peers: int) -> Tensor:
+    return torch.empty_like(part, memory_format=torch.contiguous_format)
+
+
+_operators.impl("reduced", _sum, "CompositeExplicitAutograd")
+torch.library.register_fake("plait::reduced", _like_sum, lib=_operators)
 
 
 def _zeros_like(x: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plait.errors import RunError, cause_of
 from plait.models.parallel import nccl
+from plait.models.parallel.numbered import Numbered
 from plait.models.parallel.transfer import Traffic, Transfer
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
@@ -36,7 +37,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 
 
 @dataclass(frozen=True, eq=False)
-class Peers:
+class Peers(Numbered):
     """The ranks along one axis of a team, this one among them.
 
     Every call raises RunError where a peer is gone or does not answer until the deadline. `traffic` counts the bytes of
@@ -54,10 +55,26 @@ class Peers:
     timeout_s: float = TIMEOUT_S
     waiting_for: WaitingFor = field(default=lambda what: nullcontext(), repr=False)
     traffic: Traffic = field(default_factory=Traffic, repr=False)
+    _rehearsing: list[bool] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def alone(cls, rank: int = 0, axis: str = "") -> Peers:
         return cls((rank,), 0, axis)
+
+    @property
+    def is_rehearsing(self) -> bool:
+        """See `rehearsing`."""
+        return bool(self._rehearsing)
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within it nothing is sent, and `all_reduce` and `all_gather` give each rank what it has itself: a rank can
+        find out alone whether it is able to compute something."""
+        self._rehearsing.append(True)
+        try:
+            yield
+        finally:
+            self._rehearsing.pop()
 
     @property
     def size(self) -> int:
@@ -81,7 +98,7 @@ class Peers:
         Args:
             tensor: contiguous, of one shape and dtype on all ranks.
         """
-        if self.size > 1 and tensor.numel():
+        if self.size > 1 and tensor.numel() and not self.is_rehearsing:
             assert tensor.is_contiguous(), "a tensor that is reduced in place is contiguous"
             self._finish(
                 lambda: dist.all_reduce(tensor, _OPS[op], group=self.group, async_op=True), f"all_reduce {op}", tensor
@@ -135,7 +152,9 @@ class Peers:
             own = tensor.new_zeros((most, *tensor.shape[1:]))
             own[: len(tensor)] = tensor
             tensor, parts = own, [torch.empty_like(own) for _ in self.ranks]
-        if tensor.numel():
+        if self.is_rehearsing:
+            parts = [tensor] * self.size
+        elif tensor.numel():
             self._finish(lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True), "all_gather", tensor)
             self.traffic.received_bytes += _bytes(tensor) * (self.size - 1)
         parts = [parts[self.of_group(index)] for index in range(self.size)]

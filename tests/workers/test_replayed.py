@@ -1,0 +1,65 @@
+"""Ranks that divide a model replay captured steps together, on real processes: samples are those of one process, and
+what one rank cannot do, none does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from plait.launch.interface import Group
+from tests.cases import slow_but
+from tests.generation.requests import request, with_head
+from tests.models.tiny import VOCAB_SIZE
+from tests.workers.replayed_runs import Replayed
+from tests.workers.ring_runs import LAYERS
+from tests.workers.test_decode_ring import LIMIT_S, equals
+
+REQUESTS = [request(0, 9, [1, 9, 5]), request(1, 30, [7]), *(with_head(2 + uid, 24, [6]) for uid in range(2))]
+
+HIDDEN_SIZE = 32
+SUMS = 1 + 2 * LAYERS
+"""Over the ranks: of embeddings, of attention and of the MLP of each layer. Two ranks exchange a sum's bytes once."""
+
+
+def ask(group: Group, sizes: dict[str, int], **how: Any) -> list[Replayed]:
+    arguments = ("tests.workers.replayed_runs", "replayed", sizes, {"max_prefill_tokens": 20}, REQUESTS, how)
+    seen: Sequence[Replayed] = group.submit(range(group.num_ranks), "run", *arguments).result(LIMIT_S)
+    assert [one.left for one in seen] == [0] * len(seen), "nothing is left in a pool"
+    assert all(one.said == seen[0].said for one in seen), "every rank says the same"
+    equals(seen, REQUESTS, exact=False)  # type: ignore[arg-type]
+    assert all(one.captures == seen[0].captures for one in seen)
+    assert all(one.replays == seen[0].replays for one in seen)
+    return list(seen)
+
+
+@pytest.mark.parametrize("fused", slow_but(["eager"], ["", "eager", "inductor"]))
+def test_ranks_that_share_layers_replay_what_one_process_computes(two: Group, fused: str) -> None:
+    """Sums over ranks stand within layers that a compiler takes as a whole."""
+    for one in ask(two, {"tp": 2}, fused=fused):
+        assert one.refusals == {}
+        assert one.replays > 10
+        assert one.captures[0] > 1
+        assert one.captures[1] == 0, "weights and pool are where they were"
+        for size, received_bytes in one.received_bytes.items():
+            assert received_bytes == size.rows * 8 * (SUMS * HIDDEN_SIZE + VOCAB_SIZE // 2)
+
+
+@pytest.mark.parametrize("fails", ["try", "capture", "equal"])
+def test_what_one_rank_cannot_do_none_does(two: Group, fails: str) -> None:
+    """Rank 1 cannot compute by fused layers alone, or breaks off when a step is captured, or computes another thing."""
+    first, second = ask(two, {"tp": 2}, fused="eager", fails=fails)
+    assert "fused" in first.refusals
+    assert first.refusals.keys() == second.refusals.keys()
+    assert "another rank cannot" in first.refusals["fused"] or fails == "equal"
+    own = {"try": "no such kernel", "capture": "not permitted", "equal": "of their size off"}[fails]
+    assert own in second.refusals["fused"]
+    assert (first.replays > 10) == (fails != "capture"), "plain layers are captured, which no rank can at last"
+
+
+@pytest.mark.parametrize("how", ["moves", "drops"])
+def test_where_something_has_moved_on_one_rank_all_capture_again(two: Group, how: str) -> None:
+    for one in ask(two, {"tp": 2}, **{how: True}):
+        assert one.refusals == {}
+        assert one.captures[0] == one.captures[1] > 1
