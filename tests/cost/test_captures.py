@@ -10,13 +10,11 @@ from plait.cost.captures import GRAPHS, held_by_graphs
 from plait.cost.device_memory import memory_by_device
 from plait.cost.lengths import Lengths, SampleLengths
 from plait.cost.workload import Workload
-from plait.layout.mesh import Parallelism
 from plait.recipes.engine_checks import most_guessed
 from plait.schedule.plan import POOL, PolicyChoice
 from tests.cost.smollm2 import SHAPE
 from tests.cost.test_device_memory import facts_of, named, row_of
 
-ONE = Parallelism()
 STEP = Workload(
     prompts_per_step=4,
     samples_per_prompt=16,
@@ -42,29 +40,26 @@ STEP = Workload(
     ],
 )
 def test_each_graph_keeps_the_logits_of_its_rows(how: str, changed: dict[str, int], share: int, rows: int) -> None:
-    held = held_by_graphs(replace(STEP, **changed), SHAPE, ONE, share)
+    (held,) = held_by_graphs(replace(STEP, **changed), SHAPE, share)
     assert held == 3 * rows * 49_152 * 2, how
 
 
-@pytest.mark.parametrize(("sizes", "own_rows"), [(ONE, 127), (Parallelism(1, 2), 0)], ids=["alone", "beside parts"])
-def test_a_draft_model_has_graphs_of_its_own(sizes: Parallelism, own_rows: int) -> None:
-    """Of one new token of a sample and of two, whatever is guessed; whole on one device of an instance in parts."""
+def test_a_draft_model_has_graphs_of_its_own() -> None:
+    """Of one new token of a sample and of two, whatever is guessed; the first of two stages gives hidden states."""
     drafted = replace(STEP, draft_model=replace(SHAPE, vocabulary=1000))
-    held = held_by_graphs(drafted, SHAPE, sizes, 64)
-    assert held == 3 * 2 * (own_rows * 49_152 + (127 + 2 * 254) * 1000)
-    assert held_by_graphs(replace(drafted, device="cpu"), SHAPE, sizes, 64) == 0
+    first, held = held_by_graphs(drafted, SHAPE, 64, stages=2)
+    assert first == 3 * 2 * (127 * 576 + (127 + 2 * 254) * 1000)
+    assert held == 3 * 2 * (127 * 49_152 + (127 + 2 * 254) * 1000)
+    assert held_by_graphs(replace(drafted, device="cpu"), SHAPE, 64) == (0,)
 
 
 def test_in_float32_they_are_twice_as_large() -> None:
-    assert held_by_graphs(replace(STEP, dtype="float32"), SHAPE, ONE, 64) == 3 * 127 * 49_152 * 4
+    assert held_by_graphs(replace(STEP, dtype="float32"), SHAPE, 64) == (3 * 127 * 49_152 * 4,)
 
 
-@pytest.mark.parametrize(
-    ("changed", "sizes"),
-    [({"device": "cpu"}, ONE), ({"elsewhere": True}, ONE), ({}, Parallelism(1, 2)), ({}, Parallelism(1, 1, 2))],
-)
-def test_there_are_none_on_a_cpu_in_another_engine_and_of_parts(changed: dict[str, object], sizes: Parallelism) -> None:
-    assert held_by_graphs(replace(STEP, **changed), SHAPE, sizes, 64) == 0
+@pytest.mark.parametrize("changed", [{"device": "cpu"}, {"elsewhere": True}])
+def test_there_are_none_on_a_cpu_and_in_another_engine(changed: dict[str, object]) -> None:
+    assert held_by_graphs(replace(STEP, **changed), SHAPE, 64) == (0,)
 
 
 def test_a_dry_run_has_them_where_samples_are_generated() -> None:
@@ -73,7 +68,7 @@ def test_a_dry_run_has_them_where_samples_are_generated() -> None:
     rows = dict(memory_by_device(facts)[0].rows)
     workload = Workload.of(facts.recipe, facts.flow, facts.lengths)
     samples = workload.prompts_per_step * workload.samples_per_prompt
-    assert row_of(f"actor: {GRAPHS}", rows) == held_by_graphs(workload, SHAPE, ONE, samples) > 0
+    assert (row_of(f"actor: {GRAPHS}", rows),) == held_by_graphs(workload, SHAPE, samples)
 
 
 def test_pools_that_stay_stay_with_a_draft_models() -> None:

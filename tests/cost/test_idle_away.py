@@ -90,7 +90,6 @@ def test_a_pool_that_stays_is_there_at_every_moment_but_when_models_are_read() -
     [
         ("a CPU takes it page by page", named("colocated", 1), {}),
         ("another engine has its own", named("colocated", 1), {"sampling": {"engine": "vllm"}, "device": "cuda"}),
-        ("parts of a model have no graphs", named("colocated", 2, tp=2), GPU),
     ],
 )
 def test_pools_go_where_keeping_them_gains_nothing(how, make_plan, keys) -> None:

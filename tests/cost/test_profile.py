@@ -36,9 +36,6 @@ from plait.cost.profile import MOST_REPLAYED, LinkRecord, Profile, interpolated
 from plait.cost.workload import Workload
 from plait.errors import DataError
 from plait.generation.captured_step import MOST_ROWS
-from plait.generation.engine import Engine
-from plait.generation.pool import KVPool
-from plait.generation.ragged import RaggedBatch
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.files.known_shapes import KNOWN
@@ -100,7 +97,9 @@ def test_steps_of_more_samples_than_a_gpu_replays_are_launched_layer_by_layer() 
     assert gpu.decode_s(512, 5120) == pytest.approx(5.12)
     assert of_fast.decode_s(511, 5110) == pytest.approx(3.0)
     assert gpu.model_copy(update={"device": "cpu"}).decode_s(511, 5110) == pytest.approx(3.0)
-    assert gpu.decode_s(256, 2560, is_part=True) == 60.0
+    assert gpu.decode_s(256, 2560, is_part=True) == 2.0, "parts are replayed as whole models are"
+    rows = {"forward": ((10, 1.0), (500, 50.0), (1000, 100.0))}
+    assert gpu.model_copy(update=rows).decode_s(511, 5110, is_part=True) == pytest.approx(51.1), "by their own layers"
 
 
 def test_what_the_host_takes_for_a_draw_does_not_go_with_the_head() -> None:
@@ -131,20 +130,22 @@ def test_a_gpu_captures_a_graph_for_each_power_of_two_of_samples_and_of_tokens()
     gpu = PROFILE.model_copy(update={"device": "cuda", "capture_s": 0.5})
     terms = costs(gpu).call("actor.generate", "decode", Layout.on(range(1))).terms
     assert terms["capturing"] == pytest.approx(4 * 0.5)
-    assert "capturing" not in costs(gpu).call("actor.generate", "decode", Layout.on(range(2), tp=2)).terms
+    for ways, layers in (({"tp": 2}, 4), ({"pp": 2}, 2)):
+        parts = costs(gpu).call("actor.generate", "decode", Layout.on(range(2), **ways)).terms
+        assert parts["capturing"] == pytest.approx(layers * 0.5), "ranks capture at the same time"
     stay = costs(gpu, pools_stay=True).call("actor.generate", "decode", Layout.on(range(1))).terms
     assert stay == {name: seconds for name, seconds in terms.items() if name != "capturing"}
     assert "capturing" not in costs().call("actor.generate", "decode", Layout.on(range(1))).terms
 
 
 def test_a_draft_models_steps_are_captured_too() -> None:
-    """Two layers beside the four, on one device of an instance in parts as well, which has no other graphs."""
+    """Two layers beside the four, on one device of an instance in parts as well."""
     gpu = PROFILE.model_copy(update={"device": "cuda", "capture_s": 0.5})
     guesses = {"drafts": Drafts(2.0, 3.0, 2.0), "draft_model": replace(SHAPE, layers=2)}
-    for tp, layers in ((1, 4 + 2), (2, 2)):
+    for tp in (1, 2):
         layout = Layout.on(range(tp), tp=tp)
         terms = costs(gpu, **guesses).call("actor.generate", "decode", layout).terms
-        assert terms["capturing"] == pytest.approx(layers * 0.5)
+        assert terms["capturing"] == pytest.approx((4 + 2) * 0.5)
         assert "capturing" not in costs(gpu, **guesses, pools_stay=True).call("actor.generate", "decode", layout).terms
 
 
@@ -349,31 +350,6 @@ def test_an_engine_that_is_measured_has_room_for_its_samples_alone() -> None:
     however many positions the model has."""
     engine = work_of_profile.engine_for(tiny_model("llama", dtype=torch.float32), 8, 100, 20)
     assert engine.state.limits.num_blocks == 9 * 8
-
-
-@pytest.mark.parametrize(("measured_s", "asks"), [("decode_s", True), ("decode_by_layers_s", False)])
-def test_steps_by_layers_are_those_of_parts_of_models_which_are_not_replayed(
-    measured_s: str, asks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    engine_for = work_of_profile.engine_for
-
-    def as_on_a_gpu(*of: Any) -> Engine:
-        engine = engine_for(*of)
-        plainly = engine.state.forward.module.plainly
-
-        def compute(batch: RaggedBatch, pool: KVPool) -> torch.Tensor | None:
-            asked.append(batch.num_tokens)
-            return plainly(batch, pool)
-
-        captured = SimpleNamespace(compute=compute, drop=lambda: None, look=lambda: None, seconds=0.0)
-        monkeypatch.setattr(engine.state.forward.module, "captured", captured)
-        monkeypatch.setattr(engine.state.forward, "prepare", lambda longest: None)
-        return engine
-
-    monkeypatch.setattr(work_of_profile, "engine_for", as_on_a_gpu)
-    assert getattr(work_of_profile, measured_s)(tiny_model("llama", dtype=torch.float32), 3, 8) > 0
-    assert bool(asked) == asks
 
 
 class Behind:

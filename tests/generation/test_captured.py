@@ -7,11 +7,13 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
@@ -35,6 +37,7 @@ from plait.generation.speculator import Speculator, speculator_of
 from plait.generation.speculator import model_drafter as drafter_of
 from plait.kernels import on_devices
 from plait.models.language_model import LanguageModel
+from plait.models.parallel import nccl
 from tests.cases import slow_but
 from tests.generation.guessing import Guessing
 from tests.generation.replays import Again, First, capture
@@ -489,7 +492,7 @@ def one_batch(rows: Sequence[tuple[int, int]], columns: int) -> RaggedBatch:
 def test_a_batch_is_filled_up_with_samples_of_nobody(rows: list[tuple[int, int]], columns: int, size: Size) -> None:
     batch = one_batch(rows, columns)
     assert Size.of(batch, 16) == size
-    own = Step.of(size, torch.device("cpu"))
+    own = Step.of(size, batch)
     if size.samples > 1 and size.width > 1:
         own.fill(one_batch([(size.width, 0)], 1), 99, 16)  # what stood there before
     own.fill(batch, 99, 16)
@@ -679,7 +682,7 @@ REFUSED = ["plain", "plain", "fused", "plain"]
     ("first", "refusal", "computed"),
     [
         ("right", None, ["plain", "plain", "fused", "fused", "fused", "fused"]),
-        ("last row wrong", "compute logits that are 0.65 of their size off", [*REFUSED, "plain"]),
+        ("last row wrong", "compute numbers that are 0.65 of their size off", [*REFUSED, "plain"]),
         ("no such kernel", CANNOT, [*REFUSED, "plain"]),
         ("no memory", None, [*REFUSED, "plain"]),
     ],
@@ -771,6 +774,28 @@ def test_a_draft_model_on_a_gpu_changes_no_token(family: str) -> None:
     assert {size.width for size in steps.steps} == {1, 2}
     assert drafter.steps.seconds.of_step(1, 16) > 0
     assert drafter.steps.seconds.of_other(64, 64) > 0
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_sum_by_nccl_is_captured(tmp_path: Path) -> None:
+    """Of one rank, as one device has no more; begun and waited for as ranks do."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda", 0))
+    try:
+        x = torch.ones(3, device="cuda")
+
+        def compute() -> Tensor:
+            y = x * 2
+            assert nccl.wait(dist.all_reduce(y, async_op=True), y, 60.0)
+            return y + 1
+
+        graph, out = by_cuda(compute, None, first=compute)
+        x.fill_(3)
+        graph.replay()
+        assert out.tolist() == [7.0] * 3
+    finally:
+        dist.destroy_process_group()
 
 
 def test_on_a_cpu_there_are_none() -> None:

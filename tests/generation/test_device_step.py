@@ -233,7 +233,7 @@ def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:
     rows = device.engine.state.rows
     for drafts in ({}, {rows.keys[0]: [DRAWN] * 5}):
         batch = rows.batch(drafts)
-        step = Step.of(Size.of(batch, 16), GPU)
+        step = Step.of(Size.of(batch, 16), batch)
         launches = Launches()
         with launches:
             step.fill(batch, 256, 16)

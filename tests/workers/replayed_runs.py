@@ -18,6 +18,7 @@ from plait.generation.fused_layers import FusedLayers
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
 from plait.generation.request import Request
+from plait.models.parallel.stage import is_idle
 from tests.generation.replays import Again, First, capture
 from tests.workers.ring_runs import all_at_once, engine_on
 from tests.workers.said import Said
@@ -60,7 +61,8 @@ class Steps:
         steps = cls(*engine_on(worker, sizes, settings))
         module = steps.engine.state.forward.module
         for layer in module.model.module.modules():
-            vars(layer).pop("forward", None)  # those of a CPU
+            if not is_idle(layer):
+                vars(layer).pop("forward", None)  # those of a CPU
         module.layers = FusedLayers(module.model.module, fused or "eager")
         ways: dict[str, Compute] = {"fused": steps.by("fused", module.fused)} if fused else {}
         ways["plain"] = steps.by("plain", module.plainly)

@@ -23,14 +23,15 @@ SUMS = 1 + 2 * LAYERS
 """Over the ranks: of embeddings, of attention and of the MLP of each layer. Two ranks exchange a sum's bytes once."""
 
 
-def ask(group: Group, sizes: dict[str, int], **how: Any) -> list[Replayed]:
-    arguments = ("tests.workers.replayed_runs", "replayed", sizes, {"max_prefill_tokens": 20}, REQUESTS, how)
+def ask(group: Group, sizes: dict[str, int], groups: int = 1, **how: Any) -> list[Replayed]:
+    settings = {"max_prefill_tokens": 20, "decode_groups": groups}
+    arguments = ("tests.workers.replayed_runs", "replayed", sizes, settings, REQUESTS, how)
     seen: Sequence[Replayed] = group.submit(range(group.num_ranks), "run", *arguments).result(LIMIT_S)
     assert [one.left for one in seen] == [0] * len(seen), "nothing is left in a pool"
     assert all(one.said == seen[0].said for one in seen), "every rank says the same"
     equals(seen, REQUESTS, exact=False)  # type: ignore[arg-type]
-    assert all(one.captures == seen[0].captures for one in seen)
-    assert all(one.replays == seen[0].replays for one in seen)
+    if not how.get("fails"):
+        assert all((one.captures, one.replays) == (seen[0].captures, seen[0].replays) for one in seen)
     return list(seen)
 
 
@@ -44,6 +45,26 @@ def test_ranks_that_share_layers_replay_what_one_process_computes(two: Group, fu
         assert one.captures[1] == 0, "weights and pool are where they were"
         for size, received_bytes in one.received_bytes.items():
             assert received_bytes == size.rows * 8 * (SUMS * HIDDEN_SIZE + VOCAB_SIZE // 2)
+
+
+@pytest.mark.parametrize(
+    ("groups", "fused"), slow_but([(3, "eager")], [(groups, by) for groups in (1, 2, 3) for by in ("", "eager")])
+)
+def test_stages_replay_what_is_between_what_they_send(two: Group, groups: int, fused: str) -> None:
+    """With steps of other samples in flight, which compute in the same memory."""
+    for one in ask(two, {"pp": 2}, groups, fused=fused):
+        assert one.refusals == {}
+        assert one.replays > 10
+        assert set(one.received_bytes.values()) == {0}, "what comes from the stage before is no part of a graph"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", ["", "try", "capture", "equal"])
+def test_ranks_that_share_layers_are_stages_together(four: Group, fails: str) -> None:
+    """Rank 1 shares the first half of the layers with rank 0: the other half has graphs, whatever it cannot do."""
+    seen = ask(four, {"tp": 2, "pp": 2}, 2, fused="eager", fails=fails)
+    assert [bool(one.refusals) for one in seen] == [bool(fails)] * 2 + [False] * 2
+    assert all(one.replays > 10 for one in (seen if fails != "capture" else seen[2:]))
 
 
 @pytest.mark.parametrize("fails", ["try", "capture", "equal"])

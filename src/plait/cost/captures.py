@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
 from plait.cost.decoding import SteadySteps
 from plait.cost.layer_times import LayerTimes, Terms, added
@@ -12,7 +12,6 @@ from plait.cost.lengths import Lengths
 from plait.cost.profile import MOST_REPLAYED
 from plait.cost.workload import Workload
 from plait.generation.settings import DRAFT_MODEL_TOKENS
-from plait.layout.mesh import Parallelism
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
@@ -33,15 +32,16 @@ def capturing(workload: Workload, of_models: Sequence[LayerTimes], pieces: Seque
 
 
 def _capturing(times: LayerTimes, pieces: Sequence[SteadySteps], prompt_tokens: float) -> Terms:
-    sizes, profile = times.layout.parallelism, times.profile
-    if profile is None or not profile.capture_s or sizes.tp * sizes.pp > 1:
+    profile = times.profile
+    if profile is None or not profile.capture_s:
         return {}
-    return {"capturing": num_captured(pieces, prompt_tokens) * times.work.shape.layers * profile.capture_s}
+    layers = math.ceil(times.work.shape.layers / times.layout.parallelism.pp)
+    return {"capturing": num_captured(pieces, prompt_tokens) * layers * profile.capture_s}
 
 
 def num_captured(pieces: Sequence[SteadySteps], prompt_tokens: float) -> int:
-    """Graphs that are captured of these steps (`generation.captured_step.Size`): one for each power of two of samples and of
-    tokens of context, about, as the longest sample is taken to be no longer than the others.
+    """Graphs that are captured of these steps (`generation.captured_step.Size`): one for each power of two of samples
+    and of tokens of context, about, as the longest sample is taken to be no longer than the others.
 
     Args:
         prompt_tokens: of each sample, in the mean.
@@ -54,25 +54,23 @@ def num_captured(pieces: Sequence[SteadySteps], prompt_tokens: float) -> int:
     return len(sizes)
 
 
-def held_by_graphs(workload: Workload, shape: ModelShape, sizes: Parallelism, share: int) -> int:
-    """`graph_bytes` of an instance of a workload, with those of a draft model, which is whole on one of its devices.
+def held_by_graphs(workload: Workload, shape: ModelShape, share: int, stages: int = 1) -> tuple[int, ...]:
+    """`graph_bytes` on a device of each stage of an instance of a workload, with those of a draft model, which is whole
+    on one of its devices.
 
     Args:
-        sizes: of the instance; its parts have no graphs.
         share: samples that it generates.
     """
     if workload.device != "cuda" or workload.elsewhere:
-        return 0
-    if (draft := workload.draft_model) is not None:
-        alone = replace(workload, draft_model=None, most_new_tokens=DRAFT_MODEL_TOKENS)
-        of_draft = held_by_graphs(alone, draft, Parallelism(), share)
-        return of_draft + held_by_graphs(replace(workload, draft_model=None), shape, sizes, share)
-    if sizes.tp * sizes.pp > 1:
-        return 0
+        return (0,) * stages
     prompts, responses = workload.lengths.prompts, workload.lengths.responses
     contexts = first_context(prompts), prompts.longest + responses.longest
-    running = min(share, workload.max_running)
-    return graph_bytes(shape, workload.dtype, running, contexts, workload.most_new_tokens)
+    running, draft, of_draft = min(share, workload.max_running), workload.draft_model, 0
+    if draft is not None:
+        of_draft = graph_bytes(draft.vocabulary, workload.dtype, running, contexts, DRAFT_MODEL_TOKENS)
+    widths = (*(shape.hidden,) * (stages - 1), shape.vocabulary)
+    of_width = partial(graph_bytes, dtype=workload.dtype, running=running, contexts=contexts)
+    return tuple(of_draft + of_width(width, most_new_tokens=workload.most_new_tokens) for width in widths)
 
 
 def first_context(prompts: Lengths) -> int:
@@ -80,15 +78,15 @@ def first_context(prompts: Lengths) -> int:
     return math.ceil(prompts.mean) + 1
 
 
-def graph_bytes(
-    shape: ModelShape, dtype: str, running: int, contexts: tuple[int, int], most_new_tokens: int = 1
-) -> int:
-    """Bytes that the graphs of an instance keep on its device: logits of as many rows as each has, in the compute
-    dtype. All else that they compute in is one memory, and small. There is one graph for each power of two of tokens
-    of context, of new tokens of a sample, of rows, which are at least as many as these, and of samples that may have as
-    many rows.
+def graph_bytes(width: int, dtype: str, running: int, contexts: tuple[int, int], most_new_tokens: int = 1) -> int:
+    """Bytes that the graphs of an instance keep on a device: what each computes of as many rows as it has, in the
+    compute dtype. All else that they compute in is one memory, and small. There is one graph for each power of two of
+    tokens of context, of new tokens of a sample, of rows, which are at least as many as these, and of samples that may
+    have as many rows.
 
     Args:
+        width: of a row: the vocabulary, of which ranks of tp all have the logits; on stages before the last the hidden
+            size.
         running: samples at a time.
         contexts: tokens of the shortest and of the longest context.
         most_new_tokens: of a sample in a step, with what is guessed.
@@ -96,10 +94,10 @@ def graph_bytes(
     shortest, longest = map(_power, contexts)
     rows = 0
     for power in range(_power(most_new_tokens) + 1):
-        width = 1 << power
-        most = min(MOST_REPLAYED, 1 << _power(running * width))
-        rows += (2 * most - width) * (power + 1)
-    return (longest - shortest + 1) * rows * shape.vocabulary * BYTES[dtype]
+        new_tokens = 1 << power
+        most = min(MOST_REPLAYED, 1 << _power(running * new_tokens))
+        rows += (2 * most - new_tokens) * (power + 1)
+    return (longest - shortest + 1) * rows * width * BYTES[dtype]
 
 
 def _power(number: int) -> int:

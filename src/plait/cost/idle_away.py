@@ -32,7 +32,7 @@ def with_pools_kept(facts: Facts, room_bytes: float) -> Plan:
     """
     plan = facts.plan
     decoding = [p for p in plan.placements if p.mode == "decode"]
-    has_graphs = bool(decoding) and all(p.tp == p.pp == 1 and p.after == "keep" for p in decoding)
+    has_graphs = bool(decoding) and all(p.after == "keep" for p in decoding)
     is_ours = facts.recipe.device == "cuda" and not abilities(facts.recipe).computes_elsewhere
     if not (has_graphs and is_ours) or pools_stay(plan):
         return plan

@@ -101,7 +101,8 @@ class Profile(Settings):
                        waits for each other; cut_backward as well; empty: not measured
     prompts:           (tokens of a row, seconds of a layer) of prompts in generation; empty: as in other forwards
     decode:            (samples, tokens of context of each, seconds of a layer)
-    decode_by_layers:  the same of layers that are not compiled, as those of a part of a model; empty: not measured
+    decode_by_layers:  on a CPU the same of layers that are not compiled, as those of a part of a model; empty: not
+                       measured
     head:              (rows, seconds of the head's forward)
     head_backward:     (rows, seconds of the head's and the embedding's backward); empty: not measured
     drawing:           (samples, seconds of a step of generation beside its layers); empty: not measured. On a GPU with
@@ -168,16 +169,15 @@ class Profile(Settings):
 
         Args:
             context: tokens of all samples together.
-            is_part: by ranks that have a part of the model each, whose layers are not compiled: they take at least what
-                they take in other forwards. Steps of more samples than a GPU replays take at least what prompts do,
-                whose layers are compiled as theirs and launched one by one.
+            is_part: by ranks that have a part of the model each. Their layers are not compiled: on a CPU, and in steps
+                of more samples than a GPU replays, they take at least what they take in other forwards. (In such steps
+                those of a whole model take at least what prompts do, whose layers are compiled and launched one by
+                one.)
         """
-        if not is_part:
-            step_s = _interpolated_steps(self.decode, samples, context / samples)
-            is_launched = self.device == "cuda" and samples > MOST_REPLAYED
-            return max(step_s, self.layer_s(samples, "prompts")) if is_launched else step_s
-        measured = _interpolated_steps(self.decode_by_layers or self.decode, samples, context / samples)
-        return max(measured, self.layer_s(samples))
+        of_parts = self.decode_by_layers if is_part and self.device == "cpu" else ()
+        step_s = _interpolated_steps(of_parts or self.decode, samples, context / samples)
+        is_plain = is_part if self.device == "cpu" else samples > MOST_REPLAYED
+        return max(step_s, self.layer_s(samples, "forward" if is_part else "prompts")) if is_plain else step_s
 
     def head_s(self, rows: float, *, backward: bool = False) -> float:
         """Seconds of the head over so many rows; a backward that was not measured takes two forwards."""

@@ -43,7 +43,7 @@ CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 
 
 Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
-"""Logits [T, V] of a batch."""
+"""Logits [R, V] of a batch; on a stage of a model that is not the last, hidden states [T, H]."""
 
 
 class CapturedSteps:
@@ -81,7 +81,7 @@ class CapturedSteps:
         """Ways that are not taken, and why; without any way left steps are computed plainly, and not replayed."""
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """Logits [R, V] of the rows that are read, valid until the next call; None: no row is. By a graph, or where
+        """What `ways` compute, [R, V] or [T, H], valid until the next call; None: no row is read. By a graph, or where
         this step is none for a graph by the way that graphs are captured of, as soon as it was shown to be right. The
         pool holds the keys and values of the same computation.
 
@@ -149,7 +149,7 @@ class CapturedSteps:
         step = self._steps[size]
         step.fill(batch, pool.spare, pool.block_tokens)
         self._replay(step)
-        return step.out_BV[: batch.num_tokens]
+        return step.out_B[: batch.num_tokens]
 
     @property
     def steps(self) -> Mapping[Size, Step]:
@@ -187,7 +187,7 @@ class CapturedSteps:
     def _capture_step(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a graph for such batches is there and computes what the plain step computes."""
         while self._ways:
-            began, step = time.perf_counter(), Step.of(size, batch.token_ids_T.device)
+            began, step = time.perf_counter(), Step.of(size, batch)
             why = self._refusal(step, next(iter(self._ways.values())), batch, pool)
             self.seconds += time.perf_counter() - began
             if why is None:
@@ -223,7 +223,7 @@ class CapturedSteps:
         if expected_TV is None:
             return None
         self._replay(step)
-        return self._agreed(difference(step.out_BV[: len(expected_TV)], expected_TV))
+        return self._agreed(difference(step.out_B[: len(expected_TV)], expected_TV))
 
     def _captured(self, step: Step, compute: Callable[[], Tensor], *, again: bool) -> str | None:
         """Why a computation cannot be captured; None: it was."""
@@ -238,7 +238,7 @@ class CapturedSteps:
 
         try:
             first = None if again else lambda: self._rehearse(compute)
-            step.graph, step.out_BV = self._capture(counted, beside and beside.graph, first=first)
+            step.graph, step.out_B = self._capture(counted, beside and beside.graph, first=first)
         except Exception as error:  # torch's compiler, and Triton's, may raise anything
             return f"cannot be captured: {first_line(error)}"
         traffic.received_bytes -= step.received_bytes  # what is captured is not sent
@@ -269,12 +269,12 @@ class CapturedSteps:
 
 
 def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
-    """How logits differ by more than rounding; None: they do not."""
+    """How logits, or hidden states, differ by more than rounding; None: they do not."""
     for found, expected in zip(found_TV.split(MOST_ROWS), expected_TV.split(MOST_ROWS), strict=True):
         off_norm, norm = torch.stack([(found.float() - expected.float()).norm(), expected.float().norm()]).tolist()
         off = off_norm / norm if norm else off_norm  # all are 0 behind a token whose embedding is 0
         if not off <= CLOSE[expected.dtype]:
-            return f"compute logits that are {off:.2g} of their size off"
+            return f"compute numbers that are {off:.2g} of their size off"
     return None
 
 

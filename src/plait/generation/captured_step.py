@@ -1,6 +1,7 @@
 """The tensors that a captured step reads and writes, and how a batch is laid into them.
 
-Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M columns of the block tables, V vocabulary.
+Shapes: S samples, T rows (new tokens) of all of them, B rows of a graph, M columns of the block tables, H hidden size,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -54,16 +55,18 @@ class Step:
     size: Size
     inputs: RaggedBatch
     graph: Graph = None  # type: ignore[assignment]  # until it is captured
-    out_BV: Tensor = None  # type: ignore[assignment]
+    out_B: Tensor = None  # type: ignore[assignment]
+    """Logits [B, V]; on a stage of the model that is not the last, hidden states [B, H]."""
     received_bytes: int = 0
     """That a replay receives from other ranks."""
     _rest: tuple[int, ...] = ()
     """What the rows behind were filled for: they stay as they are while batches stay as large."""
 
     @classmethod
-    def of(cls, size: Size, device: torch.device) -> Step:
-        """What is to be captured. What its batch says on the host holds for all batches of its graph: it counts no
-        sample less than there may be of it."""
+    def of(cls, size: Size, batch: RaggedBatch) -> Step:
+        """What is to be captured of such a batch. What its own batch says on the host holds for all batches of its
+        graph: it counts no sample less than there may be of it."""
+        device, given_TH = batch.token_ids_T.device, batch.inputs_TH
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -77,6 +80,7 @@ class Step:
             places_T=zeros(torch.int64, size.rows),
             num_new=(size.width,) * size.samples,
             num_held=(size.keys - size.width,) * size.samples,
+            inputs_TH=None if given_TH is None else given_TH.new_zeros(size.rows, given_TH.shape[1]),
         )
         return cls(size, inputs)
 
@@ -87,6 +91,8 @@ class Step:
         inputs_T = own.token_ids_T, own.position_ids_T, own.places_T
         for tensor, given in zip(inputs_T, (batch.token_ids_T, batch.position_ids_T, batch.places_T), strict=True):
             tensor[:rows].copy_(given)
+        if own.inputs_TH is not None and batch.inputs_TH is not None:
+            own.inputs_TH[:rows].copy_(batch.inputs_TH)
         own.held_S[:count].copy_(batch.held_S)
         own.tables_SM[:count, :columns].copy_(batch.tables_SM[:, :columns])
         rest = rows, count, columns, spare * block_tokens

@@ -70,7 +70,7 @@ class Engine:
         self.model = model
         self._joint = joint if joint is not None else Alone()
         self.state = state = EngineState(
-            model, settings, self._joint.computes(model), policy_version=policy_version, keep_memory=keep_memory
+            model, settings, self._joint.link, policy_version=policy_version, keep_memory=keep_memory
         )
         """What is in flight. `moves.SampleMoves` takes samples out of it and puts others in."""
         self.last_step: StepRecord | None = None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.generation.computes import Computes
+from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens
 from plait.models.compute.attention_form import AttentionForm
@@ -48,12 +48,12 @@ class ExactForward:
     """Forwards of one model over one pool.
 
     Args:
-        computes: a step's forward; by default the model's own.
+        link: to the ranks that have other layers.
     """
 
-    def __init__(self, model: LanguageModel, pool: KVPool, computes: Computes | None = None) -> None:
-        self._device, self._pool = model.device, pool
-        self._computes = model if computes is None else computes
+    def __init__(self, model: LanguageModel, pool: KVPool, link: Link = NO_LINK) -> None:
+        self._model, self._device, self._pool, self._link = model, model.device, pool, link
+        self._is_last, self._vocabulary = model.team.is_last_stage, model.config.get_text_config().vocab_size
         fields = config_fields(model.config.get_text_config())
         self._mixture = any(fields.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
@@ -75,7 +75,8 @@ class ExactForward:
         for start in range(0, len(hidden), ROWS):
             part_nH = torch.stack(hidden[start : start + ROWS])
             padded = torch.cat([part_nH, part_nH.new_zeros(ROWS - len(part_nH), part_nH.shape[1])])
-            logits.append(self._computes.logits(padded)[: len(part_nH)])
+            logits_NV = self._model.logits(padded) if self._is_last else unread(padded, ROWS, self._vocabulary)
+            logits.append(logits_NV[: len(part_nH)])
         return torch.cat(logits) if logits else None
 
     def _rows_of(self, sample: NewTokens, num_read: int) -> list[_Row]:
@@ -101,7 +102,10 @@ class ExactForward:
             empty = [0] * (ROWS - len(rows))
             ids, positions = [row.token_id for row in rows] + empty, [row.position for row in rows] + empty
         inputs = torch.tensor([ids, positions], device=self._device)
-        return self._computes.hidden(inputs[0], inputs[1], context)
+        inputs_TH = self._link.receive(len(ids))
+        hidden_TH = self._model.hidden(inputs[0], inputs[1], context, inputs_TH=inputs_TH)
+        self._link.send(hidden_TH)
+        return hidden_TH
 
 
 class ExactContext:

@@ -18,8 +18,8 @@ from torch import Tensor
 from plait.data.across import uploaded
 from plait.generation.backend import Backend, unserved
 from plait.generation.compiled_forward import CompiledForward
-from plait.generation.computes import Computes
 from plait.generation.exact import ExactForward
+from plait.generation.link import NO_LINK, Link
 from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged, with_chunks
@@ -49,14 +49,14 @@ class Forward:
 
     Args:
         exact: the bits of a token do not depend on what else is computed (`generation.exact`).
-        computes: a step's forward; by default the model's own.
+        link: to the ranks that have other layers.
     """
 
-    def __init__(self, model: LanguageModel, pool: KVPool, *, exact: bool, computes: Computes | None = None) -> None:
+    def __init__(self, model: LanguageModel, pool: KVPool, *, exact: bool, link: Link = NO_LINK) -> None:
         self.model = model
         self._pool = pool
-        self._exact = ExactForward(model, pool, computes) if exact else None
-        self.module = ModuleForward.of(model, pool.block_tokens, computes)
+        self._exact = ExactForward(model, pool, link) if exact else None
+        self.module = ModuleForward.of(model, pool.block_tokens, link)
         """The Transformers module as a backend."""
         self.backends: tuple[Backend, ...] = (self.module,)
         """Those that there are, the best first. A faster one than the module joins when it is first asked for, and

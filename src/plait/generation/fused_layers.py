@@ -52,8 +52,9 @@ class FusedLayers:
         attend, layers = _operator(), decoder_layers(self._module)
         self._joined = self._joined or JoinedProducts(layers)
         turn = _Turn(context)
-        for number, layer in enumerate(layers):
-            layer.forward = partial(turn.computes, number, _compiled(type(layer).forward, self._backend), layer)
+        for layer in layers:
+            compiled = _compiled(type(layer).forward, self._backend)
+            layer.forward = partial(turn.computes, _number(layer), compiled, layer)
         _turns.append(turn)
         try:
             with self._joined.applied(), torch._dynamo.config.patch(recompile_limit=MOST_KINDS):
@@ -73,9 +74,14 @@ class _Turn:
         self.context, self.layer = context, 0
 
     def computes(self, number: int, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """The forward of layer `number`."""
+        """The forward of layer `number` of the model."""
         self.layer = number
         return forward(*given, **named)
+
+
+def _number(layer: nn.Module) -> int:
+    """By which a layer's attention calls itself: a stage of a model has some of the layers."""
+    return next(module.layer_idx for module in layer.modules() if isinstance(getattr(module, "layer_idx", None), int))
 
 
 _turns: list[_Turn] = []

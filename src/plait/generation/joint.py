@@ -14,10 +14,9 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from plait.data.across import HostTokens, downloading
-from plait.generation.computes import Computes
+from plait.generation.link import NO_LINK, Link
 from plait.generation.sampler import SamplingRows, sample
 from plait.kernels.noise import DrawNoise
-from plait.models.language_model import LanguageModel
 
 Tokens = tuple[Tensor, Tensor]
 """token_ids [D] (int64), log-probs [D], where they were drawn."""
@@ -50,8 +49,9 @@ class Joint(Protocol):
     is_alone: ClassVar[bool]
     """Whether this rank needs to hear of no other one to compute the next step."""
 
-    def computes(self, model: LanguageModel) -> Computes:
-        """The forward of a step, for the part of the model that this rank has."""
+    @property
+    def link(self) -> Link:
+        """The way to the ranks that have other layers."""
         ...
 
     @property
@@ -92,13 +92,10 @@ class Alone:
     draws: ClassVar[bool] = True
     is_alone: ClassVar[bool] = True
     most_groups: ClassVar[int] = 1
+    link: ClassVar[Link] = NO_LINK
 
     def __init__(self, choose: Choose = sample) -> None:
         self.choose = choose
-
-    def computes(self, model: LanguageModel) -> Computes:
-        """See Joint.computes."""
-        return model
 
     def num_groups(self, num_samples: int) -> int:
         """See Joint.num_groups."""

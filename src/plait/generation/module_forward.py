@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from plait.generation.captured import CapturedSteps
-from plait.generation.computes import Computes
 from plait.generation.fused_layers import FusedLayers
+from plait.generation.link import NO_LINK, Link, unread
 from plait.generation.paged import attention_for
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
@@ -25,7 +26,7 @@ class ModuleForward:
     """A Backend, see there. Prepared, its products on a CPU read weights that are packed once more.
 
     Args:
-        computes: a step's forward; by default the model's own.
+        link: to the ranks that have other layers.
     """
 
     devices: ClassVar[frozenset[str]] = frozenset(("cpu", "cuda"))
@@ -34,9 +35,9 @@ class ModuleForward:
     is_steady = False
     """Libraries choose kernels by the number of rows."""
 
-    def __init__(self, model: LanguageModel, block_tokens: int, computes: Computes | None = None) -> None:
-        self.model = model
-        self._computes = model if computes is None else computes
+    def __init__(self, model: LanguageModel, block_tokens: int, link: Link = NO_LINK) -> None:
+        self.model, self._link = model, link
+        self._is_last, self._vocabulary = model.team.is_last_stage, model.config.get_text_config().vocab_size
         self._attention = attention_for(model.device, model.dtype, block_tokens)
         self._packed = PackedLinears(model.module)
         storages = {param.untyped_storage()._cdata: param for param in model.module.parameters()}
@@ -45,15 +46,15 @@ class ModuleForward:
         self._by_kernel = self._attention is device_attention.paged_attention
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
-        captures = model.device.type == "cuda" and self._by_kernel and model.team.pp.size == 1
+        captures = model.device.type == "cuda" and self._by_kernel
         self.captured = CapturedSteps(ways, self.addresses, peers=model.team.tp) if captures else None
-        """The steps that are replayed in place of `plainly`; None: on a CPU, of stages of a model, and in float64,
-        whose attention asks the device for numbers."""
+        """The steps that are replayed in place of `plainly`; None: on a CPU, and in float64, whose attention asks the
+        device for numbers."""
 
     @classmethod
-    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS, computes: Computes | None = None) -> Self:
+    def of(cls, model: LanguageModel, block_tokens: int = BLOCK_TOKENS, link: Link = NO_LINK) -> Self:
         """See Backend.of: never refused, as the module is what others are held against."""
-        return cls(model, block_tokens, computes)
+        return cls(model, block_tokens, link)
 
     @property
     def is_prepared(self) -> bool:
@@ -66,26 +67,35 @@ class ModuleForward:
 
     def compute(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
         """See `Backend.compute`: [R, V]."""
-        return (self.plainly if self.captured is None else self.captured.compute)(batch, pool)
+        if (inputs_TH := self._link.receive(batch.num_tokens)) is not None:
+            batch = replace(batch, inputs_TH=inputs_TH)
+        out = (self.plainly if self.captured is None else self.captured.compute)(batch, pool)
+        if self._is_last:
+            return out
+        assert out is not None, "all hidden states go on"
+        self._link.send(out.clone())  # the next replay writes to the same memory
+        num_read = batch.num_tokens if batch.read_R is None else len(batch.read_R)
+        return unread(out, num_read, self._vocabulary) if num_read else None
 
     def plainly(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """As `compute`, each operation by itself: [R, V]."""
-        return self._logits(batch, self._context(batch, pool))
+        """What this stage makes of a step, each operation by itself: logits [R, V], on a stage that is not the last
+        hidden states [T, H]."""
+        return self._computed(batch, self._context(batch, pool))
 
     def fused(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """As `compute`, by layers that torch has compiled: [R, V].
+        """As `plainly`, by layers that torch has compiled: [R, V] or [T, H].
 
         Raises:
             RuntimeError: it cannot compile them.
             ModelError: the family does not say which modules they are.
         """
         with self.layers.applied(self._context(batch, pool)) as context:
-            return self._logits(batch, context, leaves_out=False)
+            return self._computed(batch, context, leaves_out=False)
 
     def _context(self, batch: RaggedBatch, pool: KVPool) -> RaggedContext:
         return RaggedContext(pool, batch, self._attention, takes_chunks=self._by_kernel)
 
-    def _logits(self, batch: RaggedBatch, context: AttentionContext, *, leaves_out: bool = True) -> Tensor | None:
+    def _computed(self, batch: RaggedBatch, context: AttentionContext, *, leaves_out: bool = True) -> Tensor | None:
         """
         Args:
             leaves_out: what the last layer would compute of rows that are not read. It then computes in a way of this
@@ -93,9 +103,13 @@ class ModuleForward:
         """
         read_R = batch.read_R if leaves_out else None
         with self._packed.applied():
-            hidden_TH = self._computes.hidden(batch.token_ids_T, batch.position_ids_T, context, read=read_R)
+            hidden_TH = self.model.hidden(
+                batch.token_ids_T, batch.position_ids_T, context, inputs_TH=batch.inputs_TH, read=read_R
+            )
+            if not self._is_last:
+                return hidden_TH
             hidden_RH = hidden_TH if batch.read_R is None else hidden_TH[batch.read_R]
-            return self._computes.logits(hidden_RH) if len(hidden_RH) else None
+            return self.model.logits(hidden_RH) if len(hidden_RH) else None
 
     def addresses(self) -> tuple[int, ...]:
         """Where the weights lie that a step reads. It is asked in each step, and a walk over all parameters would take

@@ -48,6 +48,8 @@ class RaggedBatch:
     """Per sample a bool [k, k]: row i sees new token j (itself included). None: a causal chain."""
     read_R: Tensor | None = None
     """int64: rows whose logits are wanted; None: all."""
+    inputs_TH: Tensor | None = None
+    """Hidden states of the new tokens, from the stage of the model before this one; None on the first."""
 
     @property
     def num_tokens(self) -> int:

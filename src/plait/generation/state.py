@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from torch import Tensor
 
 from plait.data.records import FinishReason, Sample
-from plait.generation.computes import Computes
 from plait.generation.flight import Drawn, InFlight
 from plait.generation.forward import Forward
+from plait.generation.link import Link
 from plait.generation.pool import KVPool
 from plait.generation.rows import UNKNOWN, DecodeBatch
 from plait.generation.settings import SamplingSettings
@@ -27,7 +27,7 @@ class EngineState:
     """The parts of an engine that know the same samples, and what changes several parts at once.
 
     Args:
-        computes: computes the forward of a step.
+        link: to the ranks that have other layers.
         policy_version: of the current weights.
         keep_memory: see `engine.Engine`.
     """
@@ -36,7 +36,7 @@ class EngineState:
         self,
         model: LanguageModel,
         settings: SamplingSettings,
-        computes: Computes,
+        link: Link,
         *,
         policy_version: int,
         keep_memory: bool,
@@ -46,7 +46,7 @@ class EngineState:
         self.scheduler = Scheduler(self.limits)
         self.pool = KVPool(self.limits.block_tokens)
         self.rows = DecodeBatch(settings.max_running, self.limits.block_tokens, model.device)
-        self.forward = Forward(model, self.pool, exact=settings.exact, computes=computes)
+        self.forward = Forward(model, self.pool, exact=settings.exact, link=link)
         self.flight = InFlight(model.eos_token_ids, policy_version)
         self.epoch = 0
         """How often all keys and values in flight were computed again."""

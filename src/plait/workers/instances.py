@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from plait.data.across import HostTokens, numbers_of
-from plait.generation.computes import Computes
 from plait.generation.engine import Engine
 from plait.generation.joint import Tokens
 from plait.generation.response import Response
@@ -25,7 +23,6 @@ from plait.generation.sampler import sample
 from plait.generation.settings import SamplingSettings
 from plait.generation.speculates import NoSpeculation, Speculates
 from plait.generation.speculator import speculator_of
-from plait.models.compute.attention import AttentionContext
 from plait.models.language_model import LanguageModel
 from plait.models.parallel.team import Team
 from plait.policy.decode_ring import COSTS, GroupRule
@@ -73,7 +70,7 @@ class JointRanks:
         self._tokens = OneToAll(team.all, source, Kind.TOKENS, "drawn tokens", self.waited)
         hidden_size = model.config.get_text_config().hidden_size
         on_cpu = model.device.type == "cpu"
-        self.stages = StageLink(
+        self.link = StageLink(
             team.pp,
             lambda rows: model.weights.new_empty((rows, hidden_size)),
             self.waited,
@@ -92,10 +89,6 @@ class JointRanks:
         """See Joint.draws."""
         return self._tokens.tells
 
-    def computes(self, model: LanguageModel) -> Computes:
-        """See Joint.computes."""
-        return _Staged(model, self.stages) if self._groups.num_stages > 1 else model
-
     @property
     def most_groups(self) -> int:
         """See Joint.most_groups."""
@@ -107,11 +100,11 @@ class JointRanks:
 
     def expect(self, num_rows: int) -> None:
         """See Joint.expect."""
-        self.stages.expect(num_rows)
+        self.link.expect(num_rows)
 
     def rest(self) -> None:
         """See Joint.rest."""
-        self.stages.rest()
+        self.link.rest()
         self._tokens.rest()
 
     def tell(self, drawn: Tokens | None, num_drawn: int) -> Callable[[], HostTokens]:
@@ -202,26 +195,3 @@ class DraftedByOne:
     def take_up(self, knowledge: Knowledge) -> None:
         """See Speculates.take_up."""
         self._own.take_up(knowledge)
-
-
-class _Staged:
-    """`Computes` of a rank that has a stage of a model: hidden states come and go by a link."""
-
-    def __init__(self, model: LanguageModel, link: StageLink) -> None:
-        self._model, self._link = model, link
-
-    def hidden(
-        self, token_ids_T: Tensor, position_ids_T: Tensor, context: AttentionContext, *, read: Tensor | None = None
-    ) -> Tensor:
-        """See Computes.hidden."""
-        inputs_TH = self._link.receive(len(token_ids_T))
-        hidden_TH = self._model.hidden(token_ids_T, position_ids_T, context, inputs_TH=inputs_TH, read=read)
-        self._link.send(hidden_TH)
-        return hidden_TH
-
-    def logits(self, hidden_NH: Tensor) -> Tensor:
-        """See Computes.logits."""
-        if self._model.team.is_last_stage:
-            return self._model.logits(hidden_NH)
-        vocabulary = self._model.config.get_text_config().vocab_size
-        return hidden_NH.new_zeros(1, 1).expand(len(hidden_NH), vocabulary)

@@ -20,7 +20,7 @@ class Sizes:
     prompts:     tokens of prompts in generation
     products:    rows of a product with a layer's largest matrix
     decoded:     steps of decoding
-    by_layers:   the same, of layers that are not compiled for decoding, as those of a part of a model
+    by_layers:   the same, of layers that are not compiled for decoding, as those of a part of a model on a CPU
     held_out_rows, held_out_decoded: measured to be foretold
     """
 
@@ -29,7 +29,7 @@ class Sizes:
     prompts: tuple[int, ...]
     products: tuple[int, ...]
     decoded: Decoded
-    by_layers: Decoded
+    by_layers: Decoded = ()
     held_out_rows: tuple[int, ...] = ()
     held_out_decoded: Decoded = ()
 
@@ -63,7 +63,6 @@ GPU = Sizes(
     prompts=(64, 512, 4096),
     products=(16, 256, 1024, 4096, 16384),
     decoded=((1, 64), (1, 1024), (16, 64), (16, 1024), (64, 64), (64, 1024), (256, 64), (256, 1024)),
-    by_layers=((1, 64), (16, 64), (16, 1024), (256, 64), (256, 1024)),
     held_out_rows=(1024, 8192),
     held_out_decoded=((4, 512), (128, 256)),
 )
@@ -73,7 +72,6 @@ GPU_QUICK = Sizes(
     prompts=(64, 4096),
     products=(16, 1024, 16384),
     decoded=((1, 64), (64, 64), (64, 1024)),
-    by_layers=((1, 64), (64, 64)),
 )
 
 

@@ -117,10 +117,9 @@ def decode_s(model: LanguageModel, samples: int, context: int) -> float:
 
 
 def decode_by_layers_s(model: LanguageModel, samples: int, context: int) -> float:
-    """As `decode_s`, by the model's own layers, as in parts of models: responses are too short for weights to be
-    packed, and on a GPU no step is replayed."""
-    tokens = min(PACK_STEPS - 1, response_tokens(model.max_positions))
-    return _steps_s(model, samples, context, tokens, replays=False)
+    """As `decode_s` on a CPU, by the model's own layers, as in parts of models: responses are too short for weights to
+    be packed."""
+    return _steps_s(model, samples, context, min(PACK_STEPS - 1, response_tokens(model.max_positions)))
 
 
 def capture_s(model: LanguageModel) -> float:
@@ -141,10 +140,8 @@ def capture_s(model: LanguageModel) -> float:
     return taken
 
 
-def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int, *, replays: bool = True) -> float:
+def _steps_s(model: LanguageModel, samples: int, context: int, tokens: int) -> float:
     engine = engine_for(model, samples, context, tokens)
-    if not replays:
-        engine.state.forward.module.captured = None
     begin(engine, samples, context, tokens)
     if model.device.type != "cpu":
         engine.step()  # captures the step that follows, which takes some ten times as long

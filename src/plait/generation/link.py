@@ -1,0 +1,40 @@
+"""What comes to this rank's layers from the ranks that have those before, and goes to the ranks that have those behind.
+
+Shapes: T tokens of a step, N of any, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Link(Protocol):
+    """The two ends of a rank's stage of a model."""
+
+    def receive(self, num_tokens: int) -> Tensor | None:
+        """A step of so many tokens begins: hidden states [T, H] of the stage before; None on the first."""
+        ...
+
+    def send(self, hidden_TH: Tensor) -> None:
+        """Give hidden states to the next stage; nothing on the last. They must stay as they are."""
+        ...
+
+
+class NoLink:
+    """`Link` of a rank that has all layers."""
+
+    def receive(self, num_tokens: int) -> None:
+        """See Link.receive."""
+
+    def send(self, hidden_TH: Tensor) -> None:
+        """See Link.send."""
+
+
+NO_LINK = NoLink()
+
+
+def unread(hidden_TH: Tensor, count: int, vocabulary: int) -> Tensor:
+    """Logits [N, V] on a stage that has no head: zeros that nobody reads, of the dtype of its hidden states."""
+    return hidden_TH.new_zeros(1, 1).expand(count, vocabulary)
