@@ -11,6 +11,8 @@ from plait.cli.report import held_out_text, print_answers, print_before_after, p
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.observe.console import SafeConsole
 from plait.recipes.recipe_file import load_recipe, recipe_of, with_sections
+from plait.rewards.answers import Verdict
+from plait.rewards.evaluation import Evaluation as TaskEvaluation
 from plait.runtime.controller import Outcome
 from plait.runtime.evaluating.evaluation import Evaluation
 
@@ -95,3 +97,16 @@ def test_answers_that_nothing_scores_have_a_length(tmp_path, capsys) -> None:
     )
     print_outcome(load_recipe(None, list((keys | evaluation).items())), Outcome(True, 1, {}, before, after))
     assert "mean response length 3.0 4.0" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("rewards", "told"), [((1.0, 0.0), False), ((0.7, 0.0), True)])
+def test_what_is_the_accuracy_once_more_has_no_line(tmp_path, capsys, rewards: tuple[float, ...], told: bool) -> None:
+    """Where a judge has the verdicts, or a task's reward has parts of its own, the reward says something else."""
+    (tmp_path / "run").mkdir()
+    keys = {"model": "m", "data.source": "x.jsonl", "run_dir": str(tmp_path / "run")}
+    samples = tuple(Sample(Prompt(i, "q", (1,)), 0, (5,), (), "", FinishReason.STOP) for i in range(2))
+    verdicts = TaskEvaluation((Verdict.EXACT, Verdict.WRONG))
+    same = Evaluation(samples, rewards, verdicts, judged={"task": (1.0, 0.0), "length": (4.0, 5.0)})
+    print_outcome(load_recipe(None, list(keys.items())), Outcome(True, 1, {}, same, same))
+    out = capsys.readouterr().out
+    assert ("mean reward" in out, "mean length" in out, "mean task" in out) == (told, True, False)

@@ -12,7 +12,7 @@ from reasoning_gym.factory import DATASETS
 from plait.data.tasks import create_task, draw
 from plait.errors import ConfigError
 from plait.rewards.answers import AnswerFormat, Verdict, extract_answer, has_form
-from plait.rewards.functions import functions_of
+from plait.rewards.functions import functions_of, judges_of
 from plait.rewards.pool import RewardPool
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed, score_answer
@@ -187,6 +187,13 @@ def test_functions_that_the_settings_name():
     for functions, said in (((), "is empty"), (("task",), "names `task`"), (("well_formed",), "names `well_formed`")):
         with pytest.raises(ConfigError, match=said):
             functions_of(RewardSettings(functions=functions), task=None)
+    names = ("task", "tests.rewards.samples.length")
+    of_reward = functions_of(RewardSettings(functions=names, answer="number"), task="chain_sum")
+    judges = judges_of(names, AnswerFormat.NUMBER, task="chain_sum")
+    assert judges == of_reward, "whatever names them"
+    assert judges_of((), AnswerFormat.NUMBER, task="chain_sum") == ()
+    with pytest.raises(ConfigError, match=r"`evaluation\.functions` names `task`, but `data\.source` is a file"):
+        judges_of(("task",), AnswerFormat.NUMBER, task=None)
 
 
 SLOW_TO_DRAW = {"composite", "knight_swap", "word_ladder", "rearc", "futoshiki", "intermediate_integration"}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FLAGS = {"--json": "print the figures as JSON", **train.TRUST}
 
 _EVALUATION = tuple(
-    f"--evaluation.{name}" for name in ("items", "temperature", "samples_per_prompt", "pass_at", "functions")
+    f"--evaluation.{name}" for name in ("items", "temperature", "samples_per_prompt", "pass_at", "functions", "answer")
 )
 _KEYS = ("--model", *_EVALUATION, "--seed", "--dtype", "--device", "--threads")
 _SAMPLING = (
@@ -74,7 +74,7 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         say(f"exact accuracy                  {result.task.exact or '-'}")
         say(f"well-formed answers             {result.task.well_formed or '-'}")
         say(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
-    for k in result.pass_at if result.rewards else ():
+    for k in result.pass_at if result.tells_right else ():
         say(f"{f'pass@{k}':30}  {result.pass_at_k(k) or '-'}")
     for name in (*(["reward"] if result.rewards else []), *result.judged):
         say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")

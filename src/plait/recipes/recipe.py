@@ -22,6 +22,7 @@ from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.paths import path_key
 from plait.recipes.role_settings import ReferenceSettings, ValueSettings
+from plait.rewards.answers import AnswerFormat
 from plait.rewards.settings import RewardSettings, TurnSettings
 from plait.schedule.fusion_rule import FusionRule
 from plait.schedule.plan import MOST_RANKS
@@ -50,14 +51,18 @@ class EvaluationSettings(Settings):
     )
     functions: tuple[str, ...] = Field(
         default=(),
-        description="further reward functions that judge the answers and never train, each a metric eval/NAME",
+        description="further reward functions that judge the answers and never train, each a metric eval/NAME; with "
+        "task (the task's scorer) eval/accuracy is measured",
+    )
+    answer: AnswerFormat = Field(
+        default=AnswerFormat.TAGS, description="where task and well_formed look for the answer, as reward.answer"
     )
     show: int = Field(default=6, ge=0, description="sample answers printed at the end")
 
     _paths = path_key("functions")
 
     def check_read(self) -> None:
-        keys = ("every", "temperature", "samples_per_prompt", "pass_at", "functions", "show")
+        keys = ("every", "temperature", "samples_per_prompt", "pass_at", "functions", "answer", "show")
         self._check_switch("items", "`evaluation.items` above 0", *keys)
 
     @model_validator(mode="after")

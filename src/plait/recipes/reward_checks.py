@@ -8,10 +8,13 @@ from plait.dataflow import CallKind, Dataflow
 from plait.dataflow.graph import scores_alone, scores_by_turn
 from plait.dataflow.handles import nearest
 from plait.errors import ConfigError, FlowError
-from plait.recipes.recipe import Recipe
+from plait.recipes.recipe import EvaluationSettings, Recipe
 from plait.recipes.role_models import REWARD_ROLES
-from plait.rewards.functions import RewardFunction
+from plait.rewards.functions import TASK, WELL_FORMED, RewardFunction
 from plait.rewards.settings import RewardSettings
+
+LIMITS = ("timeout_s", "workers", "memory_gb", "on_error")
+"""Keys of a reward that hold for the functions of evaluations, too."""
 
 
 def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
@@ -28,6 +31,33 @@ def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
                 f"the flow `{flow.name}` scores by the role `{role}`, which nothing fills: set `{role}.functions` "
                 f"(FILE.py:FUNCTION or package.module:function) or `{role}.model` (a reward model)"
             )
+
+
+def check_judges(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where evaluations say where answers are that nothing of theirs looks for, or measure the
+    accuracy twice or by nothing; or where a reward that is nobody's says more than limits."""
+    settings, lets_be = recipe.evaluation, recipe.lets_be("evaluation")
+    of_task = {TASK, WELL_FORMED} & set(settings.functions)
+    scores = "score" in flow.call_kinds("reward")
+    rewarded = _names_of(recipe.reward) if scores else set[str]()
+    if "reward" not in flow.roles:
+        why = f"the flow `{flow.name}` has no role `reward` (`evaluation.functions` have its limits alone)"
+        _refuse_set("reward", recipe.reward, {key: why for key in RewardSettings.model_fields if key not in LIMITS})
+    if settings.answer != EvaluationSettings().answer and not of_task and not lets_be:
+        raise ConfigError(
+            "`evaluation.answer` is set, but neither `task` nor `well_formed` is among `evaluation.functions` (where "
+            "rewards look for the answer says `reward.answer`); remove it"
+        )
+    if TASK in of_task & rewarded and not lets_be:
+        raise ConfigError(
+            "`evaluation.functions` names `task`, but so does the reward, which evaluations take the accuracy from; "
+            "remove it, or take `task` out of `reward.functions`"
+        )
+    if settings.pass_at and not scores and TASK not in of_task and not lets_be:
+        raise ConfigError(
+            f"`evaluation.pass_at` is set, but the flow `{flow.name}` has no reward, and nothing says which answers "
+            "are right; add `task` (the scorer of a reasoning_gym task) to `evaluation.functions`, or remove it"
+        )
 
 
 def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence[RewardFunction]]) -> None:
@@ -53,9 +83,13 @@ def check_parts(flow: Dataflow, recipe: Recipe, functions: Mapping[str, Sequence
                 )
 
 
+def _names_of(settings: RewardSettings) -> set[str]:
+    """What a reward names as its functions, or by default has."""
+    return set(settings.functions or (() if settings.model is not None else (TASK,)))
+
+
 def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str, lets_be: bool) -> None:
     """Raises ConfigError where a key of a reward says something that nothing reads."""
-    default = RewardSettings()
     alone = settings.model is not None and not settings.functions
     unread: dict[str, str] = {}
     if not scores:
@@ -63,13 +97,23 @@ def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str,
         unread = {key: why for key in RewardSettings.model_fields if key != "model"}
     elif settings.model is None:
         unread = {"model_weight": f"`{role}.model` is not"}
-    of_task = {"task", "well_formed"} & set(settings.functions or (() if alone else ("task",)))
-    if scores and not lets_be and "task" not in of_task:
+    of_task = {TASK, WELL_FORMED} & _names_of(settings)
+    if scores and not lets_be and TASK not in of_task:
         unread["partial_credit"] = f"`task` is not among `{role}.functions`"
     if scores and not lets_be and not of_task:
         unread["answer"] = f"neither `task` nor `well_formed` is among `{role}.functions`"
     if alone:
         unread |= {"weights": f"they are of `{role}.functions`, of which there are none (see `{role}.model_weight`)"}
+    _refuse_set(role, settings, unread)
+
+
+def _refuse_set(role: str, settings: RewardSettings, unread: Mapping[str, str]) -> None:
+    """Raises ConfigError where one of these keys is set.
+
+    Args:
+        unread: key → why nothing reads it.
+    """
+    default = RewardSettings()
     for key, why in unread.items():
         if getattr(settings, key) != getattr(default, key):
             raise ConfigError(f"`{role}.{key}` is set, but {why}; remove it")

@@ -6,18 +6,22 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
+from plait.rewards.answers import AnswerFormat
 from plait.rewards.loading import split_path
 from plait.rewards.settings import RewardSettings
 from plait.rewards.tasks import TaskReward, WellFormed
 from plait.rewards.words import COST, REWARD, Kind
 
 RewardCallable = Callable[..., Any]
+
+TASK, WELL_FORMED = "task", "well_formed"
+"""Words for plait's own functions, which score answers to a reasoning_gym task."""
 
 
 @dataclass(frozen=True)
@@ -73,24 +77,46 @@ def functions_of(settings: RewardSettings, *, task: str | None, role: str = "rew
     Raises:
         ConfigError: `task` or `well_formed` is asked for, or nothing is named, and the data are no task's.
     """
-    resolved: list[str | RewardCallable] = []
-    for name in settings.functions or ("task",):
-        if name not in ("task", "well_formed"):
-            resolved.append(name)
-            continue
-        if task is None:
-            stated = f"names `{name}`" if settings.functions else "is empty"
-            raise ConfigError(
-                f"`{role}.functions` {stated}, but `data.source` is a file and no reasoning_gym:TASK; "
-                "name a function of yours: FILE.py:FUNCTION or package.module:function"
-            )
-        where = settings.answer
-        resolved.append(TaskReward(where, settings.partial_credit) if name == "task" else WellFormed(where))
+    key, own = f"{role}.functions", _of_task(settings.answer, partial_credit=settings.partial_credit)
+    if task is None and not settings.functions:
+        raise ConfigError(_no_task(key, "is empty"))
     of_model = () if settings.model is None else ("model",)  # as its scores are named
-    return reward_functions(resolved, settings.weights, key=f"{role}.functions", reserved=of_model)
+    return reward_functions(
+        _resolved(settings.functions or (TASK,), own, task, key), settings.weights, key=key, reserved=of_model
+    )
 
 
-_NAMES: dict[type, str] = {TaskReward: "task", WellFormed: "well_formed"}
+def judges_of(functions: Sequence[str], answer: AnswerFormat, *, task: str | None) -> tuple[RewardFunction, ...]:
+    """The functions of `evaluation.functions`; none where it is empty. `answer` and `task` are as in `functions_of`.
+
+    Raises:
+        ConfigError: as there, but for what is empty.
+    """
+    key = "evaluation.functions"
+    return reward_functions(_resolved(functions, _of_task(answer), task, key), key=key) if functions else ()
+
+
+def _of_task(where: AnswerFormat, *, partial_credit: bool = False) -> dict[str, RewardCallable]:
+    return {TASK: TaskReward(where, partial_credit), WELL_FORMED: WellFormed(where)}
+
+
+def _resolved(
+    names: Sequence[str], own: Mapping[str, RewardCallable], task: str | None, key: str
+) -> list[str | RewardCallable]:
+    """Functions by their names, plait's `own` by their words. Raises ConfigError."""
+    if task is None and (named := [name for name in names if name in own]):
+        raise ConfigError(_no_task(key, f"names `{named[0]}`"))
+    return [own.get(name, name) for name in names]
+
+
+def _no_task(key: str, stated: str) -> str:
+    return (
+        f"`{key}` {stated}, but `data.source` is a file and no reasoning_gym:TASK; name a function of yours: "
+        "FILE.py:FUNCTION or package.module:function"
+    )
+
+
+_NAMES: dict[type, str] = {TaskReward: TASK, WellFormed: WELL_FORMED}
 
 
 def _name_of(function: RewardCallable) -> str:

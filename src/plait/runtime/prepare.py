@@ -33,7 +33,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
 from plait.recipes.token_checks import among_known
-from plait.rewards.functions import RewardFunction, functions_of, reward_functions
+from plait.rewards.functions import RewardFunction, functions_of, judges_of
 from plait.runtime.folder.stored_recipe import with_sampling
 from plait.runtime.inputs.prepared import NOTHING_KEPT, Kept, Outline, Prepared
 from plait.runtime.inputs.reading import RunData, read_data
@@ -206,8 +206,7 @@ def outline(
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
     check_parts(dataflow, recipe, functions)
-    key = "evaluation.functions"
-    judges = reward_functions(recipe.evaluation.functions, key=key) if recipe.evaluation.functions else ()
+    judges = judges_of(recipe.evaluation.functions, recipe.evaluation.answer, task=recipe.data.task)
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)

@@ -8,9 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plait.cli.report import print_outcome
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.errors import FlowError
 from plait.observe.run_log import read_rows
@@ -294,6 +296,52 @@ def test_an_evaluation_without_a_reward_says_none(make_recipe: MakeRecipe, tmp_p
     again = run(recipe, resume=True)
     assert again.after is not None
     assert again.after.metrics() == outcome.after.metrics()
+
+
+VERDICTS = """
+def knows(completions, log_extra, **columns):
+    log_extra("verdict", ["exact" if len(text) % 2 else "wrong" for text in completions])
+    return [float(len(text)) for text in completions]
+"""
+
+
+@pytest.mark.parametrize("source", slow_but(["rows"], ["rows", "task"]))
+def test_judges_say_the_accuracy_where_nothing_rewards(
+    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    """As a reward does that has verdicts: in metrics, in pass@k, in the closing table and in what is read back."""
+    (tmp_path / "flow.py").write_text(NO_REWARD)
+    (tmp_path / "judge.py").write_text(VERDICTS)
+    written(tmp_path / "rows.jsonl", [{"prompt": f"what is {i}?", "answer": "7"} for i in range(12)])
+    rows, functions = f"{tmp_path}/rows.jsonl", [f"{tmp_path}/judge.py:knows"]
+    keys: dict[str, Any] = {"data.source": rows, "evaluation.functions": functions}
+    if source == "task":
+        keys = {"data.source": "reasoning_gym:chain_sum", "data.size": 8, "evaluation.answer": "whole"}
+        keys |= {"evaluation.functions": ["task", "well_formed"], "evaluation.pass_at": [1, 2]}
+    keys |= {"evaluation.items": 3, "evaluation.temperature": 1.0, "evaluation.samples_per_prompt": 2}
+    recipe = make_recipe(
+        algorithm=f"{tmp_path}/flow.py:quieter", steps=1, options={}, **{"reward.functions": []} | keys
+    )
+    outcome = run(recipe)
+    assert outcome.after is not None
+    metrics = outcome.after.metrics()
+    items = read_rows(recipe.run_dir / "samples/eval-000001.jsonl")
+    verdicts = [item["verdict"] for item in items]
+    assert metrics["eval/accuracy"] == verdicts.count("exact") / 6
+    assert metrics["eval/well_formed"] == 1 - verdicts.count("malformed") / 6
+    assert outcome.after.rewards == ()
+    print_outcome(recipe, outcome)
+    table = capsys.readouterr().out
+    assert "exact accuracy" in table
+    if source == "task":
+        assert metrics["eval/task"] == metrics["eval/accuracy"] == metrics["eval/pass@1"]
+        assert "mean task" not in table, "the same once more"
+        assert {item["judged"]["well_formed#2"] for item in items} <= {0.0, 1.0}
+    else:
+        assert "judge: mean knows" in table
+    again = run(recipe, resume=True)
+    assert again.after is not None
+    assert again.after.metrics() == metrics, "read back from the logs"
 
 
 def test_its_actions_are_in_the_trace_and_in_no_step(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -102,12 +103,7 @@ def answer(
         for name, role in (("reward", scorers.reward), ("cost", scorers.cost))
         if role is not None
     }
-    extras = tuple(
-        with_logged(
-            group.told(0, "reward"), {name: values[0] for name, values in group.extras.items()}, is_metric=False
-        )
-        for group in groups.get("reward", ())
-    )
+    extras = _extras(groups.get("reward", ()), groups.get("judges", ()))
     measured = Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),
@@ -181,6 +177,22 @@ def _answered(
     while scored.are_left:
         yield MOVED_ON if scored.collect() else None
     return samples
+
+
+def _extras(of_reward: Sequence[GroupScores], of_judges: Sequence[GroupScores]) -> tuple[dict[str, Any], ...]:
+    """Per answer what the reward's functions gave it, and the columns that these and judges logged. A column of both is
+    the reward's, but for the verdicts of a judge where the reward's are none of a task."""
+    logged = [
+        [{name: values[0] for name, values in group.extras.items()} for group in groups]
+        for groups in (of_reward, of_judges)
+        if groups
+    ]
+    logged.sort(key=lambda columns: task_of([of_answer.get("verdict") for of_answer in columns], 1) is None)
+    scores = [group.told(0, "reward") for group in of_reward] or [{} for _ in of_judges]
+    whole: list[dict[str, Any]] = [*scores]
+    for columns in logged:
+        whole = [with_logged(told, more, is_metric=False) for told, more in zip(whole, columns, strict=True)]
+    return tuple(whole)
 
 
 def _judged(

@@ -33,9 +33,9 @@ class Evaluation:
     rewards: tuple[float, ...]
     """NaN where no function applies, or one failed; empty where nothing rewards."""
     task: verdicts.Evaluation | None
-    """The verdicts of a task's scorer; None where the reward is the user's own."""
+    """The verdicts of a task's scorer, which the reward is or a judge; None where neither is."""
     extras: tuple[Mapping[str, Any], ...] = ()
-    """Per item the score of each function, before weights, and the columns that they logged."""
+    """Per item the score of each reward function, before weights, and the columns that these and judges logged."""
     logged: Mapping[str, float] = field(default_factory=dict)
     """Means of the metrics that functions logged; of held-out examples or pairs, all that is measured."""
     judged: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -60,6 +60,17 @@ class Evaluation:
     def is_scored(self) -> bool:
         """Whether anything says how good the answers are: a task, a reward or a judge."""
         return self.task is not None or bool(self.rewards or self.judged)
+
+    @property
+    def tells_right(self) -> bool:
+        """Whether anything says which answers are right: a task or a reward."""
+        return self.task is not None or bool(self.rewards)
+
+    def is_accuracy(self, scores: Sequence[float]) -> bool:
+        """Whether scores are a task's verdicts once more: 1 where an answer is exact, else 0."""
+        verdicts = () if self.task is None else self.task.verdicts
+        exact = [math.nan if verdict is None else float(verdict is Verdict.EXACT) for verdict in verdicts]
+        return np.array_equal(exact, scores, equal_nan=True)
 
     def reward_gain(self, before: Evaluation) -> Estimate | None:
         """Gain in reward over an earlier evaluation on the same items, with its paired 95 % interval."""
@@ -124,7 +135,7 @@ class Evaluation:
         if self.rewards:
             metrics["reward"] = _mean(self.rewards)
             metrics["dropped"] = sum(math.isnan(reward) for reward in self.rewards)
-        for k in self.pass_at if self.rewards else ():
+        for k in self.pass_at if self.tells_right else ():
             chance = self.pass_at_k(k)
             low, high = (chance.low, chance.high) if chance else (math.nan, math.nan)
             metrics |= {f"pass@{k}": chance.value if chance else math.nan, f"pass@{k}_low": low, f"pass@{k}_high": high}
