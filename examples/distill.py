@@ -14,6 +14,7 @@ from plait.dataflow import Prompts, Role
 
 def distill(prompts: Prompts, actor: Role, ref: Role) -> None:
     """The flow: plait keeps the graph of its calls."""
+    ref.teaches()
     samples = actor.generate(prompts)
     actor.train(samples, loss=reverse_kl_loss, teacher_logprobs=ref.logprobs(samples))
 

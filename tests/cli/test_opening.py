@@ -54,8 +54,14 @@ def test_what_a_recipe_says(make_recipe: Callable[..., Recipe], tmp_path: Path) 
     assert facts["steps"] == "2 of 3 prompts x 4 samples"
     assert facts["device"] == "cpu, float32"
     assert recipe_facts(make_recipe(), resume=True)["run_dir"].endswith(" (to be continued)")
-    given = make_recipe(algorithm="sft", devices=2, plan="split")
+    given = make_recipe(algorithm="sft", options={}, devices=2, plan="split")
     assert recipe_facts(given)["steps"] == "2 of 3 examples"
+    for algorithm, options, rows in (
+        ("kto", {}, "labelled responses"),
+        ("distill", {"on_policy": False}, "examples"),
+        ("distill", {"on_policy": True}, "prompts x 4 samples"),
+    ):
+        assert recipe_facts(make_recipe(algorithm=algorithm, options=options))["steps"] == f"2 of 3 {rows}"
     own = make_recipe(algorithm="own.py:flow", samples_per_prompt=8)
     assert recipe_facts(own)["steps"] == "2 of 3 prompts", "the flow may state another number"
     assert recipe_facts(given)["device"] == "cpu, 2 processes, float32, plan split"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.dataflow import Dataflow, Resample, per_group, trace
 from plait.errors import ConfigError, FlowError
 from plait.models.shape import ModelShape
@@ -87,19 +89,32 @@ def test_keys_and_values_that_are_kept_need_room_for_all_that_run() -> None:
 # -- sampling and staleness
 
 
+class TighterOptions(GRPOOptions):
+    least: int = 1
+
+
+def tighter(prompts, actor, reward, options: TighterOptions):
+    grpo(prompts, actor, reward, options)
+
+
 @pytest.mark.parametrize(("key", "value"), [("temperature", 0), ("top_p", 0.9), ("top_k", 40)])
 def test_training_samples_from_the_whole_distribution(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"^`sampling.{key}` is {value:g}"):
-        checks.check_sampling(recipe_of(**{f"sampling.{key}": value}))
-    checks.check_sampling(recipe_of(**{"sampling.temperature": 0.7, "sampling.top_p": 1.0, "sampling.top_k": 0}))
+        checks.check_sampling(built_in("rloo"), recipe_of(**{f"sampling.{key}": value}))
+    checks.check_sampling(
+        built_in("rloo"), recipe_of(**{"sampling.temperature": 0.7, "sampling.top_p": 1.0, "sampling.top_k": 0})
+    )
 
 
-def test_a_buffer_of_overlong_responses_is_a_part_of_their_limit() -> None:
+@pytest.mark.parametrize("flow", [grpo, tighter])
+def test_a_buffer_of_overlong_responses_is_a_part_of_their_limit(flow: Callable[..., Any]) -> None:
+    """In a flow of the user's with the options of `grpo`, too."""
     keys = {"options": {"overlong_buffer_tokens": 65}, "sampling.max_response_tokens": 64}
+    graph = trace_algorithm(flow, keys["options"], ROLES)
     with pytest.raises(ConfigError, match=r"^`options.overlong_buffer_tokens` is 65, but responses have at most 64"):
-        checks.check_sampling(recipe_of(**keys))
-    checks.check_sampling(recipe_of(**keys).letting_be())
-    checks.check_sampling(recipe_of(**keys | {"sampling.max_response_tokens": 65}))
+        checks.check_sampling(graph, recipe_of(**keys))
+    checks.check_sampling(graph, recipe_of(**keys).letting_be())
+    checks.check_sampling(graph, recipe_of(**keys | {"sampling.max_response_tokens": 65}))
 
 
 def after_scoring(prompts, actor, ref):

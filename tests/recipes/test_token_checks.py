@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, FlowError
 from plait.recipes.flow_checks import checked_flow
+from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 
 
@@ -36,3 +37,30 @@ def test_a_teacher_that_is_another_model_may_look_alike(tmp_path: Path, model: s
     else:
         assert checked_flow(recipe, to_come=to_come).name == "distill"
     assert checked_flow(recipe, to_come=to_come, trains=False).name == "distill", "what is only measured learns nothing"
+
+
+def loss(batch, teacher_logprobs):
+    return batch
+
+
+def learner(prompts, actor, ref):
+    samples = actor.generate(prompts)
+    ref.teaches()
+    actor.train(samples, loss=loss, teacher_logprobs=ref.logprobs(samples))
+
+
+def of_the_critic(prompts, actor, critic):
+    samples = actor.generate(prompts)
+    critic.teaches()
+    actor.train(samples, loss=loss, teacher_logprobs=critic.values(samples))
+
+
+def test_a_flow_in_a_file_says_who_teaches() -> None:
+    """The policy would learn from itself, and nothing said so."""
+    keys = {"model": "m", "data.source": "d"}
+    recipe = load_recipe(None, list(keys.items()))
+    with pytest.raises(ConfigError, match=r"^the flow `learner` learns from a teacher, but `reference\.model` is not"):
+        checked_flow(recipe, learner)
+    checked_flow(load_recipe(None, list((keys | {"reference.model": "t"}).items())), learner)
+    with pytest.raises(FlowError, match="flow `of_the_critic`: role `critic` cannot teach; `ref` can"):
+        checked_flow(recipe, of_the_critic)

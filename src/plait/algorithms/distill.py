@@ -39,6 +39,7 @@ class DistillOptions(UpdateOptions):
 
 def distill(prompts: Prompts, examples: Given, actor: Role, ref: Role, options: DistillOptions) -> None:
     """The flow."""
+    ref.teaches()
     samples = actor.generate(prompts) if options.on_policy else examples
     teacher = ref.top_logprobs(samples, options.top_k)
     actor.train(

@@ -16,10 +16,10 @@ from plait.cost.estimate import Arithmetic, human_bytes
 from plait.cost.offload_policy import OffloadPolicy
 from plait.cost.placement import num_devices, resolve_plan
 from plait.cost.rank_order import BetterOrder, better_orders
-from plait.data.formats import RowKind
-from plait.dataflow import CallKind, CallName, Dataflow
+from plait.dataflow import CallKind, CallName
 from plait.errors import ConfigError
 from plait.models.files.known_shapes import is_shape
+from plait.recipes.algorithm import rows_of
 from plait.recipes.device_checks import check_device, ranks_on_ray
 from plait.recipes.engine_checks import said_of_program
 from plait.recipes.plan_files import plan_file, ranks_of
@@ -90,7 +90,7 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
         plan = settled(foreseen, plan, foreseen.lengths)
     generates = bool(foreseen.flow.of_kind(CallKind.GENERATE))
     tokens = foreseen.lengths.prompts.longest if generates else foreseen.lengths.longest
-    counted = f"{_rows_of(foreseen.flow)} count {tokens} tokens"
+    counted = f"{rows_of(foreseen.flow).noun} count {tokens} tokens"
     data = f"no data is read, as {name!r} has no tokenizer: {counted}"
     _print(foreseen, plan, data, nodes)
 
@@ -225,7 +225,7 @@ def _batch_table(prepared: Outline | Prepared):
     batch = Arithmetic.of(recipe, prepared.flow, prepared.lengths)
     table = Table("batch", "per step", f"run of {batch.steps} steps", **_PLAIN)
     rows = (
-        (_rows_of(prepared.flow), batch.prompts_per_step),
+        (rows_of(prepared.flow).noun, batch.prompts_per_step),
         ("samples", batch.samples_per_step),
         ("tokens, at most", batch.max_tokens_per_step),
     )
@@ -237,17 +237,12 @@ def _batch_table(prepared: Outline | Prepared):
     return table
 
 
-def _rows_of(flow: Dataflow) -> str:
-    """What rows of the data are: prompts, examples, pairs or labelled responses."""
-    return RowKind("prompts" if flow.of_kind(CallKind.GENERATE) else flow.main_rows.call).noun
-
-
 def _data_text(prepared: Prepared) -> str:
     recipe = prepared.recipe
     data = prepared.train_set or next(iter(prepared.given.values()))
     epochs = recipe.prompts_per_step * recipe.steps / len(data)
     dropped = f", {data.num_dropped} left out" if data.num_dropped else ""
     return (
-        f"{len(data):,} training {_rows_of(prepared.flow)}{dropped} ({epochs:.2f} epochs), longest "
+        f"{len(data):,} training {rows_of(prepared.flow).noun}{dropped} ({epochs:.2f} epochs), longest "
         f"{data.longest_tokens} tokens; {held_out_text(recipe, prepared.num_held_out)}"
     )

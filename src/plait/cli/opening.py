@@ -14,10 +14,10 @@ from plait.observe.loading import loading, loading_shown
 from plait.observe.screen import say
 
 if TYPE_CHECKING:
+    from plait.data.formats import RowKind
     from plait.recipes.recipe import Recipe
     from plait.recipes.stages import Stages
 
-_ON_GIVEN_DATA = {"sft": "examples", "reward_model": "pairs", "dpo": "pairs", "kto": "labelled responses"}
 _NO_TERMINAL_COLUMNS = 1 << 16
 """A log is not wrapped."""
 _LEAST_COLUMNS = 24
@@ -45,10 +45,10 @@ def header(title: str, facts: Mapping[str, str], columns: int) -> list[str]:
 def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     """What a run of one stage will do, in the words of its recipe."""
     count = str(recipe.steps) if recipe.epochs is None else f"as many as {recipe.epochs:g} epochs take,"
-    given = _given(recipe)
-    batch = f"{count} of {recipe.prompts_per_step} {given or 'prompts'}"
+    rows = _rows(recipe)
+    batch = f"{count} of {recipe.prompts_per_step} {rows.noun}"
     says = recipe.samples_per_prompt != type(recipe).model_fields["samples_per_prompt"].default
-    if not given and (says or recipe.algorithm.isidentifier()):
+    if rows == "prompts" and (says or recipe.algorithm.isidentifier()):
         batch += f" x {recipe.samples_per_prompt} samples"  # a flow in a file may state another number
     how = {True: "to be continued", False: "to be replaced" if recipe.overwrite and recipe.run_dir.exists() else ""}
     remark = f" ({how[resume]})" if how[resume] else ""
@@ -62,11 +62,13 @@ def recipe_facts(recipe: Recipe, *, resume: bool = False) -> dict[str, str]:
     }
 
 
-def _given(recipe: Recipe) -> str:
-    """What the data have beside prompts, where nothing is sampled; empty: it is."""
-    if recipe.algorithm == "distill" and recipe.options.get("on_policy") is False:
-        return "examples"
-    return _ON_GIVEN_DATA.get(recipe.algorithm, "")
+def _rows(recipe: Recipe) -> RowKind:
+    """What rows of the data are; of a flow in a file, which is not read before torch, most likely prompts."""
+    from plait.data.formats import RowKind
+    from plait.recipes.algorithm import BUILT_IN, rows_of
+    from plait.recipes.flow_checks import traced_flow
+
+    return rows_of(traced_flow(recipe.letting_be())) if recipe.algorithm in BUILT_IN else RowKind.PROMPTS
 
 
 def device_text(recipe: Recipe) -> str:

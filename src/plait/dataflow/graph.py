@@ -191,6 +191,10 @@ class Dataflow:
     nodes: tuple[Node, ...]
     unread: tuple[str, ...] = ()
     """Names of options that a flow of the user's has not read, nor kept for its loss to read."""
+    options: Any = None
+    """What the flow was traced with; None: it takes no options."""
+    teachers: frozenset[str] = frozenset()
+    """Names of the roles that another one learns from (`Role.teaches`)."""
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ class Role:
             f"role `{self.name}` has no call `{call}`{nearest(call, _CALLS)}; its calls: {', '.join(_CALLS)}"
         )
 
+    def teaches(self) -> None:
+        """Say that the flow learns what this role says: a run is refused in which it would be the policy itself, of
+        which there is nothing to learn."""
+        self._tracer.teachers.add(self.name)
+
     def generate(
         self,
         prompts: Prompts,
@@ -177,7 +182,7 @@ class Role:
         )
 
 
-_CALLS = ("generate", "logprobs", "entropies", "top_logprobs", "values", "score", "train")
+_CALLS = ("generate", "logprobs", "entropies", "top_logprobs", "values", "score", "train", "teaches")
 
 
 def _check_loss(loss: Callable[..., Any], given: dict[str, Column], call: str) -> None:

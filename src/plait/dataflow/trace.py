@@ -151,7 +151,7 @@ def trace(
         flow(**arguments)
     if not any(node.kind is CallKind.TRAIN for node in tracer.nodes):
         raise FlowError(f"flow `{title}` trains nothing: it makes no `train` call")
-    return Dataflow(title, tuple(tracer.nodes), reads.unread)
+    return Dataflow(title, tuple(tracer.nodes), reads.unread, arguments.get("options"), frozenset(tracer.teachers))
 
 
 def _compute(

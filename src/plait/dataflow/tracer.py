@@ -24,6 +24,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.teachers: set[str] = set()
 
     def add(
         self,

@@ -9,7 +9,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from plait.dataflow import Dataflow, trace
+from plait.data.formats import RowKind
+from plait.dataflow import CallKind, Dataflow, trace
 from plait.errors import ConfigError, FlowError
 from plait.recipes.keys import nearest
 from plait.recipes.other_names import answer_value
@@ -85,6 +86,11 @@ def _said_of_others(flow: str, option: str) -> str:
     """What to say of an option that the flow lacks: which built-in algorithms have it."""
     having = [name for name in BUILT_IN if option in option_names(options_class(load_flow(name)) or object)]
     return f": it is one of {', '.join(having)}, and the flow `{flow}` has none of that name" if having else ""
+
+
+def rows_of(flow: Dataflow) -> RowKind:
+    """What rows of a run's data are: prompts where it generates, else what it is trained on."""
+    return RowKind.PROMPTS if flow.of_kind(CallKind.GENERATE) else RowKind(flow.main_rows.call)
 
 
 def options_class(flow: Callable[..., Any]) -> type[Any] | None:

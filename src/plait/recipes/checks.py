@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from plait.algorithms.grpo import GRPOOptions
 from plait.dataflow import CallKind, Dataflow, Node
 from plait.errors import ConfigError, FlowError
 from plait.models.files.adapter_folder import adapter_of
@@ -52,14 +53,14 @@ def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
     return most_prompt or room
 
 
-def check_sampling(recipe: Recipe) -> None:
+def check_sampling(flow: Dataflow, recipe: Recipe) -> None:
     """Training needs log-probs over the support that was sampled from, so truncated sampling is refused.
 
     Raises:
         ConfigError: temperature 0, top_p or top_k in a training recipe; a buffer of DAPO that is longer than responses.
     """
     sampling = recipe.sampling
-    buffer = recipe.options.get("overlong_buffer_tokens", 0) if recipe.algorithm == "grpo" else 0
+    buffer = flow.options.overlong_buffer_tokens if isinstance(flow.options, GRPOOptions) else 0
     if buffer > sampling.max_response_tokens and not recipe.lets_be("options"):
         raise ConfigError(
             f"`options.overlong_buffer_tokens` is {buffer}, but responses have at most {sampling.max_response_tokens} "

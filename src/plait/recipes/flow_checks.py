@@ -19,6 +19,24 @@ from plait.recipes.token_checks import check_teacher
 from plait.recipes.turn_checks import check_turns
 
 
+def traced_flow(recipe: Recipe, flow: Callable[..., Any] | None = None) -> Dataflow:
+    """The graph of the recipe's algorithm with its options.
+
+    Args:
+        flow: in place of what the key `algorithm` names.
+
+    Raises:
+        ConfigError: there is no such algorithm, or its options do not fit. FlowError: see `trace_algorithm`.
+    """
+    return trace_algorithm(
+        flow or load_flow(recipe.algorithm),
+        recipe.options,
+        (*MODEL_ROLES, *REWARD_ROLES),
+        max_staleness=recipe.max_staleness,
+        lets_be=recipe.lets_be("options"),
+    )
+
+
 def checked_flow(
     recipe: Recipe,
     flow: Callable[..., Any] | None = None,
@@ -26,25 +44,18 @@ def checked_flow(
     to_come: Mapping[str, ToCome] = MappingProxyType({}),
     trains: bool = True,
 ) -> Dataflow:
-    """The graph of the recipe's algorithm with its options.
+    """`traced_flow`, held against what else the recipe says.
 
     Args:
-        flow: in place of what the key `algorithm` names.
         to_come, trains: as of `prepare`.
 
     Raises:
         UserError: a key or the flow cannot be used; the message names the key and the remedy.
     """
-    dataflow = trace_algorithm(
-        flow or load_flow(recipe.algorithm),
-        recipe.options,
-        (*MODEL_ROLES, *REWARD_ROLES),
-        max_staleness=recipe.max_staleness,
-        lets_be=recipe.lets_be("options"),
-    )
+    dataflow = traced_flow(recipe, flow)
     check_calls(dataflow)
     if dataflow.of_kind(CallKind.GENERATE):
-        check_sampling(recipe)
+        check_sampling(dataflow, recipe)
     check_staleness(dataflow, recipe)
     check_served(recipe)
     check_engine(recipe)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plait.dataflow import CallKind, Dataflow, Node, Top
 from plait.dataflow.options import ScoreOptions
-from plait.errors import ConfigError
+from plait.errors import ConfigError, FlowError
 from plait.models.files.known_shapes import is_shape
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -15,15 +15,20 @@ from plait.recipes.role_models import RoleModel, ToCome
 
 
 def check_teacher(flow: Dataflow, recipe: Recipe, to_come: Mapping[str, ToCome]) -> None:
-    """Raises ConfigError where `distill` would learn from the policy that it begins with. Two models may be of one
-    shape, which is all that is known of them before there are weights.
+    """Two models may be of one shape, which is all that is known of them before there are weights.
 
     Args:
         to_come: as of `prepare`. Until then a model of its shape stands there, which may be the policy's.
+
+    Raises:
+        ConfigError: a flow would learn from the policy that it begins with. FlowError: the role that it learns from
+            has no model of its own.
     """
+    if others := sorted(flow.teachers - {"ref"}):
+        raise FlowError(f"flow `{flow.name}`: role `{others[0]}` cannot teach; `ref` can, as `reference.model`")
     keys = (("model", recipe.model), ("reference.model", recipe.reference.model))
     own, teacher = (to_come[key].name if key in to_come else name for key, name in keys)
-    if recipe.algorithm == "distill" and (teacher is None or (teacher == own and not is_shape(teacher))):
+    if flow.teachers and (teacher is None or (teacher == own and not is_shape(teacher))):
         raise ConfigError(
             f"the flow `{flow.name}` learns from a teacher, but `reference.model` is "
             f"{'not set' if teacher is None else 'the same'}, so that it would be `{own}` itself, from which "

@@ -58,8 +58,8 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
     for name in given_names:
         with _in_keys_of("pretraining" if generates else "data"):
             given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
-        if recipe.algorithm == "kto":
-            _say_of_labels(given[name], recipe)
+        if name == LABELLED and isinstance(dataflow.options, KTOOptions):
+            _say_of_labels(given[name], recipe.data.title, dataflow.options)
         if items and not generates:
             held_out_given[name] = items
             if name == LABELLED:
@@ -124,12 +124,12 @@ def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
             say(f"{settings.source}: {kept}", file=sys.stderr)
 
 
-def _say_of_labels(given: Mixed[ExampleSet], recipe: Recipe) -> None:
+def _say_of_labels(given: Mixed[ExampleSet], title: str, options: KTOOptions) -> None:
     """Say how the labels of KTO's data are divided, where the weights of the losses do not fit that."""
     labels = [bool(rows.source[place].columns["label"]) for rows in given.sets for place in rows.kept]
-    told = unbalanced(sum(labels), len(labels) - sum(labels), KTOOptions.model_validate(recipe.options))
+    told = unbalanced(sum(labels), len(labels) - sum(labels), options)
     if told is not None:
-        say(f"{recipe.data.title}: {told}", file=sys.stderr)
+        say(f"{title}: {told}", file=sys.stderr)
 
 
 def _mixed(data: DataSettings, sets: Sequence[Any]) -> Mixed[Any]:
