@@ -28,8 +28,8 @@ def twice(prompts, actor):
 FLOW = trace(twice, roles=["actor"])
 ROLLOUT = FLOW.nodes[0]
 FIRST, SECOND = FLOW.of_kind(CallKind.TRAIN)
-OF_FIRST = {"actor/loss": 0.5, "actor/optimizer_steps": 1.0}
-OF_SECOND = {"actor/loss": 0.25, "actor/optimizer_steps": 2.0}
+OF_FIRST = {"actor/loss": 0.5, "actor/optimizer_steps": 1.0, "ref/loss": 0.2, "training/coverage": 1.0}
+OF_SECOND = {"actor/loss": 0.25, "actor/optimizer_steps": 2.0, "ref/loss": 0.4, "training/coverage": 0.9}
 
 
 def calling(state: StepState, name: str, result: dict[str, float] | None) -> Work[dict[str, float] | None]:
@@ -45,6 +45,7 @@ def claimed(order: GraphOrder, state: StepState, node: Node, name: str, result: 
 
 @pytest.mark.parametrize("ended", [(FIRST, SECOND), (SECOND, FIRST)], ids=["in order", "the other way round"])
 def test_a_role_that_trains_twice_adds_up_counts_and_keeps_both_losses(ended: tuple[Node, Node]) -> None:
+    """And each number that either call logged, of whatever role its name speaks."""
     state = StepState(0)
     order = GraphOrder(FLOW, state)
     for node in ended:
@@ -52,7 +53,11 @@ def test_a_role_that_trains_twice_adds_up_counts_and_keeps_both_losses(ended: tu
     assert list(state.metrics.items()) == [
         ("actor/loss", 0.5),
         ("actor/optimizer_steps", 3.0),
+        ("ref/loss", 0.2),
+        ("training/coverage", 1.0),
         (f"{SECOND.call}/loss", 0.25),
+        (f"{SECOND.call}/ref/loss", 0.4),
+        (f"{SECOND.call}/coverage", 0.9),
     ]
 
 

@@ -53,14 +53,15 @@ class GraphOrder:
                 self._trained[call.id] = None
 
     def _merge(self, metrics: dict[str, float], node: Node) -> None:
-        """A role trained twice in a step: counts add up, the second's other numbers stand under its call's name."""
+        """A role trained twice in a step: counts add up, the second's other numbers stand under its call's name, in
+        place of the role's or of `training`."""
         merged = self._state.metrics
         for name, value in metrics.items():
-            last = name.rpartition("/")[2]
-            if name in merged and last in COUNTS:
+            if name in merged and name.rpartition("/")[2] in COUNTS:
                 merged[name] += value
             else:
-                merged[f"{node.call}/{last}" if name in merged else name] = value
+                own = name.removeprefix(f"{node.role}/").removeprefix("training/")
+                merged[f"{node.call}/{own}" if name in merged else name] = value
 
     def restore(self) -> None:
         """Sort the columns of the step's tables, and its metrics."""
