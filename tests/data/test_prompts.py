@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.data.formats import Row
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptEncoder, PromptSet, PromptStream, evaluation_prompts, prompt_set
 from plait.data.records import EVALUATION_UID
 from plait.data.settings import DataSettings
-from plait.data.sources import Row, Source
+from plait.data.sources import Source
 from plait.errors import DataError
 from tests.cases import examples
 from tests.models.tiny import tiny_tokenizer

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from plait.data import files, movie_reviews
 from plait.data.formats import (
-    LOG_ARGUMENTS,
-    SAMPLE_ARGUMENTS,
     Row,
     RowKind,
     check_one_format,
@@ -26,21 +24,6 @@ from plait.data.formats import (
 from plait.data.labels import rows_of_record, unpaired
 from plait.data.settings import DEFAULT_TASK_SIZE, DataSettings
 from plait.errors import DataError
-
-__all__ = [
-    "LOG_ARGUMENTS",
-    "SAMPLE_ARGUMENTS",
-    "Row",
-    "RowKind",
-    "Source",
-    "Splits",
-    "check_there",
-    "nearest",
-    "open_sources",
-    "open_splits",
-    "read_jsonl",
-    "read_rows",
-]
 
 
 @dataclass(frozen=True)
@@ -81,28 +64,39 @@ class Splits:
 
 
 def open_sources(
-    settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS
+    settings: DataSettings,
+    evaluation_items: int = 0,
+    kind: RowKind = RowKind.PROMPTS,
+    held_elsewhere: Collection[str] = (),
 ) -> tuple[Splits, ...]:
     """`open_splits` of each source, `evaluation_items` held out from each.
 
     Where there are several, no question that one holds out is trained on from another, and all rows have the columns of
     all (None where their own source lacks one).
 
+    Args:
+        held_elsewhere: questions that other data of the run hold out; they are not trained on.
+
     Raises:
         DataError: as there; the source is named where there are several.
     """
     if not settings.more:
-        return (open_splits(settings, evaluation_items, kind),)
+        return (_without(open_splits(settings, evaluation_items, kind), settings.source, held_elsewhere),)
     opened = []
     for source in settings.sources:
         with _named(source):
             opened.append(open_splits(source, evaluation_items, kind))
-    held_out = {row.question for splits in opened if splits.evaluation for row in splits.evaluation.rows}
+    held_out = questions_held_out(opened).union(held_elsewhere)
     names = tuple(dict.fromkeys(name for splits in opened for name in splits.train.columns))
     return tuple(
         _beside_others(splits, source.label, held_out, names)
         for source, splits in zip(settings.sources, opened, strict=True)
     )
+
+
+def questions_held_out(opened: Iterable[Splits]) -> frozenset[str]:
+    """The questions of all held-out rows."""
+    return frozenset(row.question for splits in opened if splits.evaluation for row in splits.evaluation.rows)
 
 
 def check_there(settings: DataSettings) -> None:
@@ -128,19 +122,22 @@ def _named(source: DataSettings) -> Iterator[None]:
 
 
 def _beside_others(splits: Splits, label: str, held_out: Collection[str], names: Sequence[str]) -> Splits:
-    def widened(source: Source, rows: Iterable[Row]) -> Source:
-        wide = tuple(replace(row, columns={name: row.columns.get(name) for name in names}) for row in rows)
+    def widened(source: Source) -> Source:
+        wide = tuple(replace(row, columns={name: row.columns.get(name) for name in names}) for row in source.rows)
         return replace(source, rows=wide, label=label)
 
-    kept = [row for row in splits.train.rows if row.question not in held_out]
+    kept = _without(splits, label, held_out)
+    evaluation = None if kept.evaluation is None else widened(kept.evaluation)
+    return replace(kept, train=widened(kept.train), evaluation=evaluation)
+
+
+def _without(splits: Splits, name: str, held_out: Collection[str]) -> Splits:
+    """The same without training rows of these questions. Raises DataError: none is left."""
+    kept = tuple(row for row in splits.train.rows if row.question not in held_out)
     if not kept:
-        raise DataError(f"source `{label}`: every row is held out, here or in another source; lower `evaluation.items`")
-    evaluation = splits.evaluation
-    return Splits(
-        widened(splits.train, kept),
-        None if evaluation is None else widened(evaluation, evaluation.rows),
-        splits.num_removed + len(splits.train) - len(kept),
-    )
+        raise DataError(f"source `{name}`: every row is held out, here or in another source; lower `evaluation.items`")
+    removed = splits.num_removed + len(splits.train) - len(kept)
+    return replace(splits, train=replace(splits.train, rows=kept), num_removed=removed)
 
 
 def open_splits(settings: DataSettings, evaluation_items: int = 0, kind: RowKind = RowKind.PROMPTS) -> Splits:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from plait.data.formats import LOG_ARGUMENTS, nearest
 from plait.data.records import Sample
-from plait.data.sources import LOG_ARGUMENTS, nearest
 from plait.rewards.functions import RewardFunction
 from plait.rewards.signature import COLUMNS_OF, GIVEN, Form, Signature
 from plait.rewards.words import REPLY

@@ -16,6 +16,7 @@ from plait.recipes.recipe import Recipe
 from plait.runtime.folder.stored_recipe import recipe_text
 from plait.runtime.inputs.reading import check_files
 from plait.runtime.prepare import prepare
+from tests.data.json_rows import written
 
 ASKED = {"role": "user", "content": "what is 3 plus 4?"}
 BEGUN = {"role": "assistant", "content": "the answer is"}
@@ -89,3 +90,22 @@ def test_a_node_that_serves_looks_for_no_file(make_recipe: Callable[..., Recipe]
     path.write_text(recipe_text(make_recipe(**{"data.source": "nowhere.jsonl"})))
     nodes = ["--nodes", "2", "--leader", "localhost:29500", "--dry-run"]
     assert [main(["train", str(path), *nodes, "--node", node]) for node in ("0", "1")] == [2, 0]
+
+
+def test_rows_beside_prompts_have_no_question_that_is_held_out(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """A policy was measured by prompts to which it had learnt the answers."""
+    rows = [{"prompt": f"what is {i} plus 4?", "completion": f" {i + 4}"} for i in range(12)]
+    source, two = written(tmp_path / "rows.jsonl", rows), written(tmp_path / "two.jsonl", rows[:2])
+    keys = {"algorithm": "safe_rlhf", "options": {"ptx_coef": 0.5}, "cost.functions": ["json:dumps"]}
+    keys |= {"data.source": source, "pretraining.source": source, "evaluation.items": 3}
+    prepared = prepare(make_recipe(**keys))
+    (examples,) = prepared.given["examples"].sets
+    held_out = {prompt.columns["prompt"] for prompt in prepared.held_out}
+    assert len(held_out) == 3
+    learnt = {examples.source[row].columns["prompt"] for row in examples.kept}
+    assert learnt == {row["prompt"] for row in rows} - held_out
+    keys |= {"pretraining.source": two, "data.evaluation_source": two, "evaluation.items": 2}
+    with pytest.raises(DataError, match="every row is held out, here or in another source; lower"):
+        prepare(make_recipe(**keys))

@@ -13,10 +13,11 @@ from typing import Any
 from plait.cost.estimate import model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
 from plait.cost.measured.rates import measure_rates
+from plait.data.formats import Row
 from plait.data.prompts import PromptEncoder
 from plait.data.records import Prompt, Sample, logprobs_with, replies_in, with_replies
 from plait.data.settings import DataSettings
-from plait.data.sources import Row, Source, read_jsonl
+from plait.data.sources import Source, read_jsonl
 from plait.errors import ConfigError, DataError, ModelError
 from plait.generation.engine import Engine
 from plait.generation.request import Request
@@ -39,7 +40,6 @@ from plait.speculation.pool import most_entries
 DRAFT_OPTION = "--draft-model"
 ANY_LENGTH = 1 << 62
 """The limit of a tokenizer: prompts that are too long are refused by us, with their line."""
-
 
 Earlier = tuple[tuple[int, ...], Sequence[int], Sequence[float]]
 """A sample that was drawn earlier: token ids of its prompt, its own, and their log-probs."""

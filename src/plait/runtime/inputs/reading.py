@@ -17,7 +17,7 @@ from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet, evaluation_prompts, prompt_set
 from plait.data.records import EVALUATION_UID, Prompt
 from plait.data.settings import DataSettings
-from plait.data.sources import check_there, open_sources
+from plait.data.sources import Splits, check_there, open_sources, questions_held_out
 from plait.dataflow import LABELLED, MISMATCHED, CallKind, Dataflow
 from plait.errors import ConfigError, DataError
 from plait.models.files.known_shapes import is_shape
@@ -50,16 +50,19 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
     given_names = tuple(node.call for node in dataflow.of_kind(CallKind.READ) if node.call != MISMATCHED)
     if not generates and len(given_names) > 1:
         raise ConfigError(f"the flow `{dataflow.name}` reads {' and '.join(given_names)}; one of them is its data")
-    train_set, held_out, columns = None, (), ()
+    train_set, held_out, columns, questions = None, (), (), frozenset[str]()
     if generates:
-        train_set, held_out, columns = _prompts(recipe, tokenizer, prompt_limit(recipe, shape))
+        train_set, held_out, columns, questions = _prompts(recipe, tokenizer, prompt_limit(recipe, shape))
     given: dict[str, Mixed[ExampleSet]] = {}
     held_out_given: dict[str, tuple[Given, ...]] = {}
     for name in given_names:
         with _in_keys_of("pretraining" if generates else "data"):
-            given[name], items = _given(name, generates, recipe, tokenizer, shape.max_positions)
+            settings = _settings_of(name, generates, recipe)
+            loading(f"data {settings.title}")
+            opened = open_sources(settings, 0 if generates else recipe.evaluation.items, RowKind(name), questions)
+            given[name], items = _given(settings, opened, tokenizer, shape.max_positions)
         if name == LABELLED and isinstance(dataflow.options, KTOOptions):
-            _say_of_labels(given[name], recipe.data.title, dataflow.options)
+            _say_of_labels(given[name], settings.title, dataflow.options)
         if items and not generates:
             held_out_given[name] = items
             if name == LABELLED:
@@ -69,8 +72,8 @@ def read_data(dataflow: Dataflow, recipe: Recipe, tokenizer: Any, shape: ModelSh
 
 def _prompts(
     recipe: Recipe, tokenizer: Any, limit: int
-) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...]]:
-    """(training prompts, held-out ones, columns of the data)."""
+) -> tuple[Mixed[PromptSet], tuple[Prompt, ...], tuple[str, ...], frozenset[str]]:
+    """(training prompts, held-out ones, columns of the data, questions that are held out)."""
     loading(f"data {recipe.data.title}")
     sets: list[PromptSet] = []
     held_out: list[Prompt] = []
@@ -83,19 +86,16 @@ def _prompts(
         if splits.evaluation is not None:
             items = prompt_set(splits.evaluation, tokenizer, settings, limit)
             held_out += evaluation_prompts(items, EVALUATION_UID + len(held_out))
-    return _mixed(recipe.data, sets), tuple(held_out), columns
+    return _mixed(recipe.data, sets), tuple(held_out), columns, questions_held_out(opened)
 
 
 def _given(
-    name: str, generates: bool, recipe: Recipe, tokenizer: Any, positions: int
+    data: DataSettings, opened: Sequence[Splits], tokenizer: Any, positions: int
 ) -> tuple[Mixed[ExampleSet], tuple[Given, ...]]:
     """(training examples, pairs or labelled responses, held-out ones)."""
-    data = _settings_of(name, generates, recipe)
-    loading(f"data {data.title}")
     sets: list[ExampleSet] = []
     held_out: list[Given] = []
     num_items = 0
-    opened = open_sources(data, 0 if generates else recipe.evaluation.items, RowKind(name))
     for settings, splits in zip(data.sources, opened, strict=True):
         sets.append(example_set(splits.train, tokenizer, settings, positions))
         _say_of(sets[-1], settings)
