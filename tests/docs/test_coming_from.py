@@ -119,6 +119,7 @@ def test_no_name_of_theirs_is_a_key_of_ours() -> None:
 def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
     import peft
     import trl
+    from trl.experimental.gkd import GKDConfig
 
     classes = (
         trl.SFTConfig,
@@ -128,6 +129,7 @@ def test_every_name_of_trl_is_in_the_table_and_exists() -> None:
         trl.RLOOConfig,
         trl.KTOConfig,
         trl.DistillationConfig,
+        GKDConfig,
         trl.ModelConfig,
         trl.ScriptArguments,
     )

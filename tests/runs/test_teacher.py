@@ -15,6 +15,8 @@ from plait.errors import ConfigError
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
 from plait.runtime.prepare import prepare
+from tests.cases import slow_but
+from tests.data.json_rows import written
 from tests.models.tiny import save_tiny
 from tests.runs.plans import metrics_of
 from tests.runs.test_resume import kill_in_step, result_of
@@ -22,6 +24,7 @@ from tests.runs.written import logged, samples_of
 
 MakeRecipe = Callable[..., Recipe]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distill.py"
+BOTH = EXAMPLE.with_name("distill_both.py")
 
 
 def recipe_of(make_recipe: MakeRecipe, teacher: Path, **keys: Any) -> Recipe:
@@ -146,6 +149,30 @@ def test_the_likeliest_tokens_of_a_teacher_are_learnt(make_recipe: MakeRecipe, t
     assert rows[0]["actor/divergence"] == pytest.approx(sum(divergences) / len(divergences), rel=1e-5)
     assert rows[0]["ref/top_mass"] == pytest.approx(sum(masses) / len(masses), rel=1e-5)
     assert rows[-1]["actor/divergence"] < 0.9 * rows[0]["actor/divergence"]
+
+
+@pytest.mark.parametrize("on_policy", slow_but([True], [True, False]))
+def test_either_half_of_a_step_on_both_kinds_is_what_distill_says_of_it(
+    make_recipe: MakeRecipe, tmp_path: Path, on_policy: bool
+) -> None:
+    """With a learning rate of nearly 0, as the second update begins where the first has ended."""
+    teacher = save_tiny(tmp_path / "teacher", seed=7, hidden_size=48)
+    examples = written(tmp_path / "rows.jsonl", [{"prompt": f"what is {i}?", "completion": f" {i}"} for i in range(12)])
+    keys = {"data.source": examples, "steps": 1, "optimizer.learning_rate": 1e-30}
+    beside = {"algorithm": f"{BOTH}:both", "pretraining.source": examples, "run_dir": str(tmp_path / "both")}
+    both = distilled(make_recipe, teacher, **keys | beside)
+    if not on_policy:
+        keys |= {"options": {"top_k": 8, "on_policy": False}, "sampling.max_response_tokens": 256}
+        keys |= {"samples_per_prompt": 8}
+    alone = distilled(make_recipe, teacher, **keys)
+    run(both)
+    run(alone)
+    (row,), (of_half,) = logged(both), logged(alone)
+    before = "actor" if on_policy else "actor.train#2"
+    for name in ("divergence", "top_mass", "agreement"):
+        assert row[f"{before}/{name}"] == pytest.approx(of_half[f"actor/{name}"], rel=1e-9)
+    of_teacher = "ref/top_mass" if on_policy else f"{before}/ref/top_mass"
+    assert row[of_teacher] == pytest.approx(of_half["ref/top_mass"], rel=1e-9)
 
 
 @pytest.mark.slow
