@@ -209,11 +209,6 @@ def test_a_role_is_asked_only_what_it_can(flow: Any, said: str) -> None:
         ("grpo", {"pretraining.source": "p"}, r"^`pretraining` is set, .* reads no examples beside its prompts"),
         ("dpo", {"sampling.temperature": 0.5}, r"^`sampling` is set, .* generates nothing"),
         ("dpo", {"samples_per_prompt": 3}, r"^`samples_per_prompt` is set, .* draws none"),
-        (
-            "dpo",
-            {"evaluation.items": 2, "evaluation.temperature": 0.5},
-            r"^`evaluation.temperature` is set, .* generates nothing",
-        ),
         ("grpo", {"data.max_example_tokens": 9}, r"^`data.max_example_tokens` is set, .* reads prompts there"),
         ("grpo", {"data.weight": 2.0}, r"^`data.weight` is set, .* has one source of data"),
     ],

@@ -38,7 +38,8 @@ def recipe_of(algorithm: str, **keys: Any) -> Recipe:
         ("distill", {"functions": ["f.py:f"], "answer": "number"}, r"^`evaluation.answer` is set, but neither `task`"),
         ("distill", {"pass_at": [1]}, r"^`evaluation.pass_at` is set, but the flow `distill` has no reward, and"),
         ("distill", {"functions": ["task"], "pass_at": [1]}, ""),
-        ("sft", {"functions": ["task"]}, r"^`evaluation.functions` is set, .* generates nothing to judge"),
+        ("sft", {"functions": ["task"]}, r"^`evaluation.functions` is set, .* generates nothing; remove it"),
+        ("dpo", {"temperature": 0.5}, r"^`evaluation.temperature` is set, .* generates nothing; remove it"),
     ],
 )
 def test_what_measures_answers(algorithm: str, keys: dict[str, Any], said: str) -> None:
@@ -50,5 +51,7 @@ def test_what_measures_answers(algorithm: str, keys: dict[str, Any], said: str) 
         checked_flow(recipe)
 
 
-def test_a_run_that_began_with_keys_that_measure_nothing_goes_on() -> None:
+def test_keys_that_measure_nothing_are_let_be() -> None:
+    """Where a run has begun with them, and beside stages, of which another may generate."""
     checked_flow(recipe_of("distill", functions=["f.py:f"], answer="number", pass_at=[1]).letting_be())
+    checked_flow(recipe_of("sft", functions=["task"], answer="number", temperature=0.5).letting_be())

@@ -255,7 +255,11 @@ def test_dynamic_sampling_gives_up(make_recipe: MakeRecipe, tmp_path: Path) -> N
         ("ppo", {"pretraining.source": "x.jsonl"}, "reads no examples beside its prompts"),
         ("safe_rlhf", {"pretraining": None}, r"trains on `examples` beside its prompts; set `pretraining\.source`"),
         ("safe_rlhf", {"cost.functions": []}, r"role `cost`, which nothing fills: set `cost\.functions`"),
-        ("dpo", {"evaluation.functions": ["json:dumps"]}, r"`evaluation\.functions` is set, but .* nothing to judge"),
+        (
+            "dpo",
+            {"evaluation.functions": ["json:dumps"]},
+            r"`evaluation\.functions` is set, but .* generates nothing",
+        ),
         ("dpo", {"data.source": "reasoning_gym:chain_sum"}, "pairs"),
         ("sft", {"evaluation.temperature": 1.0}, r"`evaluation\.temperature` is set, but .* generates nothing"),
         ("ppo", {"data.max_example_tokens": 9}, r"`data\.max_example_tokens` is set, but the flow `ppo` reads prompts"),
@@ -300,6 +304,12 @@ def test_what_a_flow_has_no_use_for_is_refused(
     with pytest.raises(UserError, match=message):
         run(recipe)
     assert not recipe.run_dir.exists()
+
+
+def test_what_generates_nothing_has_no_judges(make_recipe: MakeRecipe, data: dict[str, str]) -> None:
+    """Of a stage, beside which they stand for another one."""
+    recipe = recipe_of("sft", make_recipe, data, **{"evaluation.functions": ["task"]})
+    assert prepare(recipe.letting_be()).judges == ()
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,9 @@ def evaluate(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         say(f"accuracy among the well-formed  {result.task.exact_among_well_formed or '-'}")
     for k in result.pass_at if result.tells_right else ():
         say(f"{f'pass@{k}':30}  {result.pass_at_k(k) or '-'}")
-    for name in (*(["reward"] if result.rewards else []), *result.judged):
-        say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
+    for name, scores in (("reward", result.rewards), *result.judged.items()):
+        if scores and not result.is_accuracy(scores):
+            say(f"{f'mean {name}':30}  {_figure(metrics[f'eval/{name}'])}")
     if not result.is_scored:
         say(f"{'mean response length':30}  {metrics['eval/response_length']:.1f}")
     if metrics.get("eval/dropped"):

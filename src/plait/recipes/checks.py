@@ -201,10 +201,6 @@ def check_unused(flow: Dataflow, recipe: Recipe) -> None:
     asked = any(node.generation.samples_per_prompt is None for node in rollouts)
     stated = "".join(f" ({node.generation.samples_per_prompt} in {node.call})" for node in rollouts)
     keys = (
-        ("evaluation.temperature", recipe.evaluation.temperature != 0 and not generates, "generates nothing"),
-        ("evaluation.samples_per_prompt", recipe.evaluation.samples_per_prompt != 1 and not generates, "draws none"),
-        ("evaluation.pass_at", recipe.evaluation.pass_at and not generates, "generates nothing"),
-        ("evaluation.functions", recipe.evaluation.functions and not generates, "generates nothing to judge"),
         ("samples_per_prompt", draws != default.samples_per_prompt and not generates, "draws none"),
         ("samples_per_prompt", draws != default.samples_per_prompt and not asked, f"states how many it draws{stated}"),
         ("data.max_example_tokens", recipe.data.max_example_tokens is not None and not given, "reads prompts there"),

@@ -13,7 +13,7 @@ from plait.recipes.checks import check_calls, check_sampling, check_staleness, c
 from plait.recipes.device_checks import check_served
 from plait.recipes.engine_checks import check_engine
 from plait.recipes.recipe import Recipe
-from plait.recipes.reward_checks import check_judges, check_rewards
+from plait.recipes.reward_checks import check_evaluation, check_rewards
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, ToCome
 from plait.recipes.token_checks import check_teacher
 from plait.recipes.turn_checks import check_turns
@@ -62,7 +62,7 @@ def checked_flow(
     check_turns(dataflow, recipe)
     check_unused(dataflow, recipe)
     check_rewards(dataflow, recipe, has_task=recipe.data.task is not None)
-    check_judges(dataflow, recipe)
+    check_evaluation(dataflow, recipe)
     _check_mismatched(dataflow, recipe)
     if trains:
         check_teacher(dataflow, recipe, to_come)

@@ -1,4 +1,5 @@
-"""Whether every reward that a flow scores by is made of something, and no key of it is unread. Loads no weights."""
+"""Whether every reward that a flow scores by is made of something, and no key of it or of evaluations is unread. Loads
+no weights."""
 
 from __future__ import annotations
 
@@ -8,13 +9,17 @@ from plait.dataflow import CallKind, Dataflow
 from plait.dataflow.graph import scores_alone, scores_by_turn
 from plait.dataflow.handles import nearest
 from plait.errors import ConfigError, FlowError
-from plait.recipes.recipe import EvaluationSettings, Recipe
+from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import REWARD_ROLES
 from plait.rewards.functions import TASK, WELL_FORMED, RewardFunction
 from plait.rewards.settings import RewardSettings
+from plait.settings import Settings
 
 LIMITS = ("timeout_s", "workers", "memory_gb", "on_error")
 """Keys of a reward that hold for the functions of evaluations, too."""
+
+OF_ANSWERS = ("temperature", "samples_per_prompt", "pass_at", "functions")
+"""Keys of evaluations that are about what a model answers."""
 
 
 def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
@@ -33,27 +38,27 @@ def check_rewards(flow: Dataflow, recipe: Recipe, *, has_task: bool) -> None:
             )
 
 
-def check_judges(flow: Dataflow, recipe: Recipe) -> None:
-    """Raises ConfigError where evaluations say where answers are that nothing of theirs looks for, or measure the
-    accuracy twice or by nothing; or where a reward that is nobody's says more than limits."""
-    settings, lets_be = recipe.evaluation, recipe.lets_be("evaluation")
+def check_evaluation(flow: Dataflow, recipe: Recipe) -> None:
+    """Raises ConfigError where evaluations say more of answers than is read: of a flow without any, of where they are,
+    or of an accuracy that is measured twice or by nothing; or where a reward that is nobody's says more than limits."""
+    settings, generates = recipe.evaluation, bool(flow.of_kind(CallKind.GENERATE))
     of_task = {TASK, WELL_FORMED} & set(settings.functions)
     scores = "score" in flow.call_kinds("reward")
-    rewarded = _names_of(recipe.reward) if scores else set[str]()
     if "reward" not in flow.roles:
         why = f"the flow `{flow.name}` has no role `reward` (`evaluation.functions` have its limits alone)"
         _refuse_set("reward", recipe.reward, {key: why for key in RewardSettings.model_fields if key not in LIMITS})
-    if settings.answer != EvaluationSettings().answer and not of_task and not lets_be:
-        raise ConfigError(
-            "`evaluation.answer` is set, but neither `task` nor `well_formed` is among `evaluation.functions` (where "
-            "rewards look for the answer says `reward.answer`); remove it"
-        )
-    if TASK in of_task & rewarded and not lets_be:
+    if recipe.lets_be("evaluation"):
+        return
+    unread: dict[str, str] = {} if generates else dict.fromkeys(OF_ANSWERS, f"the flow `{flow.name}` generates nothing")
+    if not of_task:
+        unread["answer"] = "neither `task` nor `well_formed` is among `evaluation.functions`"
+    _refuse_set("evaluation", settings, unread)
+    if scores and TASK in of_task & _names_of(recipe.reward):
         raise ConfigError(
             "`evaluation.functions` names `task`, but so does the reward, which evaluations take the accuracy from; "
             "remove it, or take `task` out of `reward.functions`"
         )
-    if settings.pass_at and not scores and TASK not in of_task and not lets_be:
+    if settings.pass_at and not scores and TASK not in of_task:
         raise ConfigError(
             f"`evaluation.pass_at` is set, but the flow `{flow.name}` has no reward, and nothing says which answers "
             "are right; add `task` (the scorer of a reasoning_gym task) to `evaluation.functions`, or remove it"
@@ -107,13 +112,13 @@ def _check_used(role: str, settings: RewardSettings, *, scores: bool, flow: str,
     _refuse_set(role, settings, unread)
 
 
-def _refuse_set(role: str, settings: RewardSettings, unread: Mapping[str, str]) -> None:
-    """Raises ConfigError where one of these keys is set.
+def _refuse_set(section: str, settings: Settings, unread: Mapping[str, str]) -> None:
+    """Raises ConfigError where one of these keys of a section is set.
 
     Args:
         unread: key → why nothing reads it.
     """
-    default = RewardSettings()
+    default = type(settings)()
     for key, why in unread.items():
         if getattr(settings, key) != getattr(default, key):
-            raise ConfigError(f"`{role}.{key}` is set, but {why}; remove it")
+            raise ConfigError(f"`{section}.{key}` is set, but {why}; remove it")

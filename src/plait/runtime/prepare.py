@@ -206,7 +206,8 @@ def outline(
     generates = bool(dataflow.of_kind(CallKind.GENERATE))
     functions = {role: of_role for role in REWARD_ROLES if (of_role := _functions(role, dataflow, recipe))}
     check_parts(dataflow, recipe, functions)
-    judges = judges_of(recipe.evaluation.functions, recipe.evaluation.answer, task=recipe.data.task)
+    settings = recipe.evaluation
+    judges = judges_of(settings.functions, settings.answer, task=recipe.data.task) if generates else ()
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
