@@ -30,6 +30,7 @@ ROLLOUT = FLOW.nodes[0]
 FIRST, SECOND = FLOW.of_kind(CallKind.TRAIN)
 OF_FIRST = {"actor/loss": 0.5, "actor/optimizer_steps": 1.0, "ref/loss": 0.2, "training/coverage": 1.0}
 OF_SECOND = {"actor/loss": 0.25, "actor/optimizer_steps": 2.0, "ref/loss": 0.4, "training/coverage": 0.9}
+OF_SECOND |= {"training/eos_coverage": 0.8, "actor/own": 0.7}  # where no sample of the first call ended by itself
 
 
 def calling(state: StepState, name: str, result: dict[str, float] | None) -> Work[dict[str, float] | None]:
@@ -58,6 +59,8 @@ def test_a_role_that_trains_twice_adds_up_counts_and_keeps_both_losses(ended: tu
         (f"{SECOND.call}/loss", 0.25),
         (f"{SECOND.call}/ref/loss", 0.4),
         (f"{SECOND.call}/coverage", 0.9),
+        (f"{SECOND.call}/eos_coverage", 0.8),
+        ("actor/own", 0.7),
     ]
 
 

@@ -13,6 +13,9 @@ from plait.runtime.steps.step import StepState
 from plait.schedule.work import Work
 from plait.training.results import COUNTS
 
+_OF_TRAINING = "training/"
+"""Of what is measured of every training call, in some steps only where a sample ended by itself."""
+
 
 class GraphOrder:
     """Which call said which metric of a step."""
@@ -23,6 +26,8 @@ class GraphOrder:
         state.said_by |= {name: -1 for name in state.metrics if name not in state.said_by}
         self._trained: dict[int, dict[str, float] | None] = {}
         """Training call → its metrics, until those before it have ended."""
+        self._roles: set[str | None] = set()
+        """Those of calls whose metrics the step has."""
 
     def ascribing(self, node: Node, work: Work[Any]) -> Work[None]:
         """A call's work: the metrics that an action of it adds to the step are this call's."""
@@ -54,14 +59,16 @@ class GraphOrder:
 
     def _merge(self, metrics: dict[str, float], node: Node) -> None:
         """A role trained twice in a step: counts add up, the second's other numbers stand under its call's name, in
-        place of the role's or of `training`."""
-        merged = self._state.metrics
+        place of the role's or of `training`. What its loss alone logs keeps its name."""
+        merged, again = self._state.metrics, node.role in self._roles
         for name, value in metrics.items():
             if name in merged and name.rpartition("/")[2] in COUNTS:
                 merged[name] += value
-            else:
-                own = name.removeprefix(f"{node.role}/").removeprefix("training/")
-                merged[f"{node.call}/{own}" if name in merged else name] = value
+                continue
+            is_taken = name in merged or (again and name.startswith(_OF_TRAINING))
+            own = name.removeprefix(f"{node.role}/").removeprefix(_OF_TRAINING)
+            merged[f"{node.call}/{own}" if is_taken else name] = value
+        self._roles.add(node.role)
 
     def restore(self) -> None:
         """Sort the columns of the step's tables, and its metrics."""
