@@ -37,6 +37,19 @@ def test_overrides() -> None:
     assert parse_overrides(tokens) == [("steps", 3), ("sampling.stop", ["a", "b"]), ("data.system_prompt", "Be brief.")]
 
 
+def test_a_key_of_a_section_leaves_the_defaults_of_its_others() -> None:
+    """A section's default is what its class makes of no keys, however deep it is."""
+
+    def differ(settings: BaseModel, path: str) -> list[str]:
+        below = [(name, getattr(settings, name)) for name in type(settings).model_fields]
+        sections = [(f"{path}{name}", section) for name, section in below if isinstance(section, BaseModel)]
+        found = [name for name, section in sections if not section.model_fields_set <= {"source"}]
+        return found + [name for at, section in sections for name in differ(section, f"{at}.")]
+
+    assert differ(override(), "") == []
+    assert override("--critic.optimizer.warmup_steps", "2").critic.optimizer.learning_rate == 1e-5
+
+
 def test_a_gpu_recomputes_activations_unless_told_otherwise() -> None:
     assert not override().checkpoint_activations
     assert override("--device", "cuda").checkpoint_activations

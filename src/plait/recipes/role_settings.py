@@ -11,6 +11,12 @@ from plait.settings import Settings
 from plait.training.settings import OptimizerSettings
 
 
+class ValueOptimizerSettings(OptimizerSettings):
+    """Those of a critic, which has a head to learn from nothing: its rate is higher unless stated."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, description="peak learning rate")
+
+
 class ValueSettings(Settings):
     """A critic. It has no adapter settings of its own: `lora` holds for every trained role."""
 
@@ -18,7 +24,7 @@ class ValueSettings(Settings):
         default=None,
         description="what it begins as; by default the model that scores the same, or else the run's `model`",
     )
-    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-5)
+    optimizer: ValueOptimizerSettings = ValueOptimizerSettings()
 
     _paths = path_key("model")
 
