@@ -80,12 +80,21 @@ def test_another_program_that_draws_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "vLLM draws the tokens, in a process of its own (`sampling.engine`)" in capsys.readouterr().out
 
 
-def test_what_is_not_foretold_of_turns_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [recipe(tmp_path, "smollm2-135m"), "--turns.reply", "tools.py:reply"]
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["--turns.reply", "tools.py:reply"], "neither rounds of turns nor the seconds of `turns.reply` are foretold"),
+        (["--options.dynamic_sampling", "true"], "further ones of actor.generate, 9 at most, are not foretold"),
+    ],
+)
+def test_what_is_not_foretold_of_rounds_is_said(
+    keys: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [recipe(tmp_path, "smollm2-135m"), *keys]
     for command in (["train", "--dry-run"], ["simulate", "--plan", "colocated"]):
         assert main([command[0], *arguments, *command[1:]]) == 0
         told = " ".join(capsys.readouterr().out.split())
-        assert "neither rounds of turns nor the seconds of `turns.reply` are foretold" in told
+        assert said in told
 
 
 @pytest.mark.parametrize(

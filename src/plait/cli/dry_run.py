@@ -119,7 +119,7 @@ def _print(prepared: Outline | Prepared, plan: Plan, data: str, nodes: int) -> N
     console.print(_placement_table(plan, _named_by(prepared.recipe)))
     if plan.predicted is not None:
         console.print(_predicted_text(prepared, plan))
-    if (rounds := said_of_rounds(prepared.recipe)) is not None:
+    if (rounds := said_of_rounds(prepared.flow, prepared.recipe)) is not None:
         console.print(rounds)
     if plan.keeps_pools:
         console.print(f"pools of keys and values, and CUDA graphs, stay on GPUs between rollouts (policy `{POOL}`)")

@@ -109,7 +109,7 @@ class Report:
             "variants": self.variant_rows(),
             "calibration": self._calibration(),
             "speculation": self._speculation(),
-            "turns": said_of_rounds(self.planning.recipe),
+            "rounds": said_of_rounds(self.planning.flow, self.planning.recipe),
             "evaluations": choice.evaluations,
             "seconds_spent": choice.seconds,
         }

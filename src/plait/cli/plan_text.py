@@ -82,8 +82,8 @@ def _facts(report: Report, width: int) -> Iterator[str]:
         yield from _line("fusion", text, width)
     if generates and (program := said_of_program(planning.recipe)) is not None:
         yield from _line("engine", program, width)
-    if (rounds := said_of_rounds(planning.recipe)) is not None:
-        yield from _line("turns", rounds, width)
+    if (rounds := said_of_rounds(planning.flow, planning.recipe)) is not None:
+        yield from _line("rounds", rounds, width)
     if (guesses := guesses_of(planning)) is not None:
         drafts = guesses.drafts
         passes = f" and {drafts.passes:.3g} forwards of the draft model" if drafts.passes else ""

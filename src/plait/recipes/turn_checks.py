@@ -1,4 +1,5 @@
-"""What does not go with samples of several turns (`turns.reply`): refused by name before any work, or not foretold."""
+"""What does not go with samples of several turns (`turns.reply`): refused by name before any work, or not foretold, as
+further draws of a step are not either."""
 
 from __future__ import annotations
 
@@ -32,8 +33,15 @@ def check_turns(flow: Dataflow, recipe: Recipe) -> None:
             raise ConfigError(f"`turns.reply` is set, and {why}")
 
 
-def said_of_rounds(recipe: Recipe) -> str | None:
-    """What predictions leave out, in words for a person; None: responses have one turn."""
-    if recipe.turns.reply is None:
-        return None
-    return "responses count as drawn at once: neither rounds of turns nor the seconds of `turns.reply` are foretold"
+def said_of_rounds(flow: Dataflow, recipe: Recipe) -> str | None:
+    """What predictions leave out, in words for a person; None: samples are drawn once in a step, and have one turn."""
+    said = [
+        f"one round of draws counts: further ones of {node.call}, {resample.max_rounds - 1} at most, are not foretold"
+        for node in flow.of_kind(CallKind.GENERATE)
+        if (resample := node.generation.resample) is not None and resample.max_rounds > 1
+    ]
+    if recipe.turns.reply is not None:
+        said.append(
+            "responses count as drawn at once: neither rounds of turns nor the seconds of `turns.reply` are foretold"
+        )
+    return "; ".join(said) or None

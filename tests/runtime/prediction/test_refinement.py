@@ -99,6 +99,12 @@ def test_a_run_corrects_the_profile_of_its_machine(
     forecast = read_forecast(conversing.run_dir)
     assert forecast is not None
     assert forecast.source.endswith("neither rounds of turns nor the seconds of `turns.reply` are foretold")
+    options = {"options.dynamic_sampling": True, "run_dir": str(tmp_path / "drawn again")}
+    run(drawing := make_recipe(steps=3, **options))
+    assert len(kept_profiles(profile.machine, "cpu")[0].runs) == 2, "one draw was foretold, however many there were"
+    forecast = read_forecast(drawing.run_dir)
+    assert forecast is not None
+    assert forecast.source.endswith("further ones of actor.generate, 9 at most, are not foretold")
 
 
 def test_a_run_that_goes_on_is_measured_by_the_steps_of_its_plan_and_no_step_corrects_a_profile_twice(

@@ -159,7 +159,7 @@ def write_forecast(prepared: Prepared, folder: Path, rows: Sequence[Mapping[str,
         profile, roles = calibration.profile, [model.role for model in prepared.models]
         corrections = Corrections({} if profile is None else profile.ratios(prepared.plan.num_ranks))
         carried = corrections.carried(prepared.plan.placements, roles)
-        source = "; ".join(filter(None, (calibration.source, said_of_rounds(prepared.recipe))))
+        source = "; ".join(filter(None, (calibration.source, said_of_rounds(prepared.flow, prepared.recipe))))
         forecast = forecast_of(prepared.plan, source, _held_bytes(prepared), rows, carried)
         write_file(RunFiles(folder).forecast, forecast.to_json())
 

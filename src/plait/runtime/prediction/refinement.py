@@ -24,6 +24,7 @@ from plait.observe.run_log import read_steps
 from plait.observe.screen import say
 from plait.paths import at_home
 from plait.recipes.role_models import function_names
+from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.folder.run_files import RunFiles, samples_of
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prediction.forecast import STEP, WARM_UP, predicted_seconds
@@ -52,14 +53,14 @@ def steady_rows(steps: Sequence[Mapping[str, Any]], begun: Sequence[int]) -> lis
 def refine(prepared: Prepared, folder: Path, steady: Sequence[Mapping[str, Any]]) -> Profile | None:
     """Hold a run's steps against what the kept profile of its machine, dtype, threads and layers foretells of the
     lengths that these had, and keep that with the profile; returns it. None where there is no such profile, nothing was
-    measured, or samples have several turns, of which the prediction is another (`turn_checks.said_of_rounds`).
+    measured, or samples are drawn in rounds, of which the prediction is another (`turn_checks.said_of_rounds`).
 
     Args:
         folder: of the run, whose samples have the lengths.
         steady: metrics of its steps by this plan, as of `steady_rows`.
     """
     recipe, plan = prepared.recipe, prepared.plan
-    if not steady or recipe.turns.reply is not None:
+    if not steady or said_of_rounds(prepared.flow, recipe) is not None:
         return None
     cluster, source = machine_of(recipe, prepared.shape, plan.num_ranks)
     if not source.exact:

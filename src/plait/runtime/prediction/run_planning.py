@@ -72,7 +72,7 @@ def with_prediction(prepared: Prepared, machines: Machines = THIS_ONE, earlier: 
         return plan
     carried = planning.costs.corrections.carried(plan.placements, planning.costs.shapes)
     source = with_carried(planning.calibration.source, carried)
-    told = "; ".join(filter(None, (source, said_of_rounds(prepared.recipe))))
+    told = "; ".join(filter(None, (source, said_of_rounds(prepared.flow, prepared.recipe))))
     loading(f"prediction of a step: {prediction.seconds_per_step:.3g} s, by {told}")
     return replace(plan, predicted=prediction.timeline)
 
