@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from plait.data.examples import example_set
 from plait.data.formats import Row, RowKind
 from plait.data.packed import pack
+from plait.data.prompts import prompt_set
 from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.data.settings import DataSettings
@@ -73,6 +75,33 @@ def test_a_reward_model_reads_its_own_tokens(tiny_folder: Path) -> None:
     assert other.decode(ids, skip_special_tokens=True) == "renderedit is 7"
     (truncated,) = translator.translate_all([dataclasses.replace(sample, finish_reason=FinishReason.LENGTH)])
     assert truncated.token_ids[-1] != other.eos_token_id, "the end was not said"
+
+
+@pytest.mark.parametrize(
+    ("keys", "prompt", "asked"),
+    [
+        ({"prompt_template": "In French: {question}"}, "dog", "<user>In French: dog"),
+        ({"prompt_template": "In French: {question}", "chat_template": False}, "dog", "<user>In French: dog"),
+        (
+            {"system_prompt": "Translate.", "examples": [["cat", "chat"]]},
+            "dog",
+            "<system>Translate.<user>cat<assistant>chat<user>dog",
+        ),
+        ({"system_prompt": "Translate."}, [{"role": "user", "content": "dog"}], "<system>Translate.<user>dog"),
+    ],
+)
+def test_a_reward_model_with_a_template_of_its_own_reads_what_the_policy_is_asked(
+    keys: dict[str, Any], prompt: Any, asked: str
+) -> None:
+    """With the policy's template it reads what that has written, so with any other it reads the same messages."""
+    actor, other = typing.cast(Any, tiny_tokenizer()), typing.cast(Any, tiny_tokenizer())
+    other.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    translator = translator_for(actor, other)
+    assert translator is not None
+    rows = prompt_set(Source("d", (Row({"prompt": prompt}, "d:1"),)), actor, DataSettings(source="d", **keys), 99)
+    sample = Sample(rows.prompt(0, 0), 0, (5, 6), (-1.0, -1.0), "chien", FinishReason.STOP)
+    (read,) = translator.translate_all([sample])
+    assert other.decode(read.prompt.token_ids + read.token_ids) == f"{asked}<assistant>chien"
 
 
 def test_a_reward_model_reads_what_others_said_up_to_where_it_was_trained(tiny_folder: Path, tmp_path: Path) -> None:

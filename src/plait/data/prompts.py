@@ -19,9 +19,6 @@ from plait.data.sources import Source
 from plait.errors import DataError
 from plait.policy.packing import common_length
 
-SYSTEM_ROLES = ("system", "developer")
-"""Roles of a message that may stand before all others, and says how the model is to behave."""
-
 
 class PromptEncoder:
     """Renders a row as the model reads it, and tokenises it, with a BOS token exactly where the tokenizer wants one.
@@ -161,9 +158,9 @@ class PromptSet:
         """The `index`-th kept row as prompt instance `uid`."""
         row = self.source[self.kept[index]]
         text = self.encoder.render(row)
-        ids, first = self.encoder.token_ids(text), (self.encoder.messages(row.prompt, row.place) or [{}])[0]
-        system = first if first.get("role") in SYSTEM_ROLES else None
-        return Prompt(uid, text, ids, row.columns, self.source.label, self.encoder.is_chat, system)
+        ids, messages = self.encoder.token_ids(text), self.encoder.messages(row.prompt, row.place)
+        asked = tuple(messages or [{"role": "user", "content": text}])
+        return Prompt(uid, text, ids, row.columns, self.source.label, self.encoder.is_chat, asked)
 
 
 def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max_prompt_tokens: int) -> PromptSet:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of a message that may stand before all others, and says how the model is to behave."""
 EVALUATION_UID = 1 << 31
 """First uid of held-out prompts, so that they meet no training prompt of a run."""
 
@@ -42,8 +44,14 @@ class Prompt:
     """Label of its source, where the data have several."""
     is_chat: bool = False
     """Whether a chat template wrote `text`."""
-    system: Mapping[str, Any] | None = None
-    """The system message that it begins with, if it has one."""
+    asked: tuple[Mapping[str, Any], ...] = ()
+    """The messages that the chat template wrote, with what `data` puts before and around a prompt; of a raw text the
+    text, as the user's. Empty where the response is given, and where ranks are told of it."""
+
+    @property
+    def system(self) -> Mapping[str, Any] | None:
+        """The system message that it begins with, if it has one."""
+        return next((message for message in self.asked[:1] if message["role"] in SYSTEM_ROLES), None)
 
     def title(self, index: int | None = None) -> str:
         """What messages call it; or one of its samples, by index."""

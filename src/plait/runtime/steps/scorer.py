@@ -111,10 +111,11 @@ class ModelScorer:
 class Translator:
     """Renders a sample for another tokenizer.
 
-    A reward model with a chat template reads the conversation: the prompt's messages (a text prompt is the user's
-    message) and the response as the assistant's, or its turns and the replies between them: all that the template
-    writes, as such models are trained elsewhere, or up to the marker that closes the answer, as by plait. Without one
-    it reads the prompt's text with the response behind it, and its end token where the response ended by itself.
+    A reward model with a chat template reads the conversation: the messages that the policy was asked, those of the
+    recipe's `data` among them (a text prompt is the user's message), and the response as the assistant's, or its turns
+    and the replies between them: all that the template writes, as such models are trained elsewhere, or up to the
+    marker that closes the answer, as by plait. Without one it reads the prompt's text with the response behind it, and
+    its end token where the response ended by itself.
     """
 
     def __init__(self, tokenizer: Any, key: str) -> None:
@@ -148,7 +149,7 @@ class Translator:
     def _ids(self, sample: Sample) -> tuple[int, ...]:
         tokenizer = self._tokenizer
         if tokenizer.chat_template is not None:
-            prompt = sample.prompt.columns.get("prompt", sample.prompt.text)
+            prompt = list(sample.prompt.asked) or sample.prompt.columns.get("prompt", sample.prompt.text)
             place = Row({}, f"`{self._key}`: {sample.prompt.title(sample.index)}")
             turns = conversation(prompt, sample.messages)
             text = render(tokenizer, turns, place, remedy=f"`{self._key}`, or the prompts", begin_answer=False)
