@@ -120,6 +120,31 @@ def test_template_arguments_of_a_row_reach_the_template():
     assert text == "hi/sum/x"
 
 
+def test_template_arguments_of_the_recipe_are_those_of_rows_that_say_nothing_else():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}/{{ style }}/{{ mood }}"
+    own = [{}, {"chat_template_kwargs": None}, {"chat_template_kwargs": {"mood": "calm"}}]
+    rows = Source("x", tuple(Row({"prompt": "hi", **columns}, f"x.jsonl:{n}") for n, columns in enumerate(own)))
+    found = prompt_set(rows, tokenizer, keys(chat_template_kwargs={"style": "a", "mood": "b"}), 99)
+    assert [found.prompt(n, n).text for n in range(3)] == ["hi/a/b", "hi/a/b", "hi/a/calm"]
+    assert found.prompt(2, 2).columns["chat_template_kwargs"] == {"style": "a", "mood": "calm"}, "replies have it too"
+    assert rows[0].columns == {"prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("given_keys", "said"),
+    [
+        ({"chat_template_kwargs": {"modo": "b"}}, "`modo`, which the chat template of the model does not read"),
+        ({"chat_template_kwargs": {"mood": "b"}, "chat_template": False}, "needs a chat template, but texts are sent"),
+    ],
+)
+def test_template_arguments_that_nothing_reads_are_refused(given_keys, said):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}/{{ mood }}"
+    with pytest.raises(DataError, match=said):
+        PromptEncoder(tokenizer, keys(**given_keys), conversational=False)
+
+
 TOOLS = [{"type": "function", "function": {"name": "sum"}}]
 
 

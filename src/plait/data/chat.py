@@ -16,6 +16,8 @@ from plait.data.time_limit import OverTime, time_limit
 from plait.errors import DataError
 from plait.json_text import Malformed, parse
 
+TEMPLATE_COLUMN = "chat_template_kwargs"
+"""Column of what the template is told of a row beside its messages."""
 RENDER_LIMIT_S = 5
 """Seconds for one prompt. Templates take well below a millisecond."""
 MOST_RENDERED = 20_000_000
@@ -60,6 +62,13 @@ class EndingTokenizer(Tokenizer, Protocol):
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any: ...
 
 
+def with_template_column(row: Row, told: Mapping[str, Any]) -> Row:
+    """The row with what the template is told of all rows, where it says nothing else itself."""
+    own = row.columns.get(TEMPLATE_COLUMN) or {}
+    said = {**told, **own} if isinstance(own, Mapping) else own
+    return replace(row, columns={**row.columns, TEMPLATE_COLUMN: said}) if told else row
+
+
 def render(
     tokenizer: Tokenizer, messages: Messages, row: Row, *, remedy: str, begin_answer: bool, go_on: bool = False
 ) -> str:
@@ -73,10 +82,10 @@ def render(
     Raises:
         DataError: the chat template raises on these messages.
     """
-    extra = row.columns.get("chat_template_kwargs") or {}
+    extra = row.columns.get(TEMPLATE_COLUMN) or {}
     if not isinstance(extra, Mapping):
         raise DataError(
-            f"{row.place}: column `chat_template_kwargs` must be a mapping of names to values, found {extra!r:.80}"
+            f"{row.place}: column `{TEMPLATE_COLUMN}` must be a mapping of names to values, found {extra!r:.80}"
         )
     tools = _tools(row)
     try:

@@ -57,6 +57,7 @@ class ExampleEncoder:
                 ("prompt_template", settings.prompt_template is not None),
                 ("system_prompt", settings.system_prompt is not None),
                 ("examples", bool(settings.examples)),
+                ("chat_template_kwargs", bool(settings.chat_template_kwargs)),
             ):
                 if is_set:
                     raise DataError(f"`data.{key}` is about prompts, but rows of `text` have none; remove it")

@@ -95,6 +95,7 @@ def example_set(source: Source, tokenizer: EndingTokenizer, settings: DataSettin
     """
     max_tokens = min(max_tokens, settings.max_example_tokens or max_tokens)
     encoder = ExampleEncoder(tokenizer, settings, source)
+    source = source.told(settings.chat_template_kwargs)
     encoded = [encoder.encode(row) for row in source.rows]
     drop = settings.overlong_prompts is OverlongPrompts.DROP
     equal = {index for index, example in enumerate(encoded) if _is_equal_pair(example)}

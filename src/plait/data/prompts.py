@@ -6,6 +6,8 @@ Torch-free: the tokenizer comes in as an object of Transformers' interface.
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -47,6 +49,8 @@ class PromptEncoder:
             )
         if settings.system_prompt is not None and not self._chat:
             raise DataError("`data.system_prompt` needs a chat template, but text prompts are sent raw; remove it")
+        if settings.chat_template_kwargs:
+            _check_told(tokenizer, settings.chat_template_kwargs, is_chat=bool(self._chat))
         if settings.examples and (conversational or not self._chat):
             raise DataError(
                 "`data.examples` go before text prompts as turns of a chat, but "
@@ -120,6 +124,18 @@ class PromptEncoder:
         return self._ids(text, chat=self._chat)
 
 
+def _check_told(tokenizer: Tokenizer, told: Collection[str], *, is_chat: bool) -> None:
+    """Raises DataError where the chat template reads nothing of one of these names."""
+    if not is_chat:
+        raise DataError("`data.chat_template_kwargs` needs a chat template, but texts are sent raw; remove it")
+    for name in told:
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise DataError(
+                f"`data.chat_template_kwargs` has `{name}`, which the chat template of the model does not read; remove "
+                "it, or mend the name"
+            )
+
+
 def _says_nothing(prompt: str | Messages) -> bool:
     if isinstance(prompt, str):
         return not prompt
@@ -175,6 +191,7 @@ def prompt_set(source: Source, tokenizer: Tokenizer, settings: DataSettings, max
     if source.raw and settings.chat_template == "auto":
         settings = settings.model_copy(update={"chat_template": False})
     encoder = PromptEncoder(tokenizer, settings, conversational=source.conversational)
+    source = source.told(settings.chat_template_kwargs)
     lengths: list[int] = []
     root: tuple[int, ...] | None = None
     for row in source.rows:

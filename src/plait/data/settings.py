@@ -58,6 +58,11 @@ class DataSettings(Settings):
         description="send text prompts as a user message; auto: if the tokenizer has a chat template, but given "
         "texts (examples, pairs, labelled responses) raw",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="what the chat template is told beside messages, such as {enable_thinking: false}; a column of "
+        "this name is for its row",
+    )
     max_prompt_tokens: int | None = Field(
         default=None,
         ge=1,

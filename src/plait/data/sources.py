@@ -7,12 +7,14 @@ reaches the reward. The splits are a function of the data settings alone, never 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from plait.data import files, movie_reviews
+from plait.data.chat import with_template_column
 from plait.data.formats import (
     Row,
     RowKind,
@@ -52,6 +54,10 @@ class Source:
     @property
     def conversational(self) -> bool:
         return not isinstance(self.rows[0].prompt, str)
+
+    def told(self, kwargs: Mapping[str, Any]) -> Source:
+        """The same rows, of which the chat template is told this."""
+        return replace(self, rows=tuple(with_template_column(row, kwargs) for row in self.rows))
 
 
 @dataclass(frozen=True)

@@ -236,9 +236,9 @@ def flattened(name: str, value: Any, *, replaces: bool = False) -> list[tuple[st
     Args:
         replaces: an algorithm is given beside it: options are one value.
     """
-    value = _as_said(value)
-    is_options = name.rpartition(".")[2] == "options"
-    if not isinstance(value, dict) or name.endswith(".parameters") or (is_options and replaces):
+    value, key = _as_said(value), name.rpartition(".")[2]
+    is_options = key == "options"
+    if not isinstance(value, dict) or key in ("parameters", "chat_template_kwargs") or (is_options and replaces):
         return [(name, value)]
     if is_options:
         return [(f"{name}.{key}", child) for key, child in value.items()]
