@@ -107,6 +107,24 @@ def test_every_key_of_ours_exists(system: System) -> None:
     assert len(set(names)) == len(names)
 
 
+def test_defaults_of_ours_are_what_the_tables_say() -> None:
+    """Numbers and names before "here unless set"; of an option those of some algorithm."""
+    defaults = {option.name.removeprefix("--"): [option.default] for option in options_of("train")}
+    for cls in (options_class(load_flow(algorithm)) for algorithm in BUILT_IN):
+        for name, info in cls.model_fields.items():  # type: ignore[union-attr]
+            defaults.setdefault(f"options.{name}", []).append(str(info.default))
+    seen = 0
+    for entry in (entry for system in systems() for entry in system.entries()):
+        for clause in re.findall(r"([^,;]+) here unless set", entry.note):
+            told = re.findall(r"`([^`]+)`|(\d[\d.e-]*)", clause)
+            ours = " ".join(default for key in entry.keys for default in defaults[key])
+            numbers = {float(number) for number in re.findall(r"\d[\d.e-]*", ours)}
+            for name, number in told:
+                assert name in {*ours.split(), *BUILT_IN} if name else float(number) in numbers, (entry.names, clause)
+            seen += len(told)
+    assert seen > 20
+
+
 def test_no_name_of_theirs_is_a_key_of_ours() -> None:
     """But where it means the same."""
     same = {"dtype", "seed", *SAME}
