@@ -152,7 +152,8 @@ class Translator:
             prompt = list(sample.prompt.asked) or sample.prompt.columns.get("prompt", sample.prompt.text)
             place = Row({}, f"`{self._key}`: {sample.prompt.title(sample.index)}")
             turns = conversation(prompt, sample.messages)
-            text = render(tokenizer, turns, place, remedy=f"`{self._key}`, or the prompts", begin_answer=False)
+            remedy = f"`{self._key}`, `data.system_prompt`, or the prompts"
+            text = render(tokenizer, turns, place, remedy=remedy, begin_answer=False)
             ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
             return ids if self._to_marker is None else ids[: self._to_marker.closed(ids, 0, len(ids))]
         ids = tuple(tokenizer(sample.prompt.text + sample.text)["input_ids"])
