@@ -15,7 +15,7 @@ from plait.cost.generation_memory import packed_bytes
 from plait.cost.lengths import SampleLengths
 from plait.cost.placed import Facts
 from plait.cost.vllm_memory import pool_tokens_of_vllm
-from plait.cost.working_memory import KEPT, PROCESS, PROCESS_BYTES, process_terms
+from plait.cost.working_memory import KEPT, NCCL, PROCESS, PROCESS_BYTES, process_terms
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.policy.packing import GroupTokens
@@ -207,12 +207,32 @@ def test_terms_are_those_of_a_dry_run() -> None:
         assert held == pytest.approx(device.expected_bytes, abs=ZERO_UNIT)
 
 
-def test_a_gpus_reserve_is_a_term_of_both() -> None:
-    for memory, device in both(facts_for(plan_of((4, 1, 1)), **RECIPES["cuda"])):
-        reserve = process_terms("cuda", 4)
-        assert {what: memory.terms.get(what) for what in reserve} == reserve
-        assert {what: dict(device.rows).get(what) for what in reserve} == reserve
+PLANS = {
+    "together": plan_of((2, 2, 1)),
+    "stages": plan_of((1, 1, 4)),
+    "apart": lambda flow, planned: named_plan("split", flow, planned, 4),
+    "leaving": leaving,
+}
+MEETING = {
+    "as it is": {},
+    "gathering": {"fusion": 0.25},
+    "giving samples": {"rebalance": "auto"},
+    "following": {"reference": {"sync_every": 1}},
+}
+
+
+@pytest.mark.parametrize("keys", MEETING)
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_gpus_reserve_is_a_term_of_both(plan, keys) -> None:
+    """The groups of a plan and its messages among it, from rank to rank."""
+    found = []
+    for memory, device in both(facts_for(PLANS[plan], **RECIPES["cuda"] | MEETING[keys])):
+        least, rows = process_terms("cuda", 4), dict(device.rows)
+        assert {what: memory.terms.get(what) for what in least} == {what: rows.get(what) for what in least}
+        assert {what: count for what, count in least.items() if what != NCCL}.items() <= rows.items()
         assert PROCESS not in memory.terms
+        found.append(rows[NCCL] - least[NCCL])
+    assert all(found), "no group of the plan is that of all ranks"
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1)])

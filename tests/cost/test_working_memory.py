@@ -28,7 +28,6 @@ from plait.cost.working_memory import (
     Expected,
     activation_bytes,
     layer_bytes,
-    outside_terms,
     process_terms,
     slack_rows,
 )
@@ -48,18 +47,11 @@ def test_the_process() -> None:
     assert PROCESS_BYTES - IMPORTS_BYTES == 256 * 256 * 1024 + 16 * MIB  # kernels that oneDNN and torch keep
 
 
-def test_a_gpu_has_a_context_and_several_have_buffers_between_them() -> None:
-    """Of each of 24 channels 4 MiB of Simple, 4.6875 of LL128, 0.5 of LL; four communicators: of all ranks, dp, tp, pp.
-    Of messages with each of seven others 8 channels, 10 MiB where they come and 2 where they go. The process itself is
-    in its host's memory."""
-    buffers = int(4 * 24 * (4 + 4.6875 + 0.5) * MIB) + 7 * 8 * (10 + 2) * MIB
-    assert buffers == 1554 * MIB
-    assert outside_terms(1) == {CONTEXT: 544 * MIB}
-    assert outside_terms(2) == {CONTEXT: 544 * MIB, NCCL: (882 + 96) * MIB}
-    assert outside_terms(64) == outside_terms(8), "others of the machine, as many as it is taken to have"
-    assert outside_terms(8) == {CONTEXT: 544 * MIB, NCCL: buffers}
+def test_a_gpu_has_a_context_and_several_have_a_group_of_all() -> None:
+    """Of each of 24 channels 4 MiB of Simple, 4.6875 of LL128, 0.5 of LL. The process itself is in its host's
+    memory."""
     assert process_terms("cuda", 1) == {CONTEXT: 544 * MIB, CUBLAS: 3 * 8 * 4 * MIB}, "8 times 4096 KiB, three times"
-    assert process_terms("cuda", 8) == {CONTEXT: 544 * MIB, CUBLAS: 96 * MIB, NCCL: buffers}
+    assert process_terms("cuda", 8) == {CONTEXT: 544 * MIB, CUBLAS: 96 * MIB, NCCL: int(220.5 * MIB)}
     assert process_terms("cpu", 8) == {PROCESS: PROCESS_BYTES}, "gloo's are small"
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plait.cost.connections import Connections, Sending, heads_of_keys, sharing
+from plait.cost.model_parameters import parameters_of
+from plait.cost.placed import Placed
+from plait.layout.groups import axes
+from plait.layout.params import Heads
 from plait.recipes.recipe import Recipe
 from plait.runtime.api import run
+from plait.runtime.prepare import prepare
 from plait.runtime.processes import supervisor
 from plait.runtime.processes.worker import Worker
 from tests.cases import slow_but
-from tests.nccl_rules import played, recording
+from tests.nccl_rules import Group, Log, Post, played, recording
 from tests.runs.placed_runs import GRPO, PLANS, where
 
 QUICK = ("grpo-generates-tp2",)
@@ -59,4 +67,40 @@ def test_a_placed_run_keeps_them(
     assert run(recipe).finished
     found = sorted(recipe.run_dir.parent.glob(f"{recipe.run_dir.name}.nccl*"))
     assert len(found) > 1, "every rank has left its log"
-    assert played({rank: pickle.loads(path.read_bytes()) for rank, path in enumerate(found)}) > 0
+    logs = {rank: pickle.loads(path.read_bytes()) for rank, path in enumerate(found)}
+    assert played(logs) > 0
+    _connects_what_is_foretold(recipe, logs)
+
+
+def _connects_what_is_foretold(recipe: Recipe, logs: Mapping[int, Log]) -> None:
+    """Each rank has the groups that a forecast counts; weights and samples take no way that it does not. What the
+    leader gathers to write it down goes from host memory to host memory, which gloo does on GPUs."""
+    run = prepare(recipe)
+    placed = Placed(run.recipe, run.models, run.shapes, parameters_of(run.models), run.plan)
+    heads, connects = heads_of_keys({model.role: run.shapes[model.name] for model in run.models}), placed.connects
+    connections = Connections(run.plan.cluster, run.plan.num_ranks, heads)
+    everyone: Group = (0, tuple(range(run.plan.num_ranks)))
+    posts = {rank: [event for event in log if isinstance(event, Post)] for rank, log in logs.items()}
+    made = [{post.group for post in posts[rank] if post.is_collective} - {everyone} for rank in sorted(logs)]
+    assert [len(groups) for groups in made] == connections.num_groups(connects.placings).tolist()
+    gathered = [Sending(place.home.mesh.ranks, (0,)) for place in placed.places.values()]
+    ways: dict[Group, Any] = {everyone: connections.ways_of([*connects.sendings, *gathered])}
+    for instances in connects.sharing:
+        ranks = tuple(sorted(rank for instance in instances for rank in instance.mesh.ranks))
+        ways |= {group: connections.ways_between(instances) for group in set().union(*made) if group[1] == ranks}
+    for rank in sorted(logs):
+        for post in posts[rank]:
+            if not post.is_collective and post.pair is None:
+                peers: Any = [(rank, op.peer) if op.kind == "send" else (op.peer, rank) for op in post.ops]
+                taken = ways[post.group] if post.group in ways else _of_shared_heads(placed, heads, post.group)
+                assert all(taken[peer] for peer in peers), f"{post} connects what nobody counts"
+
+
+def _of_shared_heads(placed: Placed, heads: Mapping[str, Heads], group: Group) -> Mapping[tuple[int, int], bool]:
+    """Way → whether it is between ranks of tp that share a head of keys, in a group of tp."""
+    found = {}
+    for role, place in placed.places.items():
+        for axis in () if place.train is None else axes(place.train):
+            if axis.name == "tp" and tuple(sorted(axis.ranks)) == group[1]:
+                found |= {pair: True for ranks in sharing(axis.ranks, heads[role]) for pair in permutations(ranks, 2)}
+    return defaultdict(bool, found)

@@ -49,9 +49,9 @@ class StandIn:
     crowded_s: float = 0.0
     process_bytes: int = 0
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
-    engine_is_whole: bool = False
     slack_bytes: int = 0
     keeps_freed: bool = False
+    connections: None = None
 
     @property
     def process_terms(self) -> Mapping[str, int]:

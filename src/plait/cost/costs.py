@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.connections import Connections
 from plait.cost.generation_memory import EngineBytes
 from plait.layout.mesh import Layout
 from plait.schedule.plan import Mode
@@ -115,7 +116,13 @@ class Costs(Protocol):
 
     @property
     def process_terms(self) -> Mapping[str, int]:
-        """What a process holds beside models and what calls take, in bytes."""
+        """What a process holds beside models and what calls take, in bytes; of what GPUs are connected for that of all
+        ranks alone."""
+        ...
+
+    @property
+    def connections(self) -> Connections | None:
+        """What else they are connected for takes; None: nothing."""
         ...
 
     @property
@@ -127,11 +134,6 @@ class Costs(Protocol):
     def engine_bytes(self) -> Mapping[str, EngineBytes]:
         """Role → what its engine takes on a rank where it generates, beside the models of roles: all the time, and what
         may come to it."""
-        ...
-
-    @property
-    def engine_is_whole(self) -> bool:
-        """Whether it takes that only where an instance is of one rank."""
         ...
 
     def slack(

@@ -15,7 +15,7 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
-from plait.cost.working_memory import Expected, keeps_freed, process_terms, slack_rows
+from plait.cost.working_memory import NCCL, Expected, keeps_freed, process_terms, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
@@ -93,7 +93,7 @@ def _of_device(rank: int, facts: Facts) -> DeviceMemory:
     held = held_parts(rank, facts)
     working = {use: rows for model in facts.models for use, rows in working_rows(rank, facts, model).items()}
     working |= joint_rows(facts, working)
-    rows: Rows = [*_process(facts).items(), *rows_of(held)]
+    rows: Rows = [*_process(rank, facts).items(), *rows_of(held)]
     largest: dict[str, int] = {}
     packed: dict[str, int] = {}
     for (role, mode), of_use in working.items():
@@ -140,7 +140,7 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     Args:
         left: bytes that training leaves with the process (`working_memory.keeps_freed`).
     """
-    process = sum(_process(facts).values())
+    process = sum(_process(rank, facts).values())
     kept = process + sum(part.num_bytes for part in held if part.after == "keep")
     pools = [use for use in working if use[1] == "decode" and _keeps_pool(rank, facts)]
     kept += sum(count for use in pools for _, count in working[use])
@@ -168,8 +168,9 @@ def _keeps_pool(rank: int, facts: Facts) -> bool:
     return device == "cuda" and keeps_memory(rank, facts.plan, facts.places, trained, device)
 
 
-def _process(facts: Facts) -> Mapping[str, int]:
-    return process_terms(facts.recipe.device, facts.plan.num_ranks)
+def _process(rank: int, facts: Facts) -> Mapping[str, int]:
+    terms = process_terms(facts.recipe.device, facts.plan.num_ranks)
+    return terms | {NCCL: terms[NCCL] + facts.connected[rank]} if NCCL in terms else terms
 
 
 def _reading_bytes(held: Sequence[HeldPart]) -> int:

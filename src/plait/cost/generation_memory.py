@@ -12,10 +12,12 @@ from plait.training.memory import BYTES
 
 @dataclass(frozen=True)
 class EngineBytes:
-    """Bytes of an engine. held: all the time; widened: more, where a draft model's packed weights are widened"""
+    """Bytes of an engine. held: all the time; widened: more, where a draft model's packed weights are widened;
+    is_whole: whether that is so only where an instance is of one rank"""
 
     held: int = 0
     widened: int = 0
+    is_whole: bool = False
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:

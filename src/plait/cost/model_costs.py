@@ -9,6 +9,7 @@ from math import ceil
 from typing import Literal
 
 from plait.cost.cluster import ClusterSpec
+from plait.cost.connections import Connections, heads_of_keys
 from plait.cost.corrections import Corrections
 from plait.cost.costs import CallCost, MoveCost
 from plait.cost.forward_memory import ForwardMemory, forward_memory
@@ -58,8 +59,13 @@ class ModelCosts:
     ) -> None:
         self.cluster, self.pool_takes_rest = cluster, cluster.software.pool_share > 0
         self.workload, self.shapes, self.flow = workload, dict(shapes), flow
+        self.process_terms = process_terms(workload.device, cluster.num_devices)
+        self.keeps_freed = keeps_freed(workload.device)
+        several = workload.device != "cpu" and cluster.num_devices > 1
+        every = cluster.mesh_cluster, cluster.num_devices
+        self.connections = Connections(*every, heads_of_keys(shapes)) if several else None
         self._nodes = {node.call: node for node in flow.nodes}
-        self.engine_bytes, self.engine_is_whole = workload.engine_bytes, workload.guesses_whole
+        self.engine_bytes = workload.engine_bytes
         self._profile = profile
         self.corrections = Corrections({} if profile is None else profile.ratios(cluster.num_devices))
         self._given = dict(parameters or {})
@@ -106,14 +112,6 @@ class ModelCosts:
     def _corrected(self, cost: CallCost, mode: str, layout: Layout) -> CallCost:
         correction = self.corrections.of(mode, len(layout.mesh.ranks))
         return cost if correction is None else correction.of(cost)
-
-    @property
-    def process_terms(self) -> Mapping[str, int]:
-        return process_terms(self.workload.device, self.cluster.num_devices)
-
-    @property
-    def keeps_freed(self) -> bool:
-        return keeps_freed(self.workload.device)
 
     def slack(
         self, *, activations: Amount, plain: Amount, weights: Amount, working: Amount, moves: bool, widened: Amount

@@ -30,8 +30,8 @@ class BoundedMoves:
         self._costs, self._shapes = costs, shapes
         self.cluster, self.pool_takes_rest = costs.cluster, costs.pool_takes_rest
         self.process_terms, self.slack = costs.process_terms, costs.slack
-        self.engine_bytes, self.engine_is_whole = costs.engine_bytes, costs.engine_is_whole
-        self.keeps_freed = costs.keeps_freed
+        self.engine_bytes, self.keeps_freed = costs.engine_bytes, costs.keeps_freed
+        self.connections = costs.connections
         self.move = cache(self._move)
 
     def call(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plait.cost.aliasing import Aliasing
+from plait.cost.connections import Connected, Connections, Placing, Sending, heads_of_keys
 from plait.cost.draft_memory import drafts_on
 from plait.cost.lengths import SampleLengths
 from plait.cost.offload_policy import OffloadPolicy
@@ -18,6 +19,7 @@ from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.placements import PartKey, RolePlacement, part_key, placements_of
 from plait.schedule.plan import Plan
+from plait.schedule.teams import team_layouts
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,33 @@ class Placed:
         return moved
 
     @cached_property
+    def connects(self) -> Connected:
+        """Who computes together, and who sends whom weights (from a role's home to its copies, and to the home of a
+        role that follows another) and samples."""
+        rebalances = self.recipe.rebalance == "auto"
+        teams = team_layouts(self.plan, self.places, self.recipe.fusion_rule, rebalances=rebalances)
+        found = []
+        for model in self.models:
+            home = self.places[model.role].home.mesh.ranks
+            if model.follows and (train := self.places[model.follows].train) is not None:
+                found.append(Sending(train.mesh.ranks, home))
+            for copies in self.offload_policy.copies(model.role):
+                found.append(Sending(home, tuple(sorted({rank for rank, _ in copies.parts}))))
+        trained = [(model.role, self.places[model.role].train) for model in self.models if model.trained]
+        placings = [Placing(layout) for layout in teams.layouts]
+        placings += [Placing(layout, trains=role) for role, layout in trained if layout is not None]
+        return Connected(placings, found, [self.places[role].generate for role in teams.everywhere])
+
+    @cached_property
+    def connected(self) -> Sequence[int]:
+        """By rank, what NCCL takes for the connections of a plan, beside that of all ranks, in bytes."""
+        if self.recipe.device == "cpu" or self.plan.num_ranks == 1:
+            return (0,) * self.plan.num_ranks
+        shapes = {model.role: self.shapes[model.name] for model in self.models}
+        connections = Connections(self.plan.cluster, self.plan.num_ranks, heads_of_keys(shapes))
+        return [int(count) for count in connections.num_bytes(self.connects)]
+
+    @cached_property
     def alike(self) -> list[list[int]]:
         """All ranks, ascending; together those that differ in nothing that decides how much they hold."""
         ranks_by_kind: dict[tuple[object, ...], list[int]] = {}
@@ -91,7 +120,7 @@ def _kind(rank: int, placed: Placed) -> tuple[object, ...]:
     """All that the memory of a device depends on: its coordinates in the layouts of each role, who computes there,
     which of these parts are one, and what leaves. Devices of one kind hold as much."""
     numbers: dict[PartKey, int] = {}
-    kinds: list[object] = []
+    kinds: list[object] = [placed.connected[rank]]
     for role, place in placed.places.items():
         for layout in place.layouts_on(rank):
             number = numbers.setdefault(part_key(layout, rank), len(numbers))

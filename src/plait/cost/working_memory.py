@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from plait.cost.connections import GROUP_BYTES
 from plait.cost.costs import Amount
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.micro_batch import LargestBatch
@@ -37,17 +38,6 @@ WORKSPACES, WORKSPACE_BYTES = 3, 8 * 4096 << 10
 thread), and of captures. torch takes them among its tensors. By torch's default (`CUBLAS_WORKSPACE_CONFIG`) one is
 :4096:8, 32 MiB, on GPUs of the kinds of H100 and B200; on others :4096:2:16:8, 8.1 MiB, which is not told apart."""
 CUBLAS = "cuBLAS: workspaces of products"
-NCCL_CHANNELS, NCCL_GROUPS = 24, 4
-"""Channels of a communicator over NVLink, taken to be as many as on machines of eight A100 or H100; communicators of a
-rank: of all ranks, and along dp, tp and pp."""
-NCCL_CHANNEL_BYTES = (4 << 20) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16
-"""Buffers of a channel's connection by NCCL's defaults: Simple (NCCL_BUFFSIZE), LL128, LL."""
-NCCL_PEER_CHANNELS, NCCL_PEERS = 8, 7
-"""Channels between two ranks that send each other messages, which a run asks for where the user does not
-(`NCCL_MAX_P2P_NCHANNELS`); the most other ranks that are taken to be on one's machine."""
-NCCL_PEER_BYTES = 12 << 20
-"""Buffers of such a channel: 10 MiB where it receives, 2 where it sends. NCCL itself takes 32 channels on an H100: 3.3
-GB for all seven others (NVIDIA/nccl, issue 1685)."""
 NCCL = "NCCL: buffers of communicators"
 
 COMPILING_BYTES = 150 << 20
@@ -73,19 +63,17 @@ def keeps_freed(device: str) -> bool:
 
 
 def process_terms(device: str, num_devices: int) -> dict[str, int]:
-    """What a process holds of its device's memory before any weight, in bytes: on a CPU itself; on a GPU
-    `outside_terms`, and what products need."""
+    """What a process holds of its device's memory before any weight, in bytes: on a CPU itself; on a GPU what CUDA
+    keeps of it and what products need, and of several GPUs what NCCL takes to connect all of them. The other groups of
+    a plan are beside it (`connections`)."""
     if device == "cpu":
         return {PROCESS: PROCESS_BYTES}
-    return outside_terms(num_devices) | {CUBLAS: WORKSPACES * WORKSPACE_BYTES}
+    groups = {NCCL: GROUP_BYTES} if num_devices > 1 else {}
+    return {CONTEXT: CONTEXT_BYTES, CUBLAS: WORKSPACES * WORKSPACE_BYTES} | groups
 
 
-def outside_terms(num_devices: int) -> dict[str, int]:
-    """What is held of a GPU and is no tensor of torch's: what CUDA keeps, and of several GPUs what NCCL does, as much
-    as if models were cut in every way and messages went to every other; in bytes."""
-    groups = NCCL_GROUPS * NCCL_CHANNELS * NCCL_CHANNEL_BYTES if num_devices > 1 else 0
-    messages = min(num_devices - 1, NCCL_PEERS) * NCCL_PEER_CHANNELS * NCCL_PEER_BYTES
-    return {what: count for what, count in ((CONTEXT, CONTEXT_BYTES), (NCCL, groups + messages)) if count}
+OUTSIDE = (CONTEXT, NCCL)
+"""What is held of a GPU and is no tensor of torch's."""
 
 
 @dataclass(frozen=True)

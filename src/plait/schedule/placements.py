@@ -193,7 +193,7 @@ def _followers(plan: Plan, name: str) -> dict[str, Placement]:
 
 def layouts_of(plan: Plan) -> tuple[Layout, ...]:
     """Every different layout of a completed plan in one order that all ranks share, instances by themselves, with
-    those of roles that train together: what `models.parallel.team.make_teams` is called with."""
+    those of roles that train together."""
     roles = dict.fromkeys(p.role for p in plan.placements)
     places = [placements_of(plan, role) for role in roles]
     joint = [place.together.layout for place in places if place.together is not None]

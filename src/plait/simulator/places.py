@@ -186,6 +186,11 @@ class Places:
         return PlacementCosts(calls, weight_bytes, state, self.costs.offload(role, layout, "weights").seconds, state_s)
 
 
+def ranks_of(mask: int) -> tuple[int, ...]:
+    """The ranks whose bits are set, ascending."""
+    return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
+
+
 def trained_together(graph: StepGraph, places: Sequence[Place]) -> list[tuple[int, ...]]:
     """For each schedule of the plan that trains several slots at the same time, these slots."""
     named: dict[str, list[int]] = {}

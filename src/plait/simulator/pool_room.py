@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from plait.cost.costs import Costs
 from plait.simulator.places import Place
 from plait.simulator.step_graph import StepGraph
-from plait.simulator.step_memory import kept_bytes
-from plait.simulator.step_weights import Weights
+from plait.simulator.step_weights import Weights, kept_bytes
 
 
 class PoolRoom:

@@ -83,6 +83,9 @@ class StepGraph:
              generates has weights of its own
     early:   calls that score these samples then, and not in the step that trains on them
     pools_stay: whether what generations take beside weights stays with their ranks
+    gathers: whether samples may be gathered on few ranks, and each copy of a model score by itself; rebalances: whether
+             instances give each other samples beside that
+    follows: role → the trained one that its weights are brought towards
     """
 
     calls: tuple[StepCall, ...]
@@ -95,6 +98,9 @@ class StepGraph:
     ahead: bool = False
     early: frozenset[int] = frozenset()
     pools_stay: bool = False
+    gathers: bool = False
+    rebalances: bool = False
+    follows: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -111,6 +117,8 @@ class StepGraph:
         ahead: bool = False,
         frozen: Collection[str] = (),
         pools_stay: bool = False,
+        rebalances: bool = False,
+        follows: Mapping[str, str] | None = None,
     ) -> StepGraph:
         """
         Args:
@@ -138,7 +146,21 @@ class StepGraph:
             )
         trained = frozenset(str(node.role) for node in placed if node.kind is CallKind.TRAIN)
         early = frozenset(number[node] for node in early_scores(flow, needs, frozen) if node in number)
-        return cls(tuple(calls), slots, trained, owners or {}, rollouts, nested, fuses, ahead, early, pools_stay)
+        return cls(
+            tuple(calls),
+            slots,
+            trained,
+            owners or {},
+            rollouts,
+            nested,
+            fuses,
+            ahead,
+            early,
+            pools_stay,
+            gathers=fuses,
+            rebalances=rebalances,
+            follows=follows or {},
+        )
 
     @cached_property
     def calls_of(self) -> tuple[tuple[int, ...], ...]:

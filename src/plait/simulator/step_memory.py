@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from plait.cost.costs import Amount, Costs
 from plait.cost.generation_memory import EngineBytes
-from plait.cost.working_memory import KEPT
+from plait.cost.working_memory import KEPT, NCCL
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
+from plait.simulator.step_connections import connection_bytes
 from plait.simulator.step_graph import StepGraph
-
-if TYPE_CHECKING:
-    from plait.simulator.step_weights import Weights
-
+from plait.simulator.step_weights import Weights, kept_bytes
 
 ENGINE = "engine: draft model, or another engine"
 POOLS = "pools that stay, with CUDA graphs"
@@ -55,7 +52,7 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     """What each rank holds. What a call does not need has left its devices when it begins, so the most is held during
     some call, or during calls that train together, or while weights are moved, whatever their order; or when all models
     have been read."""
-    standing = standing_bytes(graph, places, costs)
+    standing = standing_bytes(graph, places, weights, costs)
     pools = pool_bytes(graph, places)
     kept = kept_bytes(weights) + standing + pools
     read = sum((of_family.read for of_family in weights), np.maximum.reduce([of_family.state for of_family in weights]))
@@ -103,9 +100,10 @@ def working_bytes(graph: StepGraph, place: Place) -> Floats:
     return np.zeros(len(place.working)) if is_there else place.working
 
 
-def standing_bytes(graph: StepGraph, places: Sequence[Place], costs: Costs) -> Amount:
-    """[ranks], or of each, of the process itself, and of an engine where it generates."""
-    return sum(costs.process_terms.values()) + on_engines(graph, places, costs, lambda engine: engine.held)
+def standing_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> Amount:
+    """[ranks], or of each, of the process itself with its connections, and of an engine where it generates."""
+    engines = on_engines(graph, places, costs, lambda engine: engine.held)
+    return sum(costs.process_terms.values()) + engines + connection_bytes(graph, places, weights, costs)
 
 
 def on_engines(
@@ -115,16 +113,10 @@ def on_engines(
     none takes anything."""
     total: Amount = 0
     for slot, place in zip(graph.slots, places, strict=True):
-        if slot.mode == "decode" and (place.is_whole or not costs.engine_is_whole):
-            engine = costs.engine_bytes.get(slot.role)
-            if engine is not None and (count := num_bytes(engine)):
-                total = total + count * (place.parts >= 0).astype(np.float64)
+        engine = costs.engine_bytes.get(slot.role) if slot.mode == "decode" else None
+        if engine is not None and (place.is_whole or not engine.is_whole) and (count := num_bytes(engine)):
+            total = total + count * (place.parts >= 0).astype(np.float64)
     return total
-
-
-def kept_bytes(weights: Sequence[Weights]) -> Floats:
-    """[ranks] of weights and optimizer state that are always there."""
-    return sum((of_family.kept for of_family in weights[1:]), weights[0].kept)
 
 
 def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> list[RankMemory]:
@@ -134,14 +126,17 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
     left = np.zeros(len(peak))
     if costs.keeps_freed:
         left = _activations(graph, places, [place.activations for place in places])
-    engine = np.zeros(len(peak)) + standing_bytes(graph, places, costs) - sum(costs.process_terms.values())
+    none = np.zeros(len(peak))
+    engine = none + on_engines(graph, places, costs, lambda engine: engine.held)
+    connected = none + connection_bytes(graph, places, weights, costs)
     return [
         RankMemory(
             rank,
             int(peak[rank]),
             cluster.memory_of(rank),
             _counted(
-                {**costs.process_terms, ENGINE: float(engine[rank])}
+                {**costs.process_terms, NCCL: costs.process_terms.get(NCCL, 0) + float(connected[rank])}
+                | {ENGINE: float(engine[rank])}
                 | _terms(rank, graph, places, weights, left)
                 | _of_rank(held.slack, rank)
             ),

@@ -41,7 +41,7 @@ class Copies:
     """Copies of a role's weights that are moved from its home together.
 
     slots:  that need them
-    movers: bit r: rank r takes part
+    movers: bit r: rank r takes part; receivers: it gets weights of which it does not have the part
     drops:  whether they are dropped after each use
     """
 
@@ -51,6 +51,7 @@ class Copies:
     seconds: float
     bytes: int
     drops: bool
+    receivers: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,11 @@ def weights_of(graph: StepGraph, costs: Costs, places: Sequence[Place]) -> Weigh
                     moving += np.where(merged[places.index(p)] != KEEP, p.weights, 0.0)
     largest = np.maximum.reduce([place.weights for place in places])
     return Weights(kept, read, away, largest, present, moving, tuple(units), tuple(copies))
+
+
+def kept_bytes(weights: Sequence[Weights]) -> Floats:
+    """[ranks] of weights and optimizer state that are always there."""
+    return sum((of_family.kept for of_family in weights[1:]), weights[0].kept)
 
 
 def _in_whole(number: int, places: Sequence[Place], merged: Sequence[Ints]) -> NDArray[np.bool_]:
@@ -180,6 +186,7 @@ def _by_parts(places: Sequence[Place]) -> list[list[Place]]:
 def _moved(costs: Costs, role: str, home: Place, members: Sequence[Place], everywhere: int, *, drops: bool) -> Copies:
     targets = dict.fromkeys(layout for place in members for layout in place.layouts)
     moves = [costs.move(role, home.layouts[0], target) for target in targets]
+    outside = np.logical_or.reduce([(place.parts >= 0) & (place.parts != home.parts) for place in members])
     return Copies(
         role,
         frozenset(place.slot for place in members),
@@ -187,6 +194,7 @@ def _moved(costs: Costs, role: str, home: Place, members: Sequence[Place], every
         sum(move.seconds for move in moves),
         sum(move.bytes for move in moves),
         drops,
+        _mask(outside),
     )
 
 
@@ -203,7 +211,7 @@ def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], co
             ranks = (after == word) & (same[0].parts >= 0)
             if not ranks.any():
                 continue
-            mask = int.from_bytes(np.packbits(ranks, bitorder="little").tobytes(), "little")
+            mask = _mask(ranks)
             dropped = (
                 next((copy for copy in copies if copy.drops and copy.slots & slots), None) if word == DROP else None
             )
@@ -213,3 +221,8 @@ def _units(graph: StepGraph, places: Sequence[Place], merged: Sequence[Ints], co
                 leave_s = load_s if role in graph.trained else 0.0
                 units.append(Unit(f"{role}.weights", role, mask, slots, load_s, leave_s))
     return units
+
+
+def _mask(ranks: NDArray[np.bool_]) -> int:
+    """Bit r: whether rank r is among these."""
+    return int.from_bytes(np.packbits(ranks, bitorder="little").tobytes(), "little")

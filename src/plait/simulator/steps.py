@@ -10,12 +10,12 @@ from plait.errors import ConfigError
 from plait.schedule.plan import Mode, Placement, Plan
 from plait.schedule.timeline import MemoryPoint, Span, Timeline
 from plait.schedule.work import COMPUTE, LINK
-from plait.simulator.places import Place, Places
+from plait.simulator.places import Place, Places, ranks_of
 from plait.simulator.step_graph import StepGraph
-from plait.simulator.step_memory import RankMemory, kept_bytes, memory_of, pool_bytes, standing_bytes, working_bytes
+from plait.simulator.step_memory import RankMemory, memory_of, pool_bytes, standing_bytes, working_bytes
 from plait.simulator.step_program import Action
 from plait.simulator.step_simulator import Played, StepSimulator
-from plait.simulator.step_weights import Weights
+from plait.simulator.step_weights import Weights, kept_bytes
 
 STEPS = 3
 """That a prediction plays: the first begins with weights that must be moved, as all others do."""
@@ -76,7 +76,7 @@ def predict(plan: Plan, graph: StepGraph, costs: Costs, *, steps: int = STEPS) -
     simulator = StepSimulator(graph, costs)
     played, weights = simulator.play(places, steps=steps), simulator.weights(places)
     places = played.places
-    ranks = {mask: _ranks(mask) for mask in {action.mask for action in played.actions}}
+    ranks = {mask: ranks_of(mask) for mask in {action.mask for action in played.actions}}
     spans = tuple(
         span for action in played.actions for span in _spans(action, ranks[action.mask], _terms(action, graph, places))
     )
@@ -99,10 +99,6 @@ def places_of(plan: Plan, places: Places) -> list[Place]:
         assert placements, f"the plan {plan.name} does not place {call}"
         placed.append(places.place(number, placements))
     return placed
-
-
-def _ranks(mask: int) -> tuple[int, ...]:
-    return tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
 
 
 def _spans(action: Action, ranks: Sequence[int], terms: Mapping[str, float]) -> Iterator[Span]:
@@ -155,7 +151,7 @@ def _points(
     costs: Costs,
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
-    kept = kept_bytes(weights) + standing_bytes(graph, places, costs) + pool_bytes(graph, places)
+    kept = kept_bytes(weights) + standing_bytes(graph, places, weights, costs) + pool_bytes(graph, places)
     present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     for rank in range(len(kept)):
         yield MemoryPoint(rank, 0.0, float(kept[rank]))

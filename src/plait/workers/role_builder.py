@@ -24,7 +24,8 @@ from plait.reallocation.offload import HostMemory
 from plait.recipes.engine_checks import abilities, of_engines
 from plait.recipes.role_models import RoleModel
 from plait.schedule.kept_pools import keeps_memory
-from plait.schedule.placements import WHOLE, PartKey, RolePlacement, layouts_of, part_key, parts_of
+from plait.schedule.placements import WHOLE, PartKey, part_key, parts_of
+from plait.schedule.teams import team_layouts
 from plait.training.optimizer import AVERAGED
 from plait.training.trainer import Trainer
 from plait.training.trainer_settings import ExecutionSettings
@@ -57,14 +58,12 @@ class RoleBuilder:
         self.aliasing = Aliasing(
             setting.models, setting.plan, setting.offload_policy, setting.recipe.dtype.value, self._parameters
         )
-        self._everywhere = _everywhere(self.places) if setting.moves_samples else {}
-        self._scores_alone = bool(self._everywhere) and setting.plan.fuses(setting.recipe.fusion_rule)
-        alone = [instance for place in self.places.values() for instance in place.scoring.instances()]
-        further = (*self._everywhere.values(), *(alone if self._scores_alone else ()))
-        layouts = dict.fromkeys((*layouts_of(setting.plan), *further))
+        self._teams = team_layouts(
+            setting.plan, self.places, self.recipe.fusion_rule, rebalances=self.recipe.rebalance == "auto"
+        )
         trained = [place.train for place in self.places.values() if place.train is not None]
         self.teams = make_teams(
-            layouts,
+            self._teams.layouts,
             setting.rank,
             timeout_s=WAIT_S,
             waiting_for=setting.waiting_for,
@@ -139,7 +138,7 @@ class RoleBuilder:
             role_state.scorer = (
                 role_state.trainer if same else self._trainer(role_state, place.scoring, team, trained=False)
             )
-            if self._scores_alone:
+            if self._teams.scores_alone:
                 instance = place.scoring.instance_of(rank)
                 role_state.alone = self._trainer(role_state, instance, self.teams[instance], trained=False)
         for instance in () if abilities(self.recipe).computes_elsewhere else place.generate:
@@ -157,7 +156,8 @@ class RoleBuilder:
 
     def _mover(self, role: str, engine: Engine) -> SampleMoverOfRank | None:
         """The way of samples to the role's other instances; None: they stay where they begin."""
-        team = self.teams[self._everywhere[role]] if role in self._everywhere else None
+        everywhere = self._teams.everywhere.get(role)
+        team = None if everywhere is None else self.teams[everywhere]
         if team is None:
             return None
         return SampleMoverOfRank(self.places[role].generate, engine, team.all)
@@ -254,13 +254,3 @@ class RoleBuilder:
         unit = OffloadUnit(HostMemory(own, scratch=trainer.optimizer.scratch(), name=role), "offload", role)
         OffloadManager({(role, "train"): [unit]}).want()
         return unit
-
-
-def _everywhere(places: Mapping[str, RolePlacement]) -> dict[str, Layout]:
-    """Role that generates in several instances → a layout of all their ranks, which are to reach each other."""
-    layouts = {}
-    for role, place in places.items():
-        if len(place.generate) > 1:
-            ranks = sorted(rank for instance in place.generate for rank in instance.mesh.ranks)
-            layouts[role] = Layout.on(tuple(ranks), dp=len(ranks))
-    return layouts

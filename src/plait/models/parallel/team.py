@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import product
 from typing import Any
 
 import torch.distributed as dist
 
+from plait.layout.groups import axes
 from plait.layout.mesh import Coordinates, Layout
 from plait.models.parallel import nccl
 from plait.models.parallel.peers import TIMEOUT_S, Peers, WaitingFor
@@ -50,8 +50,7 @@ class Team:
     @classmethod
     def alone(cls, rank: int = 0) -> Team:
         """A team of one, without torch.distributed."""
-        peers = {axis: Peers.alone(rank, axis) for axis in ("dp", "tp", "pp", "ends", "all")}
-        return cls(Layout.on((rank,)), rank, **peers)
+        return cls(Layout.on((rank,)), rank, *(Peers.alone(rank, axis) for axis in ("dp", "tp", "pp", "ends", "all")))
 
     @property
     def received_bytes(self) -> int:
@@ -97,32 +96,17 @@ def make_teams(
     teams: dict[Layout, Team | None] = {}
     for layout in layouts:
         peers: dict[str, Peers] = {}
-        for axis, ranks in _axes(layout):
-            # Messages of a pipeline do not share a group with collectives: on NCCL one would wait for the other.
-            key = (axis == "pp", ranks)
-            if len(ranks) > 1 and key not in made:
-                made[key] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+        for axis in axes(layout):
+            ranks, group = axis.ranks, axis.group
+            if len(ranks) > 1 and group not in made:
+                made[group] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
                 if rank in ranks:
-                    nccl.connect(made[key], ranks, rank, pairs=axis == "pp")
+                    nccl.connect(made[group], ranks, rank, pairs=axis.sends)
             if rank in ranks:
-                peers[axis] = Peers(ranks, ranks.index(rank), axis, made.get(key), timeout_s, waiting_for)
+                peers[axis.name] = Peers(ranks, ranks.index(rank), axis.name, made.get(group), timeout_s, waiting_for)
         if rank in layout.mesh.ranks:
             peers.setdefault("ends", Peers.alone(rank, "ends"))
             teams[layout] = Team(layout, rank, **peers, splits_tokens=layout in splitting)
         else:
             teams[layout] = None
     return teams
-
-
-def _axes(layout: Layout) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Every set of peers of a layout, in an order that all ranks share."""
-    sizes, at = layout.parallelism, layout.rank_at
-    dps, tps, pps = range(sizes.dp), range(sizes.tp), range(sizes.pp)
-    yield "all", layout.mesh.ranks
-    yield from (("tp", tuple(at(dp, tp, pp) for tp in tps)) for dp, pp in product(dps, pps))
-    yield from (("dp", tuple(at(dp, tp, pp) for dp in dps)) for pp, tp in product(pps, tps))
-    for dp, tp in product(dps, tps):
-        stages = tuple(at(dp, tp, pp) for pp in pps)
-        yield "pp", stages
-        if len(stages) > 1:
-            yield "ends", (stages[0], stages[-1])

@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.cost.corrections import Correction, Corrections, carried_record
 from plait.cost.device_memory import memory_of_plan
-from plait.cost.working_memory import outside_terms
+from plait.cost.working_memory import OUTSIDE
 from plait.output import write_file
 from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.folder.run_files import RunFiles
@@ -175,9 +175,10 @@ def _held_bytes(prepared: Prepared) -> dict[int, int]:
     devices = memory_of_plan(
         prepared.recipe, prepared.flow, prepared.models, prepared.shapes, prepared.plan, prepared.lengths
     )
-    outside = outside_terms(prepared.plan.num_ranks) if prepared.recipe.device == "cuda" else {}
-    elsewhere = sum(outside.values())
-    held_bytes = {rank: device.expected_bytes - elsewhere for device in devices for rank in device.ranks}
+    held_bytes: dict[int, int] = {}
+    for device in devices:
+        elsewhere = sum(count for what, count in device.rows if what in OUTSIDE)
+        held_bytes |= dict.fromkeys(device.ranks, device.expected_bytes - elsewhere)
     return dict(sorted(held_bytes.items()))
 
 

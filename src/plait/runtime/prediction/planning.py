@@ -138,14 +138,15 @@ class Planning:
             ahead=recipe.max_staleness > 0,
             frozen=unchanging(self.flow, self.models) if recipe.update_rule.waits else (),
             pools_stay=self.pools_stay,
+            rebalances=recipe.rebalance == "auto",
+            follows={model.role: model.follows for model in self.models if model.follows},
         )
 
     @cached_property
     def problem(self) -> PlanProblem:
         tokens = self.recipe.micro_batch_tokens
         halves = (tokens // 2,) if tokens >= 1024 else ()
-        large = self.cluster.num_devices > LARGE
-        costs = BoundedMoves(self.costs, self.costs.shapes) if large else self.costs
+        costs = BoundedMoves(self.costs, self.costs.shapes) if self.cluster.num_devices > LARGE else self.costs
         facts = {model.role: self._facts(model) for model in self.models}
         return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs, stage_works=self.costs.stage_works)
 
@@ -253,7 +254,7 @@ class Planning:
             return self._keeping.predict(plan)
         rule = self.recipe.fusion_rule
         fused = plan.fuses(rule) and (rule.is_stated or self._gains_by_fusion(plan))
-        return predict(plan, replace(self.graph, fuses=fused), self.costs)
+        return predict(plan, replace(self.graph, fuses=fused, gathers=plan.fuses(rule)), self.costs)
 
     @cached_property
     def _keeping(self) -> Planning:
@@ -280,9 +281,8 @@ class Planning:
 
     def _may_fuse(self, plan: Plan) -> bool:
         """Whether a run of the plan may score in parts on ranks that generate."""
-        recipe = self.recipe
-        moves = abilities(recipe).moves and recipe.max_staleness == 0
-        return recipe.fusion_rule.is_open and moves and not self.nothing_to_hide(plan)
+        moves = abilities(self.recipe).moves and self.recipe.max_staleness == 0
+        return self.recipe.fusion_rule.is_open and moves and not self.nothing_to_hide(plan)
 
     def _gains_by_fusion(self, plan: Plan) -> bool:
         """Whether a step is foretold to be shorter, by what is worth it, where samples are scored in parts on ranks

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plait.cost.working_memory import NCCL_PEER_CHANNELS
+from plait.cost.connections import NCCL_PEER_CHANNELS
 from plait.launch.interface import WorkerContext
 from plait.models.parallel import nccl
 from plait.recipes.algorithm import load_flow, trace_algorithm

@@ -1,0 +1,166 @@
+"""What NCCL takes of each GPU for the connections that a plan makes. Torch-free.
+
+A run connects the group of all ranks, and each group that its teams make (`layout.groups`), when it begins: one
+communicator each. Stages of a pipeline are connected for messages then, too. Weights that are moved, and samples that
+go on in other instances, connect the ranks that send them to those that receive, in a group that is there already. A
+group of one rank is none, and groups of gloo take nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.layout.groups import NAMES, axes
+from plait.layout.mesh import Cluster, Layout
+from plait.layout.params import Heads
+from plait.models.shape import ModelShape
+
+NCCL_CHANNELS = 24
+"""Channels of a communicator over NVLink, taken to be as many as on machines of eight A100 or H100."""
+NCCL_CHANNEL_BYTES = (4 << 20) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16
+"""Buffers of a channel's connection by NCCL's defaults: Simple (NCCL_BUFFSIZE), LL128, LL."""
+GROUP_BYTES = NCCL_CHANNELS * NCCL_CHANNEL_BYTES
+"""Of a communicator that has reduced something, on each of its ranks."""
+NCCL_PEER_CHANNELS = 8
+"""Channels between two ranks that send each other messages, which a run asks for where the user does not
+(`NCCL_MAX_P2P_NCHANNELS`)."""
+SENDER_BYTES, RECEIVER_BYTES = NCCL_PEER_CHANNELS * 2 << 20, NCCL_PEER_CHANNELS * 10 << 20
+"""Buffers of these channels where messages are sent, and where they come. NCCL itself takes 32 channels on an H100: 3.3
+GB for all seven others (NVIDIA/nccl, issue 1685)."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """A layout whose ranks compute together.
+
+    apart:  each of its copies of a model by itself, as instances do
+    trains: the role that is trained there; empty: none
+    """
+
+    layout: Layout
+    apart: bool = False
+    trains: str = ""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Weights that go from `senders` to `receivers`, over the group of all ranks; some may be of both."""
+
+    senders: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Connected:
+    """What is connected in a run of a plan.
+
+    placings: whatever computes, some of it several times perhaps
+    sendings: of weights
+    sharing:  layouts whose instances send each other samples, over a group of all their ranks
+    """
+
+    placings: Collection[Placing] = ()
+    sendings: Collection[Sending] = ()
+    sharing: Collection[tuple[Layout, ...]] = ()
+
+
+class Connections:
+    """Of the ranks of a plan; what was asked for a layout is kept.
+
+    Args:
+        cluster: says which ranks are of one machine: messages to others go by the network, and are not counted.
+        num_ranks: of the plan.
+        heads: role that is trained → its keys' heads. Ranks of tp that share one send each other its gradients, unless
+            all of them do.
+    """
+
+    def __init__(self, cluster: Cluster, num_ranks: int, heads: Mapping[str, Heads]) -> None:
+        self._num_ranks, self._heads = num_ranks, heads
+        machines = np.arange(num_ranks) // cluster.devices
+        self._near = (machines[:, None] == machines) & ~np.eye(num_ranks, dtype=bool)
+        self._numbers: dict[object, int] = {}
+        self._rows = cache(self._rows_of)
+        self.ways_between = cache(self._ways_between)
+        """As `ways_of`, of samples: from each instance of some layouts to each other one."""
+
+    def num_groups(self, placings: Collection[Placing]) -> NDArray[np.int64]:
+        """[ranks] communicators of teams, that of all ranks left out."""
+        rows, are_new = self._distinct(placings)
+        return (are_new & (rows & _GROUP > 0)).sum(axis=0)
+
+    def num_bytes(self, connected: Connected) -> NDArray[np.float64]:
+        """[ranks] of all but the communicator of all ranks."""
+        rows, are_new = self._distinct(connected.placings)
+        messages = np.where(are_new, rows & _NEAR, 0).sum(axis=0)
+        groups = (are_new & (rows & _GROUP > 0)).sum(axis=0)
+        total = groups * GROUP_BYTES + messages * (SENDER_BYTES + RECEIVER_BYTES)
+        for ways in (self.ways_of(connected.sendings), *map(self.ways_between, connected.sharing)):
+            total = total + ways.sum(axis=1) * SENDER_BYTES + ways.sum(axis=0) * RECEIVER_BYTES
+        return total.astype(np.float64)
+
+    def ways_of(self, sendings: Collection[Sending]) -> NDArray[np.bool_]:
+        """[senders, receivers] that may be connected on one machine. Receivers hand on to each other what has come
+        (`layout.route`)."""
+        ways = np.zeros_like(self._near)
+        for sending in sendings:
+            receivers = list(sending.receivers)
+            ways[np.ix_([*sending.senders, *receivers], receivers)] = True
+        return ways & self._near
+
+    def _ways_between(self, layouts: tuple[Layout, ...]) -> NDArray[np.bool_]:
+        number = np.full(self._num_ranks, -1)
+        for place, instance in enumerate(instance for layout in layouts for instance in layout.instances()):
+            number[list(instance.mesh.ranks)] = place
+        there = number >= 0
+        return self._near & there & there[:, None] & (number != number[:, None])
+
+    def _distinct(self, placings: Collection[Placing]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """[rows, ranks] what each rank has, as `_rows_of` numbers it; what of it is there for the first time."""
+        none = np.zeros((1, self._num_ranks), np.int64)
+        rows = np.sort(np.concatenate([none, *(self._rows(placing) for placing in placings)]), axis=0)
+        are_new = rows > 0
+        are_new[1:] &= rows[1:] != rows[:-1]
+        return rows, are_new
+
+    def _rows_of(self, placing: Placing) -> NDArray[np.int64]:
+        """[rows, ranks] the number of a rank's group along each axis; of those that share a key's head in training, a
+        number of theirs. In the last bits to how many others of its machine it sends messages. 0: it has none."""
+        rows = np.zeros((len(NAMES) + 1, self._num_ranks), np.int64)
+        for layout in placing.layout.instances() if placing.apart else (placing.layout,):
+            for axis in axes(layout):
+                if len(axis.ranks) > 1:
+                    self._fill(rows[NAMES.index(axis.name)], axis.ranks, axis.group, sends=axis.sends, is_group=True)
+                if axis.name == "tp" and placing.trains in self._heads:
+                    for ranks in sharing(axis.ranks, self._heads[placing.trains]):
+                        self._fill(rows[-1], ranks, (axis.group, ranks), sends=True)
+        return rows[rows.any(axis=1)]
+
+    def _fill(
+        self, row: NDArray[np.int64], ranks: tuple[int, ...], name: object, *, sends: bool, is_group: bool = False
+    ) -> None:
+        at, number = list(ranks), self._numbers.setdefault(name, 1 + len(self._numbers))
+        near = self._near[np.ix_(at, at)].sum(axis=1) if sends else 0
+        row[at] = number * 2 * _GROUP + is_group * _GROUP + near
+
+
+def heads_of_keys(shapes: Mapping[str, ModelShape]) -> dict[str, Heads]:
+    """By the role."""
+    return {role: Heads(shape.heads, shape.kv_heads, shared=True) for role, shape in shapes.items()}
+
+
+_GROUP = 1 << 16
+"""More than the ranks of a machine."""
+_NEAR = _GROUP - 1
+
+
+def sharing(ranks: tuple[int, ...], keys: Heads) -> list[tuple[int, ...]]:
+    """The ranks of tp that have one head of keys together, where these are several, and not all."""
+    together: dict[tuple[int, int], list[int]] = {}
+    for index, rank in enumerate(ranks):
+        together.setdefault(keys.part_range(index, len(ranks)), []).append(rank)
+    return [tuple(same) for same in together.values() if 1 < len(same) < len(ranks)]
