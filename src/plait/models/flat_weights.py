@@ -135,6 +135,7 @@ class FlatWeights:
             for index, (low, high) in enumerate(ranges):
                 if index != peers.index:
                     self._take(low, high, parts[index])
+            del parts  # before there are others
 
     def broadcast(self, peers: Peers, low: int, high: int, source: int) -> None:
         """Overwrite elements [low, high) by those of the peer with index `source`; there, too, they are a range, not

@@ -50,11 +50,15 @@ def _by_messages(peers: Peers, flat: Tensor, bounds: Sequence[int], own: Tensor)
 
 def _filled_up(peers: Peers, flat: Tensor, bounds: Sequence[int], own: Tensor) -> Tensor:
     places = [peers.of_group(peer) for peer in range(peers.size)]
+    memory: Tensor | None = None
     for pieces in _pieces(flat, bounds):
         most = max(map(len, pieces))
-        room = flat.new_zeros(peers.size, most)
+        if memory is None:  # one for all pieces, of which the first are the longest
+            memory = flat.new_empty(peers.size * most)
+        room = memory[: peers.size * most].view(peers.size, most)
         for place, piece in zip(places, pieces, strict=True):
             room[place, : len(piece)] = piece
+            room[place, len(piece) :] = 0.0
         total = peers.sum_of_parts(room.view(-1), room[places[peers.index]])
         pieces[peers.index].copy_(total[: len(pieces[peers.index])])
     return own
