@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plait import kernels
+from plait.cost.step_room import LargestStep, step_bytes
 from plait.data import across
 from plait.data.across import Moment
 from plait.generation import draft_seconds, draft_steps, joint, module_forward
@@ -26,14 +27,17 @@ from plait.generation.speculates import Speculates
 from plait.generation.speculator import Speculator, model_drafter
 from plait.kernels import device_draw, noise
 from plait.kernels.paged_call import PagedCall
+from plait.layout.mesh import Parallelism
 from plait.models.backbone import Backbone
 from plait.models.head import Head
 from plait.models.language_model import LanguageModel
+from plait.models.shape import ModelShape
 from tests.cases import slow_but
 from tests.generation.guessing import Guessing
 from tests.generation.test_engine import request_of
 from tests.launches import GPU, Launches
 from tests.models.tiny import VOCAB_SIZE, tiny_model
+from tests.reallocation.live_memory import LiveMemory
 
 DRAWN = 37
 """The token that every draw gives."""
@@ -71,13 +75,14 @@ class Device:
         family: str,
         counts: Counter[str],
         speculates: Callable[[LanguageModel], Speculates] | None = None,
+        sizes: Mapping[str, Any] = {},  # nobody changes it
         **settings: Any,
     ) -> None:
         self.drawn = self.downloads = 0
         """How often tokens were drawn, and waited for."""
         self.counts = counts
         """Launches of Triton's programs."""
-        model = tiny_model(family, dtype=torch.bfloat16)
+        model = tiny_model(family, dtype=torch.bfloat16, **sizes)
         module = copy.deepcopy(model.module)
         for owner in module.modules():
             for name, param in list(owner.named_parameters(recurse=False)):
@@ -329,3 +334,40 @@ def test_a_draw_by_operators_waits_for_nothing() -> None:
         with Launches() as launches:
             sample_plain(logits, keys, rows)
         assert launches.waited == []
+
+
+WIDE = {"hidden_size": 128, "intermediate_size": 736, "head_dim": 32, "vocab_size": 4096}
+"""A model of which a layer takes most for its MLP, as in models that are trained."""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "bytes_of_number"),
+    [(Sampling(max_tokens=40), 2), (Sampling(temperature=0.7, top_k=5, top_p=0.8, max_tokens=40), 2 + 28)],
+    ids=["plain", "filters"],
+)
+def test_a_step_takes_what_is_foretold(made: Any, sampling: Sampling, bytes_of_number: int) -> None:
+    """Of a device, for a moment: a layer of prompts beside samples that run; logits, while tokens are drawn. What torch
+    takes to sort is no tensor, and a first capture is none of these steps: both are in the forecast alone."""
+    device = made(sizes=WIDE, max_running=32, max_prefill_tokens=400)
+    pool, text = device.engine.state.pool, "0 1 2 3 4 5 6 7 8 9 " * 6
+    device.add(request_of(0, text=text, num_samples=4, sampling=sampling))
+    device.step()  # with the pool
+    for uid in range(1, 8):
+        device.add(request_of(uid, text=f"{uid}{text}", num_samples=4, sampling=sampling))
+    tensors = {f"{name} {at}": one for at, kv in pool.layers.items() for name, one in (("k", kv.key), ("v", kv.value))}
+    shape = ModelShape.from_config(device.model.config.to_dict())
+    foretold = lambda step: step_bytes(shape, "bfloat16", step, Parallelism())[0]
+    num_prompt, peak = 1, 0
+    for _ in range(3):
+        with LiveMemory(tensors | device.model.module.state_dict()) as live:
+            device.step()
+        peak = live.peak_bytes
+        num_prompt, rows = device.engine.last_step.num_prefill_tokens, len(device.engine.state.rows.keys)
+        most = foretold(LargestStep.of(num_prompt, rows, 1, filters=sampling.top_k > 0))
+        assert peak <= most
+        if num_prompt:
+            assert num_prompt > 150
+            layer = LargestStep(num_prompt + 4, 0, filters=False)
+            assert peak >= 0.98 * foretold(layer)
+    assert not num_prompt
+    assert peak == pytest.approx(bytes_of_number * 32 * 4096, rel=0.1)

@@ -17,7 +17,7 @@ class LiveMemory(TorchDispatchMode):
     def __init__(self, known: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.peak_bytes = 0
-        self._known = {tensor.untyped_storage().data_ptr() for tensor in known.values()}
+        self._known = {tensor.untyped_storage()._cdata for tensor in known.values()}
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
@@ -29,7 +29,7 @@ class LiveMemory(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()).data_ptr() not in self._known:
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._known:
                 self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self._live = {key: one for key, one in self._live.items() if not one[0].expired()}
         self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._live.values()))

@@ -14,6 +14,7 @@ from plait.cost.micro_batch import LargestBatch
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.shared_root import held_root
+from plait.cost.step_room import STEP, LargestStep, step_bytes
 from plait.cost.working_memory import (
     Activations,
     Blocks,
@@ -66,6 +67,11 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
                     facts.shapes[draft].vocabulary, recipe.dtype, pool.running, contexts, DRAFT_MODEL_TOKENS
                 )
                 rows_by_use[model.role, "decode"].append((f"draft model: {GRAPHS}", graphs))
+        if recipe.device == "cuda":
+            sampling, new_tokens = recipe.sampling, 1 + most_guessed(recipe)
+            step = LargestStep.of(sampling.max_prefill_tokens, pool.running, new_tokens, filters=sampling.filters)
+            of_stages = step_bytes(facts.shapes[model.name], recipe.dtype, step, instance.parallelism)
+            rows_by_use[model.role, "decode"].append((STEP, of_stages[instance.coordinates(rank).pp]))
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
             packed = packed_bytes(facts.shapes[model.name], recipe.dtype, recipe.lora)
             rows_by_use[model.role, "decode"].append((PACKED, packed))

@@ -53,6 +53,7 @@ class CallCost:
     in_parts_s:       more than `seconds`, where samples are scored in parts by ranks that have none left to generate
     activation_bytes: of `working_bytes`, what forwards keep; plain_bytes: of a family whose layers are not fused, these
     widened_bytes:    of generation, more than `working_bytes` where packed weights are widened
+    passing_bytes:    of `working_bytes`, what no pool that stays keeps
     """
 
     seconds: float
@@ -66,6 +67,7 @@ class CallCost:
     activation_bytes: tuple[int, ...] = (0,)
     plain_bytes: tuple[int, ...] = (0,)
     widened_bytes: int = 0
+    passing_bytes: tuple[int, ...] = (0,)
 
     def times(self, factor: float, *, but: Collection[str] = ()) -> CallCost:
         """Taking so many times as long; bytes stay.

@@ -15,6 +15,7 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
+from plait.cost.step_room import STEP
 from plait.cost.working_memory import NCCL, Expected, keeps_freed, process_terms, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
@@ -143,7 +144,7 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     process = sum(_process(rank, facts).values())
     kept = process + sum(part.num_bytes for part in held if part.after == "keep")
     pools = [use for use in working if use[1] == "decode" and _keeps_pool(rank, facts)]
-    kept += sum(count for use in pools for _, count in working[use])
+    kept += sum(count for use in pools for what, count in working[use] if what != STEP)
     leaving = [part for part in held if part.after != "keep"]
     rows: Rows = [("reading models", process + _reading_bytes(held))]
     for p in facts.plan.placements:
@@ -152,7 +153,7 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
             uses = {use} if p.mode != "train" else {(role, "train") for role in facts.together(use[0])}
             there = sum(part.num_bytes for part in leaving if not part.uses.isdisjoint(uses))
             beside = left if p.mode == "decode" else 0
-            own = 0 if use in pools else sum(count for _, count in working[use])
+            own = sum(count for what, count in working[use] if use not in pools or what == STEP)
             rows.append((p.call, kept + there + own + beside))
     for model in facts.models:
         if (needed := facts.moved[model.role].get(rank)) is not None:

@@ -25,7 +25,8 @@ def draft_rows(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> Rows:
     """
     if not guesses(recipe):
         return []
-    rows = [("texts that guesses are taken from, at most", recipe.sampling.draft_pool_bytes)]
+    of_device = recipe.device == "cpu"  # a GPU's texts are in its host's memory
+    rows = [("texts that guesses are taken from, at most", recipe.sampling.draft_pool_bytes)] if of_device else []
     if recipe.sampling.draft_model is None:
         return rows
     shape, dtype = shapes[recipe.sampling.draft_model], recipe.dtype.value

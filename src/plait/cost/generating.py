@@ -3,30 +3,26 @@ and what instances have to spare at its end. Torch-free."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil
 
-from plait.cost.captures import capturing, held_by_graphs
+from plait.cost.captures import capturing
 from plait.cost.cluster import ClusterSpec
 from plait.cost.costs import CallCost, Tail
 from plait.cost.decoding import DRAFT_MODEL, Decoding, Guessing, Pieces, coarse, dealt, levelled, profile
-from plait.cost.generation_memory import asked_tokens, kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
+from plait.cost.generation_bytes import GenerationBytes
 from plait.cost.layer_times import LayerTimes, Micro, Terms, added, scaled, total
 from plait.cost.model_work import ModelWork
 from plait.cost.passes import Passes
 from plait.cost.profile import Profile
 from plait.cost.workload import Samples, Workload
 from plait.layout.mesh import Layout, Mesh, Parallelism
-from plait.layout.params import Heads
-from plait.layout.shards import stage_bounds
 from plait.models.shape import ModelShape
 from plait.policy.decode_ring import COSTS, GroupRule
 from plait.policy.migration import STEPS_OF_A_MOVE
 from plait.policy.threshold import Rollout, outcomes
-from plait.training.memory import BYTES
 
 SHARES = (16, 4)
 """Parts of a rollout's samples that are unfinished when the last are gathered, as far as it is foretold."""
@@ -53,7 +49,7 @@ class Generating:
     ) -> None:
         self._workload, self._cluster, self._shapes = workload, cluster, shapes
         self._passes, self._held = passes, held_bytes
-        self._profile = profile
+        self._profile, self._bytes = profile, GenerationBytes(workload, cluster, shapes)
         prompts = replace(workload.lengths.prompts, root=workload.shared_root)
         self._begun_lengths = replace(workload.lengths, prompts=prompts)
         self._measured_groups = cache(self._measured_groups_of)
@@ -101,11 +97,9 @@ class Generating:
             seconds, terms = levelled(seconds, terms, decoding, workload.lengths.responses.longest, speeds)
         spare = () if prompts_alone else self._tails(seconds, shares, decoding, running)
         idle = (0.0,) * (layout.parallelism.dp - count)
-        graphs = held_by_graphs(workload, self._shapes[role], max(map(len, shares)), layout.parallelism.pp)
-        working = tuple(map(sum, zip(graphs, self.cache_bytes(role, layout, running), strict=True)))
-        first_s = self._first_s(terms, samples, shares, running)
-        widened = widened_bytes(self._packed_bytes(role, layout), workload.dtype)
-        return CallCost(total(terms), terms, 0, working, seconds + idle, spare, first_s, widened_bytes=widened)
+        first_s, most = self._first_s(terms, samples, shares, running), max(map(len, shares))
+        cost = CallCost(total(terms), terms, 0, (), seconds + idle, spare, first_s)
+        return self._bytes.told(cost, role, layout, running, min(most, workload.max_running))
 
     def _shares_of(self, samples: Samples, count: int) -> list[tuple[int, ...]]:
         """Response lengths of each of so many instances."""
@@ -260,37 +254,8 @@ class Generating:
             if held_bytes is None:
                 held_bytes = max(self._held(role, Parallelism(1, sizes.tp, sizes.pp, sizes.stages)))
             room = pool * self._cluster.among(layout.mesh.ranks).device.memory_bytes - held_bytes
-            running = min(running, int((room / max(self._token_bytes(role, layout)) - root) / own_tokens))
+            running = min(running, int((room / max(self._bytes.of_token(role, layout)) - root) / own_tokens))
         return max(1, running)
-
-    def cache_bytes(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
-        """What a device of each stage holds: keys and values, a draft model's, and weights that are packed."""
-        workload, sizes = self._workload, layout.parallelism
-        if workload.elsewhere:
-            return (0,) * sizes.pp
-        context = workload.lengths.prompts.longest + workload.lengths.responses.longest
-        tokens = asked_tokens(running, context, workload.held_root)
-        if workload.kv_tokens is not None and not self._cluster.software.pool_share:
-            tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
-        copied = self._packed_bytes(role, layout)
-        if workload.draft_model is not None:
-            copied += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
-        return tuple(tokens * token_bytes + copied for token_bytes in self._token_bytes(role, layout))
-
-    def _packed_bytes(self, role: str, layout: Layout) -> int:
-        workload, sizes = self._workload, layout.parallelism
-        if workload.elsewhere or not workload.packed or sizes.tp * sizes.pp > 1:
-            return 0
-        return packed_bytes(self._shapes[role], workload.dtype, workload.lora)
-
-    def _token_bytes(self, role: str, layout: Layout) -> tuple[int, ...]:
-        """Keys and values of a token on a device of each stage."""
-        shape, sizes = self._shapes[role], layout.parallelism
-        heads = Heads(shape.heads, shape.kv_heads, shared=True)
-        most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
-        bounds = stage_bounds(shape.layers, sizes)
-        per_layer = 2 * most * shape.head_dim * BYTES[self._workload.dtype]
-        return tuple((stop - start) * per_layer for start, stop in itertools.pairwise(bounds))
 
 
 def _instance(layout: Layout) -> Layout:

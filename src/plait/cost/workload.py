@@ -49,6 +49,7 @@ class Workload:
     drafts:      tokens that are guessed; draft_model: the shape of the model that guesses, None: none does;
                  guesses_whole: whether only instances of one device guess; most_new_tokens: of a sample in a step, with
                  what is guessed
+    filters:     whether top-k or top-p chooses tokens
     engine_bytes: by the role, of its engine on each rank where it generates: known texts, a draft model, and what may
                  come to it where its weights are widened; all that another engine takes
     elsewhere:   whether keys and values are another engine's, and among these
@@ -81,6 +82,7 @@ class Workload:
     draft_model: ModelShape | None = None
     guesses_whole: bool = False
     most_new_tokens: int = 1
+    filters: bool = False
     engine_bytes: Mapping[str, EngineBytes] = field(default_factory=dict)
     elsewhere: bool = False
     pools_stay: bool = False
@@ -126,6 +128,7 @@ class Workload:
             rebalances=recipe.rebalance == "auto",
             guesses_whole=guesses_whole(recipe),
             most_new_tokens=1 + most_guessed(recipe),
+            filters=recipe.sampling.filters,
             gathers=recipe.fusion_rule.may_fuse,
             workers=recipe.reward.workers,
         )

@@ -193,6 +193,11 @@ class SamplingSettings(Settings):
         """`decode_groups`, where it is a number; None: it is left open."""
         return None if self.decode_groups == "auto" else self.decode_groups
 
+    @property
+    def filters(self) -> bool:
+        """Whether top-k or top-p chooses tokens."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
     def num_blocks(self, max_positions: int) -> int:
         """Blocks of the pool of an engine whose model has so many positions.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plait.layout.boxes import Holding
 from plait.layout.params import Block, FlatLayout
-from plait.models.parallel.peers import PIECE_ELEMENTS, Peers
+from plait.models.parallel.peers import PIECE_ELEMENTS, Peers, piece_elements
 
 
 class FlatWeights:
@@ -124,11 +124,9 @@ class FlatWeights:
         """
         if peers.size == 1:
             return
-        most = max(stop - start for start, stop in pairwise(bounds))
-        for at in range(0, most, PIECE_ELEMENTS):
-            ranges = [
-                (min(start + at, stop), min(start + at + PIECE_ELEMENTS, stop)) for start, stop in pairwise(bounds)
-            ]
+        most, piece = max(stop - start for start, stop in pairwise(bounds)), piece_elements(peers.size)
+        for at in range(0, most, piece):
+            ranges = [(min(start + at, stop), min(start + at + piece, stop)) for start, stop in pairwise(bounds)]
             parts = [self._room(low, high) for low, high in ranges]
             self._fill(*ranges[peers.index], parts[peers.index])
             peers.all_gather_into(parts)

@@ -57,7 +57,8 @@ class Place:
     state:      [ranks] bytes of masters, moments and gradients; None: it is not trained
     after:      [ranks] place in AFTERS
     working:    [ranks] bytes that a call takes beside
-    activations: [ranks] of these, what forwards keep; plain: of a family whose layers are not fused
+    activations: [ranks] of these, what forwards keep; plain: of a family whose layers are not fused; passing: of
+                generation, what no pool that stays keeps
     widened:    [ranks] more than `working`, where packed weights are widened
     load_s:     seconds in which its weights come from host memory, or go there; state_s: the state
     chunks:     parts in which a streaming score is computed
@@ -102,12 +103,13 @@ class Place:
         self.seconds = tuple(
             _together([answer.calls[number].seconds for answer in asked]) for number in range(len(self.costs))
         )
-        self.working, self.activations, self.plain, self.widened = np.zeros((4, len(self.weights)))
+        self.working, self.activations, self.plain, self.widened, self.passing = np.zeros((5, len(self.weights)))
         for p, answer in zip(self.placements, asked, strict=True):
             at, stages = _at(p), _stages(len(p.ranks), p.tp, p.pp)
             self.working[at] = _most([cost.working_bytes for cost in answer.calls], p.pp)[stages]
             self.activations[at] = _most([cost.activation_bytes for cost in answer.calls], p.pp)[stages]
             self.plain[at] = _most([cost.plain_bytes for cost in answer.calls], p.pp)[stages]
+            self.passing[at] = _most([cost.passing_bytes for cost in answer.calls], p.pp)[stages]
             self.widened[at] = max(cost.widened_bytes for cost in answer.calls)
 
     def tails(self, number: int) -> Sequence[Tail]:

@@ -90,14 +90,14 @@ def _activations(graph: StepGraph, places: Sequence[Place], of_slots: Sequence[F
 def pool_bytes(graph: StepGraph, places: Sequence[Place]) -> Floats:
     """[ranks] of what generations take beside weights, as far as that stays; it is there from the first rollout on."""
     none = np.zeros(len(places[0].working))
-    staying = [place.working for place in places if graph.pools_stay and graph.slots[place.slot].mode == "decode"]
-    return sum(staying, none)
+    staying = [place for place in places if graph.pools_stay and graph.slots[place.slot].mode == "decode"]
+    return sum((place.working - place.passing for place in staying), none)
 
 
 def working_bytes(graph: StepGraph, place: Place) -> Floats:
     """[ranks] that a call takes beside what is always there."""
     is_there = graph.pools_stay and graph.slots[place.slot].mode == "decode"
-    return np.zeros(len(place.working)) if is_there else place.working
+    return place.passing if is_there else place.working
 
 
 def standing_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> Amount:

@@ -28,10 +28,17 @@ launcher.
 FIRST_INNER_TAG = 1 << 30
 """Tags from here on are the collectives' own; messages of callers have lower ones."""
 
-PIECE_ELEMENTS = 1 << 22
-"""Elements of each rank that are exchanged at a time, through memory of their own (`reduce_scatter`, weights)."""
+PIECE_ELEMENTS, MOST_PIECES = 1 << 22, 8
+"""Elements of each rank that are exchanged at a time, through memory of their own (`reduce_scatter`, weights); of more
+ranks than so many, each has fewer, so that the memory stays the same."""
 
 Op = Literal["sum", "max", "min"]
+
+
+def piece_elements(size: int) -> int:
+    """Elements that are exchanged at a time of each of so many ranks."""
+    return PIECE_ELEMENTS * MOST_PIECES // max(MOST_PIECES, size)
+
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 

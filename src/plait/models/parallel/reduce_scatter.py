@@ -14,7 +14,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from plait.models.parallel import nccl
-from plait.models.parallel.peers import PIECE_ELEMENTS, Peers
+from plait.models.parallel.peers import Peers, piece_elements
 
 
 def reduce_scatter(peers: Peers, flat: Tensor, bounds: Sequence[int]) -> Tensor:
@@ -39,7 +39,7 @@ def reduce_scatter(peers: Peers, flat: Tensor, bounds: Sequence[int]) -> Tensor:
 
 def _by_messages(peers: Peers, flat: Tensor, bounds: Sequence[int], own: Tensor) -> Tensor:
     # One memory for all pieces: fresh pages cost more than the sums.
-    room = flat.new_empty(peers.size, min(len(own), PIECE_ELEMENTS))
+    room = flat.new_empty(peers.size, min(len(own), piece_elements(peers.size)))
     for pieces in _pieces(flat, bounds):
         mine = pieces[peers.index]
         received = [mine if peer == peers.index else room[peer, : len(mine)] for peer in range(peers.size)]
@@ -65,11 +65,11 @@ def _filled_up(peers: Peers, flat: Tensor, bounds: Sequence[int], own: Tensor) -
 
 
 def _pieces(flat: Tensor, bounds: Sequence[int]) -> list[list[Tensor]]:
-    """PIECE_ELEMENTS of each part at most: those of all ranks, one after the other."""
-    most = max(stop - start for start, stop in pairwise(bounds))
+    """`piece_elements` of each part at most: those of all ranks, one after the other."""
+    most, piece = max(stop - start for start, stop in pairwise(bounds)), piece_elements(len(bounds) - 1)
     return [
-        [flat[min(start + at, stop) : min(start + at + PIECE_ELEMENTS, stop)] for start, stop in pairwise(bounds)]
-        for at in range(0, most, PIECE_ELEMENTS)
+        [flat[min(start + at, stop) : min(start + at + piece, stop)] for start, stop in pairwise(bounds)]
+        for at in range(0, most, piece)
     ]
 
 

@@ -1,0 +1,82 @@
+"""Bytes that a generation takes on a device of each pipeline stage. Torch-free."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from plait.cost.captures import held_by_graphs
+from plait.cost.cluster import ClusterSpec
+from plait.cost.costs import CallCost
+from plait.cost.generation_memory import asked_tokens, kv_bytes_per_token, packed_bytes, pool_tokens, widened_bytes
+from plait.cost.step_room import LargestStep, step_bytes
+from plait.cost.workload import Workload
+from plait.layout.mesh import Layout
+from plait.layout.params import Heads
+from plait.layout.shards import stage_bounds
+from plait.models.shape import ModelShape
+from plait.training.memory import BYTES
+
+
+class GenerationBytes:
+    """Of a workload.
+
+    Args:
+        shapes: role → the shape of its model.
+    """
+
+    def __init__(self, workload: Workload, cluster: ClusterSpec, shapes: Mapping[str, ModelShape]) -> None:
+        self._workload, self._cluster, self._shapes = workload, cluster, shapes
+
+    def told(self, cost: CallCost, role: str, layout: Layout, running: int, most_running: int) -> CallCost:
+        """The cost of a generation, with what it takes.
+
+        Args:
+            running: samples whose keys and values an instance holds at a time; most_running: of which graphs are made.
+        """
+        workload, shape = self._workload, self._shapes[role]
+        graphs = held_by_graphs(workload, shape, most_running, layout.parallelism.pp)
+        passing = self._step_bytes(shape, layout, most_running)
+        cached = self.of_cache(role, layout, running)
+        working = tuple(map(sum, zip(cached, graphs, passing, strict=True)))
+        widened = widened_bytes(self._packed_bytes(role, layout), workload.dtype)
+        return replace(cost, working_bytes=working, passing_bytes=passing, widened_bytes=widened)
+
+    def of_cache(self, role: str, layout: Layout, running: int) -> tuple[int, ...]:
+        """What a device of each stage holds: keys and values, a draft model's, and weights that are packed."""
+        workload, sizes = self._workload, layout.parallelism
+        if workload.elsewhere:
+            return (0,) * sizes.pp
+        context = workload.lengths.prompts.longest + workload.lengths.responses.longest
+        tokens = asked_tokens(running, context, workload.held_root)
+        if workload.kv_tokens is not None and not self._cluster.software.pool_share:
+            tokens = pool_tokens(tokens, workload.kv_tokens, workload.device)
+        copied = self._packed_bytes(role, layout)
+        if workload.draft_model is not None:
+            copied += tokens * kv_bytes_per_token(workload.draft_model, workload.dtype)
+        return tuple(tokens * token_bytes + copied for token_bytes in self.of_token(role, layout))
+
+    def _packed_bytes(self, role: str, layout: Layout) -> int:
+        workload, sizes = self._workload, layout.parallelism
+        if workload.elsewhere or not workload.packed or sizes.tp * sizes.pp > 1:
+            return 0
+        return packed_bytes(self._shapes[role], workload.dtype, workload.lora)
+
+    def of_token(self, role: str, layout: Layout) -> tuple[int, ...]:
+        """Keys and values of a token on a device of each stage."""
+        shape, sizes = self._shapes[role], layout.parallelism
+        heads = Heads(shape.heads, shape.kv_heads, shared=True)
+        most = max(stop - first for first, stop in (heads.part_range(i, sizes.tp) for i in range(sizes.tp)))
+        bounds = stage_bounds(shape.layers, sizes)
+        per_layer = 2 * most * shape.head_dim * BYTES[self._workload.dtype]
+        return tuple((stop - start) * per_layer for start, stop in itertools.pairwise(bounds))
+
+    def _step_bytes(self, shape: ModelShape, layout: Layout, running: int) -> tuple[int, ...]:
+        """Where a pool takes what nothing else does, there is room for a step beside it."""
+        workload = self._workload
+        if workload.device == "cpu" or workload.elsewhere or self._cluster.software.pool_share:
+            return (0,) * layout.parallelism.pp
+        new_tokens = workload.most_new_tokens
+        step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters)
+        return step_bytes(shape, workload.dtype, step, layout.parallelism)

@@ -1,0 +1,59 @@
+"""What a step of generation takes of a GPU for a moment, beside keys, values and graphs. Torch-free.
+
+Two moments of it, never at once: a layer of all its tokens, prompts among them; and the logits of its rows, while
+tokens are drawn from them. What replayed steps compute in is not more. A draft model's steps come between those of the
+policy, and are smaller. On a CPU neither is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.layout.mesh import Parallelism
+from plait.models.shape import ModelShape
+from plait.training.memory import BYTES
+
+STEP = "a step of generation, for a moment"
+
+FILTERED_BYTES = 56
+"""What top-p takes for each number of the logits: over the temperature, exponentials, those that are kept, in order
+(each 4), the places that these had (8), and what torch sorts by (32, by its source). Top-k alone takes less."""
+COMPARED_BYTES, COMPARED_ROWS = 12, 256
+"""When a step is captured for the first time its logits are held against those of the plain step, in float32: both, and
+their difference, of so many rows at a time."""
+
+
+@dataclass(frozen=True)
+class LargestStep:
+    """tokens: that it computes; rows: of them, whose logits are read; filters: whether top-k or top-p chooses"""
+
+    tokens: int
+    rows: int
+    filters: bool
+
+    @classmethod
+    def of(cls, prompt_tokens: int, running: int, most_new_tokens: int, *, filters: bool) -> LargestStep:
+        """
+        Args:
+            prompt_tokens: of a step at most.
+            running: samples at a time.
+            most_new_tokens: of each of them, with what is guessed.
+        """
+        rows = running * most_new_tokens
+        return cls(prompt_tokens + rows, rows, filters)
+
+
+def step_bytes(shape: ModelShape, dtype: str, step: LargestStep, sizes: Parallelism) -> tuple[int, ...]:
+    """Of a rank of each stage of an instance. Layers are counted as torch's operators compute them, before they are
+    compiled."""
+    width, tp = BYTES[dtype], sizes.tp
+    states = width * shape.hidden
+    attention = 3 * shape.heads * shape.head_dim + 4 * shape.kv_heads * shape.head_dim
+    # The embedding, the layer's input, the residual and its norm; gate, up, the activated gate and their product.
+    layer = step.tokens * (4 * states + width * max(4 * shape.active_intermediate, attention) // tp)
+    # As they are computed, and once more beside those of samples that start, or against which they are held.
+    logits = 2 * width + (width + width // tp if tp > 1 else 0)
+    drawing = FILTERED_BYTES * step.rows if step.filters else 0
+    held = COMPARED_BYTES * min(step.rows, COMPARED_ROWS) if tp * sizes.pp == 1 else 0
+    head = step.tokens * states + shape.vocabulary * (step.rows * logits + max(drawing, held))
+    return (*(layer,) * (sizes.pp - 1), max(layer, head))
