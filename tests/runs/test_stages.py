@@ -14,6 +14,7 @@ import plait
 from plait.cli import main
 from plait.errors import ConfigError
 from plait.observe.run_log import read_rows
+from plait.recipes.keys import parse_overrides
 from plait.recipes.stages import load_stages
 from tests.runs.plans import assert_equal_runs, write_plan
 
@@ -214,6 +215,15 @@ def test_a_mistake_is_named(recipe: Path, change: dict, message: str) -> None:
     recipe.write_text(yaml.safe_dump(tree, sort_keys=False))
     with pytest.raises(ConfigError, match=message):
         load_stages(recipe)
+
+
+def test_a_key_on_the_command_line_is_for_all_stages_whatever_they_say_themselves(recipe: Path) -> None:
+    tokens = ["--policy.steps", "3", "--steps", "7", "--model", "base", "--optimizer.warmup_steps", "2"]
+    stages = load_stages(recipe, parse_overrides(tokens, stages=("policy",)))
+    assert [stage.steps for stage in stages.recipes.values()] == [7, 7, 3]
+    assert [stage.model for stage in stages.recipes.values()] == ["base", "@sft", "@sft"]
+    assert {stage.epochs for stage in stages.recipes.values()} == {None}
+    assert {stage.optimizer.warmup_steps for stage in stages.recipes.values()} == {2}
 
 
 def test_a_later_stage_is_checked_before_the_first_runs(

@@ -85,7 +85,8 @@ def stage_names(path: Path | None) -> tuple[str, ...]:
 
 
 def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_run_code: bool = False) -> Stages:
-    """Read a recipe of several stages. An override `NAME.key` is for one stage, any other for all.
+    """Read a recipe of several stages. An override `NAME.key` is for one stage, any other for all, also for those that
+    have the key themselves; but `model` is that of stages which do not begin with what another ends with.
 
     Raises:
         ConfigError: a stage is malformed (its name is given), refers to none before it, or names a folder of its own;
@@ -95,7 +96,8 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
     trees = tree.pop("stages", None)
     if not isinstance(trees, dict) or not trees:
         raise ConfigError(f"recipe `{path}`: `stages` is a mapping of names to recipes, found {trees!r:.80}")
-    common = merged(tree, [(key, value) for key, value in overrides if key.split(".")[0] not in trees])
+    of_all = [(key, value) for key, value in overrides if key.split(".")[0] not in trees]
+    common = merged(tree, of_all)
     run_dir = Path(common.pop("run_dir", Recipe.model_fields["run_dir"].default))
     recipes: dict[str, Recipe] = {}
     for name, own in trees.items():
@@ -105,7 +107,9 @@ def load_stages(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trust_
             raise ConfigError(f"stage `{name}` is a mapping of keys without `run_dir` (that of the recipe holds all)")
         mine = [(key.split(".", 1)[1], value) for key, value in overrides if key.split(".")[0] == name and "." in key]
         try:
-            recipe = recipe_of(merged(_over(common, own), [*mine, ("run_dir", str(run_dir / str(name)))]))
+            theirs = [pair for pair in of_all if pair[0] != "model" or not str(own.get("model")).startswith("@")]
+            stage = merged(merged(_over(common, own), theirs), mine)
+            recipe = recipe_of(merged(stage, [("run_dir", str(run_dir / str(name)))]))
         except ConfigError as error:
             raise ConfigError(f"stage `{name}`: {error}") from None
         if not trust_run_code:
