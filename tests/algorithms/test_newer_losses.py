@@ -1,17 +1,20 @@
-"""The losses of examples/newer_losses.py, by a second implementation in float64 scalars, response by response; and that
-of examples/distill.py, by all draws of a token."""
+"""The losses of examples/newer_losses.py, by a second implementation in float64 scalars, response by response; that of
+examples/distill.py, by all draws of a token; and that of examples/online_dpo.py, against DPO's."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from plait.algorithms.dpo import DPOOptions, dpo
 from plait.recipes.algorithm import load_flow
-from tests.algorithms.batches import Outputs, run_loss
+from tests.algorithms.batches import Outputs, pair_ids, run_loss
+from tests.algorithms.flows import loss_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = load_flow(f"{EXAMPLES}/newer_losses.py:newer").__globals__
@@ -68,6 +71,32 @@ def test_the_tokens_of_the_highest_entropy() -> None:
     entropies = [np.array([0.1, 3.0]), np.array([2.0]), np.array([0.5, 0.2])]
     chosen = EXAMPLE["highest"](entropies, share=0.4)
     assert [list(of) for of in chosen] == [[0, 1], [1], [0, 0]]
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_the_loss_of_online_dpo_is_that_of_dpo_with_the_better_response_first(cut: int) -> None:
+    loss = load_flow(f"{EXAMPLES}/online_dpo.py:online_dpo").__globals__["pair_loss"]
+    rng = np.random.default_rng(5)
+    policy, ref = -rng.uniform(0.5, 3, (2, 6))
+    lengths, sides = (2, 1, 1, 2), np.repeat([1.0, -1.0, -1.0, 1.0], (2, 1, 1, 2))
+    found = run_loss(
+        partial(loss, beta=0.3),
+        Outputs(lengths, logprobs=policy, samples=pair_ids(2)),
+        {"sides": sides, "ref_logprobs": ref},
+        cut,
+    )
+    order = np.array([0, 1, 2, 4, 5, 3])
+    given = Outputs((2, 1, 2, 1), logprobs=policy[order], samples=pair_ids(2))
+    dpo_result = run_loss(loss_of(dpo, DPOOptions(beta=0.3)), given, {"ref_logprobs": ref[order]}, cut)
+    assert found.loss == pytest.approx(dpo_result.loss, rel=1e-12)
+    assert np.array(found.gradients["logprobs"])[order] == pytest.approx(dpo_result.gradients["logprobs"], rel=1e-12)
+    assert found.metrics["rewards/margins"] == pytest.approx(dpo_result.metrics["rewards/margins"], rel=1e-12)
+
+
+def test_the_pair_of_a_group_is_its_best_and_its_worst() -> None:
+    of_group = load_flow(f"{EXAMPLES}/online_dpo.py:online_dpo").__globals__["best_and_worst"]
+    assert list(of_group(np.array([0.5, 2.0, 1.0, 0.1]))) == [0, 1, 0, -1]
+    assert list(of_group(np.array([0.3, 0.3]))) == [0, 0]
 
 
 def test_the_expected_gradient_of_distillation_is_that_of_the_divergence() -> None:
