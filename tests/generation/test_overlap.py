@@ -3,8 +3,10 @@ computes behind: the same samples, whatever comes and goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -15,26 +17,72 @@ from hypothesis import strategies as st
 from plait.data.records import FinishReason
 from plait.errors import RunError
 from plait.generation import engine as engine_module
-from plait.generation import joint
+from plait.generation import joint, step_clock
 from plait.generation.engine import Engine, drain
+from plait.generation.response import Response
+from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.speculates import NoSpeculation, Speculates
+from plait.generation.speculator import Speculator
 from plait.models.language_model import LanguageModel
+from plait.policy.step import Key, StepPlan
 from tests.cases import examples
+from tests.generation.guessing import Guessing
 from tests.generation.requests import request
 from tests.generation.test_engine import TEXTS, assert_same, assert_the_oracles, by_uid, request_of
 from tests.models.tiny import shared_model
 from tests.training.exact import ExactFloat64
 
 
-def ahead_engine(model: LanguageModel, **limits: int) -> Engine:
+def ahead_engine(model: LanguageModel, speculates: Speculates | None = None, **limits: int) -> Engine:
     """An engine whose device is taken for one that computes behind."""
     with mock.patch.object(engine_module, "computes_behind", return_value=True):
-        return Engine(model, SamplingSettings(**limits))
+        return Engine(model, SamplingSettings(**limits), speculates=speculates)
+
+
+class Sometimes(NoSpeculation):
+    """Guesses in some steps, by what samples have said by then.
+
+    Args:
+        due: whether in each step, over and over.
+        asked: called in these.
+    """
+
+    def __init__(self, due: Sequence[bool], asked: Callable[[], None] = lambda: None) -> None:
+        self._due, self._asked, self._number = due, asked, 0
+        self.quiet = self
+        self.seconds: list[float] = []
+        """Of steps, as they are told."""
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self._due[self._number % len(self._due)]
+
+    def passes(self) -> None:
+        assert self.is_quiet
+        self._number += 1
+
+    def drafts(self, started: Mapping[Key, Response], running: Sequence[Key]) -> Drafts:
+        is_due = not self.is_quiet
+        self._number += 1
+        if not is_due:
+            return NO_DRAFTS
+        self._asked()
+        return {key: [*started[key].token_ids[:1], 3, 5] for key in running}
+
+    def done(self, plan: StepPlan, num_drawn: int, seconds: float) -> None:
+        self.seconds.append(seconds)
 
 
 # A prompt is computed beside samples in flight, of which one has ended: what is drawn in its row goes nowhere.
 @example(
-    order=[2, 4, 5, 3, 0, 1], taken=5, max_running=3, max_prefill_tokens=20, kv_tokens=128, pauses=[0, 6, 6, 0, 5, 0]
+    order=[2, 4, 5, 3, 0, 1],
+    taken=5,
+    max_running=3,
+    max_prefill_tokens=20,
+    kv_tokens=128,
+    pauses=[0, 6, 6, 0, 5, 0],
+    due=[],
 )
 @settings(max_examples=examples(4, 30), deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
@@ -44,14 +92,21 @@ def ahead_engine(model: LanguageModel, **limits: int) -> Engine:
     max_prefill_tokens=st.sampled_from([1, 20, 64]),
     kv_tokens=st.sampled_from([96, 128, 4096]),
     pauses=st.lists(st.integers(0, 6), min_size=len(TEXTS), max_size=len(TEXTS)),
+    due=st.lists(st.booleans(), max_size=6),
 )
 def test_samples_are_the_oracles_whatever_ends(
-    order: list[int], taken: int, max_running: int, max_prefill_tokens: int, kv_tokens: int, pauses: list[int]
+    order: list[int],
+    taken: int,
+    max_running: int,
+    max_prefill_tokens: int,
+    kv_tokens: int,
+    pauses: list[int],
+    due: list[bool],
 ) -> None:
-    """By stop tokens and strings, which nobody knows ahead, and by limits; in pools in which samples give way, too."""
-    engine = ahead_engine(
-        shared_model("llama"), max_running=max_running, max_prefill_tokens=max_prefill_tokens, kv_tokens=kv_tokens
-    )
+    """By stop tokens and strings, which nobody knows ahead, and by limits; in pools in which samples give way; with
+    guesses in some steps, where `due` says so."""
+    limits = {"max_running": max_running, "max_prefill_tokens": max_prefill_tokens, "kv_tokens": kv_tokens}
+    engine = ahead_engine(shared_model("llama"), Sometimes(due) if due else None, **limits)
     assert_the_oracles(engine, "llama", order[:taken], pauses)
     assert engine.occupancy.kv_bytes == 0
 
@@ -79,6 +134,12 @@ class Watched:
 
         with mock.patch.object(joint, "downloading", downloading):
             yield
+
+    @property
+    def num_ahead(self) -> int:
+        """Steps that were launched before the one before them was read."""
+        unread = list(accumulate(1 if what == "drawn" else -1 for what, _ in self.events))
+        return sum(what == "drawn" and count > 1 for (what, _), count in zip(self.events, unread, strict=True))
 
 
 def test_a_step_is_launched_before_the_one_before_it_is_read() -> None:
@@ -214,9 +275,73 @@ def test_drafts_are_behind_tokens_that_are_known() -> None:
         assert by_uid(drain(engine))["0.0"].token_ids == wanted
 
 
-def _plain() -> Engine:
+def test_between_guesses_steps_are_launched_ahead() -> None:
+    """In every fifth step it is asked for guesses, which knows all that was drawn; the others but the last go ahead."""
+    watched, known = Watched(), list[bool]()
+
+    def asked() -> None:
+        whats = [what for what, _ in watched.events]
+        known.append(whats.count("drawn") == whats.count("read"))
+
+    engine = ahead_engine(shared_model("llama"), Sometimes([True, False, False, False, False], asked))
+    engine.add(request(0, 5, lengths=(30,)))
+    with watched.watching(), ExactFloat64():
+        found = by_uid(drain(engine))
+        assert found["0.0"].token_ids == by_uid(drain(_plain(30)))["0.0"].token_ids
+    assert len(known) > 4
+    assert all(known)
+    assert watched.num_ahead > 12
+
+
+def test_who_finds_nothing_to_guess_goes_ahead_between_looks() -> None:
+    """`adaptive` looks in all steps at first, and then every few steps."""
+    speculates, watched = Speculator("adaptive", Guessing(lambda said, most: [])), Watched()
+    engine = ahead_engine(shared_model("llama"), speculates)
+    engine.add(request(0, 5, lengths=(60,)))
+    with watched.watching(), ExactFloat64():
+        found = by_uid(drain(engine))
+        assert found["0.0"].token_ids == by_uid(drain(_plain(60)))["0.0"].token_ids
+    assert watched.num_ahead > 5
+    assert speculates.counts.steps == 59, "each step but that of the prompt is accounted for"
+
+
+@pytest.mark.parametrize("due", [[], [False], [True, *[False] * 5]], ids=["off", "never", "sometimes"])
+@pytest.mark.parametrize("kv_tokens", [96, 4096], ids=["gives way", "has room"])
+def test_seconds_of_steps_add_up(due: list[bool], kv_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch takes 1 s of the host and 10 of the device. Whatever is launched ahead and whoever gives way, each
+    second is of one step; a step ahead has those of the device, one that is waited for those of its launch, too."""
+    now, ready, inner = [0.0], [0.0], joint.downloading
+
+    def downloading(token_ids_D: object, logprobs_D: object) -> Callable[[], object]:
+        wait, now[0] = inner(token_ids_D, logprobs_D), now[0] + 1.0  # type: ignore[arg-type]
+        done = ready[0] = max(now[0], ready[0]) + 10.0
+
+        def read() -> object:
+            now[0] = max(now[0], done)
+            return wait()
+
+        return read
+
+    monkeypatch.setattr(joint, "downloading", downloading)
+    monkeypatch.setattr(step_clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    speculates = Sometimes(due or [False])
+    engine = ahead_engine(shared_model("llama"), speculates, max_running=4, kv_tokens=kv_tokens)
+    samples = []
+    for uid in range(3):
+        engine.add(request(uid, 20, lengths=(12, 9)))  # a step with a prompt waits for those in flight
+        for _ in range(6):
+            samples += engine.step()
+    samples += drain(engine)
+    assert len(samples) == 6
+    assert sum(speculates.seconds) == pytest.approx(now[0])
+    plain = [seconds for seconds in speculates.seconds if seconds <= 11.0]
+    assert len(plain) > 8
+    assert min(plain) >= 10.0
+
+
+def _plain(length: int = 20) -> Engine:
     engine = Engine(shared_model("llama"), SamplingSettings())
-    engine.add(request(0, 5, lengths=(20,)))
+    engine.add(request(0, 5, lengths=(length,)))
     return engine
 
 

@@ -189,6 +189,48 @@ def test_where_something_is_found_it_is_looked_at_each_step_again() -> None:
     assert looks[1] <= 128, "two tokens of what is known must be said, and a look is four steps later"
 
 
+class Ahead(Simulated):
+    """Each step in which nothing is due begins before the one before it is done."""
+
+    under_way, most_under_way = 0, 0
+
+    def step(self) -> None:
+        if not self.speculation.is_quiet:
+            self.land(0)
+            super().step()
+            return
+        self.speculation.passes()
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.land(1)
+
+    def land(self, most: int) -> None:
+        while self.under_way > most:
+            self.under_way -= 1
+            for slot in range(self.num_samples):
+                self.hear(slot, 1)
+            seconds = self.forward_s(self.num_samples)
+            self.speculation.done(self.num_samples, 0, CONTEXT, self.num_samples, seconds)
+            self.steps.append((seconds, seconds))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_steps_that_pass_are_as_those_that_ask_and_are_told_that_nothing_is_due(share: float) -> None:
+    """The same steps look, and guess the same; all of them are accounted for."""
+    plain, ahead = Simulated("adaptive", 4, share), Ahead("adaptive", 4, share)
+    looks = [count_looks(simulated) for simulated in (plain, ahead)]
+    for simulated in (plain, ahead):
+        simulated.forward_s = lambda rows: 0.002 + 0.0002 * rows  # type: ignore[method-assign]
+        for _ in range(300):
+            simulated.step()
+    ahead.land(0)
+    assert ahead.most_under_way == 2
+    assert looks[0] == looks[1]
+    assert 10 < len(looks[0]) < 200
+    assert plain.speculation.counts.figures() == ahead.speculation.counts.figures()
+    assert plain.said == ahead.said
+
+
 def test_steps_under_way_together_all_look() -> None:
     """Where a step asks before the one before it is done, nobody is left unheard: who is told what a step drew, and by
     whom it was guessed, would be another one's."""

@@ -28,7 +28,7 @@ from plait.generation.request import Request
 from plait.generation.response import PendingPrompt
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.settings import SamplingSettings
-from plait.generation.speculates import Speculates
+from plait.generation.speculates import FallsQuiet, Speculates
 from plait.generation.speculator import speculator_of
 from plait.generation.state import EngineState
 from plait.generation.step_clock import StepClock
@@ -78,8 +78,9 @@ class Engine:
         self._drawing = Drawing(state.rows, state.flight, model.tokenizer, self._joint, exact=settings.exact)
         self._turns = Turns()
         # A step that is launched ahead knows not what was drawn: exact mode computes from it, guesses stand behind it.
-        ahead = computes_behind(model.device) and not settings.exact and self.speculates.counts is None
-        self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, ahead=ahead)
+        ahead = computes_behind(model.device) and not settings.exact
+        quiet = self.speculates.quiet if ahead and isinstance(self.speculates, FallsQuiet) else None
+        self._overlap = Overlap(state, self._joint, self._turns, self._land_all_but, quiet)
         self._parking = Parking(state)
         self.occupancy = Occupancy(state, self._parking)
 
@@ -171,9 +172,11 @@ class Engine:
         """Launch the next step, and land the steps that must land before or after it. None: all samples are in flight,
         so the oldest step landed instead."""
         state, scheduler, clock = self.state, self.state.scheduler, self._clock()
-        groups, share = self._overlap.share(ahead=not drafts)
-        starts = self._start_ready(ahead=not drafts) if share is None else None
-        drafts = drafts or self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
+        ahead = not drafts and self._overlap.may_go_ahead
+        groups, share = self._overlap.share(ahead=ahead)
+        starts = self._start_ready(ahead=ahead) if share is None else None
+        if not drafts and not ahead:
+            drafts = self.speculates.drafts(state.flight.started, share.rows if share else state.rows.keys)
         drafts = state.flight.shortened(drafts) if drafts else NO_DRAFTS
         plan = scheduler.plan({key: len(draft) for key, draft in drafts.items()}, share)
         if plan.is_empty and self._turns:
@@ -210,10 +213,11 @@ class Engine:
             except BaseException:
                 self._turns.clear()
                 raise
-            self.speculates.done(turn.plan, num_drawn, turn.seconds + clock.seconds)
+            self._turns.landing_s += (landing_s := clock.seconds)
+            self.speculates.done(turn.plan, num_drawn, turn.seconds + landing_s)
 
     def _clock(self) -> StepClock:
-        return StepClock(self._joint, self.state.forward, self.speculates)
+        return StepClock(self._joint, self._turns, self.state.forward, self.speculates)
 
     def _settle(self, draws: Draws) -> int:
         """Give samples the tokens that they drew; the number of tokens."""

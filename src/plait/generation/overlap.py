@@ -21,6 +21,7 @@ from plait.generation.drawing import Draws
 from plait.generation.joint import Joint
 from plait.generation.records import Landed
 from plait.generation.rows import DecodeBatch
+from plait.generation.speculates import Quiet
 from plait.policy.batching import Scheduler
 from plait.policy.shares import all_may_go_on, has_room, next_share, num_wanted
 from plait.policy.step import Key, Share, StepPlan
@@ -48,6 +49,8 @@ class Turns:
         self._open: deque[Turn] = deque()
         self.landed = Landed()
         """Results since `take_landed`."""
+        self.landing_s = 0.0
+        """Seconds in which steps have landed, so far."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -108,15 +111,26 @@ class Overlap:
 
     Args:
         state, joint, turns: of the engine.
-        ahead: whether steps may be launched ahead: the device computes behind, and nothing needs to know the tokens.
         land_all_but: lands the oldest steps until at most so many are in flight.
+        quiet: what makes drafts, where steps may be launched ahead while it makes none: the device computes behind, and
+            nothing else needs to know the tokens. None: they may not.
     """
 
     def __init__(
-        self, state: HasRows, joint: Joint, turns: Turns, land_all_but: Callable[[int], None], *, ahead: bool
+        self,
+        state: HasRows,
+        joint: Joint,
+        turns: Turns,
+        land_all_but: Callable[[int], None],
+        quiet: Quiet | None,
     ) -> None:
         self._state, self._joint, self._turns, self._land_all_but = state, joint, turns, land_all_but
-        self._ahead = ahead and joint.is_alone
+        self._quiet = quiet if joint.is_alone else None
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether the next step needs no tokens of those in flight for drafts."""
+        return self._quiet is not None and self._quiet.is_quiet
 
     def share(self, *, ahead: bool) -> tuple[int, Share | None]:
         """How many steps are to be in flight, and the share of the samples that the next one computes; None: all.
@@ -124,12 +138,14 @@ class Overlap:
         If a sample would have to give way, it may be in flight: then all steps land first.
 
         Args:
-            ahead: whether the next step may be launched ahead.
+            ahead: whether the next step has no drafts, and may be launched ahead (`may_go_ahead`).
         """
         scheduler, joint = self._state.scheduler, self._joint
         groups = joint.num_groups(num_wanted(scheduler)) if joint.most_groups > 1 else 1
         if groups == 1:
-            if not (ahead and self._ahead):
+            if ahead and self._quiet is not None:
+                self._quiet.passes()
+            else:
                 self._land_all_but(0)
             return 1, None
         share = next_share(scheduler, self._turns.drawing, groups)
@@ -142,7 +158,7 @@ class Overlap:
         """Whether the next step is launched before the steps in flight land, and before the first tokens of samples are
         known that start now: nobody gives way in it, nobody comes back, and nobody ends before it for sure. If so, all
         of them have rows in it from here on."""
-        if not self._ahead or not all_may_go_on(self._state.scheduler):
+        if not all_may_go_on(self._state.scheduler):
             return False
         if starts is not None and any(response.num_left <= 1 for response in starts.samples):
             return False
@@ -164,7 +180,7 @@ class Overlap:
 
     def _stays(self, turn: Turn) -> bool:
         draws, plan = turn.draws, turn.plan
-        if not self._ahead or draws is None or draws.drafts or plan.chunks or plan.starts:
+        if not self.may_go_ahead or draws is None or draws.drafts or plan.chunks or plan.starts:
             return False
         twice = {response.key for response in turn.starts.samples} if turn.starts is not None else ()
         live = (response for response in draws.samples if response.finish_reason is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, Drafts
@@ -77,11 +77,42 @@ class Speculates(Protocol):
         ...
 
 
+class Quiet(Protocol):
+    """Between steps with drafts: what samples have drawn need not be known before a step without."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there are no drafts for the next step, whatever is drawn in those that are in flight."""
+        ...
+
+    def passes(self) -> None:
+        """The next step is launched without asking for drafts, as `is_quiet`."""
+        ...
+
+
+@runtime_checkable
+class FallsQuiet(Protocol):
+    """`Speculates` that knows before a step whether it makes drafts for it."""
+
+    @property
+    def quiet(self) -> Quiet: ...
+
+
+class _Always:
+    """See Quiet."""
+
+    is_quiet = True
+
+    def passes(self) -> None:
+        """See Quiet.passes."""
+
+
 class NoSpeculation:
-    """Makes no drafts: every step computes one token of each sample. See `Speculates`."""
+    """Makes no drafts: every step computes one token of each sample. See `Speculates`, `FallsQuiet`."""
 
     counts = None
     capturing_s = 0.0
+    quiet: Quiet = _Always()
 
     def prepare(self) -> None:
         """See Speculates.prepare."""

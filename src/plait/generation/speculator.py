@@ -19,7 +19,7 @@ from plait.generation.response import Response
 from plait.generation.rows import NO_DRAFTS, Drafts
 from plait.generation.sampler import SamplingRows, sample
 from plait.generation.settings import MAX_DRAFT_TOKENS, Sampling, SamplingSettings
-from plait.generation.speculates import NoSpeculation, Speculates
+from plait.generation.speculates import NoSpeculation, Quiet, Speculates
 from plait.generation.steady_drafts import WhereSteady
 from plait.kernels.noise import DrawNoise
 from plait.models.language_model import LanguageModel
@@ -132,6 +132,8 @@ class Speculator:
     def __init__(self, how: How, drafter: Drafter, model: CostlyDrafter | None = None) -> None:
         self._model = model
         self.speculation = Speculation(how, drafter, lambda: time.perf_counter() - self.capturing_s, model=model)
+        self.quiet: Quiet = self.speculation
+        """See FallsQuiet."""
         self._heard: dict[Key, _Heard] = {}
         self._free: list[int] = []
         self._num_slots = 0

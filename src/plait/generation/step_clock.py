@@ -19,12 +19,21 @@ class Captures(Protocol):
         ...
 
 
+class Lands(Protocol):
+    """Steps in flight."""
+
+    @property
+    def landing_s(self) -> float:
+        """Seconds in which such have landed, so far."""
+        ...
+
+
 class StepClock:
     """Seconds that a step keeps this rank busy, from now on: without those in which it waits for others in it, in which
-    weights are made ready, and in which a step is captured to be replayed."""
+    weights are made ready, in which a step is captured to be replayed, and in which one before it lands."""
 
-    def __init__(self, joint: Joint, *captures: Captures) -> None:
-        self._joint, self._captures = joint, captures
+    def __init__(self, joint: Joint, turns: Lands, *captures: Captures) -> None:
+        self._joint, self._turns, self._captures = joint, turns, captures
         self.packing_s = 0.0
         """In which weights were made ready."""
         self._began_s = self._now_s()
@@ -43,4 +52,4 @@ class StepClock:
 
     def _now_s(self) -> float:
         capturing_s = sum(one.capturing_s for one in self._captures)
-        return time.perf_counter() - self._joint.waited_s - capturing_s
+        return time.perf_counter() - self._joint.waited_s - capturing_s - self._turns.landing_s

@@ -165,6 +165,17 @@ class Speculation:
         self._is_counted = self._overlaps or self._asks >= self._due_at
         return self._is_counted and self._looks_for(num_samples, num_context)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether guesses are due neither in the next step nor in one that has asked and is not done, after which it is
+        known when they are: so the next need not ask, and may begin before those under way are done (`passes`)."""
+        return not self._overlaps and not self._is_counted and self._asks + 1 < self._due_at
+
+    def passes(self) -> None:
+        """The next step begins without asking, as `is_quiet`; what its samples have said is heard later."""
+        self._asks += 1
+        self._stakes.append(0.0)
+
     def _looks_for(self, num_samples: int, num_context: int) -> bool:
         began = self._clock()
         self.ledger.account()
