@@ -46,6 +46,43 @@ def test_who_is_to_blame(suspects, waits_for, blamed):
     assert stalled_of(suspects, waits_for) == blamed
 
 
+@pytest.mark.parametrize(
+    ("suspects", "waits_for", "blamed"),
+    [
+        ([1], {}, None),  # rank 1 waits on its device, for one that goes on perhaps
+        ([1, 2], {2: "rank 1 (the next command)"}, None),  # so rank 2 waits for it
+        ([0, 1, 2], {1: "rank 2 (move)", 2: "rank 1 (move)"}, 1),  # who waits for each other needs no device for that
+    ],
+)
+def test_on_devices_who_says_nothing_is_not_to_blame_while_others_go_on(suspects, waits_for, blamed):
+    assert stalled_of(suspects, waits_for, excuses_silent=True) == blamed
+
+
+def test_ranks_on_devices_are_excused_as_long_as_one_goes_on():
+    numbers = [0, 7, 7]
+    stills = [Stillness(3, lambda: numbers, 2.0, on_devices=on_devices) for on_devices in (True, False)]
+    for second in range(6):
+        numbers[1] += second < 3  # rank 0 has not begun, rank 2 does nothing from the beginning
+        for still in stills:
+            still.look(1.0)
+        assert [still.excuses_silent for still in stills] == [second < 5, False]
+    assert stills[0].suspects == [1, 2], "nobody goes on"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_rank_that_waits_on_its_device_is_not_stalled_while_another_goes_on(goes_on):
+    numbers = itertools.count(1) if goes_on else itertools.repeat(3)
+    launcher = LocalProcesses(progress=lambda: [3, next(numbers)], stalled_after_s=STALLED_S, on_devices=True)
+    with launcher.start(Echo, 2) as group:
+        waiting = group.submit(0, "nap", 4 * STALLED_S)
+        group.submit(1, "nap", 4 * STALLED_S)
+        if goes_on:
+            assert waiting.result(LIMIT_S)
+            return
+        with pytest.raises(WorkerError, match=r"rank 0 stalled"):
+            waiting.result(LIMIT_S)
+
+
 def test_a_rank_that_hangs_is_found_and_who_waited_for_it(tmp_path):
     with LocalProcesses(progress=lambda: [3, 5], stalled_after_s=STALLED_S).start(Echo, 2) as group:
         waiting = waiter(group, 0, 1, tmp_path)

@@ -93,6 +93,8 @@ class LocalProcesses:
         progress: a number of each rank that changes with all that it does.
         stalled_after_s: a rank whose number stays as it is for so long, and which waits for no rank whose number
             changes, counts as stalled; 0: none does.
+        on_devices: ranks may wait for each other on devices, which they cannot say: while any rank's number changes,
+            only such as say for whom they wait count as stalled.
         heard: called with (rank, text) of what workers tell (`WorkerContext.tell`); returns at once.
         status: (file of this machine, bytes of a line) in which each rank has a line: `Place.status` is that file, or
             one of the rank's own machine whose lines are copied here.
@@ -109,6 +111,7 @@ class LocalProcesses:
         doing: Callable[[], Sequence[str]] = tuple,
         progress: Callable[[], Sequence[int]] = tuple,
         stalled_after_s: float = 0.0,
+        on_devices: bool = False,
         heard: Callable[[int, str], None] = lambda rank, text: None,
         status: tuple[Path, int] | None = None,
         nodes: Sequence[Node] | None = None,
@@ -119,7 +122,7 @@ class LocalProcesses:
         self._freeze_after_s = freeze_after_s
         self._doing = doing
         self._progress = progress
-        self._stalled_after_s = stalled_after_s
+        self._stalled_after_s, self._on_devices = stalled_after_s, on_devices
         self._heard = heard
         self._status = status
         self._nodes = tuple(nodes or (LocalNode(),))
@@ -166,8 +169,8 @@ class LocalProcesses:
             Start(pickled, main_file, main_module, tuple(sys.argv), rank, num_ranks, beat_s, place)
             for rank, place in enumerate(places)
         ]
-        limit_s = self._stalled_after_s
-        stillness = Stillness(num_ranks, self._progress, limit_s) if limit_s > 0 else None
+        limit_s, of_devices = self._stalled_after_s, self._on_devices
+        stillness = Stillness(num_ranks, self._progress, limit_s, on_devices=of_devices) if limit_s > 0 else None
         group = LocalGroup(ranks, self._freeze_after_s, self._doing, stillness, self._heard)
         try:
             group.construct(starts, deadline_s)

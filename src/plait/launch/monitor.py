@@ -251,8 +251,10 @@ class Monitor:
         self._asked = set(suspects)
         self.ask([self._ranks[rank] for rank in sorted(new)])
         waits = {rank: seen.waits_for for rank in suspects if (seen := self._ranks[rank].seen) is not None}
-        if len(waits) == len(suspects) and (blamed := stalled_of(suspects, waits)) is not None:
-            self._stalled(self._ranks[blamed], still.seconds[blamed])
+        if len(waits) == len(suspects):
+            blamed = stalled_of(suspects, waits, excuses_silent=still.excuses_silent)
+            if blamed is not None:
+                self._stalled(self._ranks[blamed], still.seconds[blamed])
 
     def _stalled(self, rank: Rank, seconds: float) -> None:
         seen = rank.seen or Seen(0, "", "")

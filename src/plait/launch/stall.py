@@ -13,10 +13,13 @@ class Stillness:
         num_ranks: of the group.
         progress: a number of each rank that changes with all that it does; 0 or none before it has begun.
         limit_s: of a rank without progress.
+        on_devices: ranks compute on devices, on which they wait for each other and do not say for whom.
     """
 
-    def __init__(self, num_ranks: int, progress: Callable[[], Sequence[int]], limit_s: float) -> None:
-        self.limit_s = limit_s
+    def __init__(
+        self, num_ranks: int, progress: Callable[[], Sequence[int]], limit_s: float, *, on_devices: bool = False
+    ) -> None:
+        self.limit_s, self._on_devices = limit_s, on_devices
         self.seconds = [0.0] * num_ranks
         self._progress = progress
         self._seen = [0] * num_ranks
@@ -34,18 +37,25 @@ class Stillness:
         """Ranks without progress for longer than the limit: they may wait for others that have some."""
         return [rank for rank, seconds in enumerate(self.seconds) if seconds > self.limit_s]
 
+    @property
+    def excuses_silent(self) -> bool:
+        """Whether a rank that says nothing may wait on its device for one that goes on."""
+        going = (count and seconds <= self.limit_s for count, seconds in zip(self._seen, self.seconds, strict=True))
+        return self._on_devices and any(going)
 
-def stalled_of(suspects: Collection[int], waits_for: Mapping[int, str]) -> int | None:
+
+def stalled_of(suspects: Collection[int], waits_for: Mapping[int, str], *, excuses_silent: bool = False) -> int | None:
     """The rank to blame: one that waits for nobody, else the first of those that wait for each other.
 
-    None: all of them wait for ranks that go on.
+    None: all of them wait for ranks that go on, as far as is known.
 
     Args:
         suspects: ranks without progress.
         waits_for: what each of them says to wait for (`WorkerContext.waiting_for`): `ranks 1, 2 (why)`.
+        excuses_silent: as of `Stillness`: who waits for nobody is not blamed.
     """
     named = {rank: _ranks_in(waits_for.get(rank, "")) for rank in suspects}
-    stuck = set(suspects)
+    stuck = {rank for rank in suspects if named[rank] or not excuses_silent}
     while going := {rank for rank in stuck if named[rank] and not named[rank] & stuck}:
         stuck -= going
     waiting_for_nobody = [rank for rank in stuck if not named[rank]]

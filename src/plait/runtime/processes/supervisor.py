@@ -94,6 +94,7 @@ def supervise(
                 doing=lambda: read_status(status),
                 progress=lambda: read_progress(status),
                 stalled_after_s=recipe.stalled_after_s,
+                on_devices=recipe.device != "cpu",
                 heard=relay.hear,
                 status=(status, LINE_BYTES),
                 nodes=places,
