@@ -25,7 +25,7 @@ NCCL_CHANNELS = 24
 NCCL_CHANNEL_BYTES = (4 << 20) + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16
 """Buffers of a channel's connection by NCCL's defaults: Simple (NCCL_BUFFSIZE), LL128, LL."""
 GROUP_BYTES = NCCL_CHANNELS * NCCL_CHANNEL_BYTES
-"""Of a communicator that has reduced something, on each of its ranks."""
+"""What a communicator that has reduced something takes of each of its ranks."""
 NCCL_PEER_CHANNELS = 8
 """Channels between two ranks that send each other messages, which a run asks for where the user does not
 (`NCCL_MAX_P2P_NCHANNELS`)."""
@@ -70,7 +70,7 @@ class Connected:
 
 
 class Connections:
-    """Of the ranks of a plan; what was asked for a layout is kept.
+    """The connections of the ranks of a plan; what was asked for a layout is kept.
 
     Args:
         cluster: says which ranks are of one machine: messages to others go by the network, and are not counted.

@@ -14,7 +14,7 @@ from plait.schedule.work import Work
 from plait.training.results import COUNTS
 
 _OF_TRAINING = "training/"
-"""Of what is measured of every training call, in some steps only where a sample ended by itself."""
+"""Metrics of every training call, in some steps only where a sample ended by itself."""
 
 
 class GraphOrder:
