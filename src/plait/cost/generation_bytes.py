@@ -20,7 +20,7 @@ from plait.training.memory import BYTES
 
 
 class GenerationBytes:
-    """Of a workload.
+    """What the calls of a workload that generate take.
 
     Args:
         shapes: role → the shape of its model.

@@ -44,7 +44,7 @@ class LargestStep:
 
 
 def step_bytes(shape: ModelShape, dtype: str, step: LargestStep, sizes: Parallelism) -> tuple[int, ...]:
-    """Of a rank of each stage of an instance. Layers are counted as torch's operators compute them, before they are
+    """Bytes on a rank of each stage of an instance. Layers are counted as torch computes them, before they are
     compiled."""
     width, tp = BYTES[dtype], sizes.tp
     states = width * shape.hidden

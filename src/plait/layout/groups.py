@@ -11,7 +11,7 @@ from itertools import product
 from plait.layout.mesh import Layout
 
 NAMES = ("all", "tp", "dp", "pp", "ends")
-"""Of axes: see `models.parallel.team.Team`."""
+"""Names of axes: see `models.parallel.team.Team`."""
 
 
 @dataclass(frozen=True)
