@@ -42,8 +42,8 @@ def load_recipe(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
     tree = {} if path is None else read_tree(path)
     if "stages" in tree:
         raise ConfigError(
-            f"recipe `{path}` has several stages, which `plait train` and `plait.train` run; for anything else give the "
-            "`recipe.yaml` in the folder of one that has begun"
+            f"recipe `{path}` has several stages, which `plait train` and `plait.train` run; for anything else give "
+            "the `recipe.yaml` in the folder of one that has begun"
         )
     return recipe_of(merged(tree, overrides))
 
