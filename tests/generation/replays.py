@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from torch import Tensor
 
-from plait.generation.cuda_graphs import Graph
-
-First = Callable[[], object] | None
+from plait.generation.cuda_graphs import First, Graph
 
 
 class Again:
@@ -16,12 +15,12 @@ class Again:
 
     made: list[Again] = []  # noqa: RUF012
 
-    def __init__(self, compute: Callable[[], Tensor], beside: Graph | None, first: First) -> None:
+    def __init__(self, compute: Callable[[], Tensor], beside: Graph | None, first: First | None) -> None:
         self.compute = compute
         self.beside = beside
         self.again = first is None
         if first is not None:
-            first()
+            first(nullcontext)
         self.out = compute().clone()
         self.replays = 0
         Again.made.append(self)
@@ -34,6 +33,6 @@ class Again:
         """Its memory has no name."""
 
 
-def capture(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+def capture(compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None) -> tuple[Again, Tensor]:
     graph = Again(compute, beside, first)
     return graph, graph.out

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Sample
+from plait.errors import RunError
 from plait.generation import captured, cuda_graphs, draft_steps, module_forward
 from plait.generation import pool as pool_module
 from plait.generation.captured import CapturedSteps, Compute
 from plait.generation.captured_step import MOST_ROWS, Size, Step, is_plain
-from plait.generation.cuda_graphs import Capture, Graph, by_cuda
+from plait.generation.cuda_graphs import Capture, First, Graph, by_cuda
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.engine import Engine, drain
 from plait.generation.forward import Forward
@@ -38,9 +39,10 @@ from plait.generation.speculator import model_drafter as drafter_of
 from plait.kernels import on_devices
 from plait.models.language_model import LanguageModel
 from plait.models.parallel import nccl
+from plait.models.parallel.peers import Peers
 from tests.cases import slow_but
 from tests.generation.guessing import Guessing
-from tests.generation.replays import Again, First, capture
+from tests.generation.replays import Again, capture
 from tests.generation.test_drafts import Oracle
 from tests.generation.test_drafts import drained as drafted
 from tests.generation.test_engine import engine_of, request_of, requests
@@ -49,7 +51,7 @@ from tests.models.tiny import VOCAB_SIZE, tiny_model
 CAPTURE_S = 0.5
 
 
-def slow_capture(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+def slow_capture(compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None) -> tuple[Again, Tensor]:
     """A capture that takes so long."""
     time.sleep(CAPTURE_S)
     return capture(compute, beside, first=first)
@@ -268,12 +270,12 @@ def test_captures_share_a_stream_and_the_memory_of_the_graph_beside(monkeypatch:
         streams.append(cuda.now)
         return torch.ones(2)
 
-    assert by_cuda(compute, None, first=compute)[1].tolist() == [1.0, 1.0]
-    by_cuda(compute, beside, first=compute)
+    assert by_cuda(compute, None, first=lambda no_waits: compute())[1].tolist() == [1.0, 1.0]
+    by_cuda(compute, beside, first=lambda no_waits: compute())
     assert cuda.pools == [None, shared]
-    assert streams == [cuda.aside] * 6
+    assert streams == [cuda.aside] * 4
     by_cuda(compute, beside, first=None)
-    assert streams == [cuda.aside] * 7, "what it waits for is known, and it is compiled"
+    assert streams == [cuda.aside] * 5, "what it waits for is known, and it is compiled"
     assert cuda.emptied == 1, "before the first of the graphs"
     assert cuda.now is cuda.own
 
@@ -287,24 +289,58 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.Mo
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        by_cuda(fails_when_captured, None, first=lambda: None)
+        by_cuda(fails_when_captured, None, first=lambda no_waits: None)
     assert (cuda.now, cuda.is_capturing) == (cuda.own, False)
     assert cuda.own.waited is cuda.aside, "what has failed still reads memory that the next step may take"
 
 
-def test_what_waits_for_the_device_is_found_before_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first time it may: kernels are compiled then."""
-    cuda = Played(monkeypatch)
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_waits_for_the_device_is_found_before_a_capture(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time it may: kernels are compiled then. A rank finds it before it sends anything to others."""
+    cuda, tried = Played(monkeypatch), []
 
-    def waits() -> Tensor:
+    def waits(batch: RaggedBatch, pool: Any) -> Tensor:
+        tried.append((peers.is_rehearsing, cuda.mode))
         assert not cuda.is_capturing
         if cuda.mode == "error":
             raise RuntimeError("called a synchronizing CUDA operation")
-        return torch.ones(1)
+        return plain(batch, pool)
 
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        by_cuda(waits, None, first=waits)
-    assert (cuda.now, cuda.mode, cuda.pools) == (cuda.own, 0, [])
+    peers = played_peers(size, monkeypatch)
+    steps = CapturedSteps({"waits": waits, "plain": plain}, lambda: (), by_cuda, peers)
+    monkeypatch.setattr(steps, "_replay", lambda step: None)
+    assert steps.compute(one_batch([(1, 3)] * 4, 2), POOL) is not None
+    assert tried == [(True, 0), (True, "error")]
+    assert "synchronizing" in steps.refusals["waits"]
+    assert (cuda.now, cuda.mode, cuda.pools) == (cuda.own, 0, [None])
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RunError("rank 1 is gone")])
+def test_a_rank_that_breaks_off_between_sums_ends_the_run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no reason to take another way: the others would take its next sums for those that they wait for."""
+
+    def breaks(batch: RaggedBatch, pool: Any) -> Tensor:
+        if not peers.is_rehearsing:
+            raise error
+        return plain(batch, pool)
+
+    peers = played_peers(2, monkeypatch)
+    steps = CapturedSteps({"breaks": breaks, "plain": plain}, lambda: (), capture, peers)
+    with pytest.raises(RunError, match=str(error)):
+        steps.compute(one_batch([(1, 3)] * 4, 2), POOL)
+
+
+def plain(batch: RaggedBatch, pool: Any) -> Tensor:
+    return torch.zeros(batch.num_tokens, 4)
+
+
+POOL: Any = SimpleNamespace(spare=9, block_tokens=16, addresses=tuple)
+
+
+def played_peers(size: int, monkeypatch: pytest.MonkeyPatch) -> Peers:
+    """The first of so many ranks, of which the others agree to everything."""
+    monkeypatch.setattr(Peers, "all_reduce", lambda peers, tensor, op="sum": tensor)
+    return Peers(tuple(range(size)), 0, "tp")
 
 
 def test_graphs_are_kept_for_the_next_time_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +600,7 @@ def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pyte
         assert len(Again.made) == times, "as often as they have moved, and not with every step"
 
 
-@pytest.mark.parametrize(("breaks", "computations"), [("never", 2), ("captured again", 5), ("always", 6)])
+@pytest.mark.parametrize(("breaks", "computations"), [("never", 2), ("captured again", 6), ("always", 7)])
 def test_what_was_shown_to_be_right_is_not_shown_again(
     breaks: str, computations: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -573,7 +609,7 @@ def test_what_was_shown_to_be_right_is_not_shown_again(
     at: list[int] = [1]
     computed: list[RaggedBatch] = []
 
-    def breaking(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+    def breaking(compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None) -> tuple[Again, Tensor]:
         if at[0] == 2 and not steps.refusals and (breaks == "always" or (breaks == "captured again" and first is None)):
             raise RuntimeError("no room")
         return capture(compute, beside, first=first)
@@ -589,7 +625,7 @@ def test_what_was_shown_to_be_right_is_not_shown_again(
     computed.clear()
     engine.step()
     assert [graph.again for graph in Again.made] == [False]
-    assert len(computed) == 5, "plainly, to try it, when it is captured, when it is held against that, and as a step"
+    assert len(computed) == 6, "plainly, tried twice, when it is captured, when it is held against that, and as a step"
     for moved, times in ((2, computations), (3, 2)):
         at[0] = moved
         computed.clear()
@@ -626,7 +662,7 @@ def test_a_weight_that_changes_where_it_lies_needs_no_new_graph(monkeypatch: pyt
 
 
 def test_what_computes_otherwise_is_refused_and_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+    def wrong(compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None) -> tuple[Again, Tensor]:
         graph, out = capture(compute, beside, first=first)
         monkeypatch.setattr(graph, "replay", lambda: out.mul_(1.2))
         return graph, out
@@ -652,7 +688,7 @@ def test_what_cannot_be_captured_is_computed_plainly(
 ) -> None:
     """A compiler may raise anything, with a message or without."""
 
-    def broken(compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+    def broken(compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None) -> tuple[Again, Tensor]:
         raise error
 
     engine, steps = captured_engine(monkeypatch, by=broken, max_running=4)
@@ -790,7 +826,7 @@ def test_a_sum_by_nccl_is_captured(tmp_path: Path) -> None:
             assert nccl.wait(dist.all_reduce(y, async_op=True), y, 60.0)
             return y + 1
 
-        graph, out = by_cuda(compute, None, first=compute)
+        graph, out = by_cuda(compute, None, first=lambda no_waits: compute())
         x.fill_(3)
         graph.replay()
         assert out.tolist() == [7.0] * 3

@@ -13,13 +13,13 @@ from torch import Tensor
 from plait.generation import captured
 from plait.generation.captured import CapturedSteps, Compute
 from plait.generation.captured_step import Size
-from plait.generation.cuda_graphs import Graph
+from plait.generation.cuda_graphs import First, Graph
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
 from plait.generation.request import Request
 from plait.models.parallel.stage import is_idle
-from tests.generation.replays import Again, First, capture
+from tests.generation.replays import Again, capture
 from tests.workers.ring_runs import all_at_once, engine_on
 from tests.workers.said import Said
 
@@ -81,7 +81,9 @@ class Steps:
 
         return computed
 
-    def capture(self, compute: Callable[[], Tensor], beside: Graph | None, *, first: First) -> tuple[Again, Tensor]:
+    def capture(
+        self, compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None
+    ) -> tuple[Again, Tensor]:
         """As CUDA does it: a replay computes what was captured, and Python counts no bytes in it."""
         graph, out = capture(compute, beside, first=first)
         if self.fails == "capture":

@@ -15,8 +15,8 @@ the same computation, and is not held against anything.
 
 Ranks that divide the layers (tp) replay alike: sums over them are a part of the graph. They capture the same at the
 same time: what one of them cannot, none does, and where weights have moved on one of them, all capture again. Each
-tries a way to compute a step alone first (`Peers.rehearsing`): one that failed in the midst of a sum would leave the
-others waiting.
+tries a way to compute a step alone first (`Peers.rehearsing`): one that failed between sums would leave the others
+waiting, or adding up what does not belong together.
 
 Shapes: T rows (new tokens), B rows of a graph, R rows that are read, V vocabulary.
 """
@@ -26,11 +26,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from plait.errors import first_line
+from plait.errors import RunError, first_line
 from plait.generation.captured_step import MOST_ROWS, Size, Step, is_decoding, is_plain
 from plait.generation.cuda_graphs import Capture, by_cuda
 from plait.generation.pool import KVPool
@@ -237,12 +239,26 @@ class CapturedSteps:
             return out
 
         try:
-            first = None if again else lambda: self._rehearse(compute)
+            first = None if again else partial(self._try, compute)
             step.graph, step.out_B = self._capture(counted, beside and beside.graph, first=first)
+        except RunError:
+            raise  # another rank is gone, or waits for this one
         except Exception as error:  # torch's compiler, and Triton's, may raise anything
             return f"cannot be captured: {first_line(error)}"
         traffic.received_bytes -= step.received_bytes  # what is captured is not sent
         return None
+
+    def _try(self, compute: Callable[[], Tensor], no_waits: Callable[[], AbstractContextManager[None]]) -> None:
+        """Compute it before it is captured: alone, as compilers may wait, alone without waits, and together,
+        which connects what NCCL connects at a first use. Raises RunError where this rank fails then."""
+        self._rehearse(compute)
+        with no_waits():
+            self._rehearse(compute)
+        if self._peers.size > 1:
+            try:
+                compute()
+            except Exception as error:
+                raise RunError(f"a decode step broke off between sums over ranks: {first_line(error)}") from error
 
     def _rehearse(self, compute: Callable[[], Tensor]) -> None:
         """Compute it, each rank alone; raises on all of them what one of them is unable to do."""

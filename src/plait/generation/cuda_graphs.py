@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Protocol
 
@@ -23,29 +23,30 @@ class Graph(Protocol):
         ...
 
 
+First = Callable[[Callable[[], AbstractContextManager[None]]], object]
+"""What is done before a computation is captured for the first time, where it will be captured. It is given what makes a
+context within which everything that waits for the device raises."""
+
+
 class Capture(Protocol):
     """Captures a computation: the graph, and the tensor that each replay writes its result to."""
 
     def __call__(
-        self, compute: Callable[[], Tensor], beside: Graph | None, *, first: Callable[[], object] | None
+        self, compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None
     ) -> tuple[Graph, Tensor]:
         """
         Args:
             compute: gives the result, of any shape.
             beside: a graph that is never replayed at the same time: both may compute in one memory, but for results.
-            first: what is done before it is computed for the first time, where it will be captured; None: it has been
-                captured before, at other addresses.
+            first: done before; None: it has been captured before, at other addresses.
         """
         ...
 
 
-def by_cuda(
-    compute: Callable[[], Tensor], beside: Graph | None, *, first: Callable[[], object] | None
-) -> tuple[Graph, Tensor]:
-    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. The first time it is
-    computed before, so that kernels are compiled and memory is there, that ranks which send each other something are
-    connected, and that what waits for the device is found before a capture begins, which it would break: what torch
-    allocates for a broken capture is not always given back.
+def by_cuda(compute: Callable[[], Tensor], beside: Graph | None, *, first: First | None) -> tuple[Graph, Tensor]:
+    """Capture on the current CUDA device; with the graph the logits [T, V] that it writes to. What waits for the device
+    is to be found by `first`: it would break a capture, and what torch allocates for a broken one is not always given
+    back.
 
     `torch.cuda.graph` would give back all memory that the process keeps for later before each capture, the pinned
     memory of uploads, too. Here that of the device is given back before the first one.
@@ -60,9 +61,7 @@ def by_cuda(
     try:
         with torch.cuda.stream(aside):
             if first is not None:
-                first()
-                with _no_waits():
-                    compute()
+                first(_no_waits)
             # Other threads may go on meanwhile: one that looks after NCCL asks the device whenever it likes.
             graph.capture_begin(pool=beside and beside.pool(), capture_error_mode="thread_local")
             try:
