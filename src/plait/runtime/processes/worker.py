@@ -44,10 +44,16 @@ LOADS = "load models"
 """What the status of a rank says meanwhile."""
 
 
-NCCL_VARIABLES = {"NCCL_MAX_P2P_NCHANNELS": str(NCCL_PEER_CHANNELS), "TORCH_NCCL_ENABLE_MONITORING": "0"}
+NCCL_VARIABLES = {
+    "NCCL_MAX_P2P_NCHANNELS": str(NCCL_PEER_CHANNELS),
+    "NCCL_GRAPH_REGISTER": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
 """What NCCL and torch read of the environment, where the user has not set it. Channels between two ranks: each takes
-memory, and a multiprocessor while it waits. A thread of torch that ends a process in which a call of CUDA has taken 8
-minutes, which may wait for a rank that has more to do: who hangs is found by the launcher."""
+memory, and a multiprocessor while it waits. Memory of sums that are captured, which ranks would tell each other of in
+the midst of a capture, without a deadline: one that cannot go on would leave the others there. A thread of torch that
+ends a process in which a call of CUDA has taken 8 minutes, which may wait for a rank that has more to do: who hangs is
+found by the launcher."""
 
 
 def backend(device: str, number: int) -> str:
