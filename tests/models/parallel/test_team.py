@@ -49,6 +49,28 @@ def test_alone_there_is_nobody_to_tell():
     assert make_teams([Layout.on((3,)), Layout.on((4,))], 3)[Layout.on((4,))] is None
 
 
+def test_what_a_rank_computes_alone_sends_nothing():
+    """Sums and whole tensors are its own; what it cannot do alone it does not begin."""
+    peers, x = Peers((0, 1), 0), torch.arange(4.0)
+    sends = {
+        "broadcast": lambda: peers.broadcast(x, 0),
+        "reduce": lambda: peers.reduce(x, 0),
+        "sum_of_parts": lambda: peers.sum_of_parts(x, x[:2]),
+        "all_gather_into": lambda: peers.all_gather_into([x[:2], x[2:]]),
+        "send": lambda: peers.send(x, 1, 0),
+        "recv": lambda: peers.recv(x, 1, 0),
+        "exchange": lambda: peers.exchange([x, x], [x, x], "weights"),
+        "barrier": peers.barrier,
+    }
+    with peers.rehearsing():
+        assert peers.all_reduce(x) is x
+        assert [part.tolist() for part in peers.all_gather(x[:3], (3, 2))] == [[0, 1, 2], [0, 1]]
+        for send in sends.values():
+            with pytest.raises(AssertionError, match="while a rank computes alone"):
+                send()
+    assert not peers.is_rehearsing
+
+
 # --- run in the workers --------------------------------------------------------------------------------------------
 
 LAYOUTS = [

@@ -75,8 +75,8 @@ class Peers(Numbered):
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Within it nothing is sent, and `all_reduce` and `all_gather` give each rank what it has itself: a rank can
-        find out alone whether it is able to compute something."""
+        """Within it `all_reduce` and `all_gather` send nothing, and give each rank what it has itself; all else that
+        would be sent is refused. So a rank can find out alone whether it is able to compute something."""
         self._rehearsing.append(True)
         try:
             yield
@@ -230,6 +230,7 @@ class Peers(Numbered):
         return tensor
 
     def _post(self, call: Any, name: str, tensor: Tensor, peer: int, tag: int, what: str) -> Transfer:
+        self._not_rehearsing()
         assert peer != self.index, f"a message of rank {self.ranks[peer]} to itself"
         whom = f"rank {self.ranks[peer]}"
         action = f"{name} {what}".rstrip()
@@ -252,6 +253,7 @@ class Peers(Numbered):
         Args:
             action: what it is for; in errors.
         """
+        self._not_rehearsing()
         operations = [
             dist.P2POp(call, tensor, group=self.group, tag=FIRST_INNER_TAG, group_peer=self.of_group(peer))
             for peer in range(self.size)
@@ -273,11 +275,15 @@ class Peers(Numbered):
             self._wait(work, peers[0].tensor, f"rank {', '.join(map(str, ranks))}", action)
         self.traffic.received_bytes += sum(_bytes(part) for peer, part in enumerate(incoming) if peer != self.index)
 
+    def _not_rehearsing(self) -> None:
+        assert self.size == 1 or not self.is_rehearsing, "nothing is sent while a rank computes alone"
+
     def _finish(self, call: Callable[[], Any], action: str, tensor: Tensor | None = None) -> None:
         self._begin(call, action, tensor)()
 
     def _begin(self, call: Callable[[], Any], action: str, tensor: Tensor | None) -> Callable[[], None]:
         """What waits for it."""
+        self._not_rehearsing()
         others = [rank for place, rank in enumerate(self.ranks) if place != self.index]
         whom = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         size = "" if tensor is None else f" of {_bytes(tensor)} bytes"
