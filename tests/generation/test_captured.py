@@ -600,6 +600,50 @@ def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pyte
         assert len(Again.made) == times, "as often as they have moved, and not with every step"
 
 
+@pytest.mark.parametrize("what", ["work comes", "weights change"])
+def test_ranks_tell_each_other_where_something_may_have_moved(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the steps between, in which it may not: a rank on which it had moved would ask alone."""
+    at, asked = [1], []
+    engine, steps = captured_engine(monkeypatch, max_running=8, addresses=lambda: tuple(at))
+    monkeypatch.setattr(steps, "_peers", played_peers(2, monkeypatch))
+    monkeypatch.setattr(steps, "_on_any", lambda mine: asked.append(mine) or mine)
+    many = {"num_samples": 4, "sampling": Sampling(max_tokens=12, stop_token_ids=())}
+    engine.add(request_of(0, **many))
+    for _ in range(3):
+        engine.step()
+    asked.clear()
+    engine.step()
+    assert not asked
+    at[0] = 2
+    if what == "work comes":
+        engine.add(request_of(1, **many))
+    else:
+        engine.update_weights(1, kv="keep")
+    made = len(Again.made)
+    for _ in range(2):
+        engine.step()
+    assert asked[0], "weights have moved"
+    assert len(Again.made) > made
+    asked.clear()
+    at[0] = 3
+    with pytest.raises(AssertionError, match="they were not told"):
+        engine.step()
+    assert not asked
+
+
+def test_what_goes_to_the_next_stage_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be on its way while the next step is replayed, into the same memory."""
+    sent: list[Tensor] = []
+    link: Any = SimpleNamespace(receive=lambda num_tokens: None, send=sent.append)
+    module, out_TH = ModuleForward.of(tiny_model("llama", dtype=torch.float32), link=link), torch.zeros(4, 8)
+    replayed: Any = SimpleNamespace(compute=lambda batch, pool: out_TH.add_(1))
+    monkeypatch.setattr(module, "_is_last", False)
+    monkeypatch.setattr(module, "captured", replayed)
+    for _ in range(2):
+        module.compute(one_batch([(1, 3)] * 4, 2), POOL)
+    assert [float(hidden_TH[0, 0]) for hidden_TH in sent] == [1, 2]
+
+
 @pytest.mark.parametrize(("breaks", "computations"), [("never", 2), ("captured again", 6), ("always", 7)])
 def test_what_was_shown_to_be_right_is_not_shown_again(
     breaks: str, computations: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -814,8 +858,9 @@ def test_a_draft_model_on_a_gpu_changes_no_token(family: str) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_sum_by_nccl_is_captured(tmp_path: Path) -> None:
-    """Of one rank, as one device has no more; begun and waited for as ranks do."""
+def test_what_ranks_send_in_a_step_is_captured(tmp_path: Path) -> None:
+    """A sum, and the gathered columns of the head, by NCCL. Of one rank, as one device has no more; begun and waited
+    for as ranks do."""
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda", 0))
     try:
@@ -824,7 +869,9 @@ def test_a_sum_by_nccl_is_captured(tmp_path: Path) -> None:
         def compute() -> Tensor:
             y = x * 2
             assert nccl.wait(dist.all_reduce(y, async_op=True), y, 60.0)
-            return y + 1
+            parts = [torch.empty_like(y)]
+            assert nccl.wait(dist.all_gather(parts, y, async_op=True), y, 60.0)
+            return parts[0] + 1
 
         graph, out = by_cuda(compute, None, first=lambda no_waits: compute())
         x.fill_(3)
