@@ -40,6 +40,7 @@ from plait.kernels import on_devices
 from plait.models.language_model import LanguageModel
 from plait.models.parallel import nccl
 from plait.models.parallel.peers import Peers
+from plait.models.parallel.team import Team
 from tests.cases import slow_but
 from tests.generation.guessing import Guessing
 from tests.generation.replays import Again, capture
@@ -72,6 +73,7 @@ def captured_engine(
     by: Capture = capture,
     addresses: Callable[[], tuple[int, ...]] | None = None,
     fused: str | None = None,
+    peers: Peers | None = None,
     **settings: Any,
 ) -> tuple[Any, CapturedSteps]:
     """An engine whose forward is the module's, with graphs, and its captured steps.
@@ -80,6 +82,7 @@ def captured_engine(
         by: makes graphs.
         addresses: of what a step reads; None: as they are.
         fused: what compiles layers for the first way to compute a step; None: there is the plain way alone.
+        peers: see `CapturedSteps`.
     """
     Again.made = []
     engine = engine_of(as_on_a_gpu(family), **settings)
@@ -90,7 +93,7 @@ def captured_engine(
     if fused is not None:
         monkeypatch.setattr(module, "layers", FusedLayers(module.model.module, fused))
         ways = {"fused": module.fused, **ways}
-    module.captured = CapturedSteps(ways, addresses or module.addresses, by)
+    module.captured = CapturedSteps(ways, addresses or module.addresses, by, peers)
     monkeypatch.setattr(forward, "prepare", lambda longest: None)
     return engine, module.captured
 
@@ -232,7 +235,7 @@ class Played:
         for name, fake in {
             "current_stream": lambda: self.now,
             "stream": self.on,
-            "CUDAGraph": lambda: SimpleNamespace(capture_begin=self.begin, capture_end=self.end),
+            "CUDAGraph": lambda: SimpleNamespace(capture_begin=self.begin, capture_end=self.end, replay=tuple),
             "empty_cache": lambda: setattr(self, "emptied", self.emptied + 1),
             "get_sync_debug_mode": lambda: self.mode,
             "set_sync_debug_mode": lambda mode: setattr(self, "mode", mode),
@@ -306,9 +309,8 @@ def test_what_waits_for_the_device_is_found_before_a_capture(size: int, monkeypa
             raise RuntimeError("called a synchronizing CUDA operation")
         return plain(batch, pool)
 
-    peers = played_peers(size, monkeypatch)
+    peers = played_peers(size, monkeypatch, [])
     steps = CapturedSteps({"waits": waits, "plain": plain}, lambda: (), by_cuda, peers)
-    monkeypatch.setattr(steps, "_replay", lambda step: None)
     assert steps.compute(one_batch([(1, 3)] * 4, 2), POOL) is not None
     assert tried == [(True, 0), (True, "error")]
     assert "synchronizing" in steps.refusals["waits"]
@@ -324,10 +326,24 @@ def test_a_rank_that_breaks_off_between_sums_ends_the_run(error: Exception, monk
             raise error
         return plain(batch, pool)
 
-    peers = played_peers(2, monkeypatch)
+    peers = played_peers(2, monkeypatch, [])
     steps = CapturedSteps({"breaks": breaks, "plain": plain}, lambda: (), capture, peers)
     with pytest.raises(RunError, match=str(error)):
         steps.compute(one_batch([(1, 3)] * 4, 2), POOL)
+
+
+def test_sums_that_cannot_be_captured_are_a_reason_to_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL may be too old for it, or be told to wait in each sum. Nothing was sent, and no rank is gone."""
+
+    def sums(batch: RaggedBatch, pool: Any) -> Tensor:
+        if cuda.is_capturing:
+            raise RunError("tp: rank 0 expected rank 1 to take part in all_reduce, found: not permitted in a capture")
+        return plain(batch, pool)
+
+    cuda = Played(monkeypatch)
+    steps = CapturedSteps({"plain": sums}, lambda: (), by_cuda, played_peers(2, monkeypatch, []))
+    assert steps.compute(one_batch([(1, 3)] * 4, 2), POOL) is not None
+    assert "not permitted in a capture" in steps.refusals["plain"]
 
 
 def plain(batch: RaggedBatch, pool: Any) -> Tensor:
@@ -337,9 +353,9 @@ def plain(batch: RaggedBatch, pool: Any) -> Tensor:
 POOL: Any = SimpleNamespace(spare=9, block_tokens=16, addresses=tuple)
 
 
-def played_peers(size: int, monkeypatch: pytest.MonkeyPatch) -> Peers:
-    """The first of so many ranks, of which the others agree to everything."""
-    monkeypatch.setattr(Peers, "all_reduce", lambda peers, tensor, op="sum": tensor)
+def played_peers(size: int, monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> Peers:
+    """The first of so many ranks, of which the others have nothing to say; `asked` has what it asks them."""
+    monkeypatch.setattr(Peers, "all_reduce", lambda peers, tensor, op="sum": asked.append(tensor.tolist()) or tensor)
     return Peers(tuple(range(size)), 0, "tp")
 
 
@@ -603,10 +619,10 @@ def test_it_is_captured_again_where_weights_or_pool_have_moved(monkeypatch: pyte
 @pytest.mark.parametrize("what", ["work comes", "weights change"])
 def test_ranks_tell_each_other_where_something_may_have_moved(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the steps between, in which it may not: a rank on which it had moved would ask alone."""
-    at, asked = [1], []
-    engine, steps = captured_engine(monkeypatch, max_running=8, addresses=lambda: tuple(at))
-    monkeypatch.setattr(steps, "_peers", played_peers(2, monkeypatch))
-    monkeypatch.setattr(steps, "_on_any", lambda mine: asked.append(mine) or mine)
+    at: list[int] = [1]
+    asked: list[Any] = []
+    peers = played_peers(2, monkeypatch, asked)
+    engine, _ = captured_engine(monkeypatch, max_running=8, addresses=lambda: tuple(at), peers=peers)
     many = {"num_samples": 4, "sampling": Sampling(max_tokens=12, stop_token_ids=())}
     engine.add(request_of(0, **many))
     for _ in range(3):
@@ -622,7 +638,7 @@ def test_ranks_tell_each_other_where_something_may_have_moved(what: str, monkeyp
     made = len(Again.made)
     for _ in range(2):
         engine.step()
-    assert asked[0], "weights have moved"
+    assert asked[0] == [1], "weights have moved"
     assert len(Again.made) > made
     asked.clear()
     at[0] = 3
@@ -635,9 +651,9 @@ def test_what_goes_to_the_next_stage_stays_as_it_is(monkeypatch: pytest.MonkeyPa
     """It may be on its way while the next step is replayed, into the same memory."""
     sent: list[Tensor] = []
     link: Any = SimpleNamespace(receive=lambda num_tokens: None, send=sent.append)
+    monkeypatch.setattr(Team, "is_last_stage", False)
     module, out_TH = ModuleForward.of(tiny_model("llama", dtype=torch.float32), link=link), torch.zeros(4, 8)
     replayed: Any = SimpleNamespace(compute=lambda batch, pool: out_TH.add_(1))
-    monkeypatch.setattr(module, "_is_last", False)
     monkeypatch.setattr(module, "captured", replayed)
     for _ in range(2):
         module.compute(one_batch([(1, 3)] * 4, 2), POOL)
@@ -859,8 +875,8 @@ def test_a_draft_model_on_a_gpu_changes_no_token(family: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_what_ranks_send_in_a_step_is_captured(tmp_path: Path) -> None:
-    """A sum, and the gathered columns of the head, by NCCL. Of one rank, as one device has no more; begun and waited
-    for as ranks do."""
+    """A sum, and the gathered columns of the head, begun and waited for as ranks do. Of one rank, as one device has no
+    more: torch's part of it, as NCCL starts no kernel of its own where there is nobody else."""
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda", 0))
     try:

@@ -15,8 +15,7 @@ the same computation, and is not held against anything.
 
 Ranks that divide the layers (tp) replay alike: sums over them are a part of the graph. They capture the same at the
 same time: what one of them cannot, none does, and where weights have moved on one of them, all capture again. Each
-tries a way to compute a step alone first (`Peers.rehearsing`): one that failed between sums would leave the others
-waiting, or adding up what does not belong together.
+tries a way alone first (`Peers.rehearsing`): one that failed between sums would spoil those of the others.
 
 Shapes: T rows (new tokens), B rows of a graph, R rows that are read, V vocabulary.
 """
@@ -42,7 +41,6 @@ from plait.observe.screen import say
 
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 """Dtype → how far a replay may be from the plain step, relative to its size: products of more rows round otherwise."""
-
 
 Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
 """Logits [R, V] of a batch; on a stage of a model that is not the last, hidden states [T, H]."""
@@ -234,7 +232,10 @@ class CapturedSteps:
 
         def counted() -> Tensor:
             before = traffic.received_bytes
-            out = compute()
+            try:
+                out = compute()
+            except RunError as error:  # in a capture nothing is sent, so nobody is gone: it is NCCL that cannot
+                raise RuntimeError(first_line(error)) from error
             step.received_bytes = traffic.received_bytes - before
             return out
 
@@ -249,8 +250,8 @@ class CapturedSteps:
         return None
 
     def _try(self, compute: Callable[[], Tensor], no_waits: Callable[[], AbstractContextManager[None]]) -> None:
-        """Compute it before it is captured: alone, as compilers may wait, alone without waits, and together,
-        which connects what NCCL connects at a first use. Raises RunError where this rank fails then."""
+        """Compute it before it is captured: alone, as compilers may wait, alone without waits, and together, which
+        connects what NCCL connects at a first use. Raises RunError where this rank fails then."""
         self._rehearse(compute)
         with no_waits():
             self._rehearse(compute)
