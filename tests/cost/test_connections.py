@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.cost.connections import GROUP_BYTES, RECEIVER_BYTES, SENDER_BYTES, Connected, Connections, Placing, Sending
+from plait.cost.device_memory import READING, memory_by_device
+from plait.cost.working_memory import MESSAGES, process_terms
 from plait.layout.groups import axes
 from plait.layout.mesh import Cluster, Layout
 from plait.layout.params import Heads
@@ -40,7 +42,7 @@ def test_groups_of_one_layout(sizes: dict[str, int], groups: list[int], stages: 
     """Stages send each other messages in both directions; what the run's group of all ranks takes is not counted."""
     layout = Layout.on(range(8), **sizes)
     assert on(8).num_groups([Placing(layout)]).tolist() == groups
-    found = on(8).num_bytes(Connected([Placing(layout)])).tolist()
+    found = on(8).group_bytes([Placing(layout)]).tolist()
     assert found == [count * GROUP_BYTES + stages * BOTH for count in groups]
 
 
@@ -57,10 +59,10 @@ def test_groups_that_several_layouts_share_are_counted_once() -> None:
 @pytest.mark.parametrize(("tp", "others"), [(2, 0), (4, 1), (8, 3)])
 def test_ranks_that_share_a_head_of_keys_send_each_other_its_gradients(tp: int, others: int) -> None:
     layout = Layout.on(range(8), dp=8 // tp, tp=tp)
-    plain, trained = (on(8).num_bytes(Connected([Placing(layout, trains=role)])) for role in ("", "actor"))
+    plain, trained = (on(8).group_bytes([Placing(layout, trains=role)]) for role in ("", "actor"))
     assert (trained - plain).tolist() == [others * BOTH] * 8
-    again = Connected([Placing(layout), Placing(layout, trains="actor"), Placing(layout, trains="actor")])
-    assert on(8).num_bytes(again).tolist() == trained.tolist()
+    again = [Placing(layout), Placing(layout, trains="actor"), Placing(layout, trains="actor")]
+    assert on(8).group_bytes(again).tolist() == trained.tolist()
 
 
 def test_every_group_of_a_layout_has_a_place() -> None:
@@ -73,17 +75,17 @@ def test_weights_go_one_way() -> None:
     """From two ranks to three, one of which sends as well. Those that receive hand on to each other what they have, and
     what comes from another machine."""
     connections = on(4)
-    found = connections.num_bytes(Connected((), [Sending((0, 1), (1, 2, 3))]))
+    found = connections.message_bytes(Connected((), [Sending((0, 1), (1, 2, 3))]))
     assert found.tolist() == [3 * SENDER_BYTES, *[3 * RECEIVER_BYTES + 2 * SENDER_BYTES] * 3]
-    twice = connections.num_bytes(Connected((), [Sending((0, 1), (1, 2, 3)), Sending((1,), (3,))]))
+    twice = connections.message_bytes(Connected((), [Sending((0, 1), (1, 2, 3)), Sending((1,), (3,))]))
     assert twice.tolist() == found.tolist(), "one group, connected once"
-    far = on(2, nodes=2).num_bytes(Connected((), [Sending((0,), (2, 3))]))
+    far = on(2, nodes=2).message_bytes(Connected((), [Sending((0,), (2, 3))]))
     assert far.tolist() == [0, 0, BOTH, BOTH], "the network is not counted"
 
 
 def test_samples_go_between_instances() -> None:
     instances = Layout.on(range(6), dp=3, tp=2).instances()
-    found = on(8).num_bytes(Connected((), (), [instances])).tolist()
+    found = on(8).message_bytes(Connected((), (), [instances])).tolist()
     assert found == [4 * BOTH] * 6 + [0, 0], "to the four ranks of the two others, and from them"
 
 
@@ -101,5 +103,10 @@ def test_a_plan_has_what_it_uses(make_plan, keys, groups: int, messages: int) ->
     """Of its first rank. In `split` it is one of four that generate: weights go there from four others, and from one to
     the other."""
     facts = facts_of(make_plan, "grpo", device="cuda", sampling={"kv_tokens": 1 << 15}, **keys)
-    assert facts.connected[0] == groups * GROUP_BYTES + messages
-    assert facts_of(make_plan, "grpo", **keys).connected == (0,) * 8, "gloo's are small"
+    assert facts.connected[0] == (groups * GROUP_BYTES, messages)
+    assert facts_of(make_plan, "grpo", **keys).connected == ((0, 0),) * 8, "gloo's are small"
+    (device, *_) = memory_by_device(facts)
+    rows, during = dict(device.rows), dict(device.during)
+    assert rows.get(MESSAGES, 0) == messages
+    held = [*process_terms("cuda", 8), *(what for what in rows if what.endswith(("(bfloat16)", "and gradients")))]
+    assert during[READING] == sum(rows[what] for what in held), "messages come later"

@@ -10,12 +10,12 @@ import pytest
 
 from plait.cost.calibration import VENDORS, Calibration
 from plait.cost.cluster_file import read_cluster
-from plait.cost.device_memory import DeviceMemory, memory_by_device
+from plait.cost.device_memory import READING, DeviceMemory, memory_by_device
 from plait.cost.generation_memory import packed_bytes
 from plait.cost.lengths import SampleLengths
 from plait.cost.placed import Facts
 from plait.cost.vllm_memory import pool_tokens_of_vllm
-from plait.cost.working_memory import KEPT, NCCL, PROCESS, PROCESS_BYTES, process_terms
+from plait.cost.working_memory import KEPT, MESSAGES, NCCL, PROCESS, PROCESS_BYTES, process_terms
 from plait.errors import ConfigError
 from plait.layout.mesh import Layout
 from plait.policy.packing import GroupTokens
@@ -229,6 +229,9 @@ def test_a_gpus_reserve_is_a_term_of_both(plan, keys) -> None:
     for memory, device in both(facts_for(PLANS[plan], **RECIPES["cuda"] | MEETING[keys])):
         least, rows = process_terms("cuda", 4), dict(device.rows)
         assert {what: memory.terms.get(what) for what in least} == {what: rows.get(what) for what in least}
+        reads = max(device.during, key=lambda row: row[1])[0] == READING
+        assert memory.terms.get(MESSAGES, 0) == (0 if reads else rows.get(MESSAGES, 0))
+        assert memory.peak_bytes == pytest.approx(sum(memory.terms.values()), abs=8)
         assert {what: count for what, count in least.items() if what != NCCL}.items() <= rows.items()
         assert PROCESS not in memory.terms
         found.append(rows[NCCL] - least[NCCL])

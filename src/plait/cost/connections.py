@@ -88,20 +88,32 @@ class Connections:
         self.ways_between = cache(self._ways_between)
         """As `ways_of`, of samples: from each instance of some layouts to each other one."""
 
+    @property
+    def usual_bytes(self) -> int:
+        """Of a rank of a plan that is not known yet: groups of all ranks of a layout, along dp and along tp, and
+        messages with all others of its machine. A mapper keeps room for it; predictions of other systems have it."""
+        return 3 * GROUP_BYTES + int(self._near.sum(axis=1).max()) * (SENDER_BYTES + RECEIVER_BYTES)
+
     def num_groups(self, placings: Collection[Placing]) -> NDArray[np.int64]:
         """[ranks] communicators of teams, that of all ranks left out."""
         rows, are_new = self._distinct(placings)
         return (are_new & (rows & _GROUP > 0)).sum(axis=0)
 
-    def num_bytes(self, connected: Connected) -> NDArray[np.float64]:
-        """[ranks] of all but the communicator of all ranks."""
-        rows, are_new = self._distinct(connected.placings)
+    def group_bytes(self, placings: Collection[Placing]) -> NDArray[np.float64]:
+        """[ranks] of what is connected when a run begins, but for the communicator of all ranks; and of messages
+        between ranks that share a head of keys."""
+        rows, are_new = self._distinct(placings)
         messages = np.where(are_new, rows & _NEAR, 0).sum(axis=0)
         groups = (are_new & (rows & _GROUP > 0)).sum(axis=0)
-        total = groups * GROUP_BYTES + messages * (SENDER_BYTES + RECEIVER_BYTES)
+        return (groups * GROUP_BYTES + messages * (SENDER_BYTES + RECEIVER_BYTES)).astype(np.float64)
+
+    def message_bytes(self, connected: Connected) -> NDArray[np.float64]:
+        """[ranks] of what is connected as soon as weights are moved and samples go on elsewhere: behind the reading of
+        models."""
+        total = np.zeros(self._num_ranks)
         for ways in (self.ways_of(connected.sendings), *map(self.ways_between, connected.sharing)):
-            total = total + ways.sum(axis=1) * SENDER_BYTES + ways.sum(axis=0) * RECEIVER_BYTES
-        return total.astype(np.float64)
+            total += ways.sum(axis=1) * SENDER_BYTES + ways.sum(axis=0) * RECEIVER_BYTES
+        return total
 
     def ways_of(self, sendings: Collection[Sending]) -> NDArray[np.bool_]:
         """[senders, receivers] that may be connected on one machine. Receivers hand on to each other what has come

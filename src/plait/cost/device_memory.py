@@ -16,13 +16,15 @@ from plait.cost.model_parameters import parameters_of
 from plait.cost.offload_policy import Use
 from plait.cost.placed import Facts
 from plait.cost.step_room import STEP
-from plait.cost.working_memory import NCCL, Expected, keeps_freed, process_terms, slack_rows
+from plait.cost.working_memory import MESSAGES, NCCL, Expected, keeps_freed, process_terms, slack_rows
 from plait.dataflow import Dataflow
 from plait.models.shape import ModelShape
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import RoleModel
 from plait.schedule.kept_pools import keeps_memory
 from plait.schedule.plan import Plan
+
+READING = "reading models"
 
 
 @dataclass
@@ -141,12 +143,13 @@ def _during(rank: int, facts: Facts, held: Sequence[HeldPart], working: Mapping[
     Args:
         left: bytes that training leaves with the process (`working_memory.keeps_freed`).
     """
-    process = sum(_process(rank, facts).values())
+    terms = _process(rank, facts)
+    process = sum(terms.values())
     kept = process + sum(part.num_bytes for part in held if part.after == "keep")
     pools = [use for use in working if use[1] == "decode" and _keeps_pool(rank, facts)]
     kept += sum(count for use in pools for what, count in working[use] if what != STEP)
     leaving = [part for part in held if part.after != "keep"]
-    rows: Rows = [("reading models", process + _reading_bytes(held))]
+    rows: Rows = [(READING, process - terms.get(MESSAGES, 0) + _reading_bytes(held))]
     for p in facts.plan.placements:
         use = (p.role, p.mode)
         if rank in p.ranks and use in working:
@@ -171,7 +174,10 @@ def _keeps_pool(rank: int, facts: Facts) -> bool:
 
 def _process(rank: int, facts: Facts) -> Mapping[str, int]:
     terms = process_terms(facts.recipe.device, facts.plan.num_ranks)
-    return terms | {NCCL: terms[NCCL] + facts.connected[rank]} if NCCL in terms else terms
+    groups, messages = facts.connected[rank]
+    if NCCL in terms:
+        terms |= {NCCL: terms[NCCL] + groups}
+    return terms | {MESSAGES: messages} if messages else terms
 
 
 def _reading_bytes(held: Sequence[HeldPart]) -> int:

@@ -25,7 +25,7 @@ from plait.cost.role_passes import RolePasses, work_of_roles
 from plait.cost.row_traffic import generated_bytes, rows_traffic, scored_bytes, trained_bytes
 from plait.cost.shape_parameters import parameters_of_shape
 from plait.cost.wide_columns import head_forwards, numbers_read, numbers_scored, wide_numbers
-from plait.cost.working_memory import Amount, Expected, keeps_freed, process_terms, slack_terms
+from plait.cost.working_memory import NCCL, Amount, Expected, keeps_freed, process_terms, slack_terms
 from plait.cost.workload import Workload
 from plait.dataflow import CallKind, Dataflow, Node, TrainOptions
 from plait.layout.mesh import Layout, Parallelism
@@ -62,8 +62,10 @@ class ModelCosts:
         self.process_terms = process_terms(workload.device, cluster.num_devices)
         self.keeps_freed = keeps_freed(workload.device)
         several = workload.device != "cpu" and cluster.num_devices > 1
-        every = cluster.mesh_cluster, cluster.num_devices
-        self.connections = Connections(*every, heads_of_keys(shapes)) if several else None
+        connections = Connections(cluster.mesh_cluster, cluster.num_devices, heads_of_keys(shapes))
+        self.connections = connections if several and not self.pool_takes_rest else None
+        if several and self.pool_takes_rest:  # another system, whose groups nobody knows
+            self.process_terms |= {NCCL: self.process_terms[NCCL] + connections.usual_bytes}
         self._nodes = {node.call: node for node in flow.nodes}
         self.engine_bytes = workload.engine_bytes
         self._profile = profile

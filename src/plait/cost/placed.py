@@ -84,13 +84,15 @@ class Placed:
         return Connected(placings, found, [self.places[role].generate for role in teams.everywhere])
 
     @cached_property
-    def connected(self) -> Sequence[int]:
-        """By rank, what NCCL takes for the connections of a plan, beside that of all ranks, in bytes."""
+    def connected(self) -> Sequence[tuple[int, int]]:
+        """By rank, what NCCL takes for the connections of a plan, in bytes: `Connections.group_bytes`, and
+        `message_bytes`."""
         if self.recipe.device == "cpu" or self.plan.num_ranks == 1:
-            return (0,) * self.plan.num_ranks
+            return ((0, 0),) * self.plan.num_ranks
         shapes = {model.role: self.shapes[model.name] for model in self.models}
         connections = Connections(self.plan.cluster, self.plan.num_ranks, heads_of_keys(shapes))
-        return [int(count) for count in connections.num_bytes(self.connects)]
+        groups, messages = connections.group_bytes(self.connects.placings), connections.message_bytes(self.connects)
+        return [(int(count), int(more)) for count, more in zip(groups, messages, strict=True)]
 
     @cached_property
     def alike(self) -> list[list[int]]:

@@ -38,7 +38,7 @@ WORKSPACES, WORKSPACE_BYTES = 3, 8 * 4096 << 10
 thread), and of captures. torch takes them among its tensors. By torch's default (`CUBLAS_WORKSPACE_CONFIG`) one is
 :4096:8, 32 MiB, on GPUs of the kinds of H100 and B200; on others :4096:2:16:8, 8.1 MiB, which is not told apart."""
 CUBLAS = "cuBLAS: workspaces of products"
-NCCL = "NCCL: buffers of communicators"
+NCCL, MESSAGES = "NCCL: buffers of communicators", "NCCL: buffers of messages, of weights and samples"
 
 COMPILING_BYTES = 256 << 20
 """While numba compiles, in the first process on a machine. Measured: 237 MiB in float32, 245 in bfloat16."""
@@ -72,8 +72,8 @@ def process_terms(device: str, num_devices: int) -> dict[str, int]:
     return {CONTEXT: CONTEXT_BYTES, CUBLAS: WORKSPACES * WORKSPACE_BYTES} | groups
 
 
-OUTSIDE = (CONTEXT, NCCL)
-"""What is held of a GPU and is no tensor of torch's."""
+OUTSIDE = (CONTEXT, NCCL, MESSAGES)
+"""What is held of a GPU and is no tensor of torch's; messages, from the first move on."""
 
 
 @dataclass(frozen=True)

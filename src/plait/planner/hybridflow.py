@@ -73,7 +73,8 @@ class _Mapper:
         self._unit = -(-self._devices // MOST_UNITS)
         self._units = self._devices // self._unit
         costs = space.problem.costs
-        self._cluster, self._process_bytes = costs.cluster, sum(costs.process_terms.values())
+        connected = 0 if costs.connections is None else costs.connections.usual_bytes
+        self._cluster, self._process_bytes = costs.cluster, sum(costs.process_terms.values()) + connected
         self.strategy = cache(self._strategy)
         self._fastest_s = cache(self._fastest)
         self._least_units = cache(self._least)

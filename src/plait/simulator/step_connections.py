@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from plait.simulator.step_weights import Weights
 
 
-def connection_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> Amount:
-    """[ranks] of what is connected beside the group of all ranks; 0 where nothing takes anything. The layout of roles
+def connection_bytes(
+    graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs
+) -> tuple[Amount, Amount]:
+    """[ranks] of `Connections.group_bytes`, and of `message_bytes`; 0 where nothing takes anything. The layout of roles
     that train together is taken to have the groups that theirs have.
 
     Args:
         places: of each slot, in their order.
     """
     if costs.connections is None:
-        return 0
+        return 0, 0
     placings = set()
     for place in places:
         slot = graph.slots[place.slot]
@@ -46,7 +48,9 @@ def connection_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequenc
     for role, followed in graph.follows.items():
         if "train" in graph.slots_of(followed) and role in graph.roles:
             sendings.append(Sending(home(followed), home(role)))
-    return costs.connections.num_bytes(Connected(placings, sendings, sharing))[: len(places[0].parts)]
+    num_ranks, connected = len(places[0].parts), Connected(placings, sendings, sharing)
+    groups, messages = costs.connections.group_bytes(placings), costs.connections.message_bytes(connected)
+    return groups[:num_ranks], messages[:num_ranks]
 
 
 def _scoring(graph: StepGraph, role: str) -> int:

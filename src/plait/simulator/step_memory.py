@@ -9,7 +9,7 @@ import numpy as np
 
 from plait.cost.costs import Amount, Costs
 from plait.cost.generation_memory import EngineBytes
-from plait.cost.working_memory import KEPT, NCCL
+from plait.cost.working_memory import KEPT, MESSAGES, NCCL
 from plait.simulator.places import KEEP, WHOLE, Floats, Place, trained_together
 from plait.simulator.step_connections import connection_bytes
 from plait.simulator.step_graph import StepGraph
@@ -52,9 +52,8 @@ def held_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weig
     """What each rank holds. What a call does not need has left its devices when it begins, so the most is held during
     some call, or during calls that train together, or while weights are moved, whatever their order; or when all models
     have been read."""
-    standing = standing_bytes(graph, places, weights, costs)
-    pools = pool_bytes(graph, places)
-    kept = kept_bytes(weights) + standing + pools
+    standing, messages = standing_bytes(graph, places, weights, costs)
+    kept = kept_bytes(weights) + standing + messages + pool_bytes(graph, places)
     read = sum((of_family.read for of_family in weights), np.maximum.reduce([of_family.state for of_family in weights]))
     read = most = read + standing
     present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
@@ -100,10 +99,14 @@ def working_bytes(graph: StepGraph, place: Place) -> Floats:
     return place.passing if is_there else place.working
 
 
-def standing_bytes(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs) -> Amount:
-    """[ranks], or of each, of the process itself with its connections, and of an engine where it generates."""
+def standing_bytes(
+    graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], costs: Costs
+) -> tuple[Amount, Amount]:
+    """[ranks], or of each, of the process itself with its groups, and of an engine where it generates; beside that, of
+    messages, behind the reading of models."""
     engines = on_engines(graph, places, costs, lambda engine: engine.held)
-    return sum(costs.process_terms.values()) + engines + connection_bytes(graph, places, weights, costs)
+    groups, messages = connection_bytes(graph, places, weights, costs)
+    return sum(costs.process_terms.values()) + engines + groups, messages
 
 
 def on_engines(
@@ -128,16 +131,16 @@ def memory_of(graph: StepGraph, places: Sequence[Place], weights: Sequence[Weigh
         left = _activations(graph, places, [place.activations for place in places])
     none = np.zeros(len(peak))
     engine = none + on_engines(graph, places, costs, lambda engine: engine.held)
-    connected = none + connection_bytes(graph, places, weights, costs)
+    groups, messages = (none + count for count in connection_bytes(graph, places, weights, costs))
     return [
         RankMemory(
             rank,
             int(peak[rank]),
             cluster.memory_of(rank),
             _counted(
-                {**costs.process_terms, NCCL: costs.process_terms.get(NCCL, 0) + float(connected[rank])}
+                {**costs.process_terms, NCCL: costs.process_terms.get(NCCL, 0) + float(groups[rank])}
                 | {ENGINE: float(engine[rank])}
-                | _terms(rank, graph, places, weights, left)
+                | _terms(rank, graph, places, weights, left, messages)
                 | _of_rank(held.slack, rank)
             ),
         )
@@ -154,12 +157,13 @@ def _counted(terms: Mapping[str, float]) -> dict[str, int]:
 
 
 def _terms(
-    rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], left: Floats
+    rank: int, graph: StepGraph, places: Sequence[Place], weights: Sequence[Weights], left: Floats, messages: Floats
 ) -> dict[str, float]:
     """Terms of the most that a rank holds: what stays, by role, and what the largest call needs beside.
 
     Args:
         left: [ranks] of activations, what stays with a process that generates.
+        messages: [ranks] of `standing_bytes`.
     """
     terms_of_rank: dict[str, float] = {}
     for family in graph.families:
@@ -179,7 +183,7 @@ def _terms(
                 terms_of_rank[f"{role}: optimizer state"] = place.state[rank]
     away = sum(of_family.read[rank] - of_family.kept[rank] for of_family in weights)
     state = max(of_family.state[rank] for of_family in weights)
-    pools = {POOLS: pool_bytes(graph, places)[rank]}
+    pools = {POOLS: pool_bytes(graph, places)[rank], MESSAGES: messages[rank]}
     extra: list[dict[str, float]] = [{"reading models: what leaves later": away + state}]
     for family, of_family in zip(graph.families, weights, strict=True):
         for slot in family:

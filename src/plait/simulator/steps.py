@@ -151,7 +151,8 @@ def _points(
     costs: Costs,
 ) -> Iterator[MemoryPoint]:
     """What each rank holds from the start of each call, and from its end."""
-    kept = kept_bytes(weights) + standing_bytes(graph, places, weights, costs) + pool_bytes(graph, places)
+    standing, messages = standing_bytes(graph, places, weights, costs)
+    kept = kept_bytes(weights) + standing + messages + pool_bytes(graph, places)
     present = {slot: num_bytes for of_family in weights for slot, num_bytes in of_family.present.items()}
     for rank in range(len(kept)):
         yield MemoryPoint(rank, 0.0, float(kept[rank]))

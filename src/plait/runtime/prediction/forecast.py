@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from plait.cost.corrections import Correction, Corrections, carried_record
-from plait.cost.device_memory import memory_of_plan
-from plait.cost.working_memory import OUTSIDE
+from plait.cost.device_memory import READING, memory_of_plan
+from plait.cost.working_memory import MESSAGES, OUTSIDE
 from plait.output import write_file
 from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.folder.run_files import RunFiles
@@ -177,8 +177,10 @@ def _held_bytes(prepared: Prepared) -> dict[int, int]:
     )
     held_bytes: dict[int, int] = {}
     for device in devices:
-        elsewhere = sum(count for what, count in device.rows if what in OUTSIDE)
-        held_bytes |= dict.fromkeys(device.ranks, device.expected_bytes - elsewhere)
+        outside = {what: count for what, count in device.rows if what in OUTSIDE}
+        late = {READING: outside.get(MESSAGES, 0)}
+        tensors = max(count + late.get(what, 0) for what, count in device.during) - sum(outside.values())
+        held_bytes |= dict.fromkeys(device.ranks, tensors)
     return dict(sorted(held_bytes.items()))
 
 
