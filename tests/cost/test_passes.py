@@ -117,6 +117,26 @@ def test_a_measured_decoder_computes_adapters_as_so_many_weights_more() -> None:
             assert prompts["adapters"] == pytest.approx(4 * plain)
 
 
+def test_ranks_that_replay_steps_divide_what_a_replayed_layer_takes() -> None:
+    """A replay takes its launch and then reads weights: half as many by two ranks. What the same layer takes launched
+    one operation after the other, much longer, counts for steps that no graph has."""
+    reading = ModelWork(SHAPE, "bfloat16", 1).read(1) / PROFILE.copy_bytes_per_s
+    steps = ((1, 10, 1.5 * reading), (256, 10, 2.5 * reading))
+    launched = dict.fromkeys(("forward", "prompts"), ((1, 20 * reading), (1000, 20 * reading)))
+    of_gpu = {"shape": SHAPE, "dtype": "bfloat16", "device": "cuda", "decode": steps, **launched}
+    profile = PROFILE.model_copy(update=of_gpu)
+    work = ModelWork(SHAPE, "bfloat16", 1000)
+
+    def layer_s(rows: float, **sizes: int) -> float:
+        times = LayerTimes(profile.cluster(2), work, Layout.on(range(2 if sizes else 1), **sizes), profile)
+        return times.decode_layer(rows, 10 * rows)["layers"] / reading
+
+    assert [layer_s(rows) for rows in (1, 256, 257)] == pytest.approx([1.5, 2.5, 20])
+    assert [layer_s(rows, tp=2) for rows in (1, 256)] == pytest.approx([0.5 + 0.5, 0.5 + 1])
+    assert layer_s(257, tp=2) > 19
+    assert [layer_s(rows, pp=2) for rows in (1, 256, 257)] == pytest.approx([1.5, 2.5, 20])
+
+
 def test_prompts_are_computed_once_for_all_their_samples() -> None:
     """Four prompts of eight tokens in one chunk: 32 tokens, 36 pairs each; the head, of four rows, reads weights."""
     found = costs_of(WORK).call("actor.generate", "prefill", ONE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import Profile, interpolated
+from plait.cost.profile import MOST_REPLAYED, Profile, interpolated
 from plait.cost.traffic import Traffic
 from plait.layout.mesh import Layout
 from plait.models.shape import ModelShape
@@ -144,29 +144,36 @@ class LayerTimes:
         """Seconds of one layer: one token more of `rows` samples, whose contexts have `context` tokens together."""
         sizes, work = self.layout.parallelism, self.work
         if self.profile is not None:
-            is_part = sizes.tp * sizes.pp > 1
-            return self.generated(self.profile.decode_s(rows, context, is_part=is_part), rows)
+            on_gpu = self.profile.device == "cuda"
+            is_part = sizes.tp > 1 or (sizes.pp > 1 and not on_gpu)
+            fixed_s = self.profile.replayed_fixed_s if on_gpu and rows <= MOST_REPLAYED else None
+            return self.generated(self.profile.decode_s(rows, context, is_part=is_part), rows, fixed_s)
         seen = min(context, rows * self.window) if self.window else context
         read_bytes = work.read(rows) / sizes.tp + work.kept(seen, sizes.tp)
         return added(self.layer(rows, seen, read_bytes), self._adapters(rows))
 
-    def generated(self, seconds: float, tokens: float) -> Terms:
+    def generated(self, seconds: float, tokens: float, fixed_s: float | None = None) -> Terms:
         """`_measured` of a layer that generates: on a CPU a whole model's adapters are compiled with it, and take as
-        long as so many weights more would."""
+        long as so many weights more would.
+
+        Args:
+            fixed_s: see `Profile.fixed_s`, which it is where none is given.
+        """
         assert self.profile is not None, "nothing was measured"
-        terms, work = self._measured(seconds, tokens), self.work
+        terms, work = self._measured(seconds, tokens, fixed_s=fixed_s), self.work
         if not work.adapter:
             return terms
         if self.profile.device != "cpu":
             return added(terms, self._adapters(tokens))
         return {**terms, "adapters": terms["layers"] * work.packed_adapter / (work.products(1) / 2)}
 
-    def _measured(self, seconds: float, tokens: float, passes: int = 1) -> Terms:
+    def _measured(self, seconds: float, tokens: float, passes: int = 1, fixed_s: float | None = None) -> Terms:
         """A measured layer's time, by the weights that a token passes in this model's. Over tp the part that goes with
         weights is divided, and the rest, of which a backward has as much as two forwards, is not."""
         assert self.profile is not None, "nothing was measured"
         tp, other = self.layout.parallelism.tp, ModelWork(self._profile_shape, self.work.dtype, 1)
-        fixed = min(seconds, passes * self.profile.fixed_s) if tp > 1 else 0.0
+        fixed_s = self.profile.fixed_s if fixed_s is None else fixed_s
+        fixed = min(seconds, passes * fixed_s) if tp > 1 else 0.0
         seconds = fixed + (seconds - fixed) * self.share
         terms = {"layers": seconds * self.work.products(1) / other.products(1) * self.contention}
         if tp > 1:

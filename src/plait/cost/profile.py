@@ -164,15 +164,21 @@ class Profile(Settings):
         computing = ModelWork(self.shape, self.dtype, 1).products(rows) / interpolated(self.products, rows)
         return max(0.0, seconds - computing)
 
+    @property
+    def replayed_fixed_s(self) -> float:
+        """`fixed_s` of a layer of a step of decoding that is replayed: what its least step takes beyond its weights."""
+        samples, _, seconds = self.decode[0]
+        return max(0.0, seconds - ModelWork(self.shape, self.dtype, 1).read(samples) / self.copy_bytes_per_s)
+
     def decode_s(self, samples: float, context: float, *, is_part: bool = False) -> float:
         """Seconds of a layer for one token more of each sample.
 
         Args:
             context: tokens of all samples together.
-            is_part: by ranks that have a part of the model each. Their layers are not compiled: on a CPU, and in steps
-                of more samples than a GPU replays, they take at least what they take in other forwards. (In such steps
-                those of a whole model take at least what prompts do, whose layers are compiled and launched one by
-                one.)
+            is_part: by ranks whose layers are not compiled: on a CPU those that have a part of the model each, on a GPU
+                those that share layers, in steps of more samples than are replayed. They take at least what they take
+                in other forwards. (In such steps others take at least what prompts do, whose layers are compiled and
+                launched one by one.)
         """
         of_parts = self.decode_by_layers if is_part and self.device == "cpu" else ()
         step_s = _interpolated_steps(of_parts or self.decode, samples, context / samples)
