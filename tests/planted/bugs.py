@@ -441,7 +441,7 @@ GENERATION = (
     Bug(
         "exact mode that is not on",
         "plait.generation.forward:Forward.__init__",
-        "ExactForward(model, pool, computes) if exact else None",
+        "ExactForward(model, pool, link) if exact else None",
         "None",
         ("generation/test_exact.py::test_the_same_bits_in_any_company[llama-torch.bfloat16]",),
     ),

@@ -90,7 +90,7 @@ class Connections:
 
     @property
     def usual_bytes(self) -> int:
-        """Of a rank of a plan that is not known yet: groups of all ranks of a layout, along dp and along tp, and
+        """Those of a rank of a plan that is not known yet: groups of all ranks of a layout, along dp and along tp, and
         messages with all others of its machine. A mapper keeps room for it; predictions of other systems have it."""
         return 3 * GROUP_BYTES + int(self._near.sum(axis=1).max()) * (SENDER_BYTES + RECEIVER_BYTES)
 

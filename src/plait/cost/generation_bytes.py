@@ -37,6 +37,8 @@ class GenerationBytes:
         """
         workload, shape = self._workload, self._shapes[role]
         graphs = held_by_graphs(workload, shape, most_running, layout.parallelism.pp)
+        if self._cluster.software.pool_share:  # of all that generation takes
+            graphs = (0,) * layout.parallelism.pp
         passing = self._step_bytes(shape, layout, most_running)
         cached = self.of_cache(role, layout, running)
         working = tuple(map(sum, zip(cached, graphs, passing, strict=True)))
