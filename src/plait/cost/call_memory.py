@@ -54,8 +54,8 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         cached = pool.tokens * _cached_bytes(rank, facts, model, instance)
         rows_by_use[model.role, "decode"] = [(f"{CACHE} ({pool})", cached)]
         contexts = first_context(facts.lengths.prompts), pool.context
+        shape, most_new_tokens = facts.shapes[model.name], 1 + most_guessed(recipe)
         if recipe.device == "cuda":
-            shape, most_new_tokens = facts.shapes[model.name], 1 + most_guessed(recipe)
             is_last = instance.coordinates(rank).pp == instance.parallelism.pp - 1
             width = shape.vocabulary if is_last else shape.hidden
             graphs = graph_bytes(width, recipe.dtype, pool.running, contexts, most_new_tokens)
@@ -68,9 +68,9 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
                 )
                 rows_by_use[model.role, "decode"].append((f"draft model: {GRAPHS}", graphs))
         if recipe.device == "cuda":
-            sampling, new_tokens = recipe.sampling, 1 + most_guessed(recipe)
-            step = LargestStep.of(sampling.max_prefill_tokens, pool.running, new_tokens, filters=sampling.filters)
-            of_stages = step_bytes(facts.shapes[model.name], recipe.dtype, step, instance.parallelism)
+            tokens, filters = recipe.sampling.max_prefill_tokens, recipe.sampling.filters
+            step = LargestStep.of(tokens, pool.running, most_new_tokens, filters=filters)
+            of_stages = step_bytes(shape, recipe.dtype, step, instance.parallelism)
             rows_by_use[model.role, "decode"].append((STEP, of_stages[instance.coordinates(rank).pp]))
         if is_packed(recipe) and part_key(instance, rank) == WHOLE:
             packed = packed_bytes(facts.shapes[model.name], recipe.dtype, recipe.lora)

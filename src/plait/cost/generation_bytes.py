@@ -36,10 +36,11 @@ class GenerationBytes:
             running: samples whose keys and values an instance holds at a time; most_running: of which graphs are made.
         """
         workload, shape = self._workload, self._shapes[role]
-        graphs = held_by_graphs(workload, shape, most_running, layout.parallelism.pp)
-        if self._cluster.software.pool_share:  # of all that generation takes
-            graphs = (0,) * layout.parallelism.pp
-        passing = self._step_bytes(shape, layout, most_running)
+        # Where a pool takes a share of what nothing else does, the rest has room for all that is beside it.
+        beside = not self._cluster.software.pool_share
+        nothing = (0,) * layout.parallelism.pp
+        graphs = held_by_graphs(workload, shape, most_running, layout.parallelism.pp) if beside else nothing
+        passing = self._step_bytes(shape, layout, most_running) if beside else nothing
         cached = self.of_cache(role, layout, running)
         working = tuple(map(sum, zip(cached, graphs, passing, strict=True)))
         widened = widened_bytes(self._packed_bytes(role, layout), workload.dtype)
@@ -75,9 +76,9 @@ class GenerationBytes:
         return tuple((stop - start) * per_layer for start, stop in itertools.pairwise(bounds))
 
     def _step_bytes(self, shape: ModelShape, layout: Layout, running: int) -> tuple[int, ...]:
-        """Where a pool takes what nothing else does, there is room for a step beside it."""
+        """What a step takes for a moment, on a GPU."""
         workload = self._workload
-        if workload.device == "cpu" or workload.elsewhere or self._cluster.software.pool_share:
+        if workload.device == "cpu" or workload.elsewhere:
             return (0,) * layout.parallelism.pp
         new_tokens = workload.most_new_tokens
         step = LargestStep.of(workload.max_prefill_tokens, running, new_tokens, filters=workload.filters)
