@@ -50,9 +50,10 @@ def test_logits_are_compared_256_rows_at_a_time() -> None:
 
 
 def test_ranks_of_tp_gather_all_logits() -> None:
-    """Each has its columns, all of them in parts, and once more in one; no step of theirs is captured."""
+    """Each has its columns, and all of them in parts: more than is compared of many rows, less than of few."""
     sizes = Parallelism(1, 2, 2)
-    assert most(64, sizes, prompts=0) == [64 * 2 * (4 * H + 2 * MLP), 64 * (2 * H + V * (4 + 2 + 1))]
+    assert most(64, sizes, prompts=0) == [64 * 2 * (4 * H + 2 * MLP), 64 * (2 * H + V * (4 + 12))]
+    assert most(2048, sizes, prompts=0)[1] == 2048 * (2 * H + V * (4 + 2 + 1))
 
 
 @pytest.mark.parametrize(

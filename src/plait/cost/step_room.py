@@ -51,9 +51,11 @@ def step_bytes(shape: ModelShape, dtype: str, step: LargestStep, sizes: Parallel
     attention = 3 * shape.heads * shape.head_dim + 4 * shape.kv_heads * shape.head_dim
     # The embedding, the layer's input, the residual and its norm; gate, up, the activated gate and their product.
     layer = step.tokens * (4 * states + width * max(4 * shape.active_intermediate, attention) // tp)
-    # As they are computed, and once more beside those of samples that start, or against which they are held.
-    logits = 2 * width + (width + width // tp if tp > 1 else 0)
+    # As they are computed, and once more beside those of samples that start, or against which they are held. With them
+    # either what ranks of tp gather them from, or what draws, or what compares.
+    gathered = (width + width // tp) * step.rows if tp > 1 else 0
     drawing = FILTERED_BYTES * step.rows if step.filters else 0
-    held = COMPARED_BYTES * min(step.rows, COMPARED_ROWS) if tp * sizes.pp == 1 else 0
-    head = step.tokens * states + shape.vocabulary * (step.rows * logits + max(drawing, held))
+    compared = COMPARED_BYTES * min(step.rows, COMPARED_ROWS)
+    numbers = 2 * width * step.rows + max(gathered, drawing, compared)
+    head = step.tokens * states + shape.vocabulary * numbers
     return (*(layer,) * (sizes.pp - 1), max(layer, head))
