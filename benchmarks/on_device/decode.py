@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
 
 import torch
 
 from on_device.job import Job, Rates, random_ids, rates_of, synchronize
+from on_device.kernels import profiled, say_kernels
 from plait.cost.estimate import model_shape
 from plait.data.records import Prompt
 from plait.generation.engine import Engine
@@ -22,8 +22,8 @@ from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
 GOAL = 0.7
-PROFILED, MOST_PROFILED, LISTED = (1, 64), 8, 12
-"""Samples of steps whose kernels are told apart; steps at most; how many kernels are listed."""
+PROFILED, MOST_PROFILED = (1, 64), 8
+"""Samples of steps whose kernels are told apart; steps at most."""
 
 
 def main() -> int:
@@ -96,31 +96,15 @@ def shares_of_step(job: Job, shape: str, engine: Engine, samples: int, prompt_to
     engine.step()
     synchronize(job.device)
     steps = min(MOST_PROFILED, tokens // 3)
-    activity = torch.profiler.ProfilerActivity.CUDA if job.device == "cuda" else torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as profiler:
+    with profiled(job.device) as profiler:
         began = time.perf_counter()
         for _ in range(steps):
             engine.step()
         synchronize(job.device)
         step_s = (time.perf_counter() - began) / steps
     engine.halt(parks=False)
-    found = sorted(kernels_of(profiler, job.device, steps), reverse=True)
-    busy_s = sum(seconds for seconds, _, _ in found)
-    print(
-        f"{shape}, {samples} samples, profiled: a step {step_s * 1e3:.3f} ms, kernels {busy_s * 1e3:.3f}, most of them:"
-    )
-    for seconds, count, name in found[:LISTED]:
-        print(f"{seconds * 1e3:>9.3f} ms {count:>6.1f} of {name[:90]}")
-    kernels = [{"name": name[:160], "seconds": seconds, "count": count} for seconds, count, name in found[:LISTED]]
-    job.record("decode", shape, samples=samples, profiled_s=step_s, busy_s=busy_s, kernels=kernels)
-
-
-def kernels_of(profiler: torch.profiler.profile, device: str, steps: int) -> Iterator[tuple[float, float, str]]:
-    """Seconds in a step, number in a step, name."""
-    for one in profiler.key_averages():
-        microseconds = one.self_device_time_total if device == "cuda" else one.self_cpu_time_total
-        if microseconds > 0:
-            yield microseconds / 1e6 / steps, one.count / steps, one.key
+    title = f"{shape}, {samples} samples"
+    say_kernels(job, "decode", shape, title, profiler, step_s, steps, samples=samples)
 
 
 def read_bytes(shape: ModelShape, context: int, dtype: str) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from on_device.job import SHAPES, Job, most_bytes, random_ids, rates_of, synchronize
+from on_device.kernels import profiled, say_kernels
 from plait.algorithms.grpo import GRPOOptions, grpo
 from plait.cost.estimate import model_shape
 from plait.data.records import FinishReason, Prompt, Sample
@@ -57,7 +58,7 @@ def measure(job: Job, shape: str, flops_per_s: float, checkpoints: bool) -> None
         model,
         ExecutionSettings(MICRO_BATCH_TOKENS, checkpoint_activations=checkpoints),
         SampleSettings(1.0, tokens),
-        UpdateSettings(OptimizerSettings(learning_rate=1e-6), WARM_UP + STEPS),
+        UpdateSettings(OptimizerSettings(learning_rate=1e-6), WARM_UP + STEPS + 1),
     )
     passes, optimizer = [], []
     for step in range(WARM_UP + STEPS):
@@ -73,6 +74,10 @@ def measure(job: Job, shape: str, flops_per_s: float, checkpoints: bool) -> None
         f"{shape}, {count} tokens, {'recomputed' if checkpoints else 'kept'} activations: forward and backward "
         f"{median(passes):.3f} s, optimizer {median(optimizer):.3f} s, MFU {share:.1%} (goal {GOAL:.0%})"
     )
+    with profiled(job.device) as profiler:
+        by_kind, _ = seconds_of_step(trainer, rows, node, job.device, WARM_UP + STEPS)
+    title = f"{shape}, {'recomputed' if checkpoints else 'kept'} activations"
+    say_kernels(job, "training", shape, title, profiler, sum(by_kind.values()), 1, checkpoints=checkpoints)
 
 
 def batch(groups: int, samples: int, prompt_tokens: int, tokens: int, vocabulary: int) -> tuple[Any, Rows]:
