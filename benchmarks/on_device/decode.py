@@ -7,8 +7,6 @@ import time
 from dataclasses import asdict
 from statistics import median
 
-import torch
-
 from on_device.job import Job, Rates, random_ids, rates_of, synchronize
 from on_device.kernels import profiled, say_kernels
 from plait.cost.estimate import model_shape

@@ -19,7 +19,14 @@ def profiled(device: str) -> torch.profiler.profile:
 
 
 def say_kernels(
-    job: Job, part: str, shape: str, title: str, profiler: torch.profiler.profile, step_s: float, steps: int, **of: object
+    job: Job,
+    part: str,
+    shape: str,
+    title: str,
+    profiler: torch.profiler.profile,
+    step_s: float,
+    steps: int,
+    **of: object,
 ) -> None:
     """Say and record what a step took by the clock and by its kernels, and those that took most of it: what it takes
     beyond its kernels, the device waits for the host, or from one kernel to the next.

@@ -41,8 +41,9 @@ def test_keys_at_a_time_fit_the_memory_of_a_multiprocessor(
 
 def test_keys_are_dealt_out_where_that_is_worth_it() -> None:
     assert splits_of(1_000, 100_000, 264) == 1, "the device is full"
-    assert splits_of(3, 200, 264) == 1, "few keys are not worth it"
-    assert splits_of(3, 4_096, 264) == 16
+    assert splits_of(3, 60, 264) == 1, "one program reads them at once"
+    assert splits_of(3, 200, 264) == 4
+    assert splits_of(3, 1_000, 264) == 16
     assert splits_of(66, 4_096, 264) == 4
     assert splits_of(3, 5_000, 264) == splits_of(3, 8_000, 264) == 32
 
@@ -50,9 +51,9 @@ def test_keys_are_dealt_out_where_that_is_worth_it() -> None:
 @pytest.mark.parametrize(
     ("samples", "short", "long"),
     [
-        (1, 4, 32),  # 8 programs of 1,000 tokens, 64 of 8,000: no more parts than are compiled for
-        (8, 4, 16),  # 64, and 256
-        (16, 4, 8),
+        (1, 16, 32),  # 32 programs of 1,000 tokens, 64 of 8,000: no more parts than are compiled for
+        (8, 16, 16),  # 256
+        (16, 8, 8),
         (32, 4, 4),
         (64, 2, 2),  # 256; four would be 512
         (100, 1, 1),  # 200; two would be 400

@@ -37,6 +37,8 @@ class FusedLayers:
 
     def __init__(self, module: nn.Module, backend: str = BACKEND) -> None:
         self._module, self._backend = module, backend
+        self._numbered: list[tuple[int, nn.Module]] = []
+        """The layers and their numbers, as soon as they are asked for: a part of a model is cut before."""
         self._joined: JoinedProducts | None = None
 
     @contextlib.contextmanager
@@ -49,20 +51,20 @@ class FusedLayers:
         Raises:
             ModelError: the family does not say which modules they are.
         """
-        attend, layers = _operator(), decoder_layers(self._module)
-        self._joined = self._joined or JoinedProducts(layers)
+        self._numbered = self._numbered or [(_number(layer), layer) for layer in decoder_layers(self._module)]
+        self._joined = self._joined or JoinedProducts([layer for _, layer in self._numbered])
         turn = _Turn(context)
-        for layer in layers:
+        for number, layer in self._numbered:
             compiled = _compiled(type(layer).forward, self._backend)
-            layer.forward = partial(turn.computes, _number(layer), compiled, layer)
+            vars(layer)["forward"] = partial(turn.computes, number, compiled, layer)
         _turns.append(turn)
         try:
-            with self._joined.applied(), torch._dynamo.config.patch(recompile_limit=MOST_KINDS):
-                yield _Operator(attend)
+            with self._joined.applied(), torch._dynamo.config.patch(recompile_limit=MOST_KINDS, specialize_float=True):
+                yield _Operator()
         finally:
             _turns.pop()
-            for layer in layers:
-                del layer.forward
+            for _, layer in self._numbered:
+                del vars(layer)["forward"]
 
 
 class _Turn:
@@ -91,12 +93,9 @@ _turns: list[_Turn] = []
 class _Operator:
     """An AttentionContext that a compiler passes by: the operator looks up who attends to whom when it runs."""
 
-    def __init__(self, attend: Any) -> None:
-        self._attend = attend
-
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See AttentionContext.attend."""
-        return self._attend(query, key, value, form.scale, form.window, form.softcap, form.sinks)
+        return torch.ops.plait.attend(query, key, value, form.scale, form.window, form.softcap, form.sinks)  # type: ignore[no-any-return]
 
 
 @cache
@@ -107,25 +106,29 @@ def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     return torch.compile(forward, backend=backend, dynamic=True, fullgraph=True, options=options)
 
 
-@cache
-def _operator() -> Any:
-    """The operator `plait::attend`: query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E] → [T, Hq, E]."""
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    turn, form = _turns[-1], AttentionForm(scale, window, softcap, sinks)
+    return turn.context.attend(turn.layer, query, key, value, form).contiguous()
 
-    @torch.library.custom_op("plait::attend", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-    def attend(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        turn, form = _turns[-1], AttentionForm(scale, window, softcap, sinks)
-        return turn.context.attend(turn.layer, query, key, value, form).contiguous()
 
-    @attend.register_fake
-    def _(query: Tensor, key: Tensor, value: Tensor, *form: Any) -> Tensor:
-        return query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+def _like_attended(query: Tensor, key: Tensor, value: Tensor, *form: Any) -> Tensor:
+    return query.new_empty(query.shape[1], query.shape[0], value.shape[2])
 
-    return attend
+
+_operators = torch.library.Library("plait", "FRAGMENT")
+_operators.define(
+    "attend(Tensor query, Tensor key, Tensor value, float scale, int? window, float? softcap, Tensor? sinks) -> Tensor",
+    tags=(torch.Tag.flexible_layout,),
+)
+"""query [Hq, T, D], key [Hkv, T, D], value [Hkv, T, E] → [T, Hq, E]. Around a `torch.library.custom_op` it takes as
+long as its launches do."""
+_operators.impl("attend", _attend, "CompositeExplicitAutograd")
+torch.library.register_fake("plait::attend", _like_attended, lib=_operators)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,6 +87,8 @@ class _Site:
         self._parent, self._names = parent, names
         self.own = [getattr(parent, name) for name in names]
         self._product, self.parts, start = _Product(len(names)), [], 0
+        self._at: list[tuple[int, torch.dtype]] = []
+        """Where the weights lay when they were asked last."""
         for linear in self.own:
             self.parts.append(_Part(self._product, start, start + linear.out_features))
             start += linear.out_features
@@ -95,24 +98,31 @@ class _Site:
         where they lie now."""
         if any(getattr(self._parent, name) is not own for name, own in zip(self._names, self.own, strict=True)):
             return False
-        weights = [linear.weight.detach() for linear in self.own]
-        first, place = weights[0], weights[0].data_ptr()
-        for weight in weights:
-            if weight.data_ptr() != place or not weight.is_contiguous() or weight.dtype != first.dtype:
-                return False
-            place += weight.nbytes
-        if first.storage_offset() + sum(weight.numel() for weight in weights) > _elements(first):
-            return False  # of several storages, which happen to lie side by side
-        rows = sum(len(weight) for weight in weights)
-        joined = first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
-        # As a parameter: of those the compiler takes the shapes as they are.
-        self._product.weight_OI = nn.Parameter(joined, requires_grad=False)
-        return True
+        weights = [linear.weight for linear in self.own]
+        at = [(weight.data_ptr(), weight.dtype) for weight in weights]
+        if at != self._at:  # of each step it is asked, and to make a parameter takes as long as a launch
+            joined, self._at = _joined([weight.detach() for weight in weights]), at
+            # As a parameter: of those the compiler takes the shapes as they are.
+            self._product.weight_OI = None if joined is None else nn.Parameter(joined, requires_grad=False)
+        return self._product.weight_OI is not None
 
     def swap(self, modules: Sequence[nn.Module]) -> None:
         """Put modules in the places of these."""
         for name, module in zip(self._names, modules, strict=True):
-            setattr(self._parent, name, module)
+            self._parent._modules[name] = module
+
+
+def _joined(weights: Sequence[Tensor]) -> Tensor | None:
+    """Weights [O, I] as one, where they lie one behind another in one storage."""
+    first, place = weights[0], weights[0].data_ptr()
+    for weight in weights:
+        if weight.data_ptr() != place or not weight.is_contiguous() or weight.dtype != first.dtype:
+            return None
+        place += weight.nbytes
+    if first.storage_offset() + sum(weight.numel() for weight in weights) > _elements(first):
+        return None  # of several storages, which happen to lie side by side
+    rows = sum(len(weight) for weight in weights)
+    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
 
 
 def _sites(parent: nn.Module) -> Iterator[_Site]:

@@ -33,8 +33,9 @@ FEW_PAIRS, FEW_WARPS, WARPS = 16, 2, 4
 """Warps of a program whose tile is that small, and of others. On an H100 256 samples of 500 tokens, 12 heads of 128 for
 2 of keys, take 50 µs by two and 60 by four, where 39 are what reading takes; 64 samples 13.4 and 14.5."""
 MOST_SPLITS = 32
-KEYS_OF_SPLIT = 256
-"""Fewer are not worth a program of their own."""
+KEYS_OF_SPLIT = 64
+"""Fewer are not worth a program of their own, which reads so many at once. Attention of few samples takes what it waits
+for memory, one block of keys behind another: on an H100 9.8 µs for 500 keys in two parts of 256 (reading takes 0.2)."""
 WAVES = 2
 """Programs for each multiprocessor at most that keys are dealt out for. Rounded down to a power of two there are more
 than half as many, so each has one. On an H100 64 samples of 500 tokens, 2 key heads (128 programs for 132
