@@ -25,6 +25,8 @@ from plait.kernels import (
     device_head_kernels,
     device_kernels,
     device_logprobs,
+    device_rotation,
+    device_rotation_kernels,
     device_rows,
 )
 from plait.kernels.noise import DrawNoise
@@ -55,7 +57,14 @@ class Compiled:
     def __getitem__(self, grid: tuple[int, ...]) -> Compiled:
         return self
 
-    def __call__(self, *arguments: Any, num_stages: int = 3, num_warps: int = 4, **constants: Any) -> None:
+    def __call__(
+        self,
+        *arguments: Any,
+        num_stages: int = 3,
+        num_warps: int = 4,
+        enable_fp_fusion: bool = True,
+        **constants: Any,
+    ) -> None:
         given = dict(zip(self._kernel.arg_names, arguments, strict=False))
         fixed = {param.name for param in self._kernel.params if param.is_constexpr}
         constants |= {name: value for name, value in given.items() if value is None or name in fixed}
@@ -69,7 +78,8 @@ class Compiled:
         ]
         attributes = {(place,): [["tt.divisibility", 16]] for place, is_so in enumerate(aligned) if is_so}
         source = ASTSource(self._kernel, signature, constants, attributes)
-        made = triton.compile(source, target=self._target, options={"num_stages": num_stages, "num_warps": num_warps})
+        options = {"num_stages": num_stages, "num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
+        made = triton.compile(source, target=self._target, options=options)
         print(self._kernel.__name__, made.metadata.shared, flush=True)  # type: ignore[attr-defined]
 
 
@@ -86,6 +96,7 @@ def main(capability: int, shared_bytes: int) -> None:
         setattr(device_head_kernels, name, Compiled(getattr(device_head_kernels, name), capability))
     for name in ("tops", "choose", "weigh", "decide"):
         setattr(device_draw_kernels, name, Compiled(getattr(device_draw_kernels, name), capability))
+    device_rotation_kernels.rotate = Compiled(device_rotation_kernels.rotate, capability)
     if device_rows.AVAILABLE:
         from liger_kernel.ops import geglu, rms_norm, swiglu
 
@@ -111,6 +122,7 @@ def main(capability: int, shared_bytes: int) -> None:
         device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
         compile_head(dtype)
         compile_draw(dtype)
+        compile_rotation(dtype)
         if device_rows.AVAILABLE:
             compile_rows(dtype)
 
@@ -130,6 +142,14 @@ def compile_draw(dtype: torch.dtype) -> None:
     device_draw.draw(logits, keys, 64)
     device_draw.draw(logits, keys, 64, greedy_B=greedy, all_greedy=True)
     device_draw.draw(logits, keys, 64, temperature_B=temperature, greedy_B=greedy, threshold_B=torch.zeros(2))
+
+
+def compile_rotation(dtype: torch.dtype) -> None:
+    for query_heads, key_heads, size in ((12, 2, 128), (9, 3, 64), (4, 4, 80)):
+        query, key = (torch.zeros(1, 3, heads, size, dtype=dtype).transpose(1, 2) for heads in (query_heads, key_heads))
+        cos = torch.zeros(1, 3, size, dtype=dtype)
+        for computes in (device_rotation.rotated, device_rotation.rotated_backward):
+            computes(query, key, cos, cos)
 
 
 def compile_rows(dtype: torch.dtype) -> None:

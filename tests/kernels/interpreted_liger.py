@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+
+from tests.kernels.interpreted_bfloat16 import interpret_bfloat16
 
 
 def interpret_liger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +18,7 @@ def interpret_liger(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter
 
     builder_of, converted = interpreter.InterpreterBuilder, interpreter._implicit_cvt
-    computed, cast = builder_of.binary_op, builder_of.cast_impl
+    computed = builder_of.binary_op
 
     def with_numbers(argument: Any) -> Any:
         if not isinstance(argument, float):
@@ -31,15 +32,8 @@ def interpret_liger(monkeypatch: pytest.MonkeyPatch) -> None:
         wide = [builder.cast_impl(one, tl.float32) for one in (left, right)]
         return builder.cast_impl(computed(builder, *wide, operation), tl.bfloat16)
 
-    def rounded(builder: Any, given: Any, dtype: Any) -> Any:
-        """To the nearest, as a GPU does; the interpreter cuts off."""
-        if (given.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
-            return cast(builder, given, dtype)
-        bits = torch.from_numpy(np.ascontiguousarray(given.data)).bfloat16().view(torch.int16).numpy()
-        return interpreter.TensorHandle(bits.view(np.uint16).reshape(given.data.shape), tl.bfloat16)
-
+    interpret_bfloat16(monkeypatch)
     monkeypatch.setattr(interpreter, "_implicit_cvt", with_numbers)
     monkeypatch.setattr(builder_of, "binary_op", with_bfloat16)
-    monkeypatch.setattr(builder_of, "cast_impl", rounded)
     monkeypatch.setattr(rms_norm, "rsqrt", lambda x: tl.rsqrt(x))  # which is another while a kernel runs
     monkeypatch.setattr(geglu, "tanh", lambda x: 2 * tl.sigmoid(2 * x) - 1)

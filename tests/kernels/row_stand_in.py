@@ -1,4 +1,4 @@
-"""In the place of the kernels of norms and gates: the same by torch."""
+"""In the place of the kernels of norms, gates and rotations: the same by torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from plait.kernels import device_rows
+from plait.kernels import device_rotation, device_rows
+from plait.models.compute import layer_forms
 
-NAMES = (
-    "normalised",
-    "normalised_backward",
-    "gated_silu",
-    "gated_silu_backward_",
-    "gated_gelu",
-    "gated_gelu_backward_",
-)
+NAMES = {
+    "normalised": device_rows,
+    "normalised_backward": device_rows,
+    "gated_silu": device_rows,
+    "gated_silu_backward_": device_rows,
+    "gated_gelu": device_rows,
+    "gated_gelu_backward_": device_rows,
+    "rotated": device_rotation,
+    "rotated_backward": device_rotation,
+}
+"""What computes, and where it is."""
 Calls = list[str]
 
 
@@ -53,6 +57,12 @@ class StandIn:
         grads = self._grads(lambda gate, up: F.gelu(gate, approximate="tanh") * up, grad, gate, up)
         return gate.copy_(grads[0]), up.copy_(grads[1])
 
+    def rotated(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return tuple(layer_forms.rotated(x, cos, sin) * self.factor for x in (query, key))
+
+    def rotated_backward(self, grad_query: Tensor, grad_key: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return tuple(self._grads(lambda x: layer_forms.rotated(x, cos, sin), x, x)[0] for x in (grad_query, grad_key))
+
     def _norm(self, x: Tensor, weight: Tensor, eps: float, offset: float, rounds_first: bool) -> Tensor:
         wide = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
         return (offset + weight) * wide.to(x.dtype) if rounds_first else (wide * (offset + weight.float())).to(x.dtype)
@@ -74,6 +84,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, kernels: Any, calls: Calls, where:
 
         return call
 
-    monkeypatch.setattr(device_rows, "serves", lambda device: device.type == where)
-    for name in NAMES:
-        monkeypatch.setattr(device_rows, name, noted(name))
+    for module in (device_rows, device_rotation):
+        monkeypatch.setattr(module, "serves", lambda device: device.type == where)
+    for name, module in NAMES.items():
+        monkeypatch.setattr(module, name, noted(name))

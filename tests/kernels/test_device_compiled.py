@@ -66,12 +66,13 @@ def test_each_kernel_is_compiled_and_fits_a_multiprocessor(capability: int, shar
     taken = [line.split() for line in done.stdout.splitlines()]
     of_draw = {"tops", "choose", "weigh", "decide"}
     rows = [name for name, _ in taken if name.startswith("_")]
-    own = of_draw | {"attend", "merge", "store", "logprobs", "logprobs_backward"}
+    own = of_draw | {"attend", "merge", "store", "logprobs", "logprobs_backward", "rotate"}
     assert {name for name, _ in taken} - set(rows) == own
     assert set(rows) == (ROWS if device_rows.AVAILABLE else set())
     assert sum(name == "attend" for name, _ in taken) == 30
     assert sum(name.startswith("logprobs") for name, _ in taken) == 8, "both dtypes, and each gradient there may be"
     assert sum(name in of_draw for name, _ in taken) == 24, "both dtypes, three kinds of batches"
+    assert sum(name == "rotate" for name, _ in taken) == 12, "both dtypes, both ways, three sizes"
     assert max(int(num_bytes) for _, num_bytes in taken) <= shared_bytes
 
 

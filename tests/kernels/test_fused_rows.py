@@ -132,8 +132,8 @@ def test_rotations_of_another_form_are_the_familys_own() -> None:
     def other(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_rotary_pos_emb(query, key, sin, cos)
 
-    assert rope.is_common(apply_rotary_pos_emb)
-    assert not rope.is_common(other)
+    assert layer_forms.rotation_of(apply_rotary_pos_emb) is layer_forms.Rotation.HALVES
+    assert layer_forms.rotation_of(other) is None
 
 
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
@@ -316,7 +316,7 @@ def test_a_decorator_that_does_not_call_what_it_wraps_is_left_alone(monkeypatch:
 
 def test_what_is_proven_does_not_depend_on_where_tensors_are_made() -> None:
     with torch.device("meta"):
-        assert rope.is_common.__wrapped__(apply_rotary_pos_emb)
+        assert layer_forms.rotation_of.__wrapped__(apply_rotary_pos_emb) is not None
         assert layer_forms.is_gated.__wrapped__(LlamaMLP)
 
 

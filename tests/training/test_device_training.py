@@ -23,7 +23,7 @@ from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score
 from plait.models.backbone import Backbone
-from plait.models.compute import flex_plan, layer_kernels, row_attention
+from plait.models.compute import flex_plan, layer_kernels, rope, row_attention
 from plait.models.head import Head
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
@@ -98,10 +98,12 @@ def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setattr(row_attention, "has_kernel", lambda kind: True)
         monkeypatch.setattr(row_attention, "is_proven", lambda kind: True)
         monkeypatch.setattr(flex_plan, "compiled", lambda: kernel)
-        monkeypatch.setattr(layer_kernels, "is_proven", lambda kind: True)
+        for module in (layer_kernels, rope):
+            monkeypatch.setattr(module, "is_proven", lambda kind: True)
         stand_in(monkeypatch, StandIn(), calls, GPU.type)
     yield found
-    assert ("normalised" in calls) == (request.param == "kernel"), "norms are computed by kernels, too"
+    computed = {"normalised", "gated_silu", "rotated"} <= set(calls)
+    assert computed == (request.param == "kernel"), "norms, gates and rotations are computed by kernels, too"
 
 
 def language() -> LanguageModel:

@@ -49,7 +49,7 @@ class ForwardOptions:
     """int64 places whose hidden states are asked for, in any order; the others may hold anything. None: all. On the
     host, or, where no gradient is asked for, on the device."""
     by_kernels: bool = False
-    """Norms and gates are computed by kernels of training, where the device has any."""
+    """Norms, gates and rotations are computed by kernels of training, where the device has any."""
 
 
 class Backbone:

@@ -1,8 +1,9 @@
-"""Norms and gates of packed rows by kernels: by stand-ins that compute what kernels compute, and by liger-kernel on a
-GPU where there is one, else by Triton's interpreter where it is installed."""
+"""Norms, gates and rotations of packed rows by kernels: by stand-ins that compute what kernels compute, and by Triton's
+programs on a GPU where there is one, else by Triton's interpreter where it is installed."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plait.data.packed import pack
-from plait.kernels import device_rows
+from plait.kernels import device_rotation, device_rows
 from plait.models.compute import row_kernel_proof
 from plait.models.compute.attention import PackedContext
 from plait.models.compute.layer_kernels import LayerKernels
@@ -40,9 +41,18 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     is_proven.cache_clear()
 
 
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as without:
+        for module in (device_rows, device_rotation):
+            without.setattr(module, "serves", lambda device: False)
+        yield
+
+
 def a_model(family: str = "llama", dtype: torch.dtype = torch.float32, device: str = "cpu") -> LanguageModel:
     """As a model on a GPU is: no layer computes in a CPU's way."""
-    model = tiny_model(family, dtype=dtype, device=device)
+    with without_kernels():
+        model = tiny_model(family, dtype=dtype, device=device)
     for part in model.module.modules():
         vars(part).pop("forward", None)
     return model
@@ -60,8 +70,7 @@ def trained(model: LanguageModel, *, checkpoint: bool = False) -> Found:
 
 def plainly(model: LanguageModel, **how: Any) -> Found:
     """The same by the family's own operators."""
-    with pytest.MonkeyPatch.context() as without:
-        without.setattr(device_rows, "serves", lambda device: False)
+    with without_kernels():
         return trained(model, **how)
 
 
@@ -79,11 +88,13 @@ def test_they_compute_what_the_family_computes(family: str, checkpoint: bool, co
     trained(model)  # proves the kernels
     computed.clear()
     compare(trained(model, checkpoint=checkpoint), expected)
-    norms, gates = sum("norm" in name for name in expected[1]), 0 if family == "gpt_oss" else 2
+    norms, others = sum("norm" in name for name in expected[1]), 0 if family == "gpt_oss" else 2
     # Computed again are the layers; the norm behind them is not.
     assert computed.count("normalised") == (2 * norms - 1 if checkpoint else norms)
     assert computed.count("normalised_backward") == norms
-    assert sum(name.startswith("gated") and "backward" in name for name in computed) == gates
+    assert sum(name.startswith("gated") and "backward" in name for name in computed) == others
+    assert computed.count("rotated") == (2 * others if checkpoint else others), "queries and keys at once"
+    assert computed.count("rotated_backward") == others
     assert not any("forward" in vars(part) for part in model.module.modules()), "they have their own again"
 
 
@@ -94,7 +105,7 @@ def test_scoring_says_the_bits_of_training(family: str, computed: Calls) -> None
     computed.clear()
     with torch.no_grad():
         assert model.logprobs(pack(RAGGED), 0.7)[0].equal(logprobs)
-    assert "normalised" in computed
+    assert {"normalised", "rotated"} <= set(computed)
     assert not any("backward" in name for name in computed)
 
 
@@ -102,7 +113,7 @@ def test_adapters_are_computed_with_them(computed: Calls) -> None:
     pytest.importorskip("peft")
     view = add_lora(a_model(), LoraSettings(rank=3), name="actor", seed=0)
     found = trained(view, checkpoint=True)
-    assert {"normalised", "gated_silu_backward_"} <= set(computed)
+    assert {"normalised", "gated_silu_backward_", "rotated_backward"} <= set(computed)
     compare(found, plainly(view, checkpoint=True))
 
 
@@ -131,7 +142,16 @@ def test_a_compiled_layer_is_not_compiled_again(computed: Calls) -> None:
         return graph.forward
 
     layer, x = model.module.model.layers[0], torch.randn(1, 5, 32)
-    compiled = torch.compile(lambda x: layer.mlp(layer.input_layernorm(x)), backend=backend, fullgraph=True)
+    places = model.module.model.rotary_emb(x, torch.arange(5)[None])
+
+    class Context:
+        def attend(self, layer: int, query: Tensor, *given: Any) -> Tensor:
+            return query.transpose(0, 1)
+
+    def computes(x: Tensor) -> Tensor:
+        return layer.mlp(layer.self_attn(layer.input_layernorm(x), places, None, context=Context())[0])
+
+    compiled = torch.compile(computes, backend=backend, fullgraph=True)
     with torch.no_grad():
         before = compiled(x)
         trained_once = model.logprobs(pack(RAGGED), 0.7)
@@ -153,7 +173,7 @@ def test_kernels_that_say_something_else_are_not_used(
         assert found[0].equal(expected[0])
         assert all(found[1][name].equal(grad) for name, grad in expected[1].items())
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2, "one of norms, one of gates"
+    assert sorted(line.split()[1] for line in lines) == ["gates", "norms", "rotations"]
     assert all(line.endswith("say: torch's operators compute them") for line in lines)
 
 
@@ -163,14 +183,15 @@ def test_kernels_that_raise_are_not_used(
     def broken(*given: Any, **named: Any) -> Any:
         raise RuntimeError("no such instruction\nat line 3")
 
-    for name in NAMES:
-        monkeypatch.setattr(device_rows, name, broken)
+    for name, module in NAMES.items():
+        monkeypatch.setattr(module, name, broken)
     model = a_model()
     assert trained(model)[0].equal(plainly(model)[0])
-    norms, gates = sorted(capsys.readouterr().err.splitlines(), reverse=True)
+    rotations, norms, gates = sorted(capsys.readouterr().err.splitlines(), reverse=True)
     why = "by one kernel cannot be compiled here (RuntimeError: no such instruction): torch's operators compute them"
     assert norms == f"plait: norms of 32 numbers {why}"
     assert gates == f"plait: gates of 48 numbers {why}"
+    assert rotations == f"plait: rotations of 8 numbers {why}"
 
 
 def test_what_a_gate_writes_over_is_not_read_again(computed: Calls) -> None:
@@ -202,18 +223,19 @@ def test_cuda_equals_the_cpu_oracle(family: str, checkpoint: bool, capsys: pytes
 
 @pytest.mark.skipif(not HAS_LIGER or warm.HAS_GPU, reason="triton or liger-kernel is not installed, or there is a GPU")
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-def test_liger_kernel_computes_what_the_family_computes(
+def test_triton_computes_what_the_family_computes(
     family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """By Triton's interpreter."""
     interpret_liger(monkeypatch)
-    monkeypatch.setattr(device_rows, "serves", lambda device: device.type == "cpu")
+    for module in (device_rows, device_rotation):
+        monkeypatch.setattr(module, "serves", lambda device: device.type == "cpu")
     monkeypatch.setattr(row_kernel_proof, "PROOF_ROWS", 7)
     is_proven.cache_clear()
     model = a_model(family)
     try:
         compare(trained(model), plainly(model))
-        assert is_proven.cache_info().currsize >= 2
+        assert is_proven.cache_info().currsize >= 3
     finally:
         is_proven.cache_clear()
     assert capsys.readouterr().err == ""

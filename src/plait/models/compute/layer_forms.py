@@ -1,14 +1,17 @@
-"""Which modules of a family compute something known: an RMS norm of a known form, a gated MLP of a known activation.
+"""What of a family computes something known: an RMS norm of a known form, a gated MLP of a known activation, a rotation
+of queries and keys.
 
-What computes them otherwise, on a CPU (`rms_norm`, `gated_mlp`) or on a GPU (`layer_kernels`), asks here. Each class is
-held against the formula, to the bit; a class that computes anything else, or reads more, has no form.
+What computes them otherwise, on a CPU (`rms_norm`, `gated_mlp`) or on a GPU (`layer_kernels`), or on both (`rope`),
+asks here. Each class, and each function, is held against the formula, to the bit; what computes anything else, or reads
+more, has no form.
 
-Shapes: T tokens, H size of a norm, I and O features of an MLP.
+Shapes: T tokens, H size of a norm, I and O features of an MLP, D head size.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -45,6 +48,12 @@ class Gate(Enum):
     GELU_TANH = "gelu, by tanh"
 
 
+class Rotation(Enum):
+    """How queries and keys are rotated by their places."""
+
+    HALVES = "x · cos + turned(x) · sin, where turned puts the negative second half of a head before the first"
+
+
 def normalised(x: Tensor, weight_H: Tensor, norm: Norm) -> Tensor:
     """[..., H] in the dtype of x, as families write it: seven operations."""
     form, wide = norm.form, x.float()
@@ -57,6 +66,12 @@ def normalised(x: Tensor, weight_H: Tensor, norm: Norm) -> Tensor:
 def activated(gate: Gate, x: Tensor) -> Tensor:
     """The activation of [..., I], as torch computes it."""
     return F.silu(x) if gate is Gate.SILU else F.gelu(x, approximate="tanh")
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`Rotation.HALVES` of [..., T, D], as families write it: cos and sin [..., T, D], of any numbers."""
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat((-high, low), -1) * sin
 
 
 def norm_of(module: nn.Module) -> Norm | None:
@@ -119,3 +134,22 @@ def is_gated(kind: type[nn.Module]) -> bool:
         return torch.equal(kind.forward(mlp, x), mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x)))
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
         return False  # it reads more than these
+
+
+@functools.cache
+@torch.no_grad()
+def rotation_of(function: Callable[..., tuple[Tensor, Tensor]]) -> Rotation | None:
+    """How a function (query [1, Hq, T, D], key [1, Hkv, T, D], cos [1, T, D], sin) rotates in bfloat16, to the bit, by
+    any cosines and sines; None: in another way."""
+    generator = torch.Generator().manual_seed(0)
+    query_1THD, key_1THD, cos_1TD, sin_1TD = (
+        torch.randn(shape, generator=generator, device="cpu").bfloat16()
+        for shape in ((1, 5, 3, 8), (1, 5, 1, 8), (1, 5, 8), (1, 5, 8))
+    )
+    given = query_1THD.transpose(1, 2), key_1THD.transpose(1, 2)
+    expected = [rotated(x, cos_1TD, sin_1TD) for x in given]
+    try:
+        is_equal = all(map(torch.equal, function(*given, cos_1TD, sin_1TD), expected))
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
+        return None
+    return Rotation.HALVES if is_equal else None

@@ -1,8 +1,10 @@
-"""Norms and gated MLPs of packed rows on a GPU, by one kernel forward and one backward, in scoring and training alike.
+"""Norms, gated MLPs and rotations of packed rows on a GPU, by one kernel forward and one backward, in scoring and
+training alike.
 
-As Transformers writes a norm it is seven launches, most of them over float32, and a dozen in its backward. Which of a
-family's modules compute something known, `layer_forms` says. They have a forward of ours for as long as a forward of
-packed rows lasts. Then they have their own again: torch's compiler, which fuses the layers of generation, takes those.
+As Transformers writes a norm it is seven launches, most of them over float32, and a dozen in its backward; a rotation
+of queries and keys is ten, and some twenty. Which of a family's modules compute something known, `layer_forms` says.
+They have a forward of ours for as long as a forward of packed rows lasts, attention layers one that rotates by `rope`.
+Then they have their own again: torch's compiler, which fuses the layers of generation, takes those.
 
 The kernels are compiled by Triton when they are first used. They are held then against torch's operators, forward and
 backward (`row_kernel_proof`); where Triton fails or they say something else, that is said once and the modules' own
@@ -20,15 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.kernels import device_rows
+from plait.kernels import device_rotation, device_rows
+from plait.models.compute import rope
 from plait.models.compute.cpu_linear import unviewed
 from plait.models.compute.layer_forms import Gate, Norm, gate_of, norm_of
 from plait.models.compute.row_kernel_proof import RowKernel, is_proven
 
 
 class LayerKernels:
-    """The norms and gated MLPs of a module that kernels may compute. They are looked for when they are first asked for:
-    a part of a model is cut before.
+    """The norms, gated MLPs and attention layers of a module that kernels may compute. They are looked for when they
+    are first asked for: a part of a model is cut before.
 
     Args:
         module: of Transformers.
@@ -36,14 +39,14 @@ class LayerKernels:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._found: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] | None = None
+        self._found: list[tuple[nn.Module, Callable[..., Any]]] | None = None
         self._is_applied = False
 
     @contextlib.contextmanager
     def applied(self, device: torch.device) -> Iterator[None]:
         """Within it these modules compute by kernels, if the device has any. It may be entered again within itself, as
         a layer's that is computed again."""
-        if self._is_applied or not device_rows.serves(device):
+        if self._is_applied or not (device_rows.serves(device) or device_rotation.serves(device)):
             yield
             return
         if self._found is None:
@@ -60,12 +63,14 @@ class LayerKernels:
                 del attributes["forward"]
 
 
-def _found(module: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+def _found(module: nn.Module) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
     for part in module.modules():
         if (norm := norm_of(part)) is not None:
             yield part, _NormForward(part, norm)
         elif (gate := gate_of(part)) is not None:
             yield part, _GatedForward(part, gate)
+        elif (forward := rope.forward_of(part)) is not None:
+            yield part, forward
 
 
 class _NormForward:

@@ -1,10 +1,10 @@
-"""Rotary positions on a CPU in bfloat16: one pass in place of five operations, equal to the bit, and one backward.
+"""Rotary positions by one kernel forward and one backward: in bfloat16 on a CPU, and on a GPU.
 
 Families call a function of their file, `apply_rotary_pos_emb`. An attention layer whose function is shown to compute
-what the kernel computes gets a `forward` of the same code that finds ours under that name; nothing of Transformers is
-changed, and no attention layer is written again.
+what the kernels compute gets a `forward` of the same code that finds ours under that name: on a CPU for good, on a GPU
+for as long as `layer_kernels` says. Nothing of Transformers is changed, and no attention layer is written again.
 
-Shapes: T tokens, Hq heads, D head size.
+Shapes: T tokens, Hq query heads, Hkv key heads, D head size.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.kernels import fused_rows
+from plait.kernels import device_rotation, fused_rows
+from plait.models.compute.layer_forms import Rotation, rotation_of
+from plait.models.compute.row_kernel_proof import RowKernel, is_proven
 
 NAME = "apply_rotary_pos_emb"
-Rotation = Callable[..., tuple[Tensor, Tensor]]
+Function = Callable[..., tuple[Tensor, Tensor]]
 
 
 def install(module: nn.Module) -> None:
-    """Let the attention layers of a module whose rotation is shown to be the common one rotate here."""
-    for layer in module.modules():
-        forward = type(layer).forward
-        if "forward" in vars(layer) or not isinstance(forward, FunctionType):
-            continue
-        if fused_rows.AVAILABLE and (fused := _with_kernel(forward)) is not None:
-            layer.forward = MethodType(fused, layer)
+    """Let the attention layers of a module rotate here, where a CPU has kernels."""
+    for layer in module.modules() if fused_rows.AVAILABLE else ():
+        if "forward" not in vars(layer) and (forward := forward_of(layer)) is not None:
+            layer.forward = forward
+
+
+def forward_of(layer: nn.Module) -> MethodType | None:
+    """`forward` of an attention layer that rotates here; None where it does not rotate, or not in the common way."""
+    forward = type(layer).forward
+    ours = _with_kernel(forward) if isinstance(forward, FunctionType) else None
+    return None if ours is None else MethodType(ours, layer)
 
 
 @functools.cache
@@ -50,7 +56,7 @@ def _with_kernel(forward: FunctionType) -> FunctionType | None:
         copied.__wrapped__ = fused
         return copied
     own = forward.__globals__.get(NAME) if NAME in forward.__code__.co_names else None
-    if own is None or not is_common(own):
+    if own is None or rotation_of(own) is None:
         return None
     return _copied(forward, {**forward.__globals__, NAME: functools.partial(rotated, own)}, forward.__closure__)
 
@@ -64,22 +70,32 @@ def _copied(function: FunctionType, names: dict[str, Any], closure: tuple[CellTy
     return copied
 
 
-def rotated(own: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
-    """query and key [1, Hq, T, D], cos and sin [1, T, D]; whatever is of another form goes to the family's own."""
-    like = fused_rows.takes(query, key, cos, sin) and not rest and not options
-    size = query.shape[-1]
-    if like and all(_is_row(x) for x in (query, key)) and cos.shape == (1, query.shape[2], size) and size % 2 == 0:
+def rotated(own: Function, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
+    """query [1, Hq, T, D] and key [1, Hkv, T, D], cos and sin [1, T, D]; what is of another form, such as cosines of a
+    part of a head, goes to the family's own."""
+    given = query, key, cos, sin
+    if rest or options or not _is_row(*given):
+        return own(*given, *rest, **options)
+    if device_rotation.takes(*given):
+        kind = RowKernel(query.device, query.dtype, query.shape[-1], Rotation.HALVES)
+        return _DeviceRotation.apply(*given) if is_proven(kind) else own(*given)
+    if fused_rows.takes(*given) and all(x.transpose(1, 2).is_contiguous() for x in (query, key)):
         cos_TD, sin_TD = cos[0].contiguous(), sin[0].contiguous()
         return _Rotation.apply(query, cos_TD, sin_TD)[None], _Rotation.apply(key, cos_TD, sin_TD)[None]
-    return own(query, key, cos, sin, *rest, **options)
+    return own(*given)
 
 
-def _is_row(x: Tensor) -> bool:
-    """Whether it is one row, the heads of a token side by side, as a projection leaves them."""
-    return x.ndim == 4 and x.shape[0] == 1 and x.transpose(1, 2).is_contiguous()
+def _is_row(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether they are of one row, and cosines and sines of whole heads."""
+    if query.ndim != 4 or key.ndim != 4 or len(query) != 1 or len(key) != 1:
+        return False
+    tokens, size = query.shape[2:]
+    return key.shape[2:] == (tokens, size) and cos.shape == sin.shape == (1, tokens, size) and size % 2 == 0
 
 
 class _Rotation(torch.autograd.Function):
+    """Queries or keys, on a CPU; see `fused_rows.rotated`."""
+
     @staticmethod
     def forward(ctx: Any, x_1HTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         ctx.save_for_backward(cos_TD, sin_TD)
@@ -92,17 +108,15 @@ class _Rotation(torch.autograd.Function):
         return grad_THD[None].transpose(1, 2), None, None
 
 
-@functools.cache
-def is_common(own: Rotation) -> bool:
-    """Whether it rotates queries and keys as the kernel does, to the bit, with any cosines and sines."""
-    generator = torch.Generator().manual_seed(0)
-    query_1THD, key_1THD, angles = (
-        torch.randn(shape, generator=generator, device="cpu").bfloat16()
-        for shape in ((1, 5, 3, 8), (1, 5, 1, 8), (2, 1, 5, 8))
-    )
-    query, key = query_1THD.transpose(1, 2), key_1THD.transpose(1, 2)
-    ours = rotated(own, query, key, *angles)
-    try:
-        return all(map(torch.equal, own(query, key, *angles), ours))
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError):
-        return False
+class _DeviceRotation(torch.autograd.Function):
+    """Queries and keys, on a GPU; see `device_rotation.rotated`."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return device_rotation.rotated(query, key, cos, sin)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
+        return *device_rotation.rotated_backward(grad_query, grad_key, *ctx.saved_tensors), None, None

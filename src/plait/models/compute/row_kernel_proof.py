@@ -1,6 +1,6 @@
-"""Whether the kernels of norms and gates on a GPU say what torch's operators say, found at their first use.
+"""Whether the kernels of norms, gates and rotations on a GPU say what torch's operators say, found at their first use.
 
-Shapes: T rows that they are proven on, H size of a norm, I of a gate.
+Shapes: T rows that they are proven on, H size of a norm, I of a gate, D of a head.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from plait.errors import first_line
-from plait.kernels import device_rows
-from plait.models.compute.layer_forms import Gate, NormForm, activated
+from plait.kernels import device_rotation, device_rows
+from plait.models.compute.layer_forms import Gate, NormForm, Rotation, activated, rotated
 from plait.observe.screen import say
 
 PROOF_ROWS, PROOF_EPS = 150, 1e-3
 """More rows than a GPU has multiprocessors, over which the gradient of a norm's weight is divided."""
+
+PROOF_HEADS = 19, 2
+"""Query heads, of most sizes more than the kernel of rotations takes at a time, and key heads."""
 
 LARGEST_ERROR = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 """The largest error beside float32, as a share of its norm."""
@@ -30,8 +33,8 @@ class RowKernel(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     size: int
-    """Elements of a row."""
-    form: NormForm | Gate
+    """Elements of a row; of a rotation those of a head."""
+    form: NormForm | Gate | Rotation
 
 
 @cache
@@ -45,7 +48,7 @@ def is_proven(kind: RowKernel) -> bool:
         if error <= LARGEST_ERROR[kind.dtype]:
             return True
         why = f"are {error:.2g} away from what torch's operators say"
-    what = "gates" if isinstance(kind.form, Gate) else "norms"
+    what = {Gate: "gates", Rotation: "rotations"}.get(type(kind.form), "norms")
     say(f"plait: {what} of {kind.size} numbers by one kernel {why}: torch's operators compute them", file=sys.stderr)
     return False
 
@@ -61,6 +64,9 @@ def error_of(kind: RowKernel) -> float:
     rows = PROOF_ROWS, kind.size
     if isinstance(kind.form, Gate):
         pairs = _gates(kind.form, drawn(*rows), drawn(*rows), drawn(*rows))
+    elif isinstance(kind.form, Rotation):
+        heads = [drawn(1, PROOF_ROWS, count, kind.size).transpose(1, 2) for count in PROOF_HEADS * 2]
+        pairs = _rotations(drawn(1, *rows), drawn(1, *rows), *heads)
     else:
         pairs = _norms(kind.form, drawn(*rows), drawn(kind.size), drawn(*rows))
     return float(torch.stack([(actual.float() - true).norm() / true.norm() for actual, true in pairs]).max())
@@ -104,3 +110,19 @@ def _gates(which: Gate, gate_TI: Tensor, up_TI: Tensor, grad_TI: Tensor) -> Pair
         grads = device_rows.gated_gelu_backward_(grad_TI, gate_TI, up_TI)
         slope_TI = torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh")
     return [(out_TI, active_TI * up), (grads[0], slope_TI), (grads[1], grad * active_TI)]
+
+
+def _rotations(cos: Tensor, sin: Tensor, query: Tensor, key: Tensor, grad_query: Tensor, grad_key: Tensor) -> Pairs:
+    """cos and sin [1, T, D], the others [1, H, T, D]. Gradients of keys come in another order of memory."""
+    out = device_rotation.rotated(query, key, cos, sin)
+    grads = device_rotation.rotated_backward(grad_query, grad_key.contiguous(), cos, sin)
+    cos, sin = cos.float(), sin.float()
+
+    def transposed(grad: Tensor) -> Tensor:
+        low, high = (grad * sin).chunk(2, -1)
+        return grad * cos + torch.cat((high, -low), -1)
+
+    return [
+        *((actual, rotated(x.float(), cos, sin)) for actual, x in zip(out, (query, key), strict=True)),
+        *((actual, transposed(x.float())) for actual, x in zip(grads, (grad_query, grad_key), strict=True)),
+    ]
