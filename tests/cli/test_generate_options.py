@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from plait.cli import main
+from plait.generation.settings import SamplingSettings
+from plait.models import devices
 from plait.models.files.saving import save_pretrained
 from plait.models.scalar_loading import load_scalar
 from plait.observe.run_log import read_rows
+from plait.runtime.evaluating import generate
 from tests.cli.printed import is_one_error
 from tests.models.tiny import tiny_tokenizer
 
@@ -38,6 +42,21 @@ def test_lengths_and_a_new_folder(ask, tmp_path: Path) -> None:
     code, _ = ask("--out", str(out), "--lengths", str(tmp_path / "lengths.jsonl"), "--n", "2", "--max-running", "1")
     assert code == 0
     assert [len(row["token_ids"]) for row in read_rows(out)] == [3, 5, 2, 7]
+
+
+@pytest.mark.parametrize(("stated", "running"), [((), (64, 256)), (("--max-running", "64"), (64, 64))])
+def test_a_gpu_runs_more_samples_unless_told_otherwise(
+    ask, stated: tuple[str, ...], running: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[SamplingSettings] = []
+    monkeypatch.setattr(generate, "Engine", lambda model, engine: engines.append(engine) or 1 / 0)
+    monkeypatch.setattr(generate, "load_model", lambda *_, **__: None)
+    monkeypatch.setattr(devices, "check_cuda", lambda dtype, key: None)  # as if there were a GPU
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 << 30))
+    for device in ("cpu", "cuda"):
+        with pytest.raises(ZeroDivisionError):
+            ask("--device", device, *stated)
+    assert tuple(engine.max_running for engine in engines) == running
 
 
 def test_stop_token_ids(ask, tmp_path: Path) -> None:

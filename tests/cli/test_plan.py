@@ -366,6 +366,22 @@ def test_keys_of_the_recipe_may_stand_behind_it(
     assert seconds[1] < seconds[0]
 
 
+def test_samples_of_a_step_are_foretold_as_many_at_a_time_as_the_clusters_device_runs(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 samples on four GPUs, 128 on each: at once, or 64 at a time."""
+    leave_others_out(monkeypatch)
+    place = ("--cluster", "4xA100-80G", "--lengths", "64:128", "--json", "--plan", "one-mesh")
+    found = []
+    for stated in ((), ("--sampling.max_running", "256"), ("--sampling.max_running", "64")):
+        code, out, _ = run(capsys, "simulate", recipe, "--samples_per_prompt", "8", *stated, *place)
+        assert code == 0
+        found.append(json.loads(out))
+    default, many, few = found
+    assert default["seconds_per_step"] == many["seconds_per_step"] < few["seconds_per_step"]
+    assert default["memory"] == many["memory"] != few["memory"]
+
+
 def test_of_several_stages_one_is_meant(recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     stages = {"first": {"algorithm": "sft"}, "second": {"model": "@first", "algorithm": "grpo", "steps": 1}}
     common = yaml.safe_load(RECIPE) | {"stages": stages, "samples_per_prompt": 2}

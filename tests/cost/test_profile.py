@@ -32,10 +32,9 @@ from plait.cost.measured.sizes import sizes_of
 from plait.cost.measured.stopwatch import in_rounds
 from plait.cost.model_costs import ModelCosts
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import MOST_REPLAYED, LinkRecord, Profile, interpolated
+from plait.cost.profile import LinkRecord, Profile, interpolated
 from plait.cost.workload import Workload
 from plait.errors import DataError
-from plait.generation.captured_step import MOST_ROWS
 from plait.launch.local import LocalProcesses
 from plait.layout.mesh import Layout
 from plait.models.files.known_shapes import KNOWN
@@ -89,7 +88,6 @@ def test_parts_of_a_model_decode_by_their_layers() -> None:
 def test_steps_of_more_samples_than_a_gpu_replays_are_launched_layer_by_layer() -> None:
     """From 256 samples to 512 as much more as from 1 to 256; and no less than a prompt of as many tokens, of 0.01 s a
     token or 0.001. On a CPU nothing is replayed."""
-    assert MOST_REPLAYED == MOST_ROWS
     steps = {"decode": ((1, 10, 1.0), (256, 10, 2.0)), "decode_by_layers": ((1, 10, 50.0), (256, 10, 60.0))}
     slow, fast = ({"prompts": ((100, 100 * each), (200, 200 * each))} for each in (0.01, 0.001))
     gpu, of_fast = (PROFILE.model_copy(update=steps | of | {"device": "cuda"}) for of in (slow, fast))

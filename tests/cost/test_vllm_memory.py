@@ -17,5 +17,7 @@ def test_room_for_all_that_run_or_for_the_longest_alone() -> None:
     short = keys | {"data.max_prompt_tokens": 300}
     assert longest_sample(recipe_of(**short), shape) == 400
     assert pool_tokens_of_vllm(recipe_of(**short), shape) == (13 + 4 + 1) * 128, "4 samples of 400 take 13"
+    on_gpu = recipe_of(**short, device="cuda")
+    assert pool_tokens_of_vllm(on_gpu, shape) == (50 + 4 + 1) * 32, "in blocks of 32 tokens"
     bounded = short | {"sampling.kv_tokens": 640}
     assert pool_tokens_of_vllm(recipe_of(**bounded), shape) == (5 + 4 + 1) * 128

@@ -22,7 +22,7 @@ from plait.errors import RunError
 from plait.generation import captured, cuda_graphs, draft_steps, module_forward
 from plait.generation import pool as pool_module
 from plait.generation.captured import CapturedSteps, Compute
-from plait.generation.captured_step import MOST_ROWS, Size, Step, is_plain
+from plait.generation.captured_step import Size, Step, is_plain
 from plait.generation.cuda_graphs import Capture, First, Graph, by_cuda
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.engine import Engine, drain
@@ -33,7 +33,7 @@ from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.ragged_context import RaggedContext
-from plait.generation.settings import Sampling, SamplingSettings
+from plait.generation.settings import MOST_REPLAYED, Sampling, SamplingSettings
 from plait.generation.speculator import Speculator, speculator_of
 from plait.generation.speculator import model_drafter as drafter_of
 from plait.kernels import on_devices
@@ -760,7 +760,7 @@ def test_what_cannot_be_captured_is_computed_plainly(
 
 
 def test_large_batches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = MOST_ROWS + 1
+    count = MOST_REPLAYED + 1
     engine, _ = captured_engine(monkeypatch, max_running=count)
     engine.add(request_of(0, num_samples=count, sampling=Sampling(max_tokens=3, stop_token_ids=())))
     assert len(list(drain(engine))) == count

@@ -46,6 +46,25 @@ def test_a_gpu_has_a_budget_unless_one_is_given() -> None:
     assert tokens("cuda", None, kv_memory=2e6) == 2_000
 
 
+@pytest.mark.parametrize(
+    ("device", "stated", "running"),
+    [
+        ("cpu", {}, 64),
+        ("cuda", {}, 256),
+        ("cuda", {"kv_tokens": 640}, 256),
+        ("cuda", {"max_running": 64}, 64),
+        ("cuda", {"max_running": 7, "kv_tokens": 640}, 7),
+        ("cpu", {"max_running": 300}, 300),
+    ],
+)
+def test_a_gpu_runs_more_samples_unless_told_otherwise(device: str, stated: dict[str, int], running: int) -> None:
+    """The pool is for so many, where nothing bounds it; and what is decided once stays."""
+    sized = SamplingSettings(**stated).sized(100, TOKEN, device, lambda: None)
+    assert (sized.max_running, sized.kv_tokens) == (running, stated.get("kv_tokens", running * 112))
+    assert sized.sized(100, TOKEN, "cuda", lambda: None) == sized
+    assert sized.limits(100).max_running == running
+
+
 @pytest.mark.parametrize("value", [0, -0.1, 1, 1.5, 1_000, 2**20 - 1, 3_000_000.5])
 def test_what_is_neither_a_share_nor_bytes_is_refused(value: float) -> None:
     with pytest.raises(

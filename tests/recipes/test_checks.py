@@ -80,10 +80,34 @@ def test_what_does_not_fit_is_refused_with_both_lengths(keys: dict[str, Any], sa
 def test_keys_and_values_that_are_kept_need_room_for_all_that_run() -> None:
     # Four samples of 12 + 20 tokens take two blocks of 16 each.
     keys = {"data.max_prompt_tokens": 12, "sampling.max_response_tokens": 20, "sampling.max_running": 4}
-    checks.check_kept(recipe_of(**keys, on_update="keep", **{"sampling.kv_tokens": 128}), SHAPE)
-    checks.check_kept(recipe_of(**keys, on_update="recompute", **{"sampling.kv_tokens": 64}), SHAPE)
+
+    def running(on_update: str, kv_tokens: int, *, is_stated: bool = True) -> int:
+        recipe = recipe_of(**keys, on_update=on_update, **{"sampling.kv_tokens": kv_tokens})
+        return checks.running_kept(recipe, SHAPE, is_stated=is_stated)
+
+    assert running("keep", 128) == running("recompute", 64) == 4
     with pytest.raises(ConfigError, match=r"room for 112 tokens and `sampling.max_running` \(4\) .* take 128:"):
-        checks.check_kept(recipe_of(**keys, on_update="keep", **{"sampling.kv_tokens": 127}), SHAPE)
+        running("keep", 127)
+    of_a_device = [running("keep", kv_tokens, is_stated=False) for kv_tokens in (32, 95, 127, 128, 4096)]
+    assert of_a_device == [1, 2, 3, 4, 4], "what nobody stated gives way"
+    assert running("recompute", 64, is_stated=False) == 4
+
+
+@pytest.mark.parametrize("prompt_tokens", [None, 1, 30])
+@pytest.mark.parametrize("kv_tokens", [64, 96, 100, 1000, None])
+def test_what_a_device_runs_by_itself_has_always_room(kv_tokens: int | None, prompt_tokens: int | None) -> None:
+    """Samples of any length up to the model's positions: what is found is not refused, and one more would be."""
+    stated = {"data.max_prompt_tokens": prompt_tokens, "sampling.kv_tokens": kv_tokens}
+    keys = {key: value for key, value in stated.items() if value is not None} | {"sampling.max_response_tokens": 33}
+    recipe = recipe_of(**keys, on_update="keep")
+    running = checks.running_kept(recipe, SHAPE, is_stated=False)
+    found = [recipe_of(**keys, on_update="keep", **{"sampling.max_running": count}) for count in (running, running + 1)]
+    assert checks.running_kept(found[0], SHAPE, is_stated=True) == running >= 1
+    if kv_tokens is None:
+        assert running == 64
+    else:
+        with pytest.raises(ConfigError, match="`on_update` is keep, but"):
+            checks.running_kept(found[1], SHAPE, is_stated=True)
 
 
 # -- sampling and staleness

@@ -142,9 +142,10 @@ def _engine(options: Options) -> SamplingSettings:
             f"--draft-model guesses next tokens, but --speculation is auto, which guesses nothing where --device is "
             f"{options.device}; set it to adaptive"
         )
+    stated = {} if options.max_running is None else {"max_running": options.max_running}
     try:
         return SamplingSettings(
-            max_running=options.max_running,
+            **stated,
             kv_tokens=options.kv_tokens,
             speculation=options.speculation,  # type: ignore[arg-type]
             draft_model=options.draft_model,

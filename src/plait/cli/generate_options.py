@@ -54,8 +54,8 @@ class Options:
     """System message put before each prompt."""
     lengths: Place | None = None
     """JSONL of lists, one per prompt: the exact lengths of its n responses, for timing."""
-    max_running: Whole = 64
-    """Samples decoded at the same time."""
+    max_running: Whole | None = None
+    """Samples decoded at the same time; by default 64, on a GPU 256."""
     kv_tokens: Whole | None = None
     """Tokens that the cache holds at most; by default what max_running samples may need."""
     speculation: str = "auto"

@@ -9,9 +9,8 @@ from functools import partial
 from plait.cost.decoding import SteadySteps
 from plait.cost.layer_times import LayerTimes, Terms, added
 from plait.cost.lengths import Lengths
-from plait.cost.profile import MOST_REPLAYED
 from plait.cost.workload import Workload
-from plait.generation.settings import DRAFT_MODEL_TOKENS
+from plait.generation.settings import DRAFT_MODEL_TOKENS, MOST_REPLAYED
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 

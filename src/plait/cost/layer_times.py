@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from plait.cost.layer_kinds import layer_kinds
 from plait.cost.model_work import ModelWork
-from plait.cost.profile import MOST_REPLAYED, Profile, interpolated
+from plait.cost.profile import Profile, interpolated
 from plait.cost.traffic import Traffic
+from plait.generation.settings import MOST_REPLAYED
 from plait.layout.mesh import Layout
 from plait.models.shape import ModelShape
 

@@ -18,6 +18,7 @@ from plait.cost.cluster import ClusterSpec
 from plait.cost.drafts import Drafts
 from plait.cost.hardware import GIB, Device, Link, Software
 from plait.cost.model_work import ModelWork
+from plait.generation.settings import MOST_REPLAYED
 from plait.models.shape import ModelShape
 from plait.settings import Settings
 
@@ -88,8 +89,6 @@ class Ratio:
     steps: int
 
 
-MOST_REPLAYED = 256
-"""Samples of a step that a GPU replays as a graph; of more the kernels of each compiled layer are launched."""
 KEPT_RUNS = 20
 """That a profile keeps, the newest: machines, and what runs on them, change."""
 

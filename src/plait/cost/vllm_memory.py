@@ -9,8 +9,8 @@ from plait.recipes.recipe import Recipe
 
 PROMPT_TOKENS = 512
 """The length that is expected of prompts where the recipe sets no limit. Longer ones fit, too."""
-VLLM_BLOCK_TOKENS = 128
-"""Tokens of a block of vLLM on a CPU; the last one of a sample is half empty."""
+VLLM_BLOCK_TOKENS = {"cpu": 128, "cuda": 32}
+"""Tokens of a block of vLLM, on a GPU at most; the last one of a sample is half empty."""
 
 
 def longest_sample(recipe: Recipe, shape: ModelShape) -> int:
@@ -33,4 +33,5 @@ def pool_tokens_of_vllm(recipe: Recipe, shape: ModelShape) -> int:
     expected = (recipe.data.max_prompt_tokens or PROMPT_TOKENS) + sampling.max_response_tokens
     held = sampling.num_blocks(shape.max_positions) * BLOCK_TOKENS
     tokens = max(longest_sample(recipe, shape), min(held, sampling.max_running * expected))
-    return (-(-tokens // VLLM_BLOCK_TOKENS) + sampling.max_running + 1) * VLLM_BLOCK_TOKENS
+    of_block = VLLM_BLOCK_TOKENS[recipe.device]
+    return (-(-tokens // of_block) + sampling.max_running + 1) * of_block

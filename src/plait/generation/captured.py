@@ -32,10 +32,11 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError, first_line
-from plait.generation.captured_step import MOST_ROWS, Size, Step, is_decoding, is_plain
+from plait.generation.captured_step import Size, Step, is_decoding, is_plain
 from plait.generation.cuda_graphs import Capture, by_cuda
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
+from plait.generation.settings import MOST_REPLAYED
 from plait.models.parallel.peers import Peers
 from plait.observe.screen import say
 
@@ -106,7 +107,7 @@ class CapturedSteps:
     def _may_show(self, batch: RaggedBatch, pool: KVPool) -> bool:
         """Whether a step that is too large for a graph may show that the first of the ways is right: a rollout may
         begin with such steps, and have no others for long. If that finds no memory, it is not tried again."""
-        is_large = batch.num_tokens > MOST_ROWS and is_decoding(batch)
+        is_large = batch.num_tokens > MOST_REPLAYED and is_decoding(batch)
         return is_large and len(self._ways) > 1 and Size.of(batch, pool.block_tokens) not in self._lacked
 
     def _show(self, batch: RaggedBatch, pool: KVPool) -> None:
@@ -287,7 +288,7 @@ class CapturedSteps:
 
 def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
     """How logits, or hidden states, differ by more than rounding; None: they do not."""
-    for found, expected in zip(found_TV.split(MOST_ROWS), expected_TV.split(MOST_ROWS), strict=True):
+    for found, expected in zip(found_TV.split(MOST_REPLAYED), expected_TV.split(MOST_REPLAYED), strict=True):
         off_norm, norm = torch.stack([(found.float() - expected.float()).norm(), expected.float().norm()]).tolist()
         off = off_norm / norm if norm else off_norm  # all are 0 behind a token whose embedding is 0
         if not off <= CLOSE[expected.dtype]:

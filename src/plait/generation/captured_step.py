@@ -14,11 +14,9 @@ from torch import Tensor
 
 from plait.generation.cuda_graphs import Graph
 from plait.generation.ragged import SHORT_ROWS, RaggedBatch
+from plait.generation.settings import MOST_REPLAYED
 from plait.kernels.on_devices import power_of_two
 from plait.policy.blocks import num_blocks_for
-
-MOST_ROWS = 256
-"""Larger batches keep the device busy without."""
 
 LEAST_COLUMNS = 8
 """Columns of the narrowest block tables: contexts of up to so many blocks have the same graphs."""
@@ -113,7 +111,7 @@ class Step:
 
 def is_plain(batch: RaggedBatch) -> bool:
     """Whether a batch is what graphs are made for."""
-    return batch.num_tokens <= MOST_ROWS and is_decoding(batch)
+    return batch.num_tokens <= MOST_REPLAYED and is_decoding(batch)
 
 
 def is_decoding(batch: RaggedBatch) -> bool:

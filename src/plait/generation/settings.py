@@ -25,6 +25,9 @@ MIN_POOL_BYTES = 1 << 16
 MIN_KV_BYTES = 1 << 20
 GPU_SHARE = 0.3
 """What of a GPU's memory keys and values may take, where nothing is said."""
+MOST_REPLAYED = 256
+"""Rows of the largest step that a GPU replays as a graph; larger ones keep it busy without. So many samples it decodes
+at a time, where nothing is said."""
 
 
 def _check_temperature(value: float) -> float:
@@ -122,7 +125,10 @@ class SamplingSettings(Settings):
         default=None, description="tokens that end a response; by default the model's own"
     )
     max_running: int = Field(
-        default=64, ge=1, description="samples decoded at a time, others wait; bounds the KV memory"
+        default=64,
+        ge=1,
+        description="samples decoded at a time, others wait; bounds the KV memory. On a GPU "
+        f"{MOST_REPLAYED} unless it is set",
     )
     max_prefill_tokens: int = Field(
         default=4096, ge=1, description="prompt tokens computed in one step; what is longer is computed in chunks"
@@ -194,6 +200,11 @@ class SamplingSettings(Settings):
         return None if self.decode_groups == "auto" else self.decode_groups
 
     @property
+    def states_running(self) -> bool:
+        """Whether `max_running` was set, and is not what a device takes by itself."""
+        return "max_running" in self.model_fields_set
+
+    @property
     def filters(self) -> bool:
         """Whether top-k or top-p chooses tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
@@ -216,7 +227,7 @@ class SamplingSettings(Settings):
     def sized(
         self, max_positions: int, token_bytes: int, device: str, device_bytes: Callable[[], int | None]
     ) -> SamplingSettings:
-        """With `kv_tokens` in place of what they follow from.
+        """With `max_running` of the device, unless it is set, and `kv_tokens` in place of what they follow from.
 
         Args:
             token_bytes: of the keys and values of one token, all layers and heads.
@@ -226,12 +237,13 @@ class SamplingSettings(Settings):
         Raises:
             ConfigError: the memory has no room for one block.
         """
+        running = MOST_REPLAYED if device != "cpu" and not self.states_running else self.max_running
         if self.kv_tokens is not None:
-            return self
+            return self.model_copy(update={"max_running": running})
         memory, key = self.kv_memory, "`sampling.kv_memory`"
         if memory is None and device != "cpu":
             memory, key = GPU_SHARE, "the memory for keys and values (`sampling.kv_memory`)"
-        blocks = self.max_running * num_blocks_for(max_positions)
+        blocks = running * num_blocks_for(max_positions)
         if memory is not None and memory < 1:
             known = device_bytes()
             budget = None if known is None else int(memory * known)
@@ -244,7 +256,8 @@ class SamplingSettings(Settings):
                     f"{key} is {memory:g}, {budget} bytes, but one block of {BLOCK_TOKENS} tokens takes "
                     f"{BLOCK_TOKENS * token_bytes}; give more"
                 )
-        return self.model_copy(update={"kv_tokens": blocks * BLOCK_TOKENS, "kv_memory": None})
+        held = {"kv_tokens": blocks * BLOCK_TOKENS, "kv_memory": None}
+        return self.model_copy(update={"max_running": running, **held})
 
     def limits(self, max_positions: int) -> Limits:
         """What decisions about steps depend on."""

@@ -126,21 +126,23 @@ def _check_going_on(rollouts: Sequence[Node], flow: str, recipe: Recipe) -> None
             )
 
 
-def check_kept(recipe: Recipe, shape: ModelShape) -> None:
-    """Raises ConfigError where keys and values are to be kept over an update, but may have to give way before: what is
-    computed again is of other weights, and nobody would know."""
+def running_kept(recipe: Recipe, shape: ModelShape, *, is_stated: bool) -> int:
+    """`sampling.max_running`; where that is not stated, and keys and values are kept over an update, no more than
+    certainly have room: what gave way would be computed again, of other weights, and nobody would know. Raises
+    ConfigError where it is stated, and there may be no room for so many."""
+    running = recipe.sampling.max_running
     if not recipe.update_rule.keeps:
-        return
+        return running
     most = prompt_limit(recipe, shape) + recipe.sampling.max_response_tokens
-    needed = recipe.sampling.max_running * num_blocks_for(most)
-    if (blocks := recipe.sampling.num_blocks(shape.max_positions)) < needed:
+    blocks, each = recipe.sampling.num_blocks(shape.max_positions), num_blocks_for(most)
+    if is_stated and blocks < running * each:
         raise ConfigError(
             f"`on_update` is keep, but keys and values have room for {blocks * BLOCK_TOKENS} tokens and "
-            f"`sampling.max_running` ({recipe.sampling.max_running}) samples of {most} tokens take "
-            f"{needed * BLOCK_TOKENS}: who gives way would be computed again. Raise `sampling.kv_tokens` (or "
-            "`sampling.kv_memory`), lower `sampling.max_running` or `data.max_prompt_tokens`, or set `on_update` to "
-            "recompute"
+            f"`sampling.max_running` ({running}) samples of {most} tokens take {running * each * BLOCK_TOKENS}: who "
+            "gives way would be computed again. Raise `sampling.kv_tokens` (or `sampling.kv_memory`), lower "
+            "`sampling.max_running` or `data.max_prompt_tokens`, or set `on_update` to recompute"
         )
+    return min(running, blocks // each)
 
 
 def check_calls(flow: Dataflow) -> None:

@@ -25,7 +25,7 @@ from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.observe.screen import say
-from plait.recipes.checks import check_adapters, check_kept, check_models, check_trained_steps
+from plait.recipes.checks import check_adapters, check_models, check_trained_steps, running_kept
 from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan, said_of_idle_keys
 from plait.recipes.flow_checks import checked_flow, said_of_unread_options
@@ -220,8 +220,10 @@ def outline(
         if drafts is not None:  # beside each of them, for as many tokens
             token_bytes += kv_bytes_per_token(shapes[drafts], recipe.dtype)
         room = lambda: device_bytes_if_here(recipe, num_devices(recipe)) if device_memory is None else device_memory
+        is_stated = recipe.sampling.states_running
         recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
-        check_kept(recipe, shape)
+        running = running_kept(recipe, shape, is_stated=is_stated)
+        recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"max_running": running}))
     check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})
     _check_stop(recipe, shapes[recipe.model])
     return Outline(recipe, dataflow, models, shapes, functions, judges)

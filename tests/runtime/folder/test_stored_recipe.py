@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from plait.errors import ConfigError
+from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 from plait.recipes.trust import user_recipe
 from plait.runtime.api import flattened
 from plait.runtime.folder.claim import claim
-from plait.runtime.folder.stored_recipe import as_begun, recipe_text
+from plait.runtime.folder.stored_recipe import as_begun, changed_keys, recipe_text
 from plait.runtime.prepare import outline
 
 KEYS: dict[str, Any] = {
@@ -46,6 +47,44 @@ def test_a_run_goes_on_with_keys_without_effect_that_none_begins_with(key: str, 
     claim(recipe, resume=True).close()
     outline(as_begun(stored, recipe))
     outline(user_recipe(stored, (), trust_run_code=True))
+
+
+ON_A_GPU: dict[str, Any] = {
+    **{name: value for name, value in KEYS.items() if name not in SAYS},
+    "reward.functions": ["math:floor"],
+    "device": "cuda",
+}
+
+
+def on_a_gpu(run_dir: Path, **stated: Any) -> Recipe:
+    keys = ON_A_GPU | {"run_dir": str(run_dir)} | {key.replace("__", "."): value for key, value in stated.items()}
+    return load_recipe(None, list(keys.items()))
+
+
+def test_how_many_samples_run_on_a_gpu_is_kept_and_a_run_of_before_goes_on_with_fewer(tmp_path: Path) -> None:
+    """All ran 64 at a time once, and their recipes say so as if their users did."""
+    recipe, stored = on_a_gpu(tmp_path), tmp_path / "recipe.yaml"
+    begun = outline(recipe, device_memory=80 << 30).recipe
+    stored.write_text(recipe_text(begun))
+    assert yaml.safe_load(stored.read_text())["sampling"]["max_running"] == 256
+    assert changed_keys(stored, begun) == {}
+    stored.write_text(stored.read_text().replace("max_running: 256", "max_running: 64"))
+    assert outline(as_begun(stored, recipe), device_memory=80 << 30).recipe.sampling.max_running == 64
+    assert outline(load_recipe(stored), device_memory=80 << 30).recipe.sampling.max_running == 64
+    assert "sampling.max_running" not in changed_keys(stored, recipe)
+    stated = on_a_gpu(tmp_path, sampling__max_running=256)
+    assert changed_keys(stored, stated)["sampling.max_running"] == (64, 256), "the user says so"
+    assert outline(as_begun(stored, stated), device_memory=80 << 30).recipe.sampling.max_running == 256
+
+
+def test_samples_that_are_kept_over_an_update_are_no_more_than_have_room(tmp_path: Path) -> None:
+    """0.3 of 24 GiB are 921 blocks of 16 tokens of 512 KiB; 200 tokens take 13 blocks."""
+    kept = {"on_update": "keep", "max_staleness": 1, "data__max_prompt_tokens": 100}
+    keys = kept | {"sampling__max_response_tokens": 100}
+    assert outline(on_a_gpu(tmp_path, **keys), device_memory=24 << 30).recipe.sampling.max_running == 70
+    assert outline(on_a_gpu(tmp_path, **keys), device_memory=240 << 30).recipe.sampling.max_running == 256
+    with pytest.raises(ConfigError, match=r"`sampling\.max_running` \(71\) samples of 200 tokens take"):
+        outline(on_a_gpu(tmp_path, **keys, sampling__max_running=71), device_memory=24 << 30)
 
 
 def test_keys_that_there_are_no_more_are_named_with_the_way_on(tmp_path: Path) -> None:

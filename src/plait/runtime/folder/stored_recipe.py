@@ -24,13 +24,16 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
-    """The recipe of a run that is resumed: where it leaves the size of the KV pool open, how many groups of samples
-    are in flight, or what is guessed, what the stored one says. Keys without effect are let be."""
+    """The recipe of a run that is resumed: where it leaves open how many samples run at a time, the size of the KV
+    pool, how many groups of samples are in flight, or what is guessed, what the stored one says. Keys without effect
+    are let be."""
     recipe = recipe.letting_be()
     sampling = read_tree(old).get("sampling")
     update: dict[str, Any] = {}
     if not isinstance(sampling, dict):
         return recipe
+    if not recipe.sampling.states_running and (stored := sampling.get("max_running")) is not None:
+        update |= {"max_running": stored}
     if recipe.sampling.kv_tokens is None and (stored := sampling.get("kv_tokens")) is not None:
         update |= {"kv_tokens": stored, "kv_memory": None}
     if recipe.sampling.decode_groups == "auto":
