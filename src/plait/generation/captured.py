@@ -32,11 +32,10 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError, first_line
-from plait.generation.captured_step import Size, Step, is_decoding, is_plain
+from plait.generation.captured_step import MOST_REPLAYED, Size, Step, is_decoding, is_plain
 from plait.generation.cuda_graphs import Capture, by_cuda
 from plait.generation.pool import KVPool
 from plait.generation.ragged import RaggedBatch
-from plait.generation.settings import MOST_REPLAYED
 from plait.models.parallel.peers import Peers
 from plait.observe.screen import say
 
