@@ -281,7 +281,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "remax"}, "generates more than once"),
     ({"fusion": 0.5}, "`fusion` is 0.5: instances whose samples end early"),
     ({"rebalance": "auto"}, "`rebalance` is auto"),
-    ({"sampling.kv_tokens": 64}, "keys and values have room for 64 tokens"),
+    ({"sampling.kv_tokens": 64, "sampling.max_running": 64}, "keys and values have room for 64 tokens"),
 ]
 
 
