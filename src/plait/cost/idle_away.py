@@ -22,23 +22,33 @@ come on top: what a forecast does not know must not end a run that would fit wit
 Leaves = Callable[[Placement], bool]
 
 
-def with_pools_kept(facts: Facts, room_bytes: float) -> Plan:
-    """The plan of `facts` with the policy `pool` where that saves captures of CUDA graphs, and every device has room
-    for pools and graphs beside all that it may hold, but for `POOL_MARGIN`; else as it is.
-
-    Args:
-        facts: its plan is completed.
-        room_bytes: of one device.
-    """
+def with_pools(facts: Facts) -> Plan:
+    """The plan of `facts`, which is completed, with the policy `pool` where that saves captures of CUDA graphs; else as
+    it is."""
     plan = facts.plan
     decoding = [p for p in plan.placements if p.mode == "decode"]
     has_graphs = bool(decoding) and all(p.after == "keep" for p in decoding)
     is_ours = facts.recipe.device == "cuda" and not abilities(facts.recipe).computes_elsewhere
     if not (has_graphs and is_ours) or pools_stay(plan):
         return plan
-    kept = replace(plan, policies=(*plan.policies, PolicyChoice(POOL)))
-    most = max(device.most_bytes for device in memory_by_device(replace(facts, plan=kept)))
-    return kept if most <= (1 - POOL_MARGIN) * room_bytes else plan
+    return replace(plan, policies=(*plan.policies, PolicyChoice(POOL)))
+
+
+def has_margin(facts: Facts, room_bytes: float) -> bool:
+    """Whether every device of this size has room for all that it may hold, but for `POOL_MARGIN`."""
+    most = max(device.most_bytes for device in memory_by_device(facts))
+    return most <= (1 - POOL_MARGIN) * room_bytes
+
+
+def with_pools_kept(facts: Facts, room_bytes: float) -> Plan:
+    """As `with_pools`, where every device has room for pools and graphs beside all that it may hold, but for
+    `POOL_MARGIN`; else the plan of `facts` as it is.
+
+    Args:
+        room_bytes: of one device.
+    """
+    kept = with_pools(facts)
+    return kept if kept is facts.plan or has_margin(replace(facts, plan=kept), room_bytes) else facts.plan
 
 
 def with_idle_away(facts: Facts, room_bytes: float) -> Plan:

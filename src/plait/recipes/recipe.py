@@ -197,10 +197,15 @@ class Recipe(Settings):
         "process died, froze or stalled or a node was lost (docs/cluster.md)",
     )
     threads: int = Field(default=0, ge=0, le=4096, description="CPU threads; 0: one per core")
-    micro_batch_tokens: int = Field(default=4096, ge=1, description="tokens of a forward in scoring and training")
+    micro_batch_tokens: int = Field(
+        default=4096,
+        ge=1,
+        description="tokens of a forward in scoring and training. On a GPU up to 16384, as they fit, unless it is set",
+    )
     checkpoint_activations: bool = Field(
         default=False,
-        description="recompute activations in the backward: less memory, more time. On a GPU true unless it is set",
+        description="recompute activations in the backward: less memory, more time. On a GPU true if they do not fit, "
+        "unless it is set",
     )
     sequence_parallel: bool = Field(
         default=False,
@@ -212,19 +217,28 @@ class Recipe(Settings):
 
     _paths = path_key("model", "algorithm", "plan", "run_dir")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _spare_memory(cls, tree: Any) -> Any:
+    @model_validator(mode="after")
+    def _spare_memory(self) -> Self:
         """Activations of a long micro-batch are most of what a GPU holds in training."""
-        if isinstance(tree, dict) and tree.get("device") == "cuda":
-            return {"checkpoint_activations": True} | tree
-        return tree
+        if self.device == "cuda" and not self.states("checkpoint_activations"):
+            self.__dict__["checkpoint_activations"] = True
+        return self
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
         if self.epochs is not None and "steps" in self.model_fields_set:
             raise ValueError(f"`steps` ({self.steps}) and `epochs` ({self.epochs:g}) are both set; give one of them")
         return self
+
+    def states(self, key: str) -> bool:
+        """Whether a key was set, and is not what follows from others."""
+        return key in self.model_fields_set
+
+    def by_default(self, **values: Any) -> Recipe:
+        """The same, of which keys that are not stated have these values, and remain so."""
+        recipe = self.model_copy()
+        recipe.__dict__.update({key: value for key, value in values.items() if not self.states(key)})
+        return recipe
 
     def letting_be(self, sections: Iterable[str] = SECTIONS) -> Recipe:
         """The same, of whose sections these may have keys without effect: a run has begun with them (which a later

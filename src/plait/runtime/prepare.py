@@ -15,6 +15,7 @@ from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
 from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices, resolve_plan
+from plait.cost.spent_memory import LONG
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
 from plait.data.prompts import PromptSet
@@ -25,7 +26,7 @@ from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
 from plait.observe.screen import say
-from plait.recipes.checks import check_adapters, check_models, check_trained_steps, running_kept
+from plait.recipes.checks import check_adapters, check_models, check_trained_steps, held_positions, running_kept
 from plait.recipes.device_checks import check_device
 from plait.recipes.engine_checks import abilities, check_engine_plan, said_of_idle_keys
 from plait.recipes.flow_checks import checked_flow, said_of_unread_options
@@ -43,6 +44,7 @@ from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.fusing import with_order
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.run_planning import costs_of_run, planning_for_run, settled_by_costs
+from plait.runtime.prediction.spending import spending
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Plan
@@ -84,6 +86,7 @@ def prepare(
     if plan is None:
         plan = _searched(outlined, lengths, machines)
     check_engine_plan(recipe, plan)
+    outlined = spending(outlined, plan, lengths, may_leave=is_by_name(recipe))
     plan, recipe = settled_by_costs(outlined, kept.settled(plan), lengths, machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
@@ -166,6 +169,11 @@ def is_searched(recipe: Recipe) -> bool:
     return recipe.plan == AUTO and num_devices(recipe) > 1
 
 
+def is_by_name(recipe: Recipe) -> bool:
+    """Whether the plan of a run follows from a name: no file says it, and it is not found."""
+    return recipe.plan in (*NAMES, AUTO) and not is_searched(recipe)
+
+
 def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     """The completed plan of a run as it is followed: on GPUs a plan by name in which what does not fit idles in host
     memory, and pools stay where they fit. (A file says itself what leaves and what stays; a plan that was found does,
@@ -173,7 +181,7 @@ def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
     recipe = run.recipe
     for text in (*said_of_unread_options(run.flow, recipe), *said_of_idle_keys(recipe, plan)):
         say(text, file=sys.stderr)
-    if recipe.device != "cuda" or recipe.plan not in (*NAMES, AUTO) or is_searched(recipe):
+    if recipe.device != "cuda" or not is_by_name(recipe):
         return plan
     parameters = parameters_of(run.models)
     facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, lengths)
@@ -208,6 +216,8 @@ def outline(
     check_parts(dataflow, recipe, functions)
     settings = recipe.evaluation
     judges = judges_of(settings.functions, settings.answer, task=recipe.data.task) if generates else ()
+    if recipe.device == "cuda":
+        recipe = recipe.by_default(micro_batch_tokens=LONG)
     models = role_models(dataflow, recipe)
     check_adapters(models, trains=trains)
     shapes = _shapes(models, recipe)
@@ -221,7 +231,7 @@ def outline(
             token_bytes += kv_bytes_per_token(shapes[drafts], recipe.dtype)
         room = lambda: device_bytes_if_here(recipe, num_devices(recipe)) if device_memory is None else device_memory
         is_stated = recipe.sampling.states_running
-        recipe = with_sampling(recipe, recipe.sampling.sized(shape.max_positions, token_bytes, device, room))
+        recipe = with_sampling(recipe, recipe.sampling.sized(held_positions(recipe, shape), token_bytes, device, room))
         running = running_kept(recipe, shape, is_stated=is_stated)
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"max_running": running}))
     check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})

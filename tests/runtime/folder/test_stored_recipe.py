@@ -87,6 +87,21 @@ def test_samples_that_are_kept_over_an_update_are_no_more_than_have_room(tmp_pat
         outline(on_a_gpu(tmp_path, **keys, sampling__max_running=71), device_memory=24 << 30)
 
 
+def test_what_memory_is_spent_on_is_kept_and_a_run_of_before_goes_on_as_it_was(tmp_path: Path) -> None:
+    """It may have begun on another GPU."""
+    recipe, stored = on_a_gpu(tmp_path), tmp_path / "recipe.yaml"
+    begun = recipe.model_copy(update={"micro_batch_tokens": 8192, "checkpoint_activations": False})
+    stored.write_text(recipe_text(begun))
+    assert changed_keys(stored, recipe) == {}
+    again = as_begun(stored, recipe)
+    assert (again.micro_batch_tokens, again.checkpoint_activations) == (8192, False)
+    assert again.states("micro_batch_tokens")
+    assert again.states("checkpoint_activations")
+    stated = on_a_gpu(tmp_path, micro_batch_tokens=4096)
+    assert changed_keys(stored, stated) == {"micro_batch_tokens": (8192, 4096)}, "the user says so"
+    assert as_begun(stored, stated).checkpoint_activations is False
+
+
 def test_keys_that_there_are_no_more_are_named_with_the_way_on(tmp_path: Path) -> None:
     """Keys that there were not yet are as by default: neither is the user's to give `as it was`."""
     keys = {name: value for name, value in KEYS.items() if name not in SAYS} | {"reward.functions": ["math:floor"]}

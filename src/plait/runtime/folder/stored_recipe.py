@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from plait.cost.spent_memory import KEYS
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.recipes.keys import section_of
@@ -25,10 +26,11 @@ def recipe_text(recipe: Recipe) -> str:
 
 def as_begun(old: Path, recipe: Recipe) -> Recipe:
     """The recipe of a run that is resumed: where it leaves open how many samples run at a time, the size of the KV
-    pool, how many groups of samples are in flight, or what is guessed, what the stored one says. Keys without effect
-    are let be."""
-    recipe = recipe.letting_be()
-    sampling = read_tree(old).get("sampling")
+    pool, how many groups of samples are in flight, what is guessed, or what memory is spent on in training, what the
+    stored one says. Keys without effect are let be."""
+    stored_tree = read_tree(old)
+    recipe = _with_stored(recipe.letting_be(), stored_tree)
+    sampling = stored_tree.get("sampling")
     update: dict[str, Any] = {}
     if not isinstance(sampling, dict):
         return recipe
@@ -41,6 +43,12 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
     if recipe.sampling.speculation == "auto":
         update |= {"speculation": sampling.get("speculation", "auto")}
     return with_sampling(recipe, recipe.sampling.model_copy(update=update))
+
+
+def _with_stored(recipe: Recipe, stored: Mapping[str, Any]) -> Recipe:
+    """With the keys of `spent_memory` that were found when the run began."""
+    update = {key: stored[key] for key in KEYS if key in stored and not recipe.states(key)}
+    return recipe.model_copy(update=update)
 
 
 def gone_keys(old: Path) -> list[str]:

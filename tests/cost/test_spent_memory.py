@@ -1,0 +1,114 @@
+"""On a GPU long micro-batches and kept activations are taken as they fit, where a recipe leaves them open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.cost.device_memory import memory_by_device
+from plait.cost.idle_away import POOL_MARGIN, with_idle_away, with_pools
+from plait.cost.lengths import Lengths, SampleLengths
+from plait.cost.placed import Facts
+from plait.cost.spent_memory import WAYS, with_memory_spent
+from plait.recipes.recipe import Recipe
+from tests.cost.test_device_memory import facts_of, named
+
+SAMPLES = SampleLengths(Lengths.fixed(500), Lengths.fixed(3_000))
+KEYS = {"device": "cuda", "prompts_per_step": 64, "sampling": {"kv_tokens": 1 << 20, "max_response_tokens": 3_000}}
+
+
+def facts_on_a_gpu(**keys: object) -> Facts:
+    """SmolLM2-135M learns by PPO on one GPU, by samples so long that the longest micro-batches are filled."""
+    return replace(facts_of(named("colocated", 1), **KEYS | keys), lengths=SAMPLES)
+
+
+def way_of(recipe: Recipe) -> tuple[int, bool]:
+    return recipe.micro_batch_tokens, recipe.checkpoint_activations
+
+
+def with_way(facts: Facts, way: tuple[int, bool]) -> Facts:
+    update = {"micro_batch_tokens": way[0], "checkpoint_activations": way[1]}
+    return replace(facts, recipe=facts.recipe.model_copy(update=update))
+
+
+def most(facts: Facts) -> int:
+    return max(device.most_bytes for device in memory_by_device(facts))
+
+
+def expected(facts: Facts) -> int:
+    return max(device.expected_bytes for device in memory_by_device(facts))
+
+
+def room_for(facts: Facts) -> float:
+    """The least device that has it, but for what is to be free."""
+    return (most(facts) + 1) / (1 - POOL_MARGIN)
+
+
+def test_the_first_way_is_taken_that_fits_beside_pools() -> None:
+    facts = facts_on_a_gpu()
+    with_pool = [replace(one, plan=with_pools(one)) for one in (with_way(facts, way) for way in WAYS)]
+    sizes = [most(one) for one in with_pool]
+    assert len(set(sizes)) == len(WAYS), "each takes another amount of memory"
+    for one in with_pool:
+        room = room_for(one)
+        expected = next(way for way, size in zip(WAYS, sizes, strict=True) if size <= (1 - POOL_MARGIN) * room)
+        assert way_of(with_memory_spent(facts, room, may_leave=True)) == expected
+    assert way_of(with_memory_spent(facts, 1e15, may_leave=True)) == (16_384, False)
+
+
+def test_pools_that_stay_come_before_longer_micro_batches() -> None:
+    """Where none fits beside them, they do not stay."""
+    facts = facts_on_a_gpu()
+    least = with_way(facts, WAYS[-1])
+    pool = most(replace(least, plan=with_pools(least))) - most(least)
+    longest = with_way(facts, WAYS[0])
+    assert pool > most(longest) - most(with_way(facts, WAYS[1])), "a pool takes more than half of the activations"
+    assert way_of(with_memory_spent(facts, room_for(longest), may_leave=True)) != WAYS[0]
+    without = room_for(replace(least, plan=with_pools(least))) - 10
+    found = with_memory_spent(facts, without, may_leave=True)
+    fitting = [way for way in WAYS if most(with_way(facts, way)) <= (1 - POOL_MARGIN) * without]
+    assert way_of(found) == fitting[0]
+    assert fitting[0] != WAYS[-1]
+
+
+def test_what_idles_leaves_for_no_activation_that_could_be_computed_again() -> None:
+    facts = facts_on_a_gpu()
+    least = with_way(facts, WAYS[-1])
+    room = room_for(least) - 10
+    assert with_idle_away(least, room) == facts.plan, "it is expected to fit as it is"
+    assert way_of(with_memory_spent(facts, room, may_leave=True)) == WAYS[-1]
+    fourth = with_way(facts, WAYS[3])
+    states_away = replace(fourth, plan=with_idle_away(fourth, expected(fourth) - 1))
+    room = room_for(states_away)
+    assert expected(with_way(facts, WAYS[4])) > room, "as it is, nothing fits"
+    assert way_of(with_memory_spent(facts, room, may_leave=True)) == WAYS[3]
+    assert way_of(with_memory_spent(facts, room, may_leave=False)) == WAYS[-1], "a plan of a file is followed as it is"
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"micro_batch_tokens": 5_000}, (5_000, False)),
+        ({"checkpoint_activations": True}, (16_384, True)),
+        ({"checkpoint_activations": False}, (16_384, False)),
+        ({"micro_batch_tokens": 5_000, "checkpoint_activations": True}, (5_000, True)),
+        ({}, (16_384, False)),
+    ],
+)
+def test_what_is_stated_stays(stated: dict[str, object], expected: tuple[int, bool]) -> None:
+    found = with_memory_spent(facts_on_a_gpu(**stated), 1e15, may_leave=True)
+    assert way_of(found) == expected
+    assert found.states("micro_batch_tokens"), "nothing is left to be found again"
+    assert found.states("checkpoint_activations"), "nor this"
+
+
+def test_without_room_a_stated_length_is_recomputed() -> None:
+    found = with_memory_spent(facts_on_a_gpu(micro_batch_tokens=5_000), 1.0, may_leave=True)
+    assert way_of(found) == (5_000, True)
+
+
+def test_a_cpu_has_what_its_recipe_says() -> None:
+    facts = facts_of(named("colocated", 1))
+    assert with_memory_spent(facts, 1e15, may_leave=True) is facts.recipe
+    assert way_of(facts.recipe) == (4_096, False)
