@@ -22,6 +22,8 @@ from plait.kernels import (
     device_attention,
     device_draw,
     device_draw_kernels,
+    device_gather,
+    device_gather_kernels,
     device_head_kernels,
     device_kernels,
     device_logprobs,
@@ -97,6 +99,8 @@ def main(capability: int, shared_bytes: int) -> None:
     for name in ("tops", "choose", "weigh", "decide"):
         setattr(device_draw_kernels, name, Compiled(getattr(device_draw_kernels, name), capability))
     device_rotation_kernels.rotate = Compiled(device_rotation_kernels.rotate, capability)
+    for name in ("gather", "fold"):
+        setattr(device_gather_kernels, name, Compiled(getattr(device_gather_kernels, name), capability))
     if device_rows.AVAILABLE:
         from liger_kernel.ops import geglu, rms_norm, swiglu
 
@@ -120,11 +124,20 @@ def main(capability: int, shared_bytes: int) -> None:
         device_attention.store(key_pool, value_pool, torch.zeros(len(query), dtype=torch.int64), *rows)
         trees = (random_tree(7, generator), None)
         device_attention.paged_attention(PagedCall(*given, trees, scale=0.1, window=40))
+        compile_gather(dtype)
         compile_head(dtype)
         compile_draw(dtype)
         compile_rotation(dtype)
         if device_rows.AVAILABLE:
             compile_rows(dtype)
+
+
+def compile_gather(dtype: torch.dtype) -> None:
+    """For keys of two and of three heads."""
+    table = device_gather.GatherTable(*torch.zeros(3, 5, dtype=torch.int32).unbind())
+    for sizes in SIZES[:2]:
+        keys = torch.zeros(4, sizes[1], sizes[2], dtype=dtype)
+        device_gather.folded(*device_gather.gathered(keys, keys, table), table)
 
 
 def compile_head(dtype: torch.dtype) -> None:

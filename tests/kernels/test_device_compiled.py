@@ -66,10 +66,11 @@ def test_each_kernel_is_compiled_and_fits_a_multiprocessor(capability: int, shar
     taken = [line.split() for line in done.stdout.splitlines()]
     of_draw = {"tops", "choose", "weigh", "decide"}
     rows = [name for name, _ in taken if name.startswith("_")]
-    own = of_draw | {"attend", "merge", "store", "logprobs", "logprobs_backward", "rotate"}
+    own = of_draw | {"attend", "merge", "store", "logprobs", "logprobs_backward", "rotate", "gather", "fold"}
     assert {name for name, _ in taken} - set(rows) == own
     assert set(rows) == (ROWS if device_rows.AVAILABLE else set())
     assert sum(name == "attend" for name, _ in taken) == 30
+    assert sum(name in ("gather", "fold") for name, _ in taken) == 8, "both dtypes, two numbers of heads"
     assert sum(name.startswith("logprobs") for name, _ in taken) == 8, "both dtypes, and each gradient there may be"
     assert sum(name in of_draw for name, _ in taken) == 24, "both dtypes, three kinds of batches"
     assert sum(name == "rotate" for name, _ in taken) == 12, "both dtypes, both ways, three sizes"

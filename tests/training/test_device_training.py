@@ -23,7 +23,8 @@ from plait.algorithms.ppo import PPOOptions, ppo
 from plait.data.rows import Rows
 from plait.dataflow import Column, Level, Score
 from plait.models.backbone import Backbone
-from plait.models.compute import flex_plan, layer_kernels, rope, row_attention
+from plait.models.compute import flash_plan, flex_plan, layer_kernels, rope, row_attention
+from plait.models.compute.flash_plan import FlashPlan
 from plait.models.head import Head
 from plait.models.language_model import LanguageModel
 from plait.models.lora import add_lora
@@ -35,6 +36,7 @@ from tests.algorithms.flows import loss_of
 from tests.cases import slow_but
 from tests.kernels.row_stand_in import Calls, StandIn, stand_in
 from tests.launches import GPU, Launches
+from tests.models.compute import flash_stand_in
 from tests.models.tiny import tiny_model
 from tests.training.batches import ADVANTAGES, OLD, REF, make_trainer, random_rows, run_all, scorer, train
 
@@ -75,13 +77,13 @@ def on_device(model: LanguageModel) -> LanguageModel:
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> tuple[Tensor, Any]:
-    """Of the right shape, and differentiable: torch's kernel takes no such tensors."""
+    """Of the right shape, and differentiable: FlexAttention takes no such tensors."""
     groups = query.shape[1] // key.shape[1]
     out = query * key.repeat_interleave(groups, 1) * value.repeat_interleave(groups, 1)
     return out, SimpleNamespace(lse=out.sum(-1))
 
 
-@pytest.fixture(params=["pieces", "kernel"])
+@pytest.fixture(params=["pieces", "flash", "flex"])
 def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
     """The waits of what is computed; each gives ones."""
     found: Reads = []
@@ -94,16 +96,30 @@ def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     for module in (optimizer, scored_rows, tally):
         monkeypatch.setattr(module, "read", read)
     calls: Calls = []
-    if request.param == "kernel":
+    planned: list[FlashPlan] = []
+    if request.param != "pieces":
+        by_operator = flash_plan.Operators(gathered=flash_stand_in.gathered, folded=flash_stand_in.folded)
+        monkeypatch.setattr(flash_plan, "OPERATORS", by_operator)  # torch's own, of which it knows the shapes
+        monkeypatch.setattr(FlashPlan, "attend", noted(FlashPlan.attend, planned))
+        monkeypatch.setattr(row_attention, "has_operator", lambda kind: request.param == "flash")
         monkeypatch.setattr(row_attention, "has_kernel", lambda kind: True)
-        monkeypatch.setattr(row_attention, "is_proven", lambda kind: True)
+        monkeypatch.setattr(row_attention, "is_proven", lambda *of: True)
         monkeypatch.setattr(flex_plan, "compiled", lambda: kernel)
         for module in (layer_kernels, rope):
             monkeypatch.setattr(module, "is_proven", lambda kind: True)
         stand_in(monkeypatch, StandIn(), calls, GPU.type)
     yield found
     computed = {"normalised", "gated_silu", "rotated"} <= set(calls)
-    assert computed == (request.param == "kernel"), "norms, gates and rotations are computed by kernels, too"
+    assert computed == (request.param != "pieces"), "norms, gates and rotations are computed by kernels, too"
+    assert bool(planned) == (request.param == "flash")
+
+
+def noted(attend: Callable[..., Tensor], by: list[FlashPlan]) -> Callable[..., Tensor]:
+    def call(plan: FlashPlan, *given: Any) -> Tensor:
+        by.append(plan)
+        return attend(plan, *given)
+
+    return call
 
 
 def language() -> LanguageModel:
@@ -135,17 +151,19 @@ def trained(trainer: Trainer, columns: Any, loss: Any, **asked: Any) -> tuple[La
 
 QUICK = [
     ("pieces", Ratio.TOKEN, language, False),
-    ("kernel", Ratio.TOKEN, adapted, True),
+    ("flash", Ratio.TOKEN, adapted, True),
+    ("flex", Ratio.TOKEN, language, True),
     ("pieces", Ratio.SEQUENCE_MEAN, language, True),
-    ("kernel", Ratio.SEQUENCE_MEAN, adapted, False),
+    ("flash", Ratio.SEQUENCE_MEAN, adapted, False),
+    ("flex", Ratio.SEQUENCE_MEAN, language, False),
 ]
 """Every two of a ratio, a model and activations that are kept or computed again: no code knows all three. Of attention
-in pieces and by the kernel every two with a ratio and with activations; with a model in the tests below."""
+in pieces and by each kernel every two with a ratio and with activations; with a model in the tests below."""
 
 
 @pytest.mark.parametrize(
     ("reads", "ratio", "make", "checkpoint"),
-    slow_but(QUICK, itertools.product(("pieces", "kernel"), Ratio, (language, adapted), (False, True))),
+    slow_but(QUICK, itertools.product(("pieces", "flash", "flex"), Ratio, (language, adapted), (False, True))),
     indirect=["reads"],
 )
 def test_grpo_waits_for_the_device_where_mini_batches_end(
@@ -158,7 +176,7 @@ def test_grpo_waits_for_the_device_where_mini_batches_end(
     assert len(reads) == 4, "of each mini-batch what it adds up to, and the norm of its gradient"
 
 
-@pytest.mark.parametrize("reads", slow_but(["kernel"], ["pieces", "kernel"]), indirect=True)
+@pytest.mark.parametrize("reads", slow_but(["flash"], ["pieces", "flash", "flex"]), indirect=True)
 def test_ppo_waits_for_the_device_where_mini_batches_end(reads: Reads) -> None:
     """With a coefficient that changes from step to step, which the loss compares with 0."""
     loss = loss_of(ppo, PPOOptions(kl_coef=0.05))
@@ -192,8 +210,8 @@ SCORED = [(language, Score.LOGPROBS), (critic, Score.VALUES), (critic, Score.SCO
 @pytest.mark.parametrize(
     ("reads", "make", "what"),
     slow_but(
-        [("kernel", *SCORED[0]), ("pieces", *SCORED[0]), ("pieces", *SCORED[1]), ("kernel", *SCORED[2])],
-        [(how, *scored) for how in ("pieces", "kernel") for scored in SCORED],
+        [("flash", *SCORED[0]), ("pieces", *SCORED[0]), ("pieces", *SCORED[1]), ("flex", *SCORED[2])],
+        [(how, *scored) for how in ("pieces", "flash", "flex") for scored in SCORED],
     ),
     indirect=["reads"],
 )

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from plait.kernels.on_devices import power_of_two
+from plait.kernels.on_devices import multiprocessors_of, power_of_two
 from plait.kernels.paged_call import PagedCall
 
 MOST_TREE_TOKENS = 63
@@ -141,12 +141,9 @@ def splits_of(num_programs: int, most_keys: int, wanted: int) -> int:
     return max(1, min(1 << (room.bit_length() - 1), worth, MOST_SPLITS))
 
 
-@functools.cache
 def programs_for(device: torch.device) -> int:
     """Programs that fill a device."""
-    if device.type != "cuda":
-        return WAVES
-    return WAVES * torch.cuda.get_device_properties(device).multi_processor_count
+    return WAVES * multiprocessors_of(device)
 
 
 @functools.cache

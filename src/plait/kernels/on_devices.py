@@ -1,8 +1,11 @@
-"""Whether kernels of GPUs can be compiled here, and sizes that they are compiled for."""
+"""Whether kernels of GPUs can be compiled here, sizes that they are compiled for, and how many programs fill a device."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+
+import torch
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 """Triton comes with torch for CUDA on Linux."""
@@ -11,3 +14,9 @@ AVAILABLE = importlib.util.find_spec("triton") is not None
 def power_of_two(number: int) -> int:
     """That is as large as the number, or the next larger one: few sizes are compiled, and few steps captured."""
     return 1 << max(0, number - 1).bit_length()
+
+
+@functools.cache
+def multiprocessors_of(device: torch.device) -> int:
+    """How many compute at a time; 1 of what is no GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

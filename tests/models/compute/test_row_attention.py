@@ -24,7 +24,7 @@ from plait.models.compute.attention import PackedContext
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.flex_plan import FlexPlan, block_mask, blocks
 from plait.models.compute.packed_attention import plan
-from plait.models.compute.row_attention import Attention, error_of, is_proven, row_plan
+from plait.models.compute.row_attention import FLEX, Attention, Way, error_of, is_proven, row_plan
 from plait.models.compute.visibility import Places, places, sees
 from tests.cases import slow_but
 from tests.models.compute.test_attention import a_batch
@@ -41,6 +41,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 def eager(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     return flex_attention.flex_attention
+
+
+def by(kernel) -> Way:
+    """FlexAttention by such a kernel."""
+    return FLEX._replace(planned=lambda batch, kind: FlexPlan.of(batch, kind.form.window, kernel))
 
 
 def whole(row: Places, window: int | None) -> np.ndarray:
@@ -120,9 +125,9 @@ FORMS = [AttentionForm(0.3), AttentionForm(0.2, window=50), AttentionForm(0.25, 
 )
 def test_it_computes_what_the_pieces_compute(form: AttentionForm, has_sinks: bool, eager) -> None:
     """Output and gradients of queries, keys, values and sinks."""
-    assert error_of(KIND._replace(form=form, has_sinks=has_sinks), eager) < 2e-6
+    assert error_of(KIND._replace(form=form, has_sinks=has_sinks), by(eager)) < 2e-6
     wide = KIND._replace(form=form, has_sinks=has_sinks, dtype=torch.float64)
-    assert error_of(wide, eager) < 1e-13
+    assert error_of(wide, by(eager)) < 1e-13
 
 
 def test_a_kernel_that_says_something_else_is_not_used(eager, capsys: pytest.CaptureFixture) -> None:
@@ -130,20 +135,31 @@ def test_a_kernel_that_says_something_else_is_not_used(eager, capsys: pytest.Cap
         out, found = eager(*tensors, **options)
         return out * 1.01, found
 
-    assert is_proven(KIND, eager)
+    assert is_proven(KIND, by(eager))
     assert capsys.readouterr().err == ""
-    assert not is_proven(KIND, wrong)
-    assert not is_proven(KIND, wrong)
+    way = by(wrong)
+    assert not is_proven(KIND, way)
+    assert not is_proven(KIND, way)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("is 0.01 away from what attention in pieces says: it is computed in pieces, slower")
+    assert line.startswith("plait: FlexAttention, for training, is 0.01 away from what attention in pieces says: ")
+    assert line.endswith("attention is computed in pieces, slower")
+
+
+def test_a_kernel_that_says_nothing_in_a_gradient_is_not_used(eager, capsys: pytest.CaptureFixture) -> None:
+    def broken(query: Tensor, key: Tensor, *others: Tensor, **options):
+        key.register_hook(lambda grad: grad * float("nan"))
+        return eager(query, key, *others, **options)
+
+    assert not is_proven(KIND, by(broken))
+    assert "is nan away" in capsys.readouterr().err
 
 
 def test_a_kernel_that_cannot_be_compiled_is_not_used(capsys: pytest.CaptureFixture) -> None:
     def broken(*tensors: Tensor, **options):
         raise RuntimeError("no such instruction\nat line 3")
 
-    assert not is_proven(KIND, broken)
-    assert "cannot be compiled here (RuntimeError: no such instruction): it is computed" in capsys.readouterr().err
+    assert not is_proven(KIND, by(broken))
+    assert "cannot be used here (RuntimeError: no such instruction): attention is" in capsys.readouterr().err
 
 
 def test_it_is_used_where_a_device_has_a_kernel(eager, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,4 +248,5 @@ def test_the_kernel_of_a_gpu_says_what_the_pieces_say(
     dtype: torch.dtype, form: AttentionForm, has_sinks: bool, capsys: pytest.CaptureFixture
 ) -> None:
     """Compiled for it, forward and backward, with grouped heads."""
-    assert is_proven(Attention(torch.device("cuda"), dtype, 9, 3, 64, 64, form, has_sinks)), capsys.readouterr().err
+    kind = Attention(torch.device("cuda"), dtype, 9, 3, 64, 64, form, has_sinks)
+    assert is_proven(kind, FLEX), capsys.readouterr().err
