@@ -57,8 +57,13 @@ def test_a_gpu_has_a_context_and_several_have_a_group_of_all() -> None:
 
 def test_what_a_layer_keeps_of_a_token() -> None:
     assert sum(layer_bytes(SMOLLM2, 2, fused=True)) == 2 * (5 * 576 + 2 * 576 + 2 * 192 + 3 * 1536)
-    expanded = sum(layer_bytes(SMOLLM2, 2, fused=True, by_kernel=True))
-    assert expanded == 2 * (5 * 576 + 4 * 576 + 3 * 1536), "nine key heads in place of three"
+    on_gpu = sum(layer_bytes(SMOLLM2, 2, fused=True, by_kernel=True))
+    assert on_gpu == 2 * (5 * 576 + 2 * 576 + 2 * 192 + 3 * 1536) + 9 * 4, "a log-sum-exp for each query head"
+    windowed = replace(SMOLLM2, windows=(512,) * 30)
+    expanded = sum(layer_bytes(windowed, 2, fused=True, by_kernel=True))
+    assert expanded == 2 * (5 * 576 + 4 * 576 + 3 * 1536) + 9 * 4, "nine key heads in place of three"
+    wide = sum(layer_bytes(SMOLLM2, 4, fused=True, by_kernel=True))
+    assert wide == 4 * (5 * 576 + 4 * 576 + 3 * 1536) + 9 * 4, "in float32, too"
     assert sum(layer_bytes(SMOLLM2, 4, fused=False)) == 4 * (4 * 576 + 2 * 576 + 2 * 192 + 4 * 1536) + 8 * 576
 
 
@@ -69,7 +74,7 @@ def test_checkpointed_activations_are_the_layers_inputs_and_one_layer() -> None:
     whole = activation_bytes(SMOLLM2, batch, Blocks(2, True))
     assert whole == 52 * 30 * one + 30 * 2 * 9 * batch.scores
     by_kernel = activation_bytes(SMOLLM2, batch, Blocks(2, True, by_kernel=True))
-    assert by_kernel == 52 * 30 * (one + 2 * 2 * (576 - 192)), "it keeps no scores"
+    assert by_kernel == 52 * 30 * (one + 9 * 4), "it keeps no scores"
     few = activation_bytes(SMOLLM2, batch, Blocks(2, True, checkpointed=True))
     assert few == 52 * (one + 30 * 576 * 2) + 2 * 9 * batch.scores
 

@@ -94,8 +94,7 @@ class Blocks:
     checkpointed:  a block keeps its input alone, and one at a time is computed again
     tp:            ranks that divide them
     splits_tokens: what enters a block, norms and residuals are divided over tp, too (`sequence_parallel`)
-    by_kernel:     attention is one kernel, as on GPUs (`flex_plan`), which keeps no weights, and takes keys and values
-                   once for each query head
+    by_kernel:     attention is one kernel, as on GPUs (`flash_plan`, `flex_plan`), which keeps no weights
     """
 
     width: int
@@ -163,10 +162,21 @@ def layer_bytes(shape: ModelShape, width: int, *, fused: bool, by_kernel: bool =
     Fused: the block's input, the norm of it, queries, keys, values and attention, the projection of that, the residual
     and its norm; gate, up and their product. Else the activated gate, too, and the norms' inputs in float32.
     """
-    attention = 2 * shape.heads * shape.head_dim + 2 * (shape.heads if by_kernel else shape.kv_heads) * shape.head_dim
+    heads = shape.heads if by_kernel and _expands_keys(shape, width) else shape.kv_heads
+    attention = width * 2 * (shape.heads + heads) * shape.head_dim
+    if by_kernel:
+        attention += 4 * shape.heads  # log-sum-exps
     if fused:
-        return width * 5 * shape.hidden, width * (attention + 3 * shape.active_intermediate)
-    return (4 * width + 4 * 2) * shape.hidden, width * (attention + 4 * shape.active_intermediate)
+        return width * 5 * shape.hidden, attention + width * 3 * shape.active_intermediate
+    return (4 * width + 4 * 2) * shape.hidden, attention + width * 4 * shape.active_intermediate
+
+
+def _expands_keys(shape: ModelShape, width: int) -> bool:
+    """Whether the kernel of such layers takes keys and values once for each query head (`flex_plan`), and not as they
+    are (`flash_plan`). So it does with a softcap or sinks, of which a shape does not know, and for the few rows with
+    prompts many times as long as their responses: no room is kept for these, as the slack is larger. Nor is room kept
+    for what either takes for a moment in a layer's backward: the head's takes more."""
+    return width != 2 or any(shape.windows)
 
 
 def logits_bytes(shape: ModelShape, width: int, device: str, tp: int = 1) -> int:

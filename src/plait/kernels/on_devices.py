@@ -1,4 +1,4 @@
-"""Whether kernels of GPUs can be compiled here, sizes that they are compiled for, and how many programs fill a device."""
+"""Whether kernels of GPUs can be compiled here, sizes that they are compiled for, and how many compute at a time."""
 
 from __future__ import annotations
 

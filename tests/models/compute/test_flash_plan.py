@@ -132,6 +132,17 @@ def test_a_sequence_with_more_than_its_share_is_cut() -> None:
     assert evened(whole[:1], 8, 64) == whole[:1], "the operator itself deals out a sequence that is alone"
 
 
+def test_a_sequence_is_cut_into_fewer_parts_if_keys_became_too_many() -> None:
+    """1,024 queries behind 6,144 keys, which each of their parts has again, beside sequences of 200: the fewer of
+    these, the fewer parts have no more than 9 keys for each token."""
+    context, rows = Span(0, 6144), Span(6144, 1024)
+    long, short = Queries(rows, (context, rows)), Queries(Span(7168, 200), (Span(7168, 200),))
+    for others, parts in ((40, 8), (20, 4), (10, 2), (1, 1)):
+        found = evened([long, *[short] * others], 1, 400)
+        assert len(found) == parts + others
+        assert sum(queries.num_keys for queries in found) <= 9 * (1024 + 200 * others)
+
+
 @given(GROUPS, ROOTS, st.integers(1, 8), st.integers(1, 200))
 def test_cut_sequences_are_all_queries_with_what_they_see(groups, root, heads, multiprocessors) -> None:
     batch = a_batch(*groups, root=root)

@@ -1,13 +1,13 @@
-"""Attention over a packed row by torch's own FlashAttention operator, forward and backward (Dao 2023, arXiv 2307.08691).
+"""Attention over a packed row by torch's own FlashAttention operator, forward and backward.
 
-The operator computes sequences that lie one behind another, where the last query of each sees all of its keys, the one
-before it all but one, and so on. The queries of the row lie so: its segments follow one another. Keys and values are
-laid out for them: those of the root, of the prompt and of the segment itself, for each. So what segments share is there
-once for each of them, with the heads that keys have, and its gradients are added up.
+The operator (Dao 2023, arXiv 2307.08691) computes sequences that lie one behind another. The last query of a sequence
+sees all of its keys, the one before it all but one, and so on. The queries of the row lie so already: its segments
+follow one another. Keys and values are laid out for them: for each segment those of the root, of its prompt and its
+own. What segments share is there once for each of them, with as many heads as keys have; its gradients are added up.
 
-The operator's backward adds to the gradients of queries in any order, unless torch is told to be deterministic. Then a
-sequence and head are computed by one program, or by a few where there are not enough of them for a device. So that
-none of these has much more to do than others, a sequence that is longer than its share is cut: later queries become a
+The operator's backward adds to the gradients of queries in any order, unless torch is told to be deterministic. Then
+one program computes a sequence and head, or a few do, where there are fewer of these than multiprocessors. So that none
+of them has much more to do than others, a sequence that is longer than its share is cut: later queries become a
 sequence of their own, with the keys of all before them.
 
 Shapes: T tokens of the row, S sequences, K their keys, Hq query heads, Hkv key heads, D head size.
@@ -40,9 +40,11 @@ DTYPES = (torch.bfloat16, torch.float16)
 BLOCK = 128
 """Queries of a block of the operator: sequences are cut at multiples."""
 
-MOST_COPIES = 8
-"""Keys for each token of a row at most: beyond it the row is left to another way. In its backward the operator writes
-the gradients of all keys once for each query head."""
+MOST_COPIES = 9
+"""Keys for each token of a row at most, of which groups of eight samples have fewer: beyond it the row is left to
+another way. In its backward the operator writes the gradients of all keys once for each query head."""
+MOST_PARTS = (8, 4, 2)
+"""Sequences that a longer one is cut into at most: the first of these that does not go beyond `MOST_COPIES`."""
 
 Operator = Callable[..., Any]
 
@@ -93,11 +95,20 @@ def sequences(batch: PackedBatch) -> list[Queries]:
 
 def evened(found: Sequence[Queries], num_heads: int, multiprocessors: int) -> list[Queries]:
     """The same queries, those of a sequence that would keep a multiprocessor longer than its share cut into several,
-    of about as many scores each."""
+    of about as many scores each. Uncut, if keys would become too many."""
     of_each = ceil(multiprocessors / (len(found) * num_heads))
     """Programs that the operator's backward has for a sequence and head."""
     most = of_each * num_heads / multiprocessors * sum(queries.num_scores for queries in found)
-    return [part for queries in found for part in _cut(queries, ceil(queries.num_scores / most))]
+    for parts in MOST_PARTS:
+        cut = [part for queries in found for part in _cut(queries, min(parts, ceil(queries.num_scores / most)))]
+        if is_few(cut):
+            return cut
+    return list(found)
+
+
+def is_few(found: Sequence[Queries]) -> bool:
+    """Whether keys are not there too many times."""
+    return sum(queries.num_keys for queries in found) <= MOST_COPIES * sum(queries.rows.length for queries in found)
 
 
 def _cut(queries: Queries, count: int) -> list[Queries]:
@@ -118,9 +129,7 @@ def takes(batch: PackedBatch, window: int | None) -> bool:
         batch.root.length + group.prompt.length + max((span.length for span in group.responses), default=0)
         for group in batch.groups
     )
-    if window is not None and window < longest:
-        return False
-    return sum(queries.num_keys for queries in sequences(batch)) <= MOST_COPIES * batch.num_tokens
+    return (window is None or window >= longest) and is_few(sequences(batch))
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ class FlashPlan:
     longest: tuple[int, int]
     """Queries, and keys, of the longest sequence."""
     table: GatherTable | None
-    """Of which tokens the keys are; None: of those of the row as they lie."""
+    """Says whose keys there are; None: those of the row, as they lie."""
     unused: Tensor
     """In the place of the state of random numbers, of which the operator draws none."""
     operators: Operators
@@ -161,7 +170,8 @@ class FlashPlan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `row_attention.RowPlan`: [Hq, T, D], [Hkv, T, D] and [Hkv, T, D] to [T, Hq, D]."""
-        assert form.softcap is None and form.sinks is None, "the operator has neither"
+        assert form.softcap is None, "the operator has none"
+        assert form.sinks is None, "the operator has none"
         return _FlashAttention.apply(query, key, value, form.scale, self)  # type: ignore[no-any-return]
 
     def gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from plait.data.packed import PackedBatch, pack
 from plait.errors import first_line
-from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute import flash_plan
+from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.flash_plan import FlashPlan
 from plait.models.compute.flex_plan import SMALLEST_HEAD, FlexPlan
 from plait.models.compute.packed_attention import plan
