@@ -14,7 +14,9 @@ from plait.cost.placed import Facts
 from plait.cost.step_room import STEP
 from plait.errors import ModelError
 from plait.runtime import prepare
-from plait.runtime.prepare import outline, settled
+from plait.runtime.prediction import spending
+from plait.runtime.prediction.spending import settled
+from plait.runtime.prepare import outline
 from plait.schedule.plan import POOL, Placement, Plan, PolicyChoice
 from tests.cost.test_device_memory import facts_of, named
 
@@ -116,8 +118,8 @@ def test_pools_go_with_weights_that_leave_and_stay_anyway_where_a_gpu_does_nothi
 def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """On other devices, and in a plan file, everything is as it is said."""
     told: list[str] = []
-    monkeypatch.setattr(prepare, "device_bytes", lambda recipe, devices: 1)
-    monkeypatch.setattr(prepare, "say", lambda text, file: told.append(text))
+    monkeypatch.setattr(spending, "device_bytes", lambda recipe, devices: 1)
+    monkeypatch.setattr(spending, "say", lambda text, file: told.append(text))
     run = outline(make_recipe())
     plan = prepare.resolve_plan(run.recipe, run.flow, run.models, run.shapes)
     assert settled(run, plan, EIGHT) == plan
@@ -133,7 +135,7 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
     ]
     of_file = replace(on_gpu, recipe=on_gpu.recipe.model_copy(update={"plan": "mine.json"}))
     assert settled(of_file, plan, EIGHT) == plan
-    monkeypatch.setattr(prepare, "device_bytes", lambda recipe, devices: ROOMY)
+    monkeypatch.setattr(spending, "device_bytes", lambda recipe, devices: ROOMY)
     roomy = settled(on_gpu, plan, EIGHT)
     assert roomy == replace(plan, policies=(PolicyChoice(POOL),))
     assert settled(on_gpu, roomy, EIGHT) == roomy == Plan.from_json(roomy.to_json()), "a run that is resumed, its ranks"
@@ -145,7 +147,7 @@ def test_plans_by_name_on_gpus_make_room(make_recipe, monkeypatch: pytest.Monkey
 
 def test_that_nothing_is_divided_is_said(make_recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(prepare, "say", lambda text, file: told.append(text))
+    monkeypatch.setattr(spending, "say", lambda text, file: told.append(text))
     keys = {"sampling.decode_groups": 3, "optimizer.shard_gradients": True}
     prepare.prepare(make_recipe(sequence_parallel=True, rebalance="auto", **keys))
     assert told == [

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from plait.data.records import Sample
+from plait.data.records import Prompt, Sample
 from plait.errors import RunError
-from plait.generation import captured, cuda_graphs, draft_steps, module_forward
+from plait.generation import captured, cuda_graphs, draft_steps, fused_layers, module_forward
 from plait.generation import pool as pool_module
 from plait.generation.captured import CapturedSteps, Compute
 from plait.generation.captured_step import Size, Step, is_plain
@@ -33,10 +33,12 @@ from plait.generation.module_forward import ModuleForward
 from plait.generation.pool import KVPool
 from plait.generation.ragged import NewTokens, RaggedBatch, ragged
 from plait.generation.ragged_context import RaggedContext
+from plait.generation.request import Request
 from plait.generation.settings import MOST_REPLAYED, Sampling, SamplingSettings
 from plait.generation.speculator import Speculator, speculator_of
 from plait.generation.speculator import model_drafter as drafter_of
 from plait.kernels import on_devices
+from plait.kernels.noise import NoiseKey
 from plait.models.language_model import LanguageModel
 from plait.models.parallel import nccl
 from plait.models.parallel.peers import Peers
@@ -146,6 +148,26 @@ def test_samples_by_fused_layers_are_those_of_plain_ones(family: str, by: str, m
             torch.tensor(sample.logprobs), torch.tensor(expected[key].logprobs), atol=1e-4, rtol=0
         )
     assert "forward" not in vars(engine.model.backbone.recomputed_layers()[0]), "the layers are their own again"
+
+
+@pytest.mark.parametrize("samples", [8, 32])
+def test_layers_are_compiled_once_however_many_samples_there_are(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a head has numbers, or the hidden size: torch would take these to be equal always, and compile anew
+    for the prompts of the next rollout."""
+    torch._dynamo.reset()
+    fused_layers._compiled.cache_clear()
+    engine, steps = captured_engine(monkeypatch, "llama", fused="eager", max_running=32)
+    config = engine.model.config
+    assert samples in (config.head_dim, config.hidden_size)
+    counted = lambda: torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    before = counted()
+    for _ in range(2):
+        for uid in range(samples // 4):
+            sampling = Sampling(max_tokens=4, stop_token_ids=())
+            engine.add(Request(Prompt(uid, "", tuple(range(2, 13))), 4, sampling, NoiseKey(0, 0)))
+        assert len(list(drain(engine))) == samples
+        assert counted() - before == 1
+    assert any(size.samples == samples for size in steps.steps)
 
 
 @pytest.mark.slow

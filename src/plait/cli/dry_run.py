@@ -33,8 +33,8 @@ from plait.runtime.prediction.machine import machine_of
 from plait.runtime.prediction.network import Machines
 from plait.runtime.prediction.room import said_of_room
 from plait.runtime.prediction.run_planning import planning_for_run
-from plait.runtime.prediction.spending import spending
-from plait.runtime.prepare import is_by_name, is_searched, outline, prepare, settled
+from plait.runtime.prediction.spending import is_searched, settled, spending
+from plait.runtime.prepare import outline, prepare
 from plait.runtime.steps.reward_pools import open_pools
 from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import POOL, Plan
@@ -88,7 +88,7 @@ def print_shape(foreseen: Outline, name: str, nodes: int = 1) -> None:
         plan = auto_plan(planning_for_run(foreseen, foreseen.lengths, Machines(nodes, measures=False)))
     else:
         plan = resolve_plan(foreseen.recipe, foreseen.flow, foreseen.models, foreseen.shapes, nodes=nodes)
-    foreseen = spending(foreseen, plan, foreseen.lengths, may_leave=is_by_name(foreseen.recipe))
+    foreseen = spending(foreseen, plan, foreseen.lengths)
     plan = settled(foreseen, plan, foreseen.lengths)
     generates = bool(foreseen.flow.of_kind(CallKind.GENERATE))
     tokens = foreseen.lengths.prompts.longest if generates else foreseen.lengths.longest

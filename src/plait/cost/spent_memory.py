@@ -16,12 +16,11 @@ from dataclasses import replace
 
 from plait.cost.idle_away import has_margin, with_idle_away, with_pools
 from plait.cost.placed import Facts
-from plait.recipes.recipe import Recipe
+from plait.recipes.recipe import MEMORY_KEYS, Recipe
 from plait.schedule.plan import Plan
 
 LONG = 16_384
 """Tokens of the longest micro-batches: longer ones are not faster."""
-KEYS = "micro_batch_tokens", "checkpoint_activations"
 WAYS: Sequence[tuple[int, bool]] = (
     (LONG, False),
     (LONG // 2, False),
@@ -29,7 +28,7 @@ WAYS: Sequence[tuple[int, bool]] = (
     (LONG // 2, True),
     (LONG // 4, True),
 )
-"""Values of KEYS, the fastest first."""
+"""Values of `MEMORY_KEYS`, the fastest first."""
 
 
 def with_memory_spent(facts: Facts, room_bytes: float, *, may_leave: bool) -> Recipe:
@@ -51,14 +50,14 @@ def with_memory_spent(facts: Facts, room_bytes: float, *, may_leave: bool) -> Re
     if may_leave:
         tests.append((sparing, lambda of: with_idle_away(of, room_bytes)))
     found = next(_fitting(facts, room_bytes, tests), sparing[-1])
-    return recipe.model_copy(update={key: getattr(found, key) for key in KEYS})
+    return recipe.model_copy(update={key: getattr(found, key) for key in MEMORY_KEYS})
 
 
 def _ways(recipe: Recipe) -> Sequence[Recipe]:
     """The recipe in each way that it allows."""
     found: dict[tuple[int, bool], Recipe] = {}
     for values in WAYS:
-        way = recipe.by_default(**dict(zip(KEYS, values, strict=True)))
+        way = recipe.by_default(**dict(zip(MEMORY_KEYS, values, strict=True)))
         found.setdefault((way.micro_batch_tokens, way.checkpoint_activations), way)
     return list(found.values())
 
@@ -66,7 +65,7 @@ def _ways(recipe: Recipe) -> Sequence[Recipe]:
 def _fitting(
     facts: Facts, room_bytes: float, tests: Sequence[tuple[Sequence[Recipe], Callable[[Facts], Plan]]]
 ) -> Iterator[Recipe]:
-    """Of each of some ways, with the plan that is followed then, those that have room."""
+    """The ways that have room with the plan that is followed then."""
     for ways, planned in tests:
         for way in ways:
             of_way = replace(facts, recipe=way)

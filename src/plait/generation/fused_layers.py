@@ -59,12 +59,23 @@ class FusedLayers:
             vars(layer)["forward"] = partial(turn.computes, number, compiled, layer)
         _turns.append(turn)
         try:
-            with self._joined.applied(), torch._dynamo.config.patch(recompile_limit=MOST_KINDS, specialize_float=True):
+            with self._joined.applied(), _for_all_sizes():
                 yield _Operator()
         finally:
             _turns.pop()
             for _, layer in self._numbered:
                 del vars(layer)["forward"]
+
+
+@contextlib.contextmanager
+def _for_all_sizes() -> Iterator[None]:
+    """What is compiled within it holds for any number of tokens. By itself torch takes sizes that are equal at first to
+    be equal always, such as 128 samples and heads of 128 numbers; and numbers of a layer for such as change."""
+    with (
+        torch._dynamo.config.patch(recompile_limit=MOST_KINDS, specialize_float=True),
+        torch.fx.experimental._config.patch(use_duck_shape=False),
+    ):
+        yield
 
 
 class _Turn:

@@ -28,15 +28,6 @@ _CALLS = {
 """What each role can be asked."""
 
 
-def held_positions(recipe: Recipe, shape: ModelShape) -> int:
-    """Tokens of a sample that keys and values are to have room for: on a CPU those of the model, as memory is taken as
-    it is written; on a GPU, where it is taken at once, no more than samples of the recipe have."""
-    most, prompt = shape.max_positions, recipe.data.max_prompt_tokens
-    if recipe.device == "cpu" or prompt is None:
-        return most
-    return min(most, prompt + recipe.sampling.max_response_tokens)
-
-
 def prompt_limit(recipe: Recipe, shape: ModelShape) -> int:
     """Most tokens that a prompt may have: `data.max_prompt_tokens`, within what positions and KV pool leave.
 

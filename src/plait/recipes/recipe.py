@@ -97,6 +97,10 @@ SECTIONS = ("options", "reward", "cost", "reference", "lora", "evaluation", "sam
 """Those with keys that have no effect without others, or with some flows."""
 
 
+MEMORY_KEYS = "micro_batch_tokens", "checkpoint_activations"
+"""What a GPU's memory is spent on in training: found by what there is, unless they are stated."""
+
+
 class Recipe(Settings):
     """A run. `options` holds the algorithm's own keys and is checked against its options class."""
 

@@ -39,7 +39,8 @@ from plait.runtime.prediction.conclusion import conclude
 from plait.runtime.prediction.network import NOT_MEASURED, Machines
 from plait.runtime.prediction.room import warn_of_room
 from plait.runtime.prediction.run_planning import with_prediction
-from plait.runtime.prepare import is_searched, prepare
+from plait.runtime.prediction.spending import is_searched
+from plait.runtime.prepare import prepare
 from plait.runtime.process import as_in_new_process, set_up
 from plait.runtime.processes.alone import Alone
 from plait.runtime.processes.nodes import devices_of, gathered_nodes, network_of, said_of_kinds
@@ -169,8 +170,7 @@ def _run_claimed(
     if nodes is not None and is_searched(recipe) and (unlike := said_of_kinds(nodes, recipe.device)) is not None:
         say(unlike, file=sys.stderr)
     prepared = prepared_for(recipe)
-    joined_bytes = {} if nodes is None else nodes.joined_bytes
-    warn_of_room(prepared, prepared.plan, prepared.lengths, joined_bytes)
+    warn_of_room(prepared, prepared.plan, prepared.lengths, {} if nodes is None else nodes.joined_bytes)
     if prepared.plan.num_ranks > 1 or nodes is not None or recipe.restarts > 0:
         from plait.runtime.processes.restarting import supervised
         from plait.runtime.processes.supervisor import supervise

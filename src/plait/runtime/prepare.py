@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,11 +9,10 @@ from typing import Any
 
 from plait.cost.estimate import ModelShape, model_shape
 from plait.cost.generation_memory import kv_bytes_per_token
-from plait.cost.idle_away import leaving_text, with_idle_away, with_pools_kept
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
-from plait.cost.placement import device_bytes, device_bytes_if_here, num_devices, resolve_plan
+from plait.cost.placement import device_bytes_if_here, num_devices, resolve_plan
 from plait.cost.spent_memory import LONG
 from plait.data.examples import ExampleSet
 from plait.data.mixture import Mixed
@@ -25,11 +23,10 @@ from plait.dataflow import CallKind, Dataflow
 from plait.errors import ConfigError, ModelError
 from plait.models.files.known_shapes import is_shape
 from plait.observe.loading import loading
-from plait.observe.screen import say
-from plait.recipes.checks import check_adapters, check_models, check_trained_steps, held_positions, running_kept
+from plait.recipes.checks import check_adapters, check_models, check_trained_steps, running_kept
 from plait.recipes.device_checks import check_device
-from plait.recipes.engine_checks import abilities, check_engine_plan, said_of_idle_keys
-from plait.recipes.flow_checks import checked_flow, said_of_unread_options
+from plait.recipes.engine_checks import abilities, check_engine_plan
+from plait.recipes.flow_checks import checked_flow
 from plait.recipes.recipe import Recipe
 from plait.recipes.reward_checks import check_parts
 from plait.recipes.role_models import REWARD_ROLES, RoleModel, ToCome, draft_model, role_models
@@ -44,8 +41,7 @@ from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.fusing import with_order
 from plait.runtime.prediction.network import THIS_ONE, Machines
 from plait.runtime.prediction.run_planning import costs_of_run, planning_for_run, settled_by_costs
-from plait.runtime.prediction.spending import spending
-from plait.schedule.named_plans import AUTO, NAMES
+from plait.runtime.prediction.spending import held_positions, is_searched, settled, spending
 from plait.schedule.placements import to_be_found
 from plait.schedule.plan import Plan
 from plait.vllm.environment import checked_environment
@@ -83,10 +79,9 @@ def prepare(
     _check_texts(data, recipe, tokenizer, shapes[recipe.model].vocabulary)
     lengths = _lengths_in(data, recipe)
     check_reach(tokenizer, recipe.model, outlined.flow, _longest_of(outlined.flow, lengths, data), models, shapes)
-    if plan is None:
-        plan = _searched(outlined, lengths, machines)
+    plan = plan or _searched(outlined, lengths, machines)
     check_engine_plan(recipe, plan)
-    outlined = spending(outlined, plan, lengths, may_leave=is_by_name(recipe))
+    outlined = spending(outlined, plan, lengths)
     plan, recipe = settled_by_costs(outlined, kept.settled(plan), lengths, machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
@@ -162,35 +157,6 @@ def _longest_of(flow: Dataflow, lengths: SampleLengths, data: RunData) -> dict[s
         of_items = [len(given.sample.prompt.token_ids) + len(given.sample.token_ids) for given in items]
         longest[call] = max(longest[call], *of_items)
     return longest
-
-
-def is_searched(recipe: Recipe) -> bool:
-    """Whether the plan of a run is found before it."""
-    return recipe.plan == AUTO and num_devices(recipe) > 1
-
-
-def is_by_name(recipe: Recipe) -> bool:
-    """Whether the plan of a run follows from a name: no file says it, and it is not found."""
-    return recipe.plan in (*NAMES, AUTO) and not is_searched(recipe)
-
-
-def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
-    """The completed plan of a run as it is followed: on GPUs a plan by name in which what does not fit idles in host
-    memory, and pools stay where they fit. (A file says itself what leaves and what stays; a plan that was found does,
-    too.) Says what it changes, and what of the recipe has nothing to do in it."""
-    recipe = run.recipe
-    for text in (*said_of_unread_options(run.flow, recipe), *said_of_idle_keys(recipe, plan)):
-        say(text, file=sys.stderr)
-    if recipe.device != "cuda" or not is_by_name(recipe):
-        return plan
-    parameters = parameters_of(run.models)
-    facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, lengths)
-    room_bytes = device_bytes(recipe, plan.cluster.devices)
-    plan = with_pools_kept(replace(facts, plan=with_idle_away(facts, room_bytes)), room_bytes)
-    if leaving := leaving_text(plan):
-        text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"
-        say(text, file=sys.stderr)
-    return plan
 
 
 def outline(

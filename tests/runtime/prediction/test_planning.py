@@ -9,9 +9,10 @@ import pytest
 from plait.cost import placement
 from plait.cost.cluster_file import read_cluster
 from plait.cost.lengths import Lengths, SampleLengths
-from plait.runtime import prepare
+from plait.runtime.prediction import spending
 from plait.runtime.prediction.planning import Planning
-from plait.runtime.prepare import outline, settled
+from plait.runtime.prediction.spending import settled
+from plait.runtime.prepare import outline
 from plait.schedule.named_plans import NAMES
 
 LENGTHS = SampleLengths(Lengths.fixed(8), Lengths.fixed(8))
@@ -27,10 +28,10 @@ def test_a_named_plan_is_that_of_a_run(
     whole = read_cluster("2xA100-80G")
     memory = int(share * whole.device.memory_bytes)
     cluster = replace(whole, device=replace(whole.device, memory_bytes=memory))
-    for module in (placement, prepare):
+    for module in (placement, spending):
         monkeypatch.setattr(module, "device_bytes", lambda recipe, devices: memory)
     monkeypatch.setattr(placement, "check_devices", lambda recipe, plan, nodes: None)
-    monkeypatch.setattr(prepare, "say", lambda text, file: None)
+    monkeypatch.setattr(spending, "say", lambda text, file: None)
     run = outline(make_recipe(devices=2, plan=name))
     run = replace(run, recipe=run.recipe.model_copy(update={"device": device}))
     planning = Planning(run.recipe, run.flow, run.models, run.shapes, cluster, LENGTHS)

@@ -9,11 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from plait.cost.spent_memory import KEYS
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.recipes.keys import section_of
-from plait.recipes.recipe import Recipe
+from plait.recipes.recipe import MEMORY_KEYS, Recipe
 from plait.recipes.recipe_file import load_recipe, read_tree
 
 
@@ -46,8 +45,8 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
 
 
 def _with_stored(recipe: Recipe, stored: Mapping[str, Any]) -> Recipe:
-    """With the keys of `spent_memory` that were found when the run began."""
-    update = {key: stored[key] for key in KEYS if key in stored and not recipe.states(key)}
+    """With the keys that were found when the run began."""
+    update = {key: stored[key] for key in MEMORY_KEYS if key in stored and not recipe.states(key)}
     return recipe.model_copy(update=update)
 
 

@@ -1,32 +1,78 @@
-"""What a run spends the memory of its GPUs on, as far as its recipe leaves that open."""
+"""What a run does with the memory of its GPUs, as far as its recipe and its plan leave that open."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
+from plait.cost.idle_away import leaving_text, with_idle_away, with_pools_kept
 from plait.cost.lengths import SampleLengths
 from plait.cost.model_parameters import parameters_of
 from plait.cost.placed import Facts
-from plait.cost.placement import device_bytes
-from plait.cost.spent_memory import KEYS, with_memory_spent
+from plait.cost.placement import device_bytes, num_devices
+from plait.cost.spent_memory import with_memory_spent
+from plait.models.shape import ModelShape
 from plait.observe.loading import loading
+from plait.observe.screen import say
+from plait.recipes.engine_checks import said_of_idle_keys
+from plait.recipes.flow_checks import said_of_unread_options
+from plait.recipes.recipe import MEMORY_KEYS, Recipe
 from plait.runtime.inputs.prepared import Outline
+from plait.schedule.named_plans import AUTO, NAMES
 from plait.schedule.plan import Plan
 
 
-def spending(run: Outline, plan: Plan, lengths: SampleLengths, *, may_leave: bool) -> Outline:
+def spending(run: Outline, plan: Plan, lengths: SampleLengths) -> Outline:
     """The run with a recipe that states how long micro-batches are, and whether activations are kept, on GPUs; says
     what was found. On CPUs as it is.
 
     Args:
         plan: completed.
-        may_leave: as of `spent_memory.with_memory_spent`.
     """
     recipe = run.recipe
-    if recipe.device != "cuda" or all(map(recipe.states, KEYS)):
+    if recipe.device != "cuda" or all(map(recipe.states, MEMORY_KEYS)):
         return run
     facts = Facts(recipe, run.models, run.shapes, parameters_of(run.models), plan, run.flow, lengths)
-    found = with_memory_spent(facts, device_bytes(recipe, plan.cluster.devices), may_leave=may_leave)
+    room_bytes = device_bytes(recipe, plan.cluster.devices)
+    found = with_memory_spent(facts, room_bytes, may_leave=_is_by_name(recipe))
     how = "recomputed in the backward" if found.checkpoint_activations else "kept for the backward"
     loading(f"micro-batches of up to {found.micro_batch_tokens} tokens, whose activations are {how}")
     return replace(run, recipe=found)
+
+
+def is_searched(recipe: Recipe) -> bool:
+    """Whether the plan of a run is found before it."""
+    return recipe.plan == AUTO and num_devices(recipe) > 1
+
+
+def _is_by_name(recipe: Recipe) -> bool:
+    """Whether the plan of a run follows from a name: no file says it, and it is not found."""
+    return recipe.plan in (*NAMES, AUTO) and not is_searched(recipe)
+
+
+def settled(run: Outline, plan: Plan, lengths: SampleLengths) -> Plan:
+    """The completed plan of a run as it is followed: on GPUs a plan by name in which what does not fit idles in host
+    memory, and pools stay where they fit. (A file says itself what leaves and what stays; a plan that was found does,
+    too.) Says what it changes, and what of the recipe has nothing to do in it."""
+    recipe = run.recipe
+    for text in (*said_of_unread_options(run.flow, recipe), *said_of_idle_keys(recipe, plan)):
+        say(text, file=sys.stderr)
+    if recipe.device != "cuda" or not _is_by_name(recipe):
+        return plan
+    parameters = parameters_of(run.models)
+    facts = Facts(recipe, run.models, run.shapes, parameters, plan, run.flow, lengths)
+    room_bytes = device_bytes(recipe, plan.cluster.devices)
+    plan = with_pools_kept(replace(facts, plan=with_idle_away(facts, room_bytes)), room_bytes)
+    if leaving := leaving_text(plan):
+        text = f"plan {plan.name}: all of it does not fit on a GPU, so what idles is in host memory: {leaving}"
+        say(text, file=sys.stderr)
+    return plan
+
+
+def held_positions(recipe: Recipe, shape: ModelShape) -> int:
+    """Tokens of a sample that keys and values are to have room for: on a CPU those of the model, as memory is taken as
+    it is written; on a GPU, where it is taken at once, no more than samples of the recipe have."""
+    most, prompt = shape.max_positions, recipe.data.max_prompt_tokens
+    if recipe.device == "cpu" or prompt is None:
+        return most
+    return min(most, prompt + recipe.sampling.max_response_tokens)
