@@ -78,7 +78,7 @@ LIMITS: Mapping[str, int] = {
     "decode": 85,
     "drafts": 130,
     "turns": 50,
-    "predicted": 285,
+    "predicted": 230,
     "products": 55,
     "grpo": 75,
     "tokens": 85,
