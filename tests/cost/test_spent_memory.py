@@ -103,6 +103,29 @@ def test_what_is_stated_stays(stated: dict[str, object], expected: tuple[int, bo
     assert found.states("checkpoint_activations"), "nor this"
 
 
+def test_what_fits_as_it_is_leaves_for_no_longer_micro_batch() -> None:
+    """With keys and values of a few tokens it is the states of optimizers that would leave."""
+    facts = facts_on_a_gpu(sampling={"kv_tokens": 4_096, "max_response_tokens": 3_000})
+    least = with_way(facts, WAYS[-1])
+    for room in range(expected(least), int(room_for(least)), (int(room_for(least)) - expected(least)) // 7):
+        found = with_memory_spent(facts, room, may_leave=True)
+        of_found = replace(facts, recipe=found)
+        assert with_idle_away(of_found, room) == facts.plan
+
+
+def test_what_was_found_is_left_open_again_for_other_devices() -> None:
+    recipe = facts_on_a_gpu(micro_batch_tokens=5_000).recipe
+    found = with_memory_spent(facts_on_a_gpu(micro_batch_tokens=5_000), 1e15, may_leave=True)
+    assert way_of(found) == (5_000, False)
+    again = found.reopened()
+    assert way_of(again) == way_of(recipe) == (5_000, True)
+    assert again.states("micro_batch_tokens"), "the user has said it"
+    assert not again.states("checkpoint_activations")
+    left = with_memory_spent(facts_on_a_gpu(), 1e15, may_leave=True).reopened()
+    assert way_of(left) == (4_096, True)
+    assert not left.states("micro_batch_tokens")
+
+
 def test_without_room_a_stated_length_is_recomputed() -> None:
     found = with_memory_spent(facts_on_a_gpu(micro_batch_tokens=5_000), 1.0, may_leave=True)
     assert way_of(found) == (5_000, True)

@@ -26,6 +26,7 @@ from plait.recipes.plan_files import plan_file, ranks_of
 from plait.recipes.recipe import Recipe
 from plait.recipes.turn_checks import said_of_rounds
 from plait.runtime.folder.claim import claim
+from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.prepared import Outline, Prepared
 from plait.runtime.prediction.choosing import auto_plan
 from plait.runtime.prediction.forecast import STEP, predicted_seconds
@@ -57,9 +58,9 @@ def dry_run(recipe: Recipe, *, resume: bool = False, nodes: int = 1) -> int:
         ranks_on_ray(recipe)
     if nodes > 1 and recipe.devices == 0 and ranks_of(recipe.plan) == 0:
         recipe = recipe.model_copy(update={"devices": nodes * num_devices(recipe)})
-    if resume:
-        recipe = recipe.letting_be()
-    with claim(recipe, resume=resume):
+    with claim(recipe, resume=resume) as directory:
+        if resume:
+            recipe = as_begun(directory.files.recipe, recipe)
         if (shape := shape_of(recipe)) is not None:
             print_shape(outline(recipe), shape, nodes)
             return 0

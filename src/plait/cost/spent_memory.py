@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from plait.cost.idle_away import has_margin, with_idle_away, with_pools
 from plait.cost.placed import Facts
-from plait.recipes.recipe import MEMORY_KEYS, Recipe
+from plait.recipes.open_keys import MEMORY_KEYS
+from plait.recipes.recipe import Recipe
 from plait.schedule.plan import Plan
 
 LONG = 16_384
@@ -38,8 +39,8 @@ def with_memory_spent(facts: Facts, room_bytes: float, *, may_leave: bool) -> Re
     Args:
         facts: its plan is completed.
         room_bytes: of one device.
-        may_leave: what idles may be in host memory, if all of it does not fit: no longer micro-batch, and nothing kept,
-            is worth that.
+        may_leave: what idles may be in host memory, if not even the last way fits without: no longer micro-batch, and
+            nothing kept, is worth that.
     """
     recipe = facts.recipe
     if recipe.device != "cuda":
@@ -47,10 +48,11 @@ def with_memory_spent(facts: Facts, room_bytes: float, *, may_leave: bool) -> Re
     ways = _ways(recipe)
     sparing = [way for way in ways if way.checkpoint_activations] or ways
     tests: list[tuple[Sequence[Recipe], Callable[[Facts], Plan]]] = [(ways, with_pools), (ways, lambda of: of.plan)]
-    if may_leave:
+    least = replace(facts, recipe=sparing[-1])
+    if may_leave and with_idle_away(least, room_bytes) != facts.plan:
         tests.append((sparing, lambda of: with_idle_away(of, room_bytes)))
     found = next(_fitting(facts, room_bytes, tests), sparing[-1])
-    return recipe.model_copy(update={key: getattr(found, key) for key in MEMORY_KEYS})
+    return recipe.with_found(**{key: getattr(found, key) for key in MEMORY_KEYS})
 
 
 def _ways(recipe: Recipe) -> Sequence[Recipe]:

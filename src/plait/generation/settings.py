@@ -138,7 +138,7 @@ class SamplingSettings(Settings):
         ge=BLOCK_TOKENS,
         description=f"tokens whose keys and values are held at most, in whole blocks of {BLOCK_TOKENS}; when they are "
         "more, the youngest samples wait and are computed again. By default max_running times the positions of the "
-        "model, on a GPU within kv_memory",
+        "model; on a GPU times a sample of the recipe's lengths at most, within kv_memory",
     )
     kv_memory: Annotated[float | None, AfterValidator(_check_memory)] = Field(
         default=None,

@@ -21,6 +21,7 @@ from plait.generation.settings import SamplingSettings
 from plait.models.lora_settings import LoraSettings
 from plait.observe.doctor_settings import DoctorSettings
 from plait.paths import path_key
+from plait.recipes.open_keys import OpenKeys
 from plait.recipes.role_settings import ReferenceSettings, ValueSettings
 from plait.rewards.answers import AnswerFormat
 from plait.rewards.settings import RewardSettings, TurnSettings
@@ -97,11 +98,7 @@ SECTIONS = ("options", "reward", "cost", "reference", "lora", "evaluation", "sam
 """Those with keys that have no effect without others, or with some flows."""
 
 
-MEMORY_KEYS = "micro_batch_tokens", "checkpoint_activations"
-"""What a GPU's memory is spent on in training: found by what there is, unless they are stated."""
-
-
-class Recipe(Settings):
+class Recipe(OpenKeys):
     """A run. `options` holds the algorithm's own keys and is checked against its options class."""
 
     model: str = Field(description="smollm2-135m-instruct, a local folder, or a hub id")
@@ -222,27 +219,10 @@ class Recipe(Settings):
     _paths = path_key("model", "algorithm", "plan", "run_dir")
 
     @model_validator(mode="after")
-    def _spare_memory(self) -> Self:
-        """Activations of a long micro-batch are most of what a GPU holds in training."""
-        if self.device == "cuda" and not self.states("checkpoint_activations"):
-            self.__dict__["checkpoint_activations"] = True
-        return self
-
-    @model_validator(mode="after")
     def _check_length(self) -> Self:
         if self.epochs is not None and "steps" in self.model_fields_set:
             raise ValueError(f"`steps` ({self.steps}) and `epochs` ({self.epochs:g}) are both set; give one of them")
         return self
-
-    def states(self, key: str) -> bool:
-        """Whether a key was set, and is not what follows from others."""
-        return key in self.model_fields_set
-
-    def by_default(self, **values: Any) -> Recipe:
-        """The same, of which keys that are not stated have these values, and remain so."""
-        recipe = self.model_copy()
-        recipe.__dict__.update({key: value for key, value in values.items() if not self.states(key)})
-        return recipe
 
     def letting_be(self, sections: Iterable[str] = SECTIONS) -> Recipe:
         """The same, of whose sections these may have keys without effect: a run has begun with them (which a later

@@ -163,7 +163,7 @@ def _run_claimed(
         plan = kept_plan(recipe, directory.files, num_nodes) if directory.begun else None
         earlier = _plan_in(directory.files.plan) if directory.begun else None
         network = network_of(nodes) if plan is None and is_searched(recipe) else NOT_MEASURED
-        machines = Machines(num_nodes, network)
+        machines = Machines(num_nodes, network, alike=nodes is None or said_of_kinds(nodes, recipe.device) is None)
         prepared = prepare(recipe, flow=flow, kept=Kept(plan, earlier), machines=machines)
         return replace(prepared, plan=with_prediction(prepared, machines, earlier))
 

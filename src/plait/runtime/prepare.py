@@ -81,7 +81,7 @@ def prepare(
     check_reach(tokenizer, recipe.model, outlined.flow, _longest_of(outlined.flow, lengths, data), models, shapes)
     plan = plan or _searched(outlined, lengths, machines)
     check_engine_plan(recipe, plan)
-    outlined = spending(outlined, plan, lengths)
+    outlined = spending(outlined, plan, lengths, is_alike=machines.alike)
     plan, recipe = settled_by_costs(outlined, kept.settled(plan), lengths, machines)
     if recipe.epochs is not None:
         num_rows = len(next(iter(data.given.values())) if data.train_set is None else data.train_set)
@@ -199,6 +199,8 @@ def outline(
         is_stated = recipe.sampling.states_running
         recipe = with_sampling(recipe, recipe.sampling.sized(held_positions(recipe, shape), token_bytes, device, room))
         running = running_kept(recipe, shape, is_stated=is_stated)
+        if running < recipe.sampling.max_running:
+            loading(f"{running} samples at a time, as `on_update` keeps what each may take (`data.max_prompt_tokens`)")
         recipe = with_sampling(recipe, recipe.sampling.model_copy(update={"max_running": running}))
     check_models(models if drafts is None else (*models, draft_model(drafts, DRAFT_KEY)), to_come or {})
     _check_stop(recipe, shapes[recipe.model])

@@ -17,6 +17,7 @@ from plait.runtime.controller import Outcome
 from plait.runtime.folder.claim import claim
 from plait.runtime.folder.export import export_whole
 from plait.runtime.folder.run_files import CHECKPOINTS, METRICS, RECIPE
+from plait.runtime.folder.stored_recipe import as_begun
 from plait.runtime.inputs.prepared import Prepared
 from plait.runtime.prepare import prepare
 from plait.runtime.steps.reward_pools import open_pools
@@ -37,7 +38,9 @@ def check_stages(stages: Stages, *, resume: bool = False) -> Iterator[tuple[str,
                 _check_sources(stages, name)
             claim(recipe, resume=begun).close()
             foreseen = stages.foreseen(name)
-            prepared = prepare(foreseen.letting_be() if begun else foreseen, to_come=stages.to_come(name))
+            if begun:
+                foreseen = as_begun(recipe.run_dir / RECIPE, foreseen)
+            prepared = prepare(foreseen, to_come=stages.to_come(name))
             with ExitStack() as stack:
                 open_pools(prepared, stack)
         except UserError as error:

@@ -14,7 +14,7 @@ from plait.recipes.recipe_file import load_recipe
 from plait.recipes.stages import load_stages
 from plait.recipes.trust import user_recipe
 from plait.runtime.api import flattened
-from plait.runtime.folder.claim import claim
+from plait.runtime.folder.claim import RESUMABLE_KEYS, claim
 from plait.runtime.folder.stored_recipe import as_begun, changed_keys, recipe_text
 from plait.runtime.prepare import outline
 
@@ -100,6 +100,10 @@ def test_what_memory_is_spent_on_is_kept_and_a_run_of_before_goes_on_as_it_was(t
     stated = on_a_gpu(tmp_path, micro_batch_tokens=4096)
     assert changed_keys(stored, stated) == {"micro_batch_tokens": (8192, 4096)}, "the user says so"
     assert as_begun(stored, stated).checkpoint_activations is False
+    assert set(changed_keys(stored, stated)) <= RESUMABLE_KEYS, "a forecast may have been too good"
+    fewer = on_a_gpu(tmp_path, devices=2)
+    assert not as_begun(stored, fewer).states("micro_batch_tokens"), "others are found for other devices"
+    assert set(changed_keys(stored, fewer)) <= RESUMABLE_KEYS
 
 
 def test_keys_that_there_are_no_more_are_named_with_the_way_on(tmp_path: Path) -> None:

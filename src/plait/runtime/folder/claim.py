@@ -7,6 +7,7 @@ from pathlib import Path
 from plait.errors import ConfigError
 from plait.observe.trackers import check_trackers
 from plait.recipes.keys import shown
+from plait.recipes.open_keys import MEMORY_KEYS
 from plait.recipes.recipe import Recipe
 from plait.runtime.folder.directory import RunDirectory
 from plait.runtime.folder.stored_recipe import changed_keys, gone_keys
@@ -24,6 +25,7 @@ RESUMABLE_KEYS = frozenset(
         "run_dir",
         "plan",
         "devices",
+        *MEMORY_KEYS,
         "fusion",
         "rebalance",
         "launcher",

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from plait.errors import ConfigError
 from plait.generation.settings import SamplingSettings
 from plait.recipes.keys import section_of
-from plait.recipes.recipe import MEMORY_KEYS, Recipe
+from plait.recipes.open_keys import MEMORY_KEYS
+from plait.recipes.recipe import Recipe
 from plait.recipes.recipe_file import load_recipe, read_tree
 
 
@@ -45,9 +46,11 @@ def as_begun(old: Path, recipe: Recipe) -> Recipe:
 
 
 def _with_stored(recipe: Recipe, stored: Mapping[str, Any]) -> Recipe:
-    """With the keys that were found when the run began."""
-    update = {key: stored[key] for key in MEMORY_KEYS if key in stored and not recipe.states(key)}
-    return recipe.model_copy(update=update)
+    """With the keys that were found when the run began, on the same GPUs by the same plan."""
+    given = recipe.model_dump(mode="json", include={"device", "devices", "plan"})
+    if recipe.device != "cuda" or any(stored.get(key) != value for key, value in given.items()):
+        return recipe
+    return recipe.with_found(**{key: stored[key] for key in MEMORY_KEYS if key in stored})
 
 
 def gone_keys(old: Path) -> list[str]:

@@ -52,11 +52,13 @@ class Machines:
     network:  what is known of them
     measures: a profile of this one is made where none fits that was kept; False: by what is kept, or what its kind
               does
+    alike:    all have devices of one kind, as far as they say it
     """
 
     count: int = 1
     network: Network = NOT_MEASURED
     measures: bool = True
+    alike: bool = True
 
 
 THIS_ONE = Machines()

@@ -144,8 +144,8 @@ class Planning:
 
     @cached_property
     def problem(self) -> PlanProblem:
-        tokens, is_open = self.recipe.micro_batch_tokens, not self.recipe.states("micro_batch_tokens")
-        halves = (tokens // 2, tokens // 4)[: 1 + is_open] if tokens >= 1024 else ()
+        tokens = self.recipe.micro_batch_tokens
+        halves = (tokens // 2, tokens // 4)[: 1 + self.recipe.finds_lengths] if tokens >= 1024 else ()
         costs = BoundedMoves(self.costs, self.costs.shapes) if self.cluster.num_devices > LARGE else self.costs
         facts = {model.role: self._facts(model) for model in self.models}
         return PlanProblem(self.graph, costs, facts, halves, pairs=self._pairs, stage_works=self.costs.stage_works)
