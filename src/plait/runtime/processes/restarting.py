@@ -153,7 +153,7 @@ def _on_what_is_left(
 ) -> Prepared:
     """The run on the places that are left, by the plan that its recipe names if that fits there, else by one that is
     found. Raises RanksLost where none fits."""
-    recipe, had = prepared.recipe.reopened(), prepared.plan.num_ranks
+    recipe, had = prepared.recipe, prepared.plan.num_ranks
     num_left = had // places * _places(nodes)
     if nodes is None and recipe.device == "cuda" and 0 < visible_devices() < had:
         num_left = visible_devices()
@@ -163,7 +163,7 @@ def _on_what_is_left(
     why: UserError | None = None
     for plan in dict.fromkeys((*named, AUTO)):
         try:
-            return prepared_for(recipe.model_copy(update={"devices": num_left, "plan": plan}))
+            return prepared_for(recipe.reopened().model_copy(update={"devices": num_left, "plan": plan}))
         except UserError as error:
             why = error
     raise RanksLost(
