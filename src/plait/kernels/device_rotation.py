@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait.kernels.on_devices import AVAILABLE, power_of_two
+from plait.kernels.on_devices import AVAILABLE, are_of_one_kind, power_of_two
 
 TILE, WARPS = 512, 2
 """Numbers of a half that a program takes at a time, and its warps: eight for each thread."""
@@ -24,9 +24,7 @@ def serves(device: torch.device) -> bool:
 
 def takes(*tensors: Tensor) -> bool:
     """Whether the kernel computes with these, of any shapes: all bfloat16, or all float32, on a GPU, none empty."""
-    dtype = tensors[0].dtype
-    is_one = all(tensor.dtype == dtype and tensor.numel() > 0 and serves(tensor.device) for tensor in tensors)
-    return is_one and dtype in (torch.bfloat16, torch.float32)
+    return are_of_one_kind(*tensors) and all(serves(tensor.device) for tensor in tensors)
 
 
 def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,9 +27,7 @@ def serves(device: torch.device) -> bool:
 
 def takes(*tensors: Tensor) -> bool:
     """Whether the kernels compute with these, of any shapes: all bfloat16, or all float32, on a GPU, none empty."""
-    dtype = tensors[0].dtype
-    is_one = all(tensor.dtype == dtype and tensor.numel() > 0 and serves(tensor.device) for tensor in tensors)
-    return is_one and dtype in (torch.bfloat16, torch.float32)
+    return on_devices.are_of_one_kind(*tensors) and all(serves(tensor.device) for tensor in tensors)
 
 
 class NormLaunch(NamedTuple):

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 
 import torch
+from torch import Tensor
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 """Triton comes with torch for CUDA on Linux."""
@@ -14,6 +15,12 @@ AVAILABLE = importlib.util.find_spec("triton") is not None
 def power_of_two(number: int) -> int:
     """That is as large as the number, or the next larger one: few sizes are compiled, and few steps captured."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def are_of_one_kind(*tensors: Tensor) -> bool:
+    """Whether all, of any shapes, are bfloat16, or all float32, and none is empty."""
+    dtype = tensors[0].dtype
+    return dtype in (torch.bfloat16, torch.float32) and all(one.dtype == dtype and one.numel() for one in tensors)
 
 
 @functools.cache
