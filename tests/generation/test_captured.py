@@ -19,10 +19,10 @@ from torch._inductor.utils import run_and_get_code
 
 from plait.data.records import Prompt, Sample
 from plait.errors import RunError
-from plait.generation import captured, cuda_graphs, draft_steps, fused_layers, module_forward
+from plait.generation import captured_step, cuda_graphs, draft_steps, fused_layers, module_forward
 from plait.generation import pool as pool_module
-from plait.generation.captured import CapturedSteps, Compute
-from plait.generation.captured_step import Size, Step, is_plain
+from plait.generation.captured import CapturedSteps
+from plait.generation.captured_step import Compute, Size, Step, has_graph
 from plait.generation.cuda_graphs import Capture, First, Graph, by_cuda
 from plait.generation.draft_steps import DraftSteps
 from plait.generation.engine import Engine, drain
@@ -95,7 +95,8 @@ def captured_engine(
     if fused is not None:
         monkeypatch.setattr(module, "layers", FusedLayers(module.model.module, fused))
         ways = {"fused": module.fused, **ways}
-    module.captured = CapturedSteps(ways, addresses or module.addresses, by, peers)
+    monkeypatch.setattr(module, "_by_kernel", True)
+    module.captured = CapturedSteps(ways, module.said, addresses or module.addresses, by, peers)
     monkeypatch.setattr(forward, "prepare", lambda longest: None)
     return engine, module.captured
 
@@ -332,7 +333,7 @@ def test_what_waits_for_the_device_is_found_before_a_capture(size: int, monkeypa
         return plain(batch, pool)
 
     peers = played_peers(size, monkeypatch, [])
-    steps = CapturedSteps({"waits": waits, "plain": plain}, lambda: (), by_cuda, peers)
+    steps = CapturedSteps({"waits": waits, "plain": plain}, said, lambda: (), by_cuda, peers)
     assert steps.compute(one_batch([(1, 3)] * 4, 2), POOL) is not None
     assert tried == [(True, 0), (True, "error")]
     assert "synchronizing" in steps.refusals["waits"]
@@ -349,7 +350,7 @@ def test_a_rank_that_breaks_off_between_sums_ends_the_run(error: Exception, monk
         return plain(batch, pool)
 
     peers = played_peers(2, monkeypatch, [])
-    steps = CapturedSteps({"breaks": breaks, "plain": plain}, lambda: (), capture, peers)
+    steps = CapturedSteps({"breaks": breaks, "plain": plain}, said, lambda: (), capture, peers)
     with pytest.raises(RunError, match=str(error)):
         steps.compute(one_batch([(1, 3)] * 4, 2), POOL)
 
@@ -363,13 +364,17 @@ def test_sums_that_cannot_be_captured_are_a_reason_to_capture_nothing(monkeypatc
         return plain(batch, pool)
 
     cuda = Played(monkeypatch)
-    steps = CapturedSteps({"plain": sums}, lambda: (), by_cuda, played_peers(2, monkeypatch, []))
+    steps = CapturedSteps({"plain": sums}, said, lambda: (), by_cuda, played_peers(2, monkeypatch, []))
     assert steps.compute(one_batch([(1, 3)] * 4, 2), POOL) is not None
     assert "not permitted in a capture" in steps.refusals["plain"]
 
 
 def plain(batch: RaggedBatch, pool: Any) -> Tensor:
     return torch.zeros(batch.num_tokens, 4)
+
+
+def said(hidden_TH: Tensor, batch: RaggedBatch) -> Tensor:
+    raise AssertionError("each row is read")
 
 
 POOL: Any = SimpleNamespace(spare=9, block_tokens=16, addresses=tuple)
@@ -447,7 +452,9 @@ def drafter_by_graphs(
     monkeypatch.setattr(draft_steps, "computes_behind", lambda device: True)
     pool = KVPool()
     forward = Forward(model or as_on_a_gpu("llama"), pool, exact=False)
-    forward.module.captured = CapturedSteps({"plain": forward.module.plainly}, forward.module.addresses, by)
+    module = forward.module
+    monkeypatch.setattr(module, "_by_kernel", True)
+    module.captured = CapturedSteps({"plain": module.plainly}, module.said, module.addresses, by)
     steps = DraftSteps(forward, pool, vocabulary=VOCAB_SIZE, num_blocks=64, keep_memory=keep_memory)
     steps.measure()
     return ModelDrafter(steps, most_tokens=4096)
@@ -479,7 +486,7 @@ def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPa
         assert bool(steps.steps) == (drafter.num_bytes > 0) == keeps
     assert {graph.again for graph in Again.made[:made]} == {False}
     assert (counts[1] == counts[0]) == keeps
-    assert {size.width for size in sizes} == {1, 2}
+    assert {size.width for size in sizes if size.has_head} == {1, 2}
     assert sum(graph.replays for graph in Again.made) > 40
     assert steps.refusals == {}
 
@@ -518,10 +525,10 @@ def test_a_draft_model_is_measured_on_different_tokens_at_places_of_their_own(mo
 
 def test_logits_are_far_where_they_are_to_be_zero() -> None:
     zeros = torch.zeros(2, 3)
-    assert captured.difference(zeros, zeros) is None
-    assert captured.difference(zeros + 1, zeros) is not None
-    assert captured.difference(zeros / 0, zeros) is not None
-    assert captured.difference(zeros, zeros + 1) is not None
+    assert captured_step.difference(zeros, zeros) is None
+    assert captured_step.difference(zeros + 1, zeros) is not None
+    assert captured_step.difference(zeros / 0, zeros) is not None
+    assert captured_step.difference(zeros, zeros + 1) is not None
 
 
 def test_what_captures_of_a_draft_model_take_counts_for_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,11 +594,12 @@ def test_a_batch_is_filled_up_with_samples_of_nobody(rows: list[tuple[int, int]]
 
 def test_what_no_graph_serves_is_computed_plainly() -> None:
     tree = torch.eye(2, dtype=torch.bool)
-    assert is_plain(one_batch([(1, 3), (16, 3)], 2))
-    assert not is_plain(one_batch([(17, 3)], 2)), "a chunk"
-    assert not is_plain(one_batch([(16, 3)] * 17, 2)), "272 rows"
-    assert not is_plain(ragged([NewTokens((1, 2), 0, (0,), tree)], 16)), "a tree"
-    assert not is_plain(ragged([NewTokens((1, 2), 0, (0,))], 16, read=[1])), "one is read"
+    assert has_graph(one_batch([(1, 3), (16, 3)], 2))
+    assert not has_graph(one_batch([(17, 3)], 2)), "a chunk"
+    assert not has_graph(one_batch([(16, 3)] * 17, 2)), "272 rows"
+    assert not has_graph(ragged([NewTokens((1, 2), 0, (0,), tree)], 16)), "a tree"
+    assert has_graph(ragged([NewTokens((1, 2), 0, (0,))], 16, read=[1])), "its head is computed behind it"
+    assert not has_graph(ragged([NewTokens((1, 2), 0, (0,))], 16, read=[])), "none is read"
 
 
 def test_layers_that_cannot_be_fused_are_computed_plainly(
@@ -831,7 +839,7 @@ def test_a_rollout_that_begins_with_many_samples_shows_that_fused_layers_are_rig
     def never(*of: Any, **options: Any) -> Any:
         raise AssertionError("nothing is captured")
 
-    steps = CapturedSteps({"fused": fused, "plain": plain}, lambda: (), never)
+    steps = CapturedSteps({"fused": fused, "plain": plain}, said, lambda: (), never)
     pool: Any = SimpleNamespace(spare=9, block_tokens=16)
     prompts, decoding = one_batch([(17, 3)] * 20, 2), one_batch([(1, 3)] * 300, 2)
     for batch in (prompts, decoding, decoding, prompts)[: 4 if first == "right" else 3]:

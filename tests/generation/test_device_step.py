@@ -20,6 +20,8 @@ from plait.data.across import Moment
 from plait.generation import draft_seconds, draft_steps, joint, module_forward
 from plait.generation.captured_step import Size, Step
 from plait.generation.engine import Engine
+from plait.generation.forward import ChunkTokens
+from plait.generation.ragged import NewTokens
 from plait.generation.request import Request
 from plait.generation.sampler import SamplingRows, sample_plain
 from plait.generation.settings import Sampling, SamplingSettings
@@ -235,15 +237,17 @@ def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:
     several(device, Sampling(max_tokens=40))
     for _ in range(2):
         device.step()
-    rows = device.engine.state.rows
-    for drafts in ({}, {rows.keys[0]: [DRAWN] * 5}):
-        batch = rows.batch(drafts)
+    state = device.engine.state
+    rows, prompt = state.rows, ChunkTokens(NewTokens(range(40), 0, (9, 10, 11)), completes=True)
+    batches = [(rows.batch(drafts), 16) for drafts in ({}, {rows.keys[0]: [DRAWN] * 5})]
+    batches.append((state.forward._with(batches[0][0], [prompt]), 30))
+    for batch, most in batches:
         step = Step.of(Size.of(batch, 16), batch)
         launches = Launches()
         with launches:
             step.fill(batch, 256, 16)
         assert launches.waited == []
-        assert sum(launches.counts.values()) <= 16, launches.counts
+        assert sum(launches.counts.values()) <= most, launches.counts
 
 
 def test_samples_come_and_go_without_a_wait(made: Any) -> None:

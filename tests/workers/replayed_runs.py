@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from plait.generation import captured
-from plait.generation.captured import CapturedSteps, Compute
-from plait.generation.captured_step import Size
+from plait.generation import captured_step, prompt_captures
+from plait.generation.captured import CapturedSteps
+from plait.generation.captured_step import Compute, Size
 from plait.generation.cuda_graphs import First, Graph
 from plait.generation.fused_layers import FusedLayers
 from plait.generation.pool import KVPool
@@ -23,7 +23,7 @@ from tests.generation.replays import Again, capture
 from tests.workers.ring_runs import all_at_once, engine_on
 from tests.workers.said import Said
 
-AS_CLOSE = {**captured.CLOSE, torch.float64: 1e-9}
+AS_CLOSE = {**captured_step.CLOSE, torch.float64: 1e-9}
 """Models are in float64 here, as sums over ranks are in another order."""
 
 
@@ -67,7 +67,8 @@ class Steps:
         ways: dict[str, Compute] = {"fused": steps.by("fused", module.fused)} if fused else {}
         ways["plain"] = steps.by("plain", module.plainly)
         addresses = lambda: (steps.moves, *module.addresses())
-        module.captured = CapturedSteps(ways, addresses, steps.capture, module.model.team.tp)
+        module._by_kernel = True
+        module.captured = CapturedSteps(ways, module.said, addresses, steps.capture, module.model.team.tp)
         return steps
 
     def by(self, way: str, compute: Compute) -> Compute:
@@ -121,18 +122,20 @@ class Steps:
 def replayed(
     worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request], how: Mapping[str, Any]
 ) -> Replayed:
-    """Two rollouts of the same requests.
+    """Three rollouts of the same requests: prompts of the first steps are captured in the second, when steps without any
+    were shown to be right.
 
     Args:
         how: "fused": see `Steps.on`. "fails": what rank 1 is unable to do. "moves": whether something moves on rank 1
-            in between. "drops": whether rank 1 gives its graphs back in between.
+            before the last. "drops": whether rank 1 gives its graphs back before it.
     """
-    with mock.patch.object(captured, "CLOSE", AS_CLOSE):
+    at_once = mock.patch.object(prompt_captures, "BEFORE", 0)
+    with at_once, mock.patch.object(captured_step, "CLOSE", AS_CLOSE):
         steps = Steps.on(worker, sizes, settings, how.get("fused", ""))
         if worker.rank == 1:
             steps.fails = how.get("fails", "")
-        for turn in range(2):
-            if turn and worker.rank == 1:
+        for turn in range(3):
+            if turn == 2 and worker.rank == 1:
                 steps.moves += bool(how.get("moves"))
                 if how.get("drops"):
                     steps.engine.state.forward.drop_steps()

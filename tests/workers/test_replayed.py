@@ -42,9 +42,11 @@ def test_ranks_that_share_layers_replay_what_one_process_computes(two: Group, fu
         assert one.refusals == {}
         assert one.replays > 10
         assert one.captures[0] > 1
-        assert one.captures[1] == 0, "weights and pool are where they were"
+        assert one.captures[2] == 0, "weights and pool are where they were"
+        assert any(size.chunk_rows for size in one.received_bytes), "prompts beside samples that decode"
         for size, received_bytes in one.received_bytes.items():
-            assert received_bytes == size.rows * 8 * (SUMS * HIDDEN_SIZE + VOCAB_SIZE // 2)
+            num_rows, of_head = size.rows + size.chunk_rows, VOCAB_SIZE // 2 * size.has_head
+            assert received_bytes == num_rows * 8 * (SUMS * HIDDEN_SIZE + of_head)
 
 
 @pytest.mark.parametrize(
@@ -83,4 +85,4 @@ def test_what_one_rank_cannot_do_none_does(two: Group, fails: str) -> None:
 def test_where_something_has_moved_on_one_rank_all_capture_again(two: Group, how: str) -> None:
     for one in ask(two, {"tp": 2}, **{how: True}):
         assert one.refusals == {}
-        assert one.captures[0] == one.captures[1] > 1
+        assert one.captures[2] == one.captures[0] + one.captures[1] > 1

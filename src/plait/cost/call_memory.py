@@ -57,15 +57,12 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         shape, most_new_tokens = facts.shapes[model.name], 1 + most_guessed(recipe)
         if recipe.device == "cuda":
             is_last = instance.coordinates(rank).pp == instance.parallelism.pp - 1
-            width = shape.vocabulary if is_last else shape.hidden
-            graphs = graph_bytes(width, recipe.dtype, pool.running, contexts, most_new_tokens)
+            graphs = graph_bytes(shape, recipe.dtype, pool.running, contexts, most_new_tokens, is_last=is_last)
             rows_by_use[model.role, "decode"].append((GRAPHS, graphs))
         if drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)
             if recipe.device == "cuda" and (draft := recipe.sampling.draft_model) is not None:
-                graphs = graph_bytes(
-                    facts.shapes[draft].vocabulary, recipe.dtype, pool.running, contexts, DRAFT_MODEL_TOKENS
-                )
+                graphs = graph_bytes(facts.shapes[draft], recipe.dtype, pool.running, contexts, DRAFT_MODEL_TOKENS)
                 rows_by_use[model.role, "decode"].append((f"draft model: {GRAPHS}", graphs))
         if recipe.device == "cuda":
             tokens, filters = recipe.sampling.max_prefill_tokens, recipe.sampling.filters

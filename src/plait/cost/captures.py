@@ -10,11 +10,16 @@ from plait.cost.decoding import SteadySteps
 from plait.cost.layer_times import LayerTimes, Terms, added
 from plait.cost.lengths import Lengths
 from plait.cost.workload import Workload
-from plait.generation.settings import DRAFT_MODEL_TOKENS, MOST_REPLAYED
+from plait.generation.settings import (
+    DRAFT_MODEL_TOKENS,
+    MOST_GRAPHS_OF_PROMPTS,
+    MOST_REPLAYED,
+    MOST_REPLAYED_CHUNKS,
+)
 from plait.models.shape import ModelShape
 from plait.training.memory import BYTES
 
-GRAPHS = "logits of CUDA graphs, at most"
+GRAPHS = "results of CUDA graphs, at most"
 
 
 def capturing(workload: Workload, of_models: Sequence[LayerTimes], pieces: Sequence[SteadySteps]) -> Terms:
@@ -66,10 +71,9 @@ def held_by_graphs(workload: Workload, shape: ModelShape, share: int, stages: in
     contexts = first_context(prompts), prompts.longest + responses.longest
     running, draft, of_draft = min(share, workload.max_running), workload.draft_model, 0
     if draft is not None:
-        of_draft = graph_bytes(draft.vocabulary, workload.dtype, running, contexts, DRAFT_MODEL_TOKENS)
-    widths = (*(shape.hidden,) * (stages - 1), shape.vocabulary)
-    of_width = partial(graph_bytes, dtype=workload.dtype, running=running, contexts=contexts)
-    return tuple(of_draft + of_width(width, most_new_tokens=workload.most_new_tokens) for width in widths)
+        of_draft = graph_bytes(draft, workload.dtype, running, contexts, DRAFT_MODEL_TOKENS)
+    of_stage = partial(graph_bytes, shape, workload.dtype, running, contexts, workload.most_new_tokens)
+    return tuple(of_draft + of_stage(is_last=stage == stages - 1) for stage in range(stages))
 
 
 def first_context(prompts: Lengths) -> int:
@@ -77,26 +81,37 @@ def first_context(prompts: Lengths) -> int:
     return math.ceil(prompts.mean) + 1
 
 
-def graph_bytes(width: int, dtype: str, running: int, contexts: tuple[int, int], most_new_tokens: int = 1) -> int:
-    """Bytes that the graphs of an instance keep on a device: what each computes of as many rows as it has, in the
-    compute dtype. All else that they compute in is one memory, and small. There is one graph for each power of two of
-    tokens of context, of new tokens of a sample, of rows, which are at least as many as these, and of samples that may
-    have as many rows.
+def graph_bytes(
+    shape: ModelShape,
+    dtype: str,
+    running: int,
+    contexts: tuple[int, int],
+    most_new_tokens: int = 1,
+    *,
+    is_last: bool = True,
+) -> int:
+    """Bytes that the graphs of an instance keep on a device of a stage: what each computes of as many rows as it has,
+    in the compute dtype. All else that they compute in is one memory, and small.
+
+    There is one graph for each power of two of tokens of context, of new tokens of a sample, of rows, which are at
+    least as many as these, and of samples that may have as many rows. It gives logits, which ranks of tp all have whole;
+    on stages before the last hidden states. Those with prompts beside such rows give hidden states on each stage.
 
     Args:
-        width: of a row: the vocabulary, of which ranks of tp all have the logits; on stages before the last the hidden
-            size.
         running: samples at a time.
         contexts: tokens of the shortest and of the longest context.
         most_new_tokens: of a sample in a step, with what is guessed.
+        is_last: whether the stage is the last one.
     """
     shortest, longest = map(_power, contexts)
-    rows = 0
+    rows = most = 0
     for power in range(_power(most_new_tokens) + 1):
         new_tokens = 1 << power
         most = min(MOST_REPLAYED, 1 << _power(running * new_tokens))
         rows += (2 * most - new_tokens) * (power + 1)
-    return (longest - shortest + 1) * rows * width * BYTES[dtype]
+    numbers = (longest - shortest + 1) * rows * (shape.vocabulary if is_last else shape.hidden)
+    numbers += MOST_GRAPHS_OF_PROMPTS * (most + MOST_REPLAYED_CHUNKS) * shape.hidden
+    return numbers * BYTES[dtype]
 
 
 def _power(number: int) -> int:

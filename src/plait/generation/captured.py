@@ -13,6 +13,9 @@ where a rollout begins with steps that are too large for a graph, the first of t
 step the first is taken that can be computed and says the same. Captured again, because addresses have changed, it is
 the same computation, and is not held against anything.
 
+Prompts that are computed beside such samples are a part of a graph, too, as soon as there are steps enough of their
+size (`prompt_captures`). It ends behind the layers: the head computes those rows alone that are read.
+
 Ranks that divide the layers (tp) replay alike: sums over them are a part of the graph. They capture the same at the
 same time: what one of them cannot, none does, and where weights have moved on one of them, all capture again. Each
 tries a way alone first (`Peers.rehearsing`): one that failed between sums would spoil those of the others.
@@ -32,18 +35,16 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError, first_line
-from plait.generation.captured_step import MOST_REPLAYED, Size, Step, is_decoding, is_plain
+from plait.generation.captured_step import Compute, Said, Size, Step, difference, given, has_graph, is_decoding
 from plait.generation.cuda_graphs import Capture, by_cuda
 from plait.generation.pool import KVPool
+from plait.generation.prompt_captures import PromptCaptures
 from plait.generation.ragged import RaggedBatch
+from plait.generation.settings import MOST_REPLAYED
 from plait.models.parallel.peers import Peers
 from plait.observe.screen import say
 
-CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
-"""Dtype → how far a replay may be from the plain step, relative to its size: products of more rows round otherwise."""
-
-Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
-"""Logits [R, V] of a batch; on a stage of a model that is not the last, hidden states [T, H]."""
+OF_PROMPTS = "with prompts"  # as refusals call them
 
 
 class CapturedSteps:
@@ -51,6 +52,7 @@ class CapturedSteps:
 
     Args:
         ways: name → how a step is computed, the best first, the plain way last.
+        said: what all of them end with.
         addresses: of all that a step reads beside its batch and the pool.
         capture: makes graphs.
         peers: the ranks that compute each step together; None: this one alone.
@@ -59,15 +61,17 @@ class CapturedSteps:
     def __init__(
         self,
         ways: Mapping[str, Compute],
+        said: Said,
         addresses: Callable[[], tuple[int, ...]],
         capture: Capture = by_cuda,
         peers: Peers | None = None,
     ) -> None:
         self._ways = dict(ways)
         self._plainly = list(ways.values())[-1]
-        self._addresses, self._capture = addresses, capture
+        self._said, self._addresses, self._capture = said, addresses, capture
         self._peers = Peers.alone() if peers is None else peers
         self._steps: dict[Size, Step] = {}
+        self._prompts = PromptCaptures()
         self._shown: set[Size] = set()
         """That the first of the ways was shown to be right for."""
         self._lacked: set[Size] = set()
@@ -88,9 +92,11 @@ class CapturedSteps:
         Ranks that compute together compute a step plainly that is none for a graph: one that finds no memory for
         another way could not tell the others in the midst of it.
         """
-        logits_TV = self._replayed(batch, pool)
-        if logits_TV is not None:
-            return logits_TV
+        if (step := self._step_of(batch, pool)) is not None:
+            assert pool.spare is not None
+            step.fill(batch, pool.spare, pool.block_tokens)
+            self._replay(step)
+            return self._out(step, batch)
         if self._peers.size > 1:
             return self._plainly(batch, pool)
         if not self._shown and self._may_show(batch, pool):
@@ -113,10 +119,10 @@ class CapturedSteps:
         """Hold the first of the ways against the plain one. The step itself is computed behind it: of a way that is
         refused no key may stay."""
         size, num_ways = Size.of(batch, pool.block_tokens), len(self._ways)
-        expected_TV = _logits(self._plainly(batch, pool))
+        expected_TV = given(self._plainly(batch, pool))
         is_done, logits_TV = self._by_first_way(batch, pool)
         if is_done:
-            why = difference(_logits(logits_TV), expected_TV)
+            why = difference(given(logits_TV), expected_TV)
             if why is None:
                 self._shown.add(size)
             else:
@@ -138,18 +144,18 @@ class CapturedSteps:
             self._refuse(why)
         return False, None
 
-    def _replayed(self, batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-        """Logits [T, V]; None where this step is none for a graph."""
-        if not self._ways or not is_plain(batch) or pool.spare is None:
+    def _step_of(self, batch: RaggedBatch, pool: KVPool) -> Step | None:
+        """A graph for this batch; None where it is none for a graph."""
+        if not self._ways or pool.spare is None or not has_graph(batch):
             return None
         self._follow(pool)
         size = Size.of(batch, pool.block_tokens)
-        if size not in self._steps and not self._capture_step(size, batch, pool):
-            return None
-        step = self._steps[size]
-        step.fill(batch, pool.spare, pool.block_tokens)
-        self._replay(step)
-        return step.out_B[: batch.num_tokens]
+        return self._steps[size] if size in self._steps or self._captures(size, batch, pool) else None
+
+    def _out(self, step: Step, batch: RaggedBatch) -> Tensor | None:
+        """What the last replay of a step says of a batch: [R, V] or [T, H]."""
+        out_TH = step.out(batch)
+        return out_TH if step.size.has_head else self._said(out_TH, batch)
 
     @property
     def steps(self) -> Mapping[Size, Step]:
@@ -184,8 +190,11 @@ class CapturedSteps:
             self._forget()
             self._at = at
 
-    def _capture_step(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
-        """Whether a graph for such batches is there and computes what the plain step computes."""
+    def _captures(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
+        """Whether a graph for such batches is there and says what the plain step says. With prompts one is made when it
+        is due, by a way that was shown to be right without any; if that fails, such steps go on as before."""
+        if not size.has_head and not (self._shown and self._prompts.is_due(size)):
+            return False
         while self._ways:
             began, step = time.perf_counter(), Step.of(size, batch)
             why = self._refusal(step, next(iter(self._ways.values())), batch, pool)
@@ -194,6 +203,10 @@ class CapturedSteps:
                 self._steps[size] = step
                 self._shown.add(size)
                 return True
+            if not size.has_head:
+                self._prompts.is_refused = True
+                self._tell(OF_PROMPTS, why, "they are launched")
+                return False
             self._refuse(why)
         return False
 
@@ -203,18 +216,20 @@ class CapturedSteps:
         self._forget()
         self._shown.clear()
         del self._ways[way]
-        self.refusals[way] = why
-        others = f"they are computed {next(iter(self._ways))}" if self._ways else "nothing of them is captured"
-        say(f"plait: steps of generation {way}: {why}; {others}, slower", file=sys.stderr)
+        self._tell(way, why, f"they are computed {next(iter(self._ways))}" if self._ways else "nothing is captured")
+
+    def _tell(self, of: str, why: str, instead: str) -> None:
+        self.refusals[of] = why
+        say(f"plait: steps of generation {of}: {why}; {instead}, slower", file=sys.stderr)
 
     def _refusal(self, step: Step, compute: Compute, batch: RaggedBatch, pool: KVPool) -> str | None:
         """Capture a way to compute a step; why it is not taken, or None. What was shown to be right and cannot be
         captured again is shown once more: it may have to be compiled anew."""
         assert pool.spare is not None
         again = step.size in self._shown
-        expected_TV = None if again else _logits(self._plainly(batch, pool))
+        expected_TV = None if again else given(self._plainly(batch, pool))
         step.fill(batch, pool.spare, pool.block_tokens)
-        why = self._agreed(self._captured(step, lambda: _logits(compute(step.inputs, pool)), again=again))
+        why = self._agreed(self._captured(step, lambda: given(compute(step.inputs, pool)), again=again))
         if why is not None:
             if not again:
                 return why
@@ -223,7 +238,7 @@ class CapturedSteps:
         if expected_TV is None:
             return None
         self._replay(step)
-        return self._agreed(difference(step.out_B[: len(expected_TV)], expected_TV))
+        return self._agreed(difference(given(self._out(step, batch)), expected_TV))
 
     def _captured(self, step: Step, compute: Callable[[], Tensor], *, again: bool) -> str | None:
         """Why a computation cannot be captured; None: it was."""
@@ -283,18 +298,3 @@ class CapturedSteps:
     def _on_any(self, mine: bool) -> bool:
         """Whether it is so on one of the ranks at least."""
         return bool(self._peers.all_reduce(torch.tensor([mine], dtype=torch.uint8), "max").item())
-
-
-def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
-    """How logits, or hidden states, differ by more than rounding; None: they do not."""
-    for found, expected in zip(found_TV.split(MOST_REPLAYED), expected_TV.split(MOST_REPLAYED), strict=True):
-        off_norm, norm = torch.stack([(found.float() - expected.float()).norm(), expected.float().norm()]).tolist()
-        off = off_norm / norm if norm else off_norm  # all are 0 behind a token whose embedding is 0
-        if not off <= CLOSE[expected.dtype]:
-            return f"compute numbers that are {off:.2g} of their size off"
-    return None
-
-
-def _logits(logits: Tensor | None) -> Tensor:
-    assert logits is not None, "each row is read"
-    return logits

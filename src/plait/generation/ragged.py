@@ -50,6 +50,11 @@ class RaggedBatch:
     """int64: rows whose logits are wanted; None: all."""
     inputs_TH: Tensor | None = None
     """Hidden states of the new tokens, from the stage of the model before this one; None on the first."""
+    chunks_at: int | None = None
+    """The row that samples of more than SHORT_ROWS begin at, if `num_new` says the most that others may have; None:
+    behind those that it says."""
+    has_head: bool = True
+    """Whether logits are wanted; else the hidden states of all rows, as of a stage that is not the last."""
 
     @property
     def num_tokens(self) -> int:
@@ -61,6 +66,17 @@ class RaggedBatch:
         short = [count <= SHORT_ROWS for count in self.num_new]
         assert short == sorted(short, reverse=True), "samples of few rows come first"
         return sum(short)
+
+    @cached_property
+    def num_short_rows(self) -> int:
+        """Rows of these samples."""
+        return sum(self.num_new[: self.num_short]) if self.chunks_at is None else self.chunks_at
+
+    @cached_property
+    def parts(self) -> tuple[tuple[range, range], ...]:
+        """Rows and samples of those of few new tokens, and of the longer ones."""
+        row, sample = self.num_short_rows, self.num_short
+        return (range(row), range(sample)), (range(row, self.num_tokens), range(sample, len(self.num_new)))
 
 
 @dataclass(frozen=True)

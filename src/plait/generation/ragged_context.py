@@ -11,9 +11,8 @@ heads, D and E head sizes of keys and of values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -39,17 +38,18 @@ class _ByKernel:
     """Most new tokens, and most keys with the new ones, that a sample has."""
 
     @classmethod
-    def of(cls, batch: RaggedBatch, starts: Sequence[int], first: int, stop: int) -> _ByKernel:
-        """The samples first … stop − 1, which begin at these rows."""
-        samples, rows = slice(first, stop), slice(starts[first], starts[stop])
+    def of(cls, batch: RaggedBatch, of_rows: range, of_samples: range) -> _ByKernel:
+        """These samples, which have these rows."""
+        first, stop = of_samples.start, of_samples.stop
+        samples, rows = slice(first, stop), slice(of_rows.start, of_rows.stop)
         new, held = batch.num_new[samples], batch.num_held[samples]
         lengths = max(new), max(map(operator.add, new, held))
-        if (first, stop) == (0, len(batch.num_new)):
+        if len(new) == len(batch.num_new):
             return cls(rows, (batch.tables_SM, batch.starts_S1, batch.held_S, batch.ancestors), lengths)
         starts_S1, trees = batch.starts_S1[first : stop + 1], batch.ancestors and batch.ancestors[samples]
         if trees is not None and all(tree is None for tree in trees):
             trees = None
-        starts_S1 = starts_S1 - starts[first] if first else starts_S1
+        starts_S1 = starts_S1 - rows.start if first else starts_S1
         return cls(rows, (batch.tables_SM[samples], starts_S1, batch.held_S[samples], trees), lengths)
 
 
@@ -72,9 +72,9 @@ class RaggedContext:
         self._places = Places(batch.places_T, pool.block_tokens)
         self._plans: dict[int | None, RowPlan] = {}
         num_samples, num_short = len(batch.num_new), batch.num_short
-        self._starts = starts = [0, *accumulate(batch.num_new)]
-        cuts = [0, num_short, num_samples] if takes_chunks else [0, num_short]
-        self._by_kernel = [_ByKernel.of(batch, starts, first, stop) for first, stop in pairwise(cuts) if stop > first]
+        parts = batch.parts if takes_chunks else batch.parts[:1]
+        self._by_kernel = [_ByKernel.of(batch, rows, samples) for rows, samples in parts if samples]
+        self._starts = [0, *accumulate(batch.num_new)]
         self._num_done = num_done = num_samples if takes_chunks else num_short
         """Samples, the first ones, that the kernel computes."""
         self._fresh = next((s for s in range(num_done, num_samples) if batch.num_held[s]), num_samples)

@@ -28,6 +28,11 @@ GPU_SHARE = 0.3
 MOST_REPLAYED = 256
 """Rows of the largest step that a GPU replays as a graph; larger ones keep it busy without. So many samples it decodes
 at a time, where nothing is said."""
+MOST_REPLAYED_CHUNKS = 1024
+"""Rows of prompts beside them. More keep a GPU busy for as long as the host takes to launch them: some 30 ms of a model
+of 1.5B parameters."""
+MOST_GRAPHS_OF_PROMPTS = 16
+"""Sizes of steps with prompts that have graphs: each keeps the hidden states that it computes."""
 
 
 def _check_temperature(value: float) -> float:
