@@ -15,7 +15,8 @@ stand `results.jsonl`, one line for each measurement, written when it is made, a
 each part printed, whole, as `PART.log`.
 
     decode      seconds of a decode step of 1 to 256 samples, as a share of the roofline of memory
-    drafts      what guesses of a draft model cost and gain; of the largest shape, the last one of `--shapes`
+    prompts     rollouts in which prompts come as samples end: their steps by graphs, against launched; of the largest
+    drafts      what guesses of a draft model cost and gain; of that shape, the last one of `--shapes`
     turns       rounds of turns whose keys and values stay, against such as are computed again; of that shape
     predicted   `plait profile`, then a run of GRPO: step time and peak memory beside what was forecast; of that shape
     grpo        a step against TRL's; of plait alone where TRL is not installed
@@ -60,6 +61,7 @@ _ALL: Shapes = lambda shapes: shapes[::-1]
 _OF_NONE: Shapes = lambda shapes: ("",)
 ROUNDS: Sequence[tuple[Sequence[str], Shapes]] = (
     (("decode",), _LARGEST),
+    (("prompts",), _LARGEST),
     (("drafts",), _LARGEST),
     (("turns",), _LARGEST),
     (("predicted",), _LARGEST),
@@ -76,6 +78,7 @@ ROUNDS: Sequence[tuple[Sequence[str], Shapes]] = (
 shape: of it less is what launches take."""
 LIMITS: Mapping[str, int] = {
     "decode": 85,
+    "prompts": 50,
     "drafts": 130,
     "turns": 50,
     "predicted": 230,

@@ -54,9 +54,9 @@ def test_all_parts_together_take_25_minutes_at_most(gpu: ModuleType) -> None:
 
 def test_what_was_never_measured_comes_first(gpu: ModuleType) -> None:
     said = [f"{part} {shape}".rstrip() for part, shape in gpu.order(list(gpu.LIMITS), ("135M", "1.5B"))]
-    first = ["decode 1.5B", "drafts 1.5B", "turns 1.5B", "predicted 1.5B"]
-    assert said[:4] == first
-    assert said[4:12] == [
+    first = ["decode 1.5B", "prompts 1.5B", "drafts 1.5B", "turns 1.5B", "predicted 1.5B"]
+    assert said[:5] == first
+    assert said[5:13] == [
         *("products", "decode 135M", "grpo"),
         *("tokens 1.5B", "training 1.5B", "tokens 135M", "training 135M", "tests"),
     ]
@@ -396,7 +396,7 @@ def test_a_run_that_fails_is_said_though_steps_were_done(
 
 @pytest.mark.slow
 def test_it_runs(tmp_path: Path) -> None:
-    parts = "decode,drafts,turns,predicted,grpo,products,tokens,training,two"
+    parts = "decode,prompts,drafts,turns,predicted,grpo,products,tokens,training,two"
     asked = ["--tiny", "--parts", parts, "--limit-s", "300", "--report", str(tmp_path)]
     printed = output_of("gpu.py", *asked)
     assert "12 of 12 greedy tokens are those of Transformers" in printed
@@ -417,6 +417,9 @@ def test_it_runs(tmp_path: Path) -> None:
     assert [one["samples"] for one in found if one["part"] == "decode" and "step_s" in one] == [1, 2]
     assert [one["checkpoints"] for one in found if "mfu" in one] == [True, False]
     assert "step" in {one["name"] for one in found if one["part"] == "predicted" and "name" in one}
+    prompts = [one for one in found if one["part"] == "prompts"]
+    assert [one["way"] for one in prompts if "way" in one] == ["replayed", "launched"] * 2
+    assert [(one["running"], one["graphs"]) for one in prompts if "graphs" in one] == [(8, 0)], "a CPU has none"
     ways = "off", "3 by tinier", "3 by itself", "adaptive by tinier"
     drafts = [one for one in found if one["part"] == "drafts"]
     assert [(one["way"], one["samples"]) for one in drafts if "step_s" in one] == [(w, n) for w in ways for n in (1, 2)]

@@ -95,7 +95,7 @@ def captured_engine(
     if fused is not None:
         monkeypatch.setattr(module, "layers", FusedLayers(module.model.module, fused))
         ways = {"fused": module.fused, **ways}
-    monkeypatch.setattr(module, "_by_kernel", True)
+    monkeypatch.setattr(module, "takes_chunks", True)
     module.captured = CapturedSteps(ways, module.said, addresses or module.addresses, by, peers)
     monkeypatch.setattr(forward, "prepare", lambda longest: None)
     return engine, module.captured
@@ -453,7 +453,7 @@ def drafter_by_graphs(
     pool = KVPool()
     forward = Forward(model or as_on_a_gpu("llama"), pool, exact=False)
     module = forward.module
-    monkeypatch.setattr(module, "_by_kernel", True)
+    monkeypatch.setattr(module, "takes_chunks", True)
     module.captured = CapturedSteps({"plain": module.plainly}, module.said, module.addresses, by)
     steps = DraftSteps(forward, pool, vocabulary=VOCAB_SIZE, num_blocks=64, keep_memory=keep_memory)
     steps.measure()

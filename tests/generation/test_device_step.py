@@ -240,7 +240,7 @@ def test_a_captured_step_is_filled_without_a_wait(made: Any) -> None:
     state = device.engine.state
     rows, prompt = state.rows, ChunkTokens(NewTokens(range(40), 0, (9, 10, 11)), completes=True)
     batches = [(rows.batch(drafts), 16) for drafts in ({}, {rows.keys[0]: [DRAWN] * 5})]
-    batches.append((state.forward._with(batches[0][0], [prompt]), 30))
+    batches.append((state.forward.batch_of(batches[0][0], [prompt]), 30))
     for batch, most in batches:
         step = Step.of(Size.of(batch, 16), batch)
         launches = Launches()

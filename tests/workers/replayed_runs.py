@@ -67,7 +67,7 @@ class Steps:
         ways: dict[str, Compute] = {"fused": steps.by("fused", module.fused)} if fused else {}
         ways["plain"] = steps.by("plain", module.plainly)
         addresses = lambda: (steps.moves, *module.addresses())
-        module._by_kernel = True
+        module.takes_chunks = True
         module.captured = CapturedSteps(ways, module.said, addresses, steps.capture, module.model.team.tp)
         return steps
 
@@ -122,8 +122,8 @@ class Steps:
 def replayed(
     worker: Any, sizes: dict[str, int], settings: dict[str, Any], requests: Sequence[Request], how: Mapping[str, Any]
 ) -> Replayed:
-    """Three rollouts of the same requests: prompts of the first steps are captured in the second, when steps without any
-    were shown to be right.
+    """Three rollouts of the same requests: prompts of the first steps are captured in the second, when steps without
+    any were shown to be right.
 
     Args:
         how: "fused": see `Steps.on`. "fails": what rank 1 is unable to do. "moves": whether something moves on rank 1

@@ -94,8 +94,8 @@ def graph_bytes(
     in the compute dtype. All else that they compute in is one memory, and small.
 
     There is one graph for each power of two of tokens of context, of new tokens of a sample, of rows, which are at
-    least as many as these, and of samples that may have as many rows. It gives logits, which ranks of tp all have whole;
-    on stages before the last hidden states. Those with prompts beside such rows give hidden states on each stage.
+    least as many as these, and of samples that may have as many rows. It gives logits, which ranks of tp all have
+    whole; on stages before the last hidden states. Those with prompts beside such rows give hidden states on each.
 
     Args:
         running: samples at a time.

@@ -46,7 +46,7 @@ class Size:
     samples: int
     """Those of few new tokens, those that fill them up included."""
     rows: int
-    """Of these samples."""
+    """That these samples have together."""
     width: int
     """Rows of one of them."""
     keys: int
@@ -199,6 +199,6 @@ def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
 
 
 def given(out: Tensor | None) -> Tensor:
-    """What a step computes of a batch of which something is read."""
+    """What a step computes of a batch of which something is read: [R, V] or [T, H]."""
     assert out is not None, "some row is read"
     return out

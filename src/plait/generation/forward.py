@@ -121,13 +121,13 @@ class Forward:
         batch = rows.batch(drafts) if len(rows) else None
         if not chunks:
             return None if batch is None else self._logits(batch)
-        return self._logits(self._with(batch, chunks))
+        return self._logits(self.batch_of(batch, chunks))
 
     def fill(self, new: Sequence[NewTokens]) -> None:
         """Put keys and values of these samples' tokens into the pool; no logits are read."""
-        self._logits(self._with(None, [ChunkTokens(tokens, completes=False) for tokens in new]))
+        self._logits(self.batch_of(None, [ChunkTokens(tokens, completes=False) for tokens in new]))
 
-    def _with(self, rows: RaggedBatch | None, chunks: Sequence[ChunkTokens]) -> RaggedBatch:
+    def batch_of(self, rows: RaggedBatch | None, chunks: Sequence[ChunkTokens]) -> RaggedBatch:
         """One batch of both."""
         order = list(range(len(chunks)))
         if self._prepared.by_rank:

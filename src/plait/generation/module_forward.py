@@ -43,10 +43,11 @@ class ModuleForward:
         storages = {param.untyped_storage()._cdata: param for param in model.module.parameters()}
         self._weights = tuple(storages.values())
         """One parameter of each storage: weights are views of a few, in which they keep their places."""
-        self._by_kernel = self._attention is device_attention.paged_attention
+        self.takes_chunks = self._attention is device_attention.paged_attention
+        """Whether attention over blocks computes chunks of prompts as well, and asks the device for nothing."""
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
-        captures = model.device.type == "cuda" and self._by_kernel
+        captures = model.device.type == "cuda" and self.takes_chunks
         self.captured = CapturedSteps(ways, self.said, self.addresses, peers=model.team.tp) if captures else None
         """The steps that are replayed in place of `plainly`; None: on a CPU, and in float64, whose attention asks the
         device for numbers."""
@@ -93,7 +94,7 @@ class ModuleForward:
             return self._computed(batch, context, leaves_out=False)
 
     def _context(self, batch: RaggedBatch, pool: KVPool) -> RaggedContext:
-        return RaggedContext(pool, batch, self._attention, takes_chunks=self._by_kernel)
+        return RaggedContext(pool, batch, self._attention, takes_chunks=self.takes_chunks)
 
     def _computed(self, batch: RaggedBatch, context: AttentionContext, *, leaves_out: bool = True) -> Tensor | None:
         """
