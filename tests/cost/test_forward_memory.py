@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from plait.cost.micro_batch import LargestBatch
 from plait.cost.model_costs import ModelCosts
+from plait.cost.working_memory import kept_logits
 from plait.cost.workload import Workload
 from plait.layout.mesh import Layout
 from plait.models.lora_settings import LoraSettings
@@ -20,6 +21,8 @@ BETWEEN, WITHIN = (4 * 2 + 8) * 64, 2 * (2 * 64 + 2 * 64 + 4 * 128)
 SCORES = 2 * 4 * (64 + 256)
 """Bytes of a group's attention weights in a layer, four heads in bfloat16."""
 LOGITS, GRADIENT = 256 * 1000 * (2 + 8), 1000 * 64 * (4 + 4)
+KEPT = 2 * 8 * 1000 * 2
+"""Logits of a group's responses, which stay for the backward."""
 
 
 def costs(mini_batches: int = 1, work: Workload = WORK) -> ModelCosts:
@@ -35,8 +38,8 @@ def trained(made: ModelCosts, dp: int = 1, tp: int = 1, pp: int = 1, schedule: s
 def test_a_micro_batch_is_of_one_mini_batch() -> None:
     """Eight groups at once; of four mini-batches over two copies one group each."""
     layer = 24 * (BETWEEN + WITHIN) + SCORES
-    assert trained(costs()) == (8 * 4 * layer + LOGITS + GRADIENT,)
-    assert trained(costs(mini_batches=4), dp=2) == (4 * layer + LOGITS + GRADIENT,)
+    assert trained(costs()) == (8 * 4 * layer + LOGITS + GRADIENT + 8 * KEPT,)
+    assert trained(costs(mini_batches=4), dp=2) == (4 * layer + LOGITS + GRADIENT + KEPT,)
     scored = costs(mini_batches=4).call("ref.logprobs", "score", Layout.on(range(1)))
     assert scored.working_bytes == (8 * layer + LOGITS,), "a score has no mini-batches, and keeps one layer"
 
@@ -45,9 +48,9 @@ def test_a_pipelines_stages_hold_as_many_as_are_in_flight() -> None:
     """Two stages want eight micro-batches, which is a group each: two in flight in the first, one in the last, whose
     head is at work beside."""
     layer, head = 24 * (BETWEEN + WITHIN) + SCORES, LOGITS + GRADIENT
-    assert trained(costs(), pp=2) == (2 * 2 * layer, 1 * 2 * layer + head)
-    assert trained(costs(), pp=2, schedule="one at a time") == (2 * layer, 2 * layer + head)
-    assert trained(costs(), pp=2, schedule="gpipe") == (8 * 2 * layer, 8 * 2 * layer + head)
+    assert trained(costs(), pp=2) == (2 * 2 * layer, 1 * 2 * layer + head + KEPT)
+    assert trained(costs(), pp=2, schedule="one at a time") == (2 * layer, 2 * layer + head + KEPT)
+    assert trained(costs(), pp=2, schedule="gpipe") == (8 * 2 * layer, 8 * (2 * layer + KEPT) + head)
 
 
 def test_ranks_divide_the_head() -> None:
@@ -58,10 +61,20 @@ def test_ranks_divide_the_head() -> None:
     assert odd == 8 * (24 * (BETWEEN + WITHIN // 3)) + 8 * SCORES // 3 + 256 * 334 * 10
 
 
+def test_logits_that_stay_are_bounded_and_of_heads_that_one_kernel_serves() -> None:
+    """On a CPU 256 MiB and bfloat16 alone, on a GPU 5 GiB and float32, too; a part of a head has no such kernel."""
+    batch = LargestBatch.of_groups(100, 8, 100, 1000)
+    assert kept_logits(SHAPE, 2, "cpu", LargestBatch.of_groups(1, 2, 8, 8)) == KEPT
+    assert kept_logits(SHAPE, 2, "cpu", batch, in_flight=3) == 3 * 256 * 2**20
+    assert kept_logits(SHAPE, 4, "cpu", batch) == kept_logits(SHAPE, 2, "cuda", batch, tp=2) == 0
+    assert kept_logits(SHAPE, 4, "cuda", batch) == 800_000 * 1000 * 4
+    assert kept_logits(SHAPE, 4, "cuda", LargestBatch.of_groups(200, 8, 100, 1000)) == 5 * 2**30
+
+
 def test_adapters_train_no_head_and_keep_what_a_makes() -> None:
     """Of seven layers two numbers each, in bfloat16."""
     layer = 24 * (BETWEEN + WITHIN + 2 * 7 * 2) + SCORES
     found = costs(work=replace(WORK, lora=LoraSettings(rank=2))).call("actor.train", "train", Layout.on(range(1)))
-    assert found.working_bytes == (8 * 4 * layer + LOGITS,)
+    assert found.working_bytes == (8 * 4 * layer + LOGITS + 8 * KEPT,)
     assert found.activation_bytes == found.plain_bytes == (8 * 4 * layer,)
     assert LargestBatch.of_groups(8, 2, 8, 8).tokens == 8 * 24

@@ -192,7 +192,7 @@ def test_orders_of_a_pipeline_hold_as_much(schedule) -> None:
 def test_terms_are_those_of_a_dry_run() -> None:
     """The process, what stays, and what may come on top; of calls a simulation names the fullest alone: on a CPU it
     is generation, which has pages of its own beside those that training leaves with the process."""
-    facts = facts_for(plan_of((4, 1, 1)))
+    facts = facts_for(plan_of((4, 1, 1)), checkpoint_activations=True)
     for memory, device in both(facts):
         rows, slack = dict(device.rows), dict(device.slack)
         assert memory.terms[PROCESS] == rows[PROCESS] == PROCESS_BYTES

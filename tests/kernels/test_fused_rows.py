@@ -19,8 +19,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from plait.data.packed import pack
 from plait.kernels import fused_rows
-from plait.models.compute import gated_mlp, layer_forms, packed_attention, rms_norm, rope
+from plait.models.compute import gated_mlp, layer_forms, logprobs, packed_attention, rms_norm, rope
 from plait.models.compute.attention_form import AttentionForm
+from plait.models.compute.head_chunks import Buffers
 from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.head import Head
 from plait.training.gradients import add_widened
@@ -212,6 +213,48 @@ def test_logprobs_and_their_gradients(
         wide = ours.dtype == torch.float32
         scale = 1.0 if wide else float(theirs.abs().max())
         torch.testing.assert_close(ours, theirs, rtol=1e-5 if wide else ROUNDING, atol=(1e-5 if wide else 0.01) * scale)
+
+
+ROW_BYTES = 301 * 2
+
+
+@pytest.mark.parametrize(
+    ("kept_rows", "again"), [(0, [16, 16, 5]), (16, [16, 5]), (21, [16]), (36, [5]), (37, []), (1000, [])]
+)
+def test_logits_that_stay_are_not_computed_again(
+    kept_rows: int, again: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of chunks of 16, 16 and 5 rows those that there is room for. To the bit the same; in a second backward, which
+    finds none, too. Without a gradient nothing stays."""
+    weight = nn.Parameter(numbers(301, 24))
+    hidden = numbers(37, 24, seed=1, scale=0.7).requires_grad_()
+    head = Head(lambda x: F.linear(x, weight), (weight,), linear=True)
+    targets = torch.randint(301, (37,), generator=torch.Generator().manual_seed(2))
+    computed: list[int] = []
+    logits = Buffers.logits
+
+    def noted(buffers: Buffers, hidden_CH: Tensor) -> Tensor:
+        computed.append(len(hidden_CH))
+        return logits(buffers, hidden_CH)
+
+    monkeypatch.setattr(Buffers, "logits", noted)
+
+    def run(kept_bytes: int) -> list[Tensor]:
+        outputs = chunked_logprobs(head, hidden, targets, 0.9, rows=16, kept_bytes=kept_bytes)
+        total, grads = (outputs[0] + 0.3 * outputs[1]).sum(), []
+        for retain in (True, False):
+            computed.clear()
+            grads += torch.autograd.grad(total, (hidden, weight), retain_graph=retain)
+            assert computed == (again if retain and kept_bytes else [16, 16, 5])
+        return [*outputs, *grads]
+
+    for ours, theirs in zip(run(kept_rows * ROW_BYTES), run(0), strict=True):
+        assert ours.equal(theirs)
+    room: list[int] = []
+    monkeypatch.setattr(logprobs, "Buffers", lambda head, kept: room.append(kept) or Buffers(head, kept))
+    with torch.no_grad():
+        chunked_logprobs(head, hidden, targets, 0.9, rows=16, kept_bytes=1000 * ROW_BYTES)
+    assert room == [0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -23,6 +23,7 @@ from plait.cost.working_memory import (
     head_gradient_bytes,
     is_fused,
     is_packed,
+    kept_logits,
     logits_bytes,
     stage_activations,
     wide_bytes,
@@ -86,7 +87,12 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     tp = layout.parallelism.tp
     if not model.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
         rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device, tp)))
-        rows.append(("likeliest tokens of each place", wide_bytes(largest_batch(facts, model, mode, layout))))
+        batch = largest_batch(facts, model, mode, layout)
+        rows.append(("likeliest tokens of each place", wide_bytes(batch)))
+        if mode == "train" and not recipe.checkpoint_activations:
+            in_flight = _in_flight(rank, facts, model, batch) or 1
+            kept = kept_logits(shape, width, recipe.device, batch, tp, in_flight)
+            rows.append(("logits for the backward", kept))
         if mode == "train" and recipe.lora.rank == 0:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width, tp)))
     return [(what, count) for what, count in rows if count]
@@ -132,8 +138,14 @@ def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: 
     counts = stage_counts(shape, layout.parallelism)[layout.coordinates(rank).pp]
     num_in_flight = None
     if mode == "train":
-        num_in_flight = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
+        num_in_flight = _in_flight(rank, facts, model, largest_batch(facts, model, mode, layout))
     return stage_activations(kinds, counts, shape.layers, num_in_flight)
+
+
+def _in_flight(rank: int, facts: Facts, model: RoleModel, batch: LargestBatch) -> int | None:
+    """Micro-batches of a training whose forward is done on this rank, and whose backward is not, at most; None: they
+    come one after the other."""
+    return facts.places[model.role].in_flight(rank, batch.count)
 
 
 def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:

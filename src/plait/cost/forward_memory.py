@@ -14,6 +14,7 @@ from plait.cost.working_memory import (
     activations_by_kind,
     fused_at_worst,
     head_gradient_bytes,
+    kept_logits,
     logits_bytes,
     stage_activations,
     wide_bytes,
@@ -102,4 +103,6 @@ def forward_memory(
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp) + wide_bytes(batch)
         head += head_gradient_bytes(shape, width, sizes.tp) if train and workload.lora.rank == 0 else 0
+        if train and not workload.checkpoint_activations:
+            head += kept_logits(shape, width, workload.device, batch, sizes.tp, in_flight[-1] or 1)
     return ForwardMemory((*activations[:-1], activations[-1] + head), activations, plain)

@@ -19,7 +19,7 @@ from plait.cost.shape_parameters import adapter_inputs
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
 from plait.models.lora_settings import NO_LORA, LoraSettings
-from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_bytes
+from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_bytes, kept_logits_bytes
 from plait.recipes.recipe import Recipe
 
 IMPORTS_BYTES = 525 << 20
@@ -183,6 +183,20 @@ def logits_bytes(shape: ModelShape, width: int, device: str, tp: int = 1) -> int
     """Bytes of the rows that pass the head of a language model at a time, on the rank of tp that has most of it."""
     vocabulary = -(-shape.vocabulary // tp)
     return head_chunk_bytes(vocabulary, width, device)
+
+
+def kept_logits(
+    shape: ModelShape, width: int, device: str, batch: LargestBatch, tp: int = 1, in_flight: int = 1
+) -> int:
+    """Bytes of logits that forwards leave for their backwards, where activations are kept: of a whole linear head, in a
+    dtype in which one kernel does all with them (`compute.head_kernels`).
+
+    Args:
+        in_flight: micro-batches at a time.
+    """
+    if tp > 1 or width not in ((2,) if device == "cpu" else (2, 4)):
+        return 0
+    return in_flight * min(batch.said * shape.vocabulary * width, kept_logits_bytes(device))
 
 
 def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:

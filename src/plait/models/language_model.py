@@ -23,6 +23,7 @@ from plait.models.compute.logprobs_at import chunked_logprobs_at
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head, head_of_part
 from plait.models.outputs import Outputs, Said
+from plait.models.shape import kept_logits_bytes
 from plait.models.working_weights import OwnPart, adapter_name, skeleton
 
 
@@ -62,6 +63,7 @@ class LanguageModel(BackboneModel):
         chunk_rows: int | None = None,
         *,
         likeliest_R: Tensor | None = None,
+        keeps_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens under softmax(logits / temperature), from the hidden
         states of the last stage (`stage`).
@@ -70,18 +72,23 @@ class LanguageModel(BackboneModel):
             temperature: of the sampling; positive.
             chunk_rows: rows that pass the head at a time; None: `shape.head_chunk_rows`.
             likeliest_R: bool, is filled: whether no token is likelier than the target.
+            keeps_logits: whether a backward finds logits again, as far as `shape.kept_logits_bytes` go.
 
         Returns:
             (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.
         """
         hidden_RH, targets_R = hidden_TH[batch.predict_R], batch.targets_R
-        return chunked_logprobs(self.head, hidden_RH, targets_R, temperature, chunk_rows, likeliest_R=likeliest_R)
+        kept = kept_logits_bytes(hidden_TH.device.type) if keeps_logits else 0
+        given = self.head, hidden_RH, targets_R, temperature, chunk_rows
+        return chunked_logprobs(*given, likeliest_R=likeliest_R, kept_bytes=kept)
 
-    def outputs(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
+    def outputs(
+        self, hidden_TH: Tensor, batch: PackedBatch, temperature: float, *, keeps_logits: bool = False
+    ) -> Outputs:
         """`logprobs_of` the hidden states of the last stage, and which targets are likeliest, each [R]."""
         likeliest_R = torch.empty_like(batch.targets_R, dtype=torch.bool)
         at = lambda ids_RK: chunked_logprobs_at(self.head, hidden_TH[batch.predict_R], ids_RK, temperature)
-        numbers = self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R)
+        numbers = self.logprobs_of(hidden_TH, batch, temperature, likeliest_R=likeliest_R, keeps_logits=keeps_logits)
         return Outputs(*numbers, likeliest_R, logprobs_at=at)
 
     def head_outputs(self, hidden_TH: Tensor, batch: PackedBatch) -> Tensor:

@@ -89,9 +89,11 @@ class ScalarModel(BackboneModel):
         num_tokens = len(batch.predict_on_host_R)
         return outputs[:num_tokens], outputs[num_tokens:]
 
-    def outputs(self, hidden_TH: Tensor, batch: PackedBatch, temperature: float) -> Outputs:
+    def outputs(
+        self, hidden_TH: Tensor, batch: PackedBatch, temperature: float, *, keeps_logits: bool = False
+    ) -> Outputs:
         """`values_and_scores_of` the hidden states [T, H] of the last stage, values [R] and scores [N]; they have no
-        temperature."""
+        temperature and no logits."""
         values_R, scores_N = self.values_and_scores_of(hidden_TH, batch)
         return Outputs(values_R=values_R, scores_N=scores_N)
 

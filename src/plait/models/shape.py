@@ -16,6 +16,10 @@ DEVICE_CHUNK_ROWS, DEVICE_CHUNK_BYTES = 4096, 2 << 30
 gradient once more, and products of few rows leave most of a GPU idle. A head that one kernel does not serve takes the
 same memory, with fewer rows."""
 
+KEPT_LOGITS_BYTES, DEVICE_KEPT_LOGITS_BYTES = 256 << 20, 5 << 30
+"""Logits of a micro-batch that stay for the backward at most, on a CPU and on other devices: there those of 16,000 rows
+of 152 thousand. It computes the others again, up to a twelfth of a training of small models."""
+
 KEPT_SCORES = 32 * 1024 * 1024
 """Attention probabilities of one layer that are kept for the backward; a batch with more recomputes them."""
 
@@ -52,6 +56,11 @@ def head_chunk_rows(vocabulary: int, width: int, device: str, *, is_fused: bool 
         return HEAD_CHUNK_ROWS
     fitting = min(DEVICE_CHUNK_BYTES // (vocabulary * width), DEVICE_CHUNK_ROWS)
     return max(HEAD_CHUNK_ROWS, fitting if is_fused else fitting * vocabulary * width // _row_bytes(vocabulary, width))
+
+
+def kept_logits_bytes(device: str) -> int:
+    """Bytes of logits that a forward leaves for its backward at most, where activations are kept."""
+    return KEPT_LOGITS_BYTES if device == "cpu" else DEVICE_KEPT_LOGITS_BYTES
 
 
 def head_chunk_bytes(vocabulary: int, width: int, device: str) -> int:

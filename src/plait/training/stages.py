@@ -36,7 +36,7 @@ class ModelPart:
     model: Model
     team: Team
     checkpoint: bool = False
-    """Recompute layer activations in the backward pass."""
+    """Compute the activations of layers, and logits, again in the backward."""
 
     def packed(self, rows: Rows, micro: MicroBatch) -> PackedBatch:
         """The packed row of a micro-batch, on the model's device.
@@ -148,7 +148,8 @@ class TrainingStage:
             if not self.part.team.is_last_stage:
                 self.kept[index] = inputs, hidden_TH
                 return hidden_TH.detach()
-            outputs = self.part.model.outputs(hidden_TH, batch, mini_batch.temperature)
+            keeps = not self.part.checkpoint
+            outputs = self.part.model.outputs(hidden_TH, batch, mini_batch.temperature, keeps_logits=keeps)
             share = mini_batch.share(micro, outputs, needs_gradient=True)
         self.tally.add(micro, outputs, share)
         self.kept[index] = inputs, share

@@ -1,8 +1,9 @@
 """Passes over the head a chunk of rows at a time, so that the logits of a batch never exist together.
 
 With a vocabulary of 49,152 to 262,144 they are its largest tensor by far. A forward keeps a few numbers of each row,
-and the backward computes a chunk's logits again. The chunk's buffers are made once per pass and written over: on CPU
-the page faults of fresh ones cost as much as the matrix product.
+and the logits of as many chunks as there is to be memory for; those of the others the backward computes again. Buffers
+of chunks that are not kept are made once per pass and written over: on CPU the page faults of fresh ones cost as much
+as the matrix product.
 
 Shapes: R rows (response tokens), C rows of one chunk, H hidden size, V vocabulary.
 """
@@ -51,17 +52,40 @@ class Way:
 
 
 class Buffers:
-    """The tensors [C, V] of one chunk, made at the first chunk (the longest) and written over by the later ones."""
+    """The tensors [C, V] of one chunk, made at the first chunk (the longest) and written over by the later ones.
 
-    def __init__(self, head: Head) -> None:
+    Args:
+        kept_bytes: of logits that a forward leaves for its backward at most.
+    """
+
+    def __init__(self, head: Head, kept_bytes: int = 0) -> None:
         self.head = head
         self._room: dict[str, Tensor] = {}
+        self._left_bytes = kept_bytes
+        self._kept: dict[int, Tensor] = {}
+        """First row of a chunk → its logits."""
 
     def room(self, purpose: str, like_CV: Tensor, dtype: torch.dtype) -> Tensor:
         """An uninitialised [C, V]."""
         if purpose not in self._room:
             self._room[purpose] = torch.empty_like(like_CV, dtype=dtype, memory_format=torch.contiguous_format)
         return self._room[purpose][: len(like_CV)]
+
+    def keep(self, at: slice, logits_CV: Tensor) -> None:
+        """Keep the logits of these rows, which were just computed, if there is room for them."""
+        if logits_CV.nbytes <= self._left_bytes:
+            self._left_bytes -= logits_CV.nbytes
+            self._kept[at.start] = logits_CV
+            self._room.pop("logits", None)
+
+    def rest(self) -> None:
+        """A forward is done: hold nothing but what was kept."""
+        self._room.clear()
+
+    def logits_at(self, at: slice, hidden_CH: Tensor) -> Tensor:
+        """As `logits`; those that were kept, the first time."""
+        kept_CV = self._kept.pop(at.start, None)
+        return self.logits(hidden_CH) if kept_CV is None else kept_CV
 
     def logits(self, hidden_CH: Tensor) -> Tensor:
         """Logits [C, V] in the compute dtype; may be overwritten."""
@@ -102,19 +126,19 @@ class LogitsGrad(Protocol):
 
 
 def gradients(
-    way: Way, hidden_RH: Tensor, needed: Sequence[bool], grad_of: Callable[[slice], LogitsGrad]
+    way: Way, buffers: Buffers, hidden_RH: Tensor, needed: Sequence[bool], grad_of: Callable[[slice], LogitsGrad]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the hidden states [R, H] and of the head's parameters, each where it is needed.
 
     Args:
+        buffers: may have logits that the forward has kept.
         grad_of: the rows of a chunk → the gradient of its logits.
     """
-    head, buffers = way.head, Buffers(way.head)
-    chunk_grads = _linear_grads if head.linear else _family_grads
+    head, chunk_grads = way.head, _linear_grads if way.head.linear else _family_grads
     grad_hidden_RH = torch.zeros_like(hidden_RH) if needed[0] else None
     sums: list[Tensor | None] = [None] * len(head.params)
     for at in way.chunks(len(hidden_RH)):
-        grad_CH, *grads = chunk_grads(buffers, hidden_RH[at], needed, grad_of(at))
+        grad_CH, *grads = chunk_grads(buffers, at, hidden_RH[at], needed, grad_of(at))
         if grad_hidden_RH is not None and grad_CH is not None:
             grad_hidden_RH[at] = grad_CH
         for index, grad in enumerate(grads):
@@ -126,10 +150,10 @@ def gradients(
 
 
 def _linear_grads(
-    buffers: Buffers, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: LogitsGrad
+    buffers: Buffers, at: slice, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: LogitsGrad
 ) -> list[Tensor | None]:
     """Gradients of the hidden states [C, H] and of (weight [V, H], bias [V]) where they are needed."""
-    logits_CV = buffers.logits(hidden_CH)
+    logits_CV = buffers.logits_at(at, hidden_CH)
     if (grad_CV := logits_grad.compiled(logits_CV, hidden_CH)) is not None:
         narrow_CV = grad_CV
     else:
@@ -147,7 +171,7 @@ def _linear_grads(
 
 
 def _family_grads(
-    buffers: Buffers, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: LogitsGrad
+    buffers: Buffers, at: slice, hidden_CH: Tensor, needed: Sequence[bool], logits_grad: LogitsGrad
 ) -> list[Tensor | None]:
     """The same through the family's own head, by automatic differentiation of one chunk."""
     hidden_CH = hidden_CH.detach().requires_grad_(needed[0])

@@ -1,5 +1,5 @@
 """Log-probs and entropies of the sampling distribution softmax(logits / temperature), in chunks over the head
-(`head_chunks`): the forward keeps the log-sum-exp of each row only.
+(`head_chunks`): the forward keeps the log-sum-exp of each row, and logits as far as it is told to.
 
     log π(y) = z_y − lse(z)          ∂ log π(y) / ∂z_v = [v = y] − p_v
     H = lse(z) − Σ_v p_v z_v         ∂ H / ∂z_v = −p_v (log p_v + H)            z = logits / temperature
@@ -28,6 +28,7 @@ def chunked_logprobs(
     rows: int | None = None,
     *,
     likeliest_R: Tensor | None = None,
+    kept_bytes: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the targets and entropies under softmax(head(hidden) / temperature).
 
@@ -39,6 +40,8 @@ def chunked_logprobs(
             a matrix product.
         likeliest_R: bool, is filled: whether no token is likelier than the target, by logits in the dtype in which the
             head computes them. Of equally likely ones each is the likeliest.
+        kept_bytes: of logits that stay for the backward at most. It does not compute these again; nothing else changes,
+            and only where one kernel does all with them (`head_kernels`).
 
     Returns:
         (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable with respect to
@@ -47,22 +50,30 @@ def chunked_logprobs(
     way = Way.of(head, hidden_RH, temperature, rows, is_fused=head_kernels(head, hidden_RH) is not None)
     if likeliest_R is None:
         likeliest_R = torch.empty_like(targets_R, dtype=torch.bool)
-    return _ChunkedLogprobs.apply(way, targets_R, likeliest_R, hidden_RH, *head.params)
+    buffers = Buffers(head, kept_bytes if torch.is_grad_enabled() else 0)
+    return _ChunkedLogprobs.apply(way, buffers, targets_R, likeliest_R, hidden_RH, *head.params)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, way: Way, targets_R: Tensor, likeliest_R: Tensor, hidden_RH: Tensor, *params: Tensor
+        ctx: Any,
+        way: Way,
+        buffers: Buffers,
+        targets_R: Tensor,
+        likeliest_R: Tensor,
+        hidden_RH: Tensor,
+        *params: Tensor,
     ) -> tuple[Tensor, Tensor]:
         head, temperature = way.head, way.temperature
         logprobs_R, entropies_R, lse_R = hidden_RH.new_empty((3, len(hidden_RH)), dtype=wide(hidden_RH)).unbind()
-        buffers = Buffers(head)
         compiled = head_kernels(head, hidden_RH)
         for at in way.chunks(len(hidden_RH)):
             if compiled is not None:
                 outputs = logprobs_R[at], entropies_R[at], lse_R[at], likeliest_R[at]
-                compiled.logprobs(buffers.logits(hidden_RH[at]), temperature, targets_R[at], *outputs)
+                logits_CV = buffers.logits(hidden_RH[at])
+                compiled.logprobs(logits_CV, temperature, targets_R[at], *outputs)
+                buffers.keep(at, logits_CV)
                 continue
             scaled_CV = buffers.scaled(buffers.logits(hidden_RH[at]), temperature)
             top_C = scaled_CV.amax(-1)
@@ -80,7 +91,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logprobs_R[at] = target_C - log_total_C
             entropies_R[at] = log_total_C - weighted_C / total_C
             lse_R[at] = log_total_C + top_C
-        ctx.way = way
+        buffers.rest()
+        ctx.way, ctx.buffers = way, buffers
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(targets_R, hidden_RH, lse_R, entropies_R)
         return logprobs_R, entropies_R
@@ -90,9 +102,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs_R: Tensor | None, grad_entropies_R: Tensor | None) -> tuple[Any, ...]:
         targets_R, hidden_RH, lse_R, entropies_R = ctx.saved_tensors
         way: Way = ctx.way
-        needed = ctx.needs_input_grad[3:]
+        needed = ctx.needs_input_grad[4:]
         if grad_logprobs_R is None and grad_entropies_R is None:
-            return (None,) * (3 + len(needed))
+            return (None,) * (4 + len(needed))
 
         def grad_of(at: slice) -> _LogitsGrad:
             return _LogitsGrad(
@@ -105,7 +117,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 way.temperature,
             )
 
-        return None, None, None, *gradients(way, hidden_RH, needed, grad_of)
+        return None, None, None, None, *gradients(way, ctx.buffers, hidden_RH, needed, grad_of)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class _ChunkedLogprobsAt(torch.autograd.Function):
         def grad_of(at: slice) -> _LogitsGrad:
             return _LogitsGrad(way.head, ids_RK[at], lse_R[at], rest_R[at], grad_RJ[at], way.temperature)
 
-        return None, None, *gradients(way, hidden_RH, ctx.needs_input_grad[2:], grad_of)
+        return None, None, *gradients(way, Buffers(way.head), hidden_RH, ctx.needs_input_grad[2:], grad_of)
 
 
 @dataclass(frozen=True)
