@@ -78,7 +78,7 @@ ROUNDS: Sequence[tuple[Sequence[str], Shapes]] = (
 shape: of it less is what launches take."""
 LIMITS: Mapping[str, int] = {
     "decode": 85,
-    "prompts": 50,
+    "prompts": 55,
     "drafts": 130,
     "turns": 50,
     "predicted": 230,

@@ -27,8 +27,8 @@ from plait.layout.mesh import Layout, Mesh, Parallelism
 from plait.layout.params import Parameters
 from plait.layout.shards import shard, zero_range
 from plait.models.language_loading import load_model
+from plait.models.logits_room import HEAD_CHUNK_ROWS
 from plait.models.scalar_loading import load_scalar
-from plait.models.shape import HEAD_CHUNK_ROWS
 from plait.recipes.algorithm import load_flow, trace_algorithm
 from plait.recipes.recipe import Recipe
 from plait.recipes.role_models import MODEL_ROLES, REWARD_ROLES, RoleModel, role_models

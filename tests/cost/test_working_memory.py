@@ -112,13 +112,14 @@ def test_slack_by_hand() -> None:
 
 
 def test_the_demos_peak() -> None:
-    """5,466 MiB: two steps of recipes/demo.yaml and an evaluation of 16 items, kernels compiled by the process."""
+    """5,466 MiB: two steps of recipes/demo.yaml and an evaluation of 16 items, kernels compiled by the process. Since
+    then logits of 16 x 8 x 16 tokens stay for the backward, 192 MiB."""
     steps = {"prompts_per_step": 16, "samples_per_prompt": 8, "sampling": {"max_response_tokens": 16}}
     facts = facts_of(named("colocated", 1), "grpo", options={"kl_coef": 0.01}, **steps)
     (alone,) = memory_by_device(replace(facts, lengths=SampleLengths(Lengths.fixed(101), Lengths.fixed(16))))
     expected = sum(size for _, size in alone.rows) / MIB
-    assert expected == pytest.approx(5466, rel=0.1)
-    assert expected + sum(size for _, size in alone.slack) / MIB > 5466
+    assert expected == pytest.approx(5466 + 192, rel=0.1)
+    assert expected + sum(size for _, size in alone.slack) / MIB > 5466 + 192
 
 
 SCRIPT = """

@@ -96,7 +96,7 @@ def captured_engine(
         monkeypatch.setattr(module, "layers", FusedLayers(module.model.module, fused))
         ways = {"fused": module.fused, **ways}
     monkeypatch.setattr(module, "takes_chunks", True)
-    module.captured = CapturedSteps(ways, module.said, addresses or module.addresses, by, peers)
+    module.captured = CapturedSteps(ways, module.readout, addresses or module.addresses, by, peers)
     monkeypatch.setattr(forward, "prepare", lambda longest: None)
     return engine, module.captured
 
@@ -454,7 +454,7 @@ def drafter_by_graphs(
     forward = Forward(model or as_on_a_gpu("llama"), pool, exact=False)
     module = forward.module
     monkeypatch.setattr(module, "takes_chunks", True)
-    module.captured = CapturedSteps({"plain": module.plainly}, module.said, module.addresses, by)
+    module.captured = CapturedSteps({"plain": module.plainly}, module.readout, module.addresses, by)
     steps = DraftSteps(forward, pool, vocabulary=VOCAB_SIZE, num_blocks=64, keep_memory=keep_memory)
     steps.measure()
     return ModelDrafter(steps, most_tokens=4096)
@@ -486,7 +486,7 @@ def test_a_draft_model_draws_by_graphs(keeps: bool, monkeypatch: pytest.MonkeyPa
         assert bool(steps.steps) == (drafter.num_bytes > 0) == keeps
     assert {graph.again for graph in Again.made[:made]} == {False}
     assert (counts[1] == counts[0]) == keeps
-    assert {size.width for size in sizes if size.has_head} == {1, 2}
+    assert {size.width for size in sizes} == {1, 2}
     assert sum(graph.replays for graph in Again.made) > 40
     assert steps.refusals == {}
 

@@ -60,7 +60,7 @@ def test_samples_are_those_of_plain_steps(family: str, fused: str | None, monkey
         assert_same(drafted(engine, requests())[0], expected)
     assert steps.refusals == {}
     of_prompts = [size for size in steps.steps if not size.has_head]
-    assert {size.chunk_rows for size in of_prompts} >= {0, 128}, "chunks, and such as have few tokens left"
+    assert {size.chunk_rows for size in of_prompts} >= {0, 32, 64}, "chunks, and such as have few tokens left"
     assert sum(steps.steps[size].graph.replays for size in of_prompts) > 8  # type: ignore[attr-defined]
 
 
@@ -76,23 +76,47 @@ def test_drafts_beside_prompts_are_replayed_with_them(monkeypatch: pytest.Monkey
     assert any(size.chunk_rows and size.width > 1 for size in steps.steps)
 
 
+def a_size(rows: int, keys: int = 64) -> Size:
+    return Size(8, 8, 1, keys, 8, 2, rows, rows, has_head=False)
+
+
 def test_a_step_is_captured_when_as_many_of_its_size_have_come() -> None:
-    one, other = (Size(8, 8, 1, 64, 8, rows, has_head=False) for rows in (128, 256))
-    captures = PromptCaptures()
+    one, other = a_size(128), a_size(256)
+    captures = PromptCaptures(lambda size: None)
     for _ in range(prompt_captures.BEFORE):
-        assert not captures.is_due(one)
-        assert not captures.is_due(other)
-    assert captures.is_due(one)
+        assert not captures.comes(one)
+        assert not captures.comes(other)
+    assert captures.comes(one)
+    assert captures.comes(one)
     captures.is_refused = True
-    assert not captures.is_due(one)
+    assert not captures.comes(one)
 
 
-def test_no_more_sizes_are_captured_than_memory_is_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_more_sizes_than_memory_is_counted_for_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_captures, "BEFORE", 1)
+    dropped: list[Size] = []
+    captures = PromptCaptures(dropped.append)
+    sizes = [a_size(128, 1 << power) for power in range(MOST_GRAPHS_OF_PROMPTS + 1)]
+    for size in sizes[:-1]:
+        assert [captures.comes(size), captures.comes(size)] == [False, True]
+    captures.comes(sizes[0])
+    assert dropped == []
+    assert [captures.comes(sizes[-1]), captures.comes(sizes[-1])] == [False, True]
+    assert dropped == [sizes[1]], "the first has come since"
+    assert [captures.comes(sizes[1]), captures.comes(sizes[1])] == [False, True], "it begins again"
+    assert dropped == sizes[1:3]
+
+
+def test_graphs_of_sizes_that_do_not_come_any_more_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_captures, "BEFORE", 0)
-    captures = PromptCaptures()
-    sizes = [Size(8, 8, 1, 1 << power, 8, 128, has_head=False) for power in range(MOST_GRAPHS_OF_PROMPTS + 1)]
-    assert [captures.is_due(size) for size in sizes] == [True] * MOST_GRAPHS_OF_PROMPTS + [False]
-    assert captures.is_due(sizes[0])
+    monkeypatch.setattr(prompt_captures, "MOST_GRAPHS_OF_PROMPTS", 2)
+    expected, _ = drafted(plain_engine(monkeypatch, "llama"), requests())
+    engine, steps = captured_engine(monkeypatch, max_running=6, max_prefill_tokens=50)
+    sizes = asked_sizes(monkeypatch)
+    for _ in range(2):
+        assert_same(drafted(engine, requests())[0], expected)
+    assert len({size for size in sizes if not size.has_head}) > 2
+    assert sum(not size.has_head for size in steps.steps) == 2
 
 
 def mixed(rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, int]]) -> RaggedBatch:
@@ -104,16 +128,19 @@ def mixed(rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, int]]) ->
 @pytest.mark.parametrize(
     ("rows", "chunks", "size"),
     [
-        ([(1, 30)] * 3, [(100, 0)], Size(4, 4, 1, 128, 8, 128, has_head=False)),
-        # of 256 rows 56 are nobody's; a sample of 64 keys would have to take them
-        ([(1, 30)], [(50, 0)] * 4, Size(1, 1, 1, 64, 8, 256, has_head=False)),
-        # 17 rows are the fewest of a chunk: of 16 places for chunks 15 are taken
-        ([(1, 3)] * 5, [(17, 0)] * 15, Size(8, 8, 1, 32, 8, 256, has_head=False)),
+        # 28 of 128 rows are nobody's
+        ([(1, 30)] * 3, [(100, 0)], Size(4, 4, 1, 128, 8, 2, 128, 128, has_head=False)),
+        # of 256 rows 56 are nobody's, which is one more than four
+        ([(1, 30)], [(50, 0)] * 4, Size(1, 1, 1, 64, 8, 8, 256, 64, has_head=False)),
+        # filled to the last row
+        ([(1, 3)] * 5, [(64, 0)] * 4, Size(8, 8, 1, 64, 8, 4, 256, 64, has_head=False)),
+        # 17 rows are the fewest of a chunk
+        ([(1, 3)], [(17, 0)], Size(1, 1, 1, 32, 8, 2, 32, 32, has_head=False)),
         # what is held is seen
-        ([(1, 30)] * 2, [(128, 100)], Size(2, 2, 1, 256, 16, 128, has_head=False)),
+        ([(1, 30)] * 2, [(128, 100)], Size(2, 2, 1, 256, 16, 1, 128, 128, has_head=False)),
         # guesses, and a prompt of few tokens among the first rows
-        ([(4, 30), (1, 9), (9, 0)], [(20, 0)], Size(4, 16, 16, 64, 8, 128, has_head=False)),
-        ([(1, 30), (9, 0)], [], Size(4, 16, 16, 32, 8, 0, has_head=False)),
+        ([(4, 30), (1, 9), (9, 0)], [(20, 0)], Size(4, 16, 16, 64, 8, 2, 32, 32, has_head=False)),
+        ([(1, 30), (9, 0)], [], Size(4, 16, 16, 32, 8, has_head=False)),
     ],
 )
 def test_both_parts_of_a_batch_are_filled_up(
@@ -128,6 +155,7 @@ def test_both_parts_of_a_batch_are_filled_up(
     own = step.inputs
     assert own.num_short == size.samples
     for (own_rows, own_samples), (of_rows, of_samples) in zip(own.parts, batch.parts, strict=True):
+        assert all(own.num_new[sample] + own.num_held[sample] == size.keys for sample in own_samples)
         for tensor, given, behind in (
             (own.token_ids_T, batch.token_ids_T, 0),
             (own.position_ids_T, batch.position_ids_T, 0),
@@ -155,7 +183,8 @@ def test_both_parts_of_a_batch_are_filled_up(
 
 
 def test_what_no_graph_with_prompts_serves() -> None:
-    assert not has_graph(mixed([(1, 3)] * 257, [(17, 0)])), "more samples than are replayed"
+    assert has_graph(mixed([(1, 3)] * 500 + [(9, 0)], [(17, 0)])), "replies of few tokens, beside as many samples"
+    assert not has_graph(mixed([(1, 3)] * 513, [(17, 0)])), "more samples than are replayed"
     assert not has_graph(mixed([(1, 3)], [(300, 0)] * 4)), "prompts that keep the device busy"
     unread = with_chunks(None, ragged([NewTokens(range(9), 0, (1,)), NewTokens(range(17), 0, (2, 3))], 16), [])
     assert not has_graph(unread), "nothing is read"
@@ -195,14 +224,17 @@ def test_prompts_that_cannot_be_replayed_are_launched_and_decoding_is_replayed(
 
 
 def test_they_wait_until_steps_without_prompts_were_shown_to_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second step has prompts beside the first samples."""
     monkeypatch.setattr(prompt_captures, "BEFORE", 0)
-    engine, steps = captured_engine(monkeypatch, max_running=6, max_prefill_tokens=50)
+    engine, steps = captured_engine(monkeypatch, max_running=12, max_prefill_tokens=50)
+    sizes = asked_sizes(monkeypatch)
     for one in requests():
         engine.add(one)
     seen = []
     while engine.has_work:
         engine.step()
         seen.append({size.has_head for size in steps.steps})
+        assert len(seen) > 2 or {size.has_head for size in sizes} <= {False}
     first = next(index for index, kinds in enumerate(seen) if kinds)
     assert seen[first] == {True}
     assert seen[-1] == {True, False}

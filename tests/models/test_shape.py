@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from plait.errors import ModelError
 from plait.layout.shards import balanced_stages
 from plait.models.admission import check_config
-from plait.models.shape import ModelShape, config_fields, head_chunk_bytes, head_chunk_rows, usable_positions
+from plait.models.logits_room import head_chunk_bytes, head_chunk_rows
+from plait.models.shape import ModelShape, config_fields, usable_positions
 from tests.models.test_admission import REFUSED
 from tests.models.tiny import FAMILIES, tiny_config, tiny_model
 

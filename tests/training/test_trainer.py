@@ -17,6 +17,8 @@ from plait.data.records import FinishReason, Prompt, Sample
 from plait.data.rows import Rows
 from plait.dataflow import Score, Top
 from plait.errors import RunError
+from plait.kernels import fused_rows
+from plait.models.compute.head_chunks import Buffers
 from plait.training.trainer import Trainer
 from tests.algorithms import oracle
 from tests.algorithms.flows import loss_of
@@ -157,6 +159,22 @@ def test_checkpointed_activations_change_no_bit():
     found, metrics = gradients(rows, micro_batch_tokens=40, checkpoint_activations=True)
     assert torch.equal(found, plain)
     assert metrics == plain_metrics
+
+
+@pytest.mark.skipif(not fused_rows.AVAILABLE, reason="no numba, or a CPU without AVX2")
+def test_logits_stay_where_activations_do(monkeypatch: pytest.MonkeyPatch):
+    """So they are computed once, else again in the backward; to the bit the same."""
+    rows, counts, found = prepared(), [], []
+    logits = Buffers.logits
+    monkeypatch.setattr(Buffers, "logits", lambda buffers, hidden_CH: counts.append(1) or logits(buffers, hidden_CH))
+    for checkpoint in (False, True):
+        counts.clear()
+        trainer = make_trainer(tiny_llama(torch.bfloat16), micro_batch_tokens=40, checkpoint_activations=checkpoint)
+        run_all(train(trainer, rows, COLUMNS, loss_of(grpo, OPTIONS)))
+        found.append((len(counts), trainer.optimizer.gradients.clone()))
+    (once, kept), (again, computed) = found
+    assert again == 2 * once > 2
+    assert torch.equal(kept, computed)
 
 
 def test_nothing_depends_on_the_order_of_arrival():

@@ -51,9 +51,12 @@ class Steps:
     moves: int = 0
     """How often something has moved."""
     fails: str = ""
-    """What this rank cannot do: "try" fused layers, "capture" a step, compute what is "equal" by fused layers."""
+    """What this rank cannot do: "try" fused layers, "capture" a step, or one with "prompts", compute what is "equal" by
+    fused layers."""
     way: str = ""
     """By which the last step was computed."""
+    has_head: bool = True
+    """Whether the last step had one."""
 
     @classmethod
     def on(cls, worker: Any, sizes: dict[str, int], settings: dict[str, Any], fused: str) -> Steps:
@@ -68,14 +71,14 @@ class Steps:
         ways["plain"] = steps.by("plain", module.plainly)
         addresses = lambda: (steps.moves, *module.addresses())
         module.takes_chunks = True
-        module.captured = CapturedSteps(ways, module.said, addresses, steps.capture, module.model.team.tp)
+        module.captured = CapturedSteps(ways, module.readout, addresses, steps.capture, module.model.team.tp)
         return steps
 
     def by(self, way: str, compute: Compute) -> Compute:
         """A way to compute a step, which is noted."""
 
         def computed(batch: RaggedBatch, pool: KVPool) -> Tensor | None:
-            self.way = way
+            self.way, self.has_head = way, batch.has_head
             if self.fails == "try" and way == "fused" and self.team.tp.is_rehearsing:
                 raise RuntimeError("no such kernel")
             return compute(batch, pool)
@@ -87,7 +90,7 @@ class Steps:
     ) -> tuple[Again, Tensor]:
         """As CUDA does it: a replay computes what was captured, and Python counts no bytes in it."""
         graph, out = capture(compute, beside, first=first)
-        if self.fails == "capture":
+        if self.fails == "capture" or (self.fails == "prompts" and not self.has_head):
             raise RuntimeError("operation not permitted when stream is capturing")
         replay, traffic, is_wrong = graph.replay, self.team.tp.traffic, self.fails == "equal" and self.way == "fused"
 

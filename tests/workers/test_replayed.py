@@ -31,7 +31,7 @@ def ask(group: Group, sizes: dict[str, int], groups: int = 1, **how: Any) -> lis
     assert all(one.said == seen[0].said for one in seen), "every rank says the same"
     equals(seen, REQUESTS, exact=False)  # type: ignore[arg-type]
     if not how.get("fails"):
-        assert all((one.captures, one.replays) == (seen[0].captures, seen[0].replays) for one in seen)
+        assert len({(*one.captures, one.replays) for one in seen}) == 1
     return list(seen)
 
 
@@ -79,6 +79,17 @@ def test_what_one_rank_cannot_do_none_does(two: Group, fails: str) -> None:
     own = {"try": "no such kernel", "capture": "not permitted", "equal": "of their size off"}[fails]
     assert own in second.refusals["fused"]
     assert (first.replays > 10) == (fails != "capture"), "plain layers are captured, which no rank can at last"
+
+
+def test_prompts_that_one_rank_cannot_replay_all_launch(two: Group) -> None:
+    """Decoding keeps its graphs."""
+    first, second = ask(two, {"tp": 2}, fused="eager", fails="prompts")
+    assert list(first.refusals) == list(second.refusals) == ["with prompts"]
+    assert "another rank cannot" in first.refusals["with prompts"]
+    assert "not permitted" in second.refusals["with prompts"]
+    assert first.received_bytes == second.received_bytes
+    assert {size.has_head for size in first.received_bytes} == {True}
+    assert first.replays > 10
 
 
 @pytest.mark.parametrize("how", ["moves", "drops"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.cost.captures import GRAPHS, first_context, graph_bytes
+from plait.cost.captures import GRAPHS, first_context, graph_bytes, prompt_graph_bytes
 from plait.cost.draft_memory import draft_cache, drafts_on
 from plait.cost.estimate import Rows
 from plait.cost.generation_memory import asked_tokens, packed_bytes, pool_tokens
@@ -57,8 +57,10 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
         contexts = first_context(facts.lengths.prompts), pool.context
         shape, most_new_tokens = facts.shapes[model.name], 1 + most_guessed(recipe)
         if recipe.device == "cuda":
-            is_last = instance.coordinates(rank).pp == instance.parallelism.pp - 1
+            stage = instance.coordinates(rank).pp
+            is_last = stage == instance.parallelism.pp - 1
             graphs = graph_bytes(shape, recipe.dtype, pool.running, contexts, most_new_tokens, is_last=is_last)
+            graphs += prompt_graph_bytes(shape, recipe.dtype, pool.running, is_first=stage == 0)
             rows_by_use[model.role, "decode"].append((GRAPHS, graphs))
         if drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)

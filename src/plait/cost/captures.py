@@ -73,7 +73,10 @@ def held_by_graphs(workload: Workload, shape: ModelShape, share: int, stages: in
     if draft is not None:
         of_draft = graph_bytes(draft, workload.dtype, running, contexts, DRAFT_MODEL_TOKENS)
     of_stage = partial(graph_bytes, shape, workload.dtype, running, contexts, workload.most_new_tokens)
-    return tuple(of_draft + of_stage(is_last=stage == stages - 1) for stage in range(stages))
+    of_prompts = partial(prompt_graph_bytes, shape, workload.dtype, running)
+    return tuple(
+        of_draft + of_stage(is_last=stage == stages - 1) + of_prompts(is_first=stage == 0) for stage in range(stages)
+    )
 
 
 def first_context(prompts: Lengths) -> int:
@@ -95,7 +98,7 @@ def graph_bytes(
 
     There is one graph for each power of two of tokens of context, of new tokens of a sample, of rows, which are at
     least as many as these, and of samples that may have as many rows. It gives logits, which ranks of tp all have
-    whole; on stages before the last hidden states. Those with prompts beside such rows give hidden states on each.
+    whole; on stages before the last hidden states.
 
     Args:
         running: samples at a time.
@@ -104,14 +107,24 @@ def graph_bytes(
         is_last: whether the stage is the last one.
     """
     shortest, longest = map(_power, contexts)
-    rows = most = 0
+    rows = 0
     for power in range(_power(most_new_tokens) + 1):
         new_tokens = 1 << power
         most = min(MOST_REPLAYED, 1 << _power(running * new_tokens))
         rows += (2 * most - new_tokens) * (power + 1)
-    numbers = (longest - shortest + 1) * rows * (shape.vocabulary if is_last else shape.hidden)
-    numbers += MOST_GRAPHS_OF_PROMPTS * (most + MOST_REPLAYED_CHUNKS) * shape.hidden
-    return numbers * BYTES[dtype]
+    width = shape.vocabulary if is_last else shape.hidden
+    return (longest - shortest + 1) * rows * width * BYTES[dtype]
+
+
+def prompt_graph_bytes(shape: ModelShape, dtype: str, running: int, *, is_first: bool = True) -> int:
+    """The same of graphs with prompts beside samples that decode: hidden states of all rows; of stages behind the first
+    those that come from the one before as well.
+
+    Args:
+        running: samples at a time. As many again may be prompts of few tokens.
+    """
+    rows = 2 * min(MOST_REPLAYED, 1 << _power(running)) + MOST_REPLAYED_CHUNKS
+    return MOST_GRAPHS_OF_PROMPTS * rows * shape.hidden * BYTES[dtype] * (1 if is_first else 2)
 
 
 def _power(number: int) -> int:

@@ -18,8 +18,9 @@ from plait.cost.micro_batch import LargestBatch
 from plait.cost.shape_parameters import adapter_inputs
 from plait.kept_memory import NUM_KERNELS, NUM_PREPARED
 from plait.layout.move import BUCKET_BYTES
+from plait.models.logits_room import head_chunk_bytes, kept_logits_bytes
 from plait.models.lora_settings import NO_LORA, LoraSettings
-from plait.models.shape import KEPT_SCORES, ModelShape, head_chunk_bytes, kept_logits_bytes
+from plait.models.shape import KEPT_SCORES, ModelShape
 from plait.recipes.recipe import Recipe
 
 IMPORTS_BYTES = 525 << 20

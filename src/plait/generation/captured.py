@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from plait.errors import RunError, first_line
-from plait.generation.captured_step import Compute, Said, Size, Step, difference, given, has_graph, is_decoding
+from plait.generation.captured_step import Compute, Readout, Size, Step, computed, difference, has_graph, is_decoding
 from plait.generation.cuda_graphs import Capture, by_cuda
 from plait.generation.pool import KVPool
 from plait.generation.prompt_captures import PromptCaptures
@@ -52,7 +52,7 @@ class CapturedSteps:
 
     Args:
         ways: name → how a step is computed, the best first, the plain way last.
-        said: what all of them end with.
+        readout: what all of them end with.
         addresses: of all that a step reads beside its batch and the pool.
         capture: makes graphs.
         peers: the ranks that compute each step together; None: this one alone.
@@ -61,17 +61,17 @@ class CapturedSteps:
     def __init__(
         self,
         ways: Mapping[str, Compute],
-        said: Said,
+        readout: Readout,
         addresses: Callable[[], tuple[int, ...]],
         capture: Capture = by_cuda,
         peers: Peers | None = None,
     ) -> None:
         self._ways = dict(ways)
         self._plainly = list(ways.values())[-1]
-        self._said, self._addresses, self._capture = said, addresses, capture
+        self._readout, self._addresses, self._capture = readout, addresses, capture
         self._peers = Peers.alone() if peers is None else peers
         self._steps: dict[Size, Step] = {}
-        self._prompts = PromptCaptures()
+        self._prompts = PromptCaptures(lambda size: self._steps.pop(size, None))
         self._shown: set[Size] = set()
         """That the first of the ways was shown to be right for."""
         self._lacked: set[Size] = set()
@@ -119,10 +119,10 @@ class CapturedSteps:
         """Hold the first of the ways against the plain one. The step itself is computed behind it: of a way that is
         refused no key may stay."""
         size, num_ways = Size.of(batch, pool.block_tokens), len(self._ways)
-        expected_TV = given(self._plainly(batch, pool))
+        expected_TV = computed(self._plainly(batch, pool))
         is_done, logits_TV = self._by_first_way(batch, pool)
         if is_done:
-            why = difference(given(logits_TV), expected_TV)
+            why = difference(computed(logits_TV), expected_TV)
             if why is None:
                 self._shown.add(size)
             else:
@@ -150,12 +150,14 @@ class CapturedSteps:
             return None
         self._follow(pool)
         size = Size.of(batch, pool.block_tokens)
+        if not size.has_head and not (self._shown and self._prompts.comes(size)):
+            return None
         return self._steps[size] if size in self._steps or self._captures(size, batch, pool) else None
 
     def _out(self, step: Step, batch: RaggedBatch) -> Tensor | None:
         """What the last replay of a step says of a batch: [R, V] or [T, H]."""
         out_TH = step.out(batch)
-        return out_TH if step.size.has_head else self._said(out_TH, batch)
+        return out_TH if step.size.has_head else self._readout(out_TH, batch)
 
     @property
     def steps(self) -> Mapping[Size, Step]:
@@ -163,7 +165,7 @@ class CapturedSteps:
         return self._steps
 
     def look(self) -> None:
-        """Weights or pool may lie elsewhere from now on. Said on all ranks that compute together, while no step is
+        """Weights or pool may lie elsewhere from now on. Readout on all ranks that compute together, while no step is
         computed."""
         self._may_have_moved = True
 
@@ -191,10 +193,8 @@ class CapturedSteps:
             self._at = at
 
     def _captures(self, size: Size, batch: RaggedBatch, pool: KVPool) -> bool:
-        """Whether a graph for such batches is there and says what the plain step says. With prompts one is made when it
-        is due, by a way that was shown to be right without any; if that fails, such steps go on as before."""
-        if not size.has_head and not (self._shown and self._prompts.is_due(size)):
-            return False
+        """Whether a graph for such batches is there and says what the plain step says. One with prompts is made by a
+        way that was shown to be right without any; if that fails, such steps go on as before."""
         while self._ways:
             began, step = time.perf_counter(), Step.of(size, batch)
             why = self._refusal(step, next(iter(self._ways.values())), batch, pool)
@@ -227,9 +227,9 @@ class CapturedSteps:
         captured again is shown once more: it may have to be compiled anew."""
         assert pool.spare is not None
         again = step.size in self._shown
-        expected_TV = None if again else given(self._plainly(batch, pool))
+        expected_TV = None if again else computed(self._plainly(batch, pool))
         step.fill(batch, pool.spare, pool.block_tokens)
-        why = self._agreed(self._captured(step, lambda: given(compute(step.inputs, pool)), again=again))
+        why = self._agreed(self._captured(step, lambda: computed(compute(step.inputs, pool)), again=again))
         if why is not None:
             if not again:
                 return why
@@ -238,7 +238,7 @@ class CapturedSteps:
         if expected_TV is None:
             return None
         self._replay(step)
-        return self._agreed(difference(given(self._out(step, batch)), expected_TV))
+        return self._agreed(difference(computed(self._out(step, batch)), expected_TV))
 
     def _captured(self, step: Step, compute: Callable[[], Tensor], *, again: bool) -> str | None:
         """Why a computation cannot be captured; None: it was."""

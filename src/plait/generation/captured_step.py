@@ -10,7 +10,7 @@ V vocabulary.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +18,13 @@ from torch import Tensor
 
 from plait.generation.cuda_graphs import Graph
 from plait.generation.pool import KVPool
-from plait.generation.ragged import SHORT_ROWS, RaggedBatch
+from plait.generation.ragged import Part, RaggedBatch
 from plait.generation.settings import MOST_REPLAYED, MOST_REPLAYED_CHUNKS
 from plait.kernels.on_devices import power_of_two
 from plait.policy.blocks import num_blocks_for
 
 LEAST_COLUMNS = 8
 """Columns of the narrowest block tables: contexts of up to so many blocks have the same graphs."""
-LEAST_CHUNKS = 128
-"""Rows of chunks in the smallest graph that has any."""
 
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 """Dtype → how far a replay may be from the plain step, relative to its size: products of more rows round otherwise."""
@@ -35,7 +33,7 @@ CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.03}
 Compute = Callable[[RaggedBatch, KVPool], Tensor | None]
 """Logits [R, V] of a batch; on a stage of a model that is not the last, and of a batch that has no head, hidden states
 [T, H]."""
-Said = Callable[[Tensor, RaggedBatch], Tensor | None]
+Readout = Callable[[Tensor, RaggedBatch], Tensor | None]
 """The same of the hidden states [T, H] behind the layers."""
 
 
@@ -53,33 +51,32 @@ class Size:
     """That a sample has, its new ones included."""
     columns: int
     """That its block tables have: those of so many keys, however wide the tables of batches are."""
+    chunks: int = 0
+    """Samples of more new tokens, those that fill them up included."""
     chunk_rows: int = 0
-    """Rows of longer samples."""
+    chunk_width: int = 0
     has_head: bool = True
     """Whether the graph computes logits. Where not each row is read, they are computed behind it, of those that are."""
 
     @classmethod
     def of(cls, batch: RaggedBatch, block_tokens: int) -> Size:
         """The least that this batch goes into."""
-        short_rows = batch.num_short_rows
-        rows, width = power_of_two(short_rows), power_of_two(max(batch.num_new[: batch.num_short]))
-        idle = -(-(rows - short_rows) // width)  # samples that take the rows behind
+        short = _filled(batch.num_new[: batch.num_short], batch.num_short_rows)
         keys = power_of_two(max(map(operator.add, batch.num_new, batch.num_held)))
         columns = max(LEAST_COLUMNS, power_of_two(num_blocks_for(keys, block_tokens)))
-        long_rows = batch.num_tokens - short_rows
-        chunk_rows = max(LEAST_CHUNKS, power_of_two(long_rows)) if long_rows else 0
-        has_head = batch.read_R is None
-        return cls(power_of_two(batch.num_short + idle), rows, width, keys, columns, chunk_rows, has_head)
+        if batch.read_R is None:
+            return cls(*short, keys, columns)
+        chunks = _filled(batch.num_new[batch.num_short :], batch.num_tokens - batch.num_short_rows)
+        return cls(*short, keys, columns, *chunks, has_head=False)
 
-    @property
-    def chunks(self) -> int:
-        """Longer samples. Those of a batch have more than SHORT_ROWS rows each, so what fills them up is there, too."""
-        return self.chunk_rows // SHORT_ROWS
 
-    @property
-    def chunk_width(self) -> int:
-        """Rows of one of them."""
-        return min(self.chunk_rows, self.keys)
+def _filled(num_new: Sequence[int], num_rows: int) -> tuple[int, int, int]:
+    """Samples, rows, and rows of a sample, into which samples with so many rows go."""
+    if not num_new:
+        return 0, 0, 0
+    rows, width = power_of_two(num_rows), power_of_two(max(num_new))
+    idle = -(-(rows - num_rows) // width)  # samples that take the rows behind
+    return power_of_two(len(num_new) + idle), rows, width
 
 
 @dataclass(eq=False)
@@ -94,7 +91,7 @@ class Step:
     [B, H]."""
     received_bytes: int = 0
     """That a replay receives from other ranks."""
-    _rest: tuple[object, ...] = ()
+    _rest: tuple[int, ...] = ()
     """What the rows behind were filled for: they stay as they are while batches stay as large."""
 
     @classmethod
@@ -108,11 +105,10 @@ class Step:
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        starts_S1 = torch.arange(len(most_new) + 1, dtype=torch.int32, device=device)
         inputs = RaggedBatch(
             token_ids_T=zeros(torch.int64, num_rows),
             position_ids_T=zeros(torch.int64, num_rows),
-            starts_S1=starts_S1.clamp_(max=size.rows) if size.chunks else starts_S1,
+            starts_S1=torch.arange(len(most_new) + 1, dtype=torch.int32, device=device),
             held_S=zeros(torch.int32, len(most_new)),
             tables_SM=zeros(torch.int32, len(most_new), size.columns),
             places_T=zeros(torch.int64, num_rows),
@@ -126,66 +122,75 @@ class Step:
 
     def fill(self, batch: RaggedBatch, spare: int, block_tokens: int) -> None:
         """The rows of a batch, and behind those of each part such as see the spare block alone."""
-        own, columns, place = self.inputs, min(self.size.columns, batch.tables_SM.shape[1]), spare * block_tokens
-        rest = *batch.parts, columns, place
+        size, columns = self.size, min(self.size.columns, batch.tables_SM.shape[1])
+        rest = batch.num_short_rows, batch.num_short, batch.num_tokens, len(batch.num_new), columns, spare
         is_new, self._rest = rest != self._rest, rest
-        widths = self.size.width, max(batch.num_new)  # idle samples see no more blocks than the longest chunk
-        for (own_rows, own_samples), (rows, samples), width in zip(own.parts, batch.parts, widths, strict=True):
-            if not own_rows:
+        widths = size.width, size.chunk_width
+        for own, part, width in zip(self.inputs.parts, batch.parts, widths, strict=True):
+            if not width:
                 continue
-            to, of, at = _slice(own_rows), _slice(rows), _slice(own_samples)
-            _lay(own.token_ids_T[to], batch.token_ids_T[of], 0, is_new=is_new)
-            _lay(own.position_ids_T[to], batch.position_ids_T[of], 0, is_new=is_new)
-            _lay(own.places_T[to], batch.places_T[of], place, is_new=is_new)
-            _lay(own.held_S[at], batch.held_S[_slice(samples)], 0, is_new=is_new)
-            tables_SM, given_SM = own.tables_SM[at], batch.tables_SM[_slice(samples)]
-            _lay(tables_SM[:, :columns], given_SM[:, :columns], spare, is_new=is_new)
-            if is_new:
-                tables_SM[:, columns:].fill_(spare)
-            if own.inputs_TH is not None and batch.inputs_TH is not None:
-                own.inputs_TH[to][: len(rows)].copy_(batch.inputs_TH[of])
+            self._lay(batch, own, part, columns)
             if width > 1:  # else each sample begins where it did
-                ends_S, first = own.starts_S1[1:][at], own_rows.start
-                given_S, behind_S = ends_S[: len(samples)], ends_S[len(samples) :]
-                torch.add(batch.starts_S1[1:][_slice(samples)], first - rows.start, out=given_S)
-                torch.arange(1, len(behind_S) + 1, out=behind_S)
-                behind_S.mul_(width).add_(first + len(rows)).clamp_(max=own_rows.stop)
+                self._begin(batch, own, part, width)
+            if is_new:
+                self._fill_up(own, part, columns, spare, block_tokens)
+
+    def _lay(self, batch: RaggedBatch, own: Part, part: Part, columns: int) -> None:
+        """Copy a part of a batch to where it begins here."""
+        inputs, (rows, samples) = self.inputs, part
+        of, to = slice(rows.start, rows.stop), slice(own[0].start, own[0].start + len(rows))
+        inputs.token_ids_T[to].copy_(batch.token_ids_T[of])
+        inputs.position_ids_T[to].copy_(batch.position_ids_T[of])
+        inputs.places_T[to].copy_(batch.places_T[of])
+        if inputs.inputs_TH is not None and batch.inputs_TH is not None:
+            inputs.inputs_TH[to].copy_(batch.inputs_TH[of])
+        of, to = slice(samples.start, samples.stop), slice(own[1].start, own[1].start + len(samples))
+        inputs.held_S[to].copy_(batch.held_S[of])
+        inputs.tables_SM[to, :columns].copy_(batch.tables_SM[of, :columns])
+
+    def _begin(self, batch: RaggedBatch, own: Part, part: Part, width: int) -> None:
+        """Where the samples of a part begin, and those that fill it up: of so many rows, while there are any."""
+        (own_rows, own_samples), (rows, samples) = own, part
+        ends_S = self.inputs.starts_S1[own_samples.start + 1 : own_samples.stop + 1]
+        given_S, behind_S = ends_S[: len(samples)], ends_S[len(samples) :]
+        given_ends_S = batch.starts_S1[samples.start + 1 : samples.stop + 1]
+        torch.add(given_ends_S, own_rows.start - rows.start, out=given_S)
+        torch.arange(1, len(behind_S) + 1, out=behind_S)
+        behind_S.mul_(width).add_(own_rows.start + len(rows)).clamp_(max=own_rows.stop)
+
+    def _fill_up(self, own: Part, part: Part, columns: int, spare: int, block_tokens: int) -> None:
+        """What is behind a part of a batch: rows and samples of nobody."""
+        inputs, (rows, samples) = self.inputs, part
+        behind = slice(own[0].start + len(rows), own[0].stop)
+        inputs.token_ids_T[behind].fill_(0)
+        inputs.position_ids_T[behind].fill_(0)
+        inputs.places_T[behind].fill_(spare * block_tokens)
+        idle = slice(own[1].start + len(samples), own[1].stop)
+        inputs.held_S[idle].fill_(0)
+        inputs.tables_SM[idle].fill_(spare)
+        inputs.tables_SM[own[1].start : own[1].stop, columns:].fill_(spare)
 
     def out(self, batch: RaggedBatch) -> Tensor:
         """What the last replay gave for the rows of a batch, [T, V] or [T, H]."""
-        given = [
-            self.out_B[own_rows.start :][: len(rows)]
-            for (own_rows, _), (rows, _) in zip(self.inputs.parts, batch.parts, strict=True)
-        ]
-        return torch.cat(given) if len(given[1]) else given[0]
-
-
-def _slice(of: range) -> slice:
-    return slice(of.start, of.stop)
-
-
-def _lay(own: Tensor, given: Tensor, behind: int, *, is_new: bool) -> None:
-    """[n, …] into the first of more; the rest is filled up."""
-    own[: len(given)].copy_(given)
-    if is_new:
-        own[len(given) :].fill_(behind)
+        short_TH = self.out_B[: batch.num_short_rows]
+        num_long = batch.num_tokens - batch.num_short_rows
+        return torch.cat([short_TH, self.out_B[self.size.rows :][:num_long]]) if num_long else short_TH
 
 
 def has_graph(batch: RaggedBatch) -> bool:
     """Whether a batch is what graphs are made for: it decodes, perhaps beside prompts, as many rows as a graph has."""
+    if batch.ancestors is not None or not batch.is_replayed:
+        return False
     short_rows = batch.num_short_rows
-    is_small = 0 < short_rows <= MOST_REPLAYED and batch.num_tokens - short_rows <= MOST_REPLAYED_CHUNKS
-    return is_small and (is_decoding(batch) or _has_prompts(batch))
+    if batch.read_R is None:
+        return batch.num_tokens == short_rows <= MOST_REPLAYED
+    is_some = short_rows > 0 and len(batch.read_R) > 0
+    return is_some and short_rows <= 2 * MOST_REPLAYED and batch.num_tokens - short_rows <= MOST_REPLAYED_CHUNKS
 
 
 def is_decoding(batch: RaggedBatch) -> bool:
     """Whether each sample has a chain of few new tokens, and each is read."""
-    return batch.ancestors is None and max(batch.num_new) <= SHORT_ROWS and batch.read_R is None
-
-
-def _has_prompts(batch: RaggedBatch) -> bool:
-    """Whether some of its rows are read."""
-    return batch.ancestors is None and batch.read_R is not None and len(batch.read_R) > 0
+    return batch.ancestors is None and batch.read_R is None and batch.num_tokens == batch.num_short_rows
 
 
 def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
@@ -198,7 +203,7 @@ def difference(found_TV: Tensor, expected_TV: Tensor) -> str | None:
     return None
 
 
-def given(out: Tensor | None) -> Tensor:
+def computed(out: Tensor | None) -> Tensor:
     """What a step computes of a batch of which something is read: [R, V] or [T, H]."""
     assert out is not None, "some row is read"
     return out

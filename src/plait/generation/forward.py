@@ -148,7 +148,7 @@ class Forward:
         if batch.num_tokens > len(rows):
             last_B = uploaded([end - 1 for end in accumulate(batch.num_new)], torch.int64, self.model.device)
         if last_B is not None and max(batch.num_new) > DRAFT_MODEL_TOKENS:
-            batch, last_B = replace(batch, read_R=last_B), None
+            batch, last_B = replace(batch, read_R=last_B, is_replayed=False), None
         logits = self._logits(batch)
         assert logits is not None, "each row is read"
         return logits if last_B is None else logits[last_B]

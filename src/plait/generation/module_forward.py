@@ -48,7 +48,7 @@ class ModuleForward:
         self.layers = FusedLayers(model.module)
         ways = {"by fused layers": self.fused, "by plain layers": self.plainly}
         captures = model.device.type == "cuda" and self.takes_chunks
-        self.captured = CapturedSteps(ways, self.said, self.addresses, peers=model.team.tp) if captures else None
+        self.captured = CapturedSteps(ways, self.readout, self.addresses, peers=model.team.tp) if captures else None
         """The steps that are replayed in place of `plainly`; None: on a CPU, and in float64, whose attention asks the
         device for numbers."""
 
@@ -107,9 +107,9 @@ class ModuleForward:
             hidden_TH = self.model.hidden(
                 batch.token_ids_T, batch.position_ids_T, context, inputs_TH=batch.inputs_TH, read=read_R
             )
-            return self.said(hidden_TH, batch) if batch.has_head else hidden_TH
+            return self.readout(hidden_TH, batch) if batch.has_head else hidden_TH
 
-    def said(self, hidden_TH: Tensor, batch: RaggedBatch) -> Tensor | None:
+    def readout(self, hidden_TH: Tensor, batch: RaggedBatch) -> Tensor | None:
         """What this stage makes of the hidden states [T, H] behind its layers."""
         if not self._is_last:
             return hidden_TH

@@ -7,7 +7,8 @@ long as some launches of the step do. So a step is captured when as many of its 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from plait.generation.captured_step import Size
 from plait.generation.settings import MOST_GRAPHS_OF_PROMPTS
@@ -17,19 +18,33 @@ BEFORE = 6
 
 
 class PromptCaptures:
-    """Says when, of the sizes that it is told. The same on ranks that compute the same steps."""
+    """Says when. The same on ranks that compute the same steps.
 
-    def __init__(self) -> None:
+    Args:
+        drop: forgets the graph of a size.
+    """
+
+    def __init__(self, drop: Callable[[Size], object]) -> None:
+        self._drop = drop
         self._met: Counter[Size] = Counter()
-        self._due: set[Size] = set()
+        self._due: OrderedDict[Size, None] = OrderedDict()
+        """Sizes that are replayed, or are to be; the one that came last is the last."""
         self.is_refused = False
         """Whether one could not be captured, or said something else: then none is."""
 
-    def is_due(self, size: Size) -> bool:
-        """Whether a step of this size, which comes now, is to be replayed from now on."""
+    def comes(self, size: Size) -> bool:
+        """Count a step of this size; whether it is to be replayed. Of more sizes than MOST_GRAPHS_OF_PROMPTS that which
+        has not come for longest begins again."""
         if self.is_refused:
             return False
-        self._met[size] += 1
-        if self._met[size] > BEFORE and len(self._due) < MOST_GRAPHS_OF_PROMPTS:
-            self._due.add(size)
-        return size in self._due
+        if size not in self._due:
+            self._met[size] += 1
+            if self._met[size] <= BEFORE:
+                return False
+        self._due[size] = None
+        self._due.move_to_end(size)
+        if len(self._due) > MOST_GRAPHS_OF_PROMPTS:
+            oldest, _ = self._due.popitem(last=False)
+            del self._met[oldest]
+            self._drop(oldest)
+        return True

@@ -21,6 +21,10 @@ SHORT_ROWS = 16
 """New tokens of a sample up to which its rows go through the kernel; longer chunks pay for a gather of their keys."""
 
 
+Part = tuple[range, range]
+"""Rows, and samples, of a batch."""
+
+
 @dataclass(frozen=True)
 class RaggedBatch:
     """What goes through the model in one step. Tensors are on the model's device.
@@ -55,6 +59,8 @@ class RaggedBatch:
     behind those that it says."""
     has_head: bool = True
     """Whether logits are wanted; else the hidden states of all rows, as of a stage that is not the last."""
+    is_replayed: bool = True
+    """Whether a graph may compute it."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,6 +69,8 @@ class RaggedBatch:
     @cached_property
     def num_short(self) -> int:
         """Samples, the first ones, whose rows go through the kernel."""
+        if max(self.num_new, default=0) <= SHORT_ROWS:
+            return len(self.num_new)
         short = [count <= SHORT_ROWS for count in self.num_new]
         assert short == sorted(short, reverse=True), "samples of few rows come first"
         return sum(short)
@@ -70,11 +78,14 @@ class RaggedBatch:
     @cached_property
     def num_short_rows(self) -> int:
         """Rows of these samples."""
-        return sum(self.num_new[: self.num_short]) if self.chunks_at is None else self.chunks_at
+        if self.chunks_at is not None:
+            return self.chunks_at
+        short = self.num_short
+        return self.num_tokens if short == len(self.num_new) else sum(self.num_new[:short])
 
     @cached_property
-    def parts(self) -> tuple[tuple[range, range], ...]:
-        """Rows and samples of those of few new tokens, and of the longer ones."""
+    def parts(self) -> tuple[Part, Part]:
+        """Samples of few new tokens, and the longer ones."""
         row, sample = self.num_short_rows, self.num_short
         return (range(row), range(sample)), (range(row, self.num_tokens), range(sample, len(self.num_new)))
 

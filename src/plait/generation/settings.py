@@ -29,8 +29,8 @@ MOST_REPLAYED = 256
 """Rows of the largest step that a GPU replays as a graph; larger ones keep it busy without. So many samples it decodes
 at a time, where nothing is said."""
 MOST_REPLAYED_CHUNKS = 1024
-"""Rows of prompts beside them. More keep a GPU busy for as long as the host takes to launch them: some 30 ms of a model
-of 1.5B parameters."""
+"""Rows of prompts beside them. A graph is filled up to a power of two: beyond, that may take a GPU as long as the host
+takes to launch the step (7B parameters: 512 rows some 10 ms, launches 30 to 40)."""
 MOST_GRAPHS_OF_PROMPTS = 16
 """Sizes of steps with prompts that have graphs: each keeps the hidden states that it computes."""
 

@@ -62,7 +62,8 @@ def paged_attention(call: PagedCall) -> Tensor:
     tile = max(tile, power_of_two(group))
     rows = tile // group
     tiles = -(-most_rows // rows)
-    splits = splits_of(num_samples * tiles * num_key_heads, most_keys, programs_for(query.device))
+    num_tiles = min(num_samples * tiles, num_tokens // rows + num_samples)  # of which there are rows
+    splits = splits_of(num_tiles * num_key_heads, most_keys, programs_for(query.device))
     out = query.new_empty(num_tokens, num_heads, value_size)
     seen, depths = (out, out) if call.ancestors is None else _trees(call.starts_S1, call.ancestors)
     parts, tops, sums = out, out, out

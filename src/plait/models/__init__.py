@@ -6,5 +6,5 @@ them, `flat_weights` and `working_weights` hold their numbers; `files` are check
 
 Enters: the name of a checkpoint, a packed batch. Leaves: hidden states, logits, log-probs and their gradients; a
 Hugging Face folder. Imports `kernels`, `data`, `layout` and below; `transformers` is imported where a model is first
-loaded. `shape` and `lora_settings` import no torch.
+loaded. `shape`, `logits_room` and `lora_settings` import no torch.
 """

@@ -22,8 +22,8 @@ from plait.models.compute.logprobs import chunked_logprobs
 from plait.models.compute.logprobs_at import chunked_logprobs_at
 from plait.models.files.saving import Export, cpu_state
 from plait.models.head import NO_HEAD, Head, find_head, head_of_part
+from plait.models.logits_room import kept_logits_bytes
 from plait.models.outputs import Outputs, Said
-from plait.models.shape import kept_logits_bytes
 from plait.models.working_weights import OwnPart, adapter_name, skeleton
 
 
@@ -70,9 +70,9 @@ class LanguageModel(BackboneModel):
 
         Args:
             temperature: of the sampling; positive.
-            chunk_rows: rows that pass the head at a time; None: `shape.head_chunk_rows`.
+            chunk_rows: rows that pass the head at a time; None: `logits_room.head_chunk_rows`.
             likeliest_R: bool, is filled: whether no token is likelier than the target.
-            keeps_logits: whether a backward finds logits again, as far as `shape.kept_logits_bytes` go.
+            keeps_logits: whether a backward finds logits again, as far as `logits_room.kept_logits_bytes` go.
 
         Returns:
             (log-probs [R], entropies [R]) in float32, float64 for a float64 model; once differentiable.

@@ -20,7 +20,7 @@ from torch import Tensor
 from plait.kernels import fused_rows
 from plait.models.compute import cpu_linear
 from plait.models.head import Head
-from plait.models.shape import head_chunk_rows
+from plait.models.logits_room import head_chunk_rows
 
 
 @dataclass(frozen=True)
