@@ -93,6 +93,22 @@ def test_verls_ground_truth_is_found_in_its_own_data_format():
         score(forms.compute_score, group(0, "a", data_source="s", reward_model={"style": "model"}))
 
 
+def test_a_column_that_only_other_rows_have_hides_no_answer():
+    """Rows have the columns of all rows, and of all sources: None where they lack one."""
+    inside = {"data_source": "s", "reward_model": {"style": "rule", "ground_truth": "b"}}
+    bare = {"data_source": "s", "reward_model": None}
+    one, two = score(
+        forms.compute_score,
+        group(0, "a", "b", **inside, ground_truth=None) + group(1, "b", "c", **bare, ground_truth="c"),
+    )
+    assert (one.rewards, two.rewards) == ((0.0, 1.0), (0.0, 1.0))
+    unlabelled = {"data_source": "s", "ground_truth": None, "reward_model": {"style": "m"}}
+    (three,) = score(forms.compute_score, group(0, "a", **unlabelled))
+    assert three.extras["seen"] == (["s", "a", None, None],), "no row has to have one"
+    (four,) = score(forms.in_lists, templated("a", "bb", labels=None, label="bb"))
+    assert four.rewards == (0.0, 1.0)
+
+
 def test_verls_other_shapes():
     (one,) = score([forms.gsm8k, forms.judged], group(0, "ab", "c", data_source="s", ground_truth="c"))
     assert one.scores == {"gsm8k": (0.0, 1.0), "judged": (2.0, 1.0)}

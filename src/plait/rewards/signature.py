@@ -160,6 +160,8 @@ class RewardCall:
             named = {name: values[place] for name, values in arguments.items()}
             if "ground_truth" not in named and "reward_model" in named:
                 named["ground_truth"] = _ground_truth(named["reward_model"])
+            elif named.get("ground_truth") is None and isinstance(inside := named.get("reward_model"), Mapping):
+                named["ground_truth"] = inside.get("ground_truth")  # this row's; others have the column itself
             results.append(self._function(**self._kept(named | {"solution_str": response}) | asked))
         results = _all_settled(results)
         scores: list[Any] = []
@@ -179,7 +181,7 @@ class RewardCall:
 
     def _openrlhf(self, arguments: Mapping[str, list[Any]], texts: Sequence[tuple[str, str]], logs: Logs) -> Any:
         named = {**arguments}
-        if "labels" not in named and "label" in named:
+        if "label" in named and all(label is None for label in named.get("labels", ())):
             named["labels"] = named["label"]
         named |= {"queries": [prompt + response for prompt, response in texts], "prompts": [text for text, _ in texts]}
         result = settled(self._function(**self._kept(named) | self._asked(logs)))
