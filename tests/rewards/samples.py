@@ -163,6 +163,20 @@ def crowd_shy(completions, **columns):
     return [2.0]
 
 
+def ranks(completions, log_extra=None, log_metric=None, **columns):
+    """Compares the samples that it gets; fails on its first call, and on samples that say so."""
+    global _was_away
+    log_extra("beside", [len(completions) - 1] * len(completions))
+    log_metric("asked_about", len(completions))
+    if not _was_away or "raise" in completions:
+        _was_away = True
+        raise ConnectionError("away")
+    return [float(sum(len(other) < len(text) for other in completions)) for text in completions]
+
+
+_was_away = False
+
+
 def noisy(completions, **columns):
     import random
 

@@ -116,6 +116,25 @@ def test_a_failure_that_has_passed_is_told_and_does_not_stop_the_run():
     assert "prompt 3" in one.recovered[0]
 
 
+def test_samples_that_a_function_compares_are_scored_together_after_a_failure_too():
+    """Of a sample alone every rank is 0."""
+    (one,) = score(samples.ranks, group(3, "aaa", "b", "cc"))
+    assert one.rewards == (2.0, 0.0, 1.0)
+    assert (one.extras, one.metrics) == ({"beside": (2, 2, 2)}, {"asked_about": (3.0,)})
+    assert "raised ConnectionError: away, but not on any sample alone: it was called again" in one.recovered[0]
+    (two,) = score(samples.ranks, group(3, "aaa", "raise", "b"), on_error="drop")
+    assert two.scores["ranks"][0::2] == (1.0, 0.0)
+    assert math.isnan(two.rewards[1])
+    assert (two.extras["beside"][0::2], two.metrics) == ((1, 1), {"asked_about": (2.0,)})
+    assert len(two.failures) == 1
+    assert two.recovered == ()
+
+
+def test_samples_that_cannot_be_scored_together_keep_what_they_got_alone():
+    (one,) = score(samples.crowd_shy, group(3, "a", "b"))
+    assert one.recovered[0].endswith("but not on any sample alone: each has the score that it got alone")
+
+
 def test_a_worker_that_died_while_idle_is_replaced():
     with RewardPool(reward_functions([samples.pids])) as pool:
         (one,) = pool.score(group(0, "a"))

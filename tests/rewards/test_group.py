@@ -45,7 +45,7 @@ def play(one: Group, words: list[tuple[str, ...]], order: random.Random) -> Grou
         if reply is None:
             calls += one.failed(call, FailureKind.RAISED, "raised", "trace")
         else:
-            one.scored(call, reply)
+            calls += one.scored(call, reply)
     assert one.done
     return one.result()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from plait.data.records import Sample
@@ -27,6 +27,8 @@ class Call:
     places: tuple[int, ...]
     alone: bool = False
     """A retry of one sample after the call for the whole group failed."""
+    again: bool = False
+    """For the samples on which the function has not failed alone, together: it may compare them."""
     lost: int = 0
     """Times that a worker was dead before it could take the call."""
 
@@ -40,8 +42,8 @@ class _Retry:
     traceback: str
     places: tuple[int, ...]
     left: int
-    has_culprit: bool = False
-    """Whether the function has failed on one sample alone."""
+    culprits: set[int] = field(default_factory=set)
+    """Places of the samples on which the function has failed alone."""
 
 
 class Group:
@@ -62,7 +64,7 @@ class Group:
         self._retries: dict[int, _Retry] = {}
         self._recovered: list[tuple[int, str]] = []
         self._extras: dict[tuple[int, str], list[Any]] = {}
-        self._metrics: dict[str, list[float]] = {}
+        self._metrics: dict[tuple[int, str], list[float]] = {}
 
     @property
     def done(self) -> bool:
@@ -75,9 +77,11 @@ class Group:
         self._pending = len(calls)
         return calls
 
-    def scored(self, call: Call, reply: Mapping[str, Any]) -> None:
+    def scored(self, call: Call, reply: Mapping[str, Any]) -> list[Call]:
         """A call came back: `scores`, `by_turn` and `faults` by place (see `call_results.check_scores`), `extras`,
-        `metrics`."""
+        `metrics`. Returns the calls that follow."""
+        if call.again:
+            self._forget(call)
         for index, place in enumerate(call.places):
             self._scores[call.function][place] = reply["scores"][index]
         for index, turns in reply["by_turn"].items():
@@ -87,25 +91,32 @@ class Group:
             for place, value in zip(call.places, values, strict=True):
                 whole[place] = value
         for name, values in reply["metrics"].items():
-            self._metrics.setdefault(name, []).extend(values)
+            self._metrics.setdefault((call.function, name), []).extend(values)
         for index, message in reply["faults"].items():
             self._blame(call.function, call.places[int(index)], FailureKind.NO_SCORE, message, "")
             if call.alone:
-                self._retries[call.function].has_culprit = True
-        self._finish(call)
+                self._retries[call.function].culprits.add(call.places[int(index)])
+        if call.again and not self._retries[call.function].culprits:
+            self._passed(call.function, "it was called again for all of them")
+        return self._finish(call)
 
     def failed(self, call: Call, kind: FailureKind, message: str, traceback: str) -> list[Call]:
-        """A call failed as a whole. Returns the calls that try its samples alone; none if it was for one."""
+        """A call failed as a whole. Returns the calls that follow: those that try its samples alone."""
         first, *others = call.places
+        if call.again:
+            if kind is FailureKind.MISCOUNTED:
+                self._blame_all(call.function, call.places, kind, message, traceback)
+            else:
+                self._passed(call.function, "each has the score that it got alone")
+            return self._finish(call)
         if others:
             self._retries[call.function] = _Retry(kind, message, traceback, call.places, left=len(call.places))
             self._pending += len(call.places) - 1
             return [Call(self, call.function, (place,), alone=True) for place in call.places]
         self._blame(call.function, first, kind, message, traceback)
         if call.alone:
-            self._retries[call.function].has_culprit = True
-        self._finish(call)
-        return []
+            self._retries[call.function].culprits.add(first)
+        return self._finish(call)
 
     def result(self) -> GroupScores:
         assert self.done, "a group has a result when all its calls are done"
@@ -128,7 +139,7 @@ class Group:
             failures=tuple(sorted(self.failures, key=lambda f: (place_of[f.uid], names.index(f.function)))),
             recovered=tuple(message for _, message in sorted(self._recovered)),
             extras={self._extra_name(*key): tuple(values) for key, values in sorted(self._extras.items())},
-            metrics={name: tuple(sorted(values)) for name, values in sorted(self._metrics.items())},
+            metrics={name: tuple(sorted(self._logged(name))) for name in sorted({name for _, name in self._metrics})},
             worked=tuple(self.worked),
         )
 
@@ -156,24 +167,54 @@ class Group:
         self._failed_places.add(place)
         self._scores[function][place] = None
 
-    def _finish(self, call: Call) -> None:
-        self._pending -= 1
-        if call.alone:
-            retry = self._retries[call.function]
-            retry.left -= 1
-            if retry.left == 0 and not retry.has_culprit:
-                self._no_culprit(call.function, retry)
+    def _logged(self, metric: str) -> list[float]:
+        """Values of a metric, of all functions that have logged it."""
+        return [value for (_, name), values in self._metrics.items() if name == metric for value in values]
 
-    def _no_culprit(self, function: int, retry: _Retry) -> None:
-        """The group failed, none of its samples does alone. A miscount is then the function's own fault, for all of
-        them; anything else has passed (a service that was away), and the scores of the samples alone stand."""
-        if retry.kind is FailureKind.MISCOUNTED:
-            for place in retry.places:
-                self._blame(function, place, retry.kind, f"{retry.message}, though not for one alone", retry.traceback)
-        else:
-            name, group = self._functions[function].name, self.samples[0].prompt.title()
-            message = f"reward `{name}` on the group of {group}: {retry.message}, but not on any sample alone"
-            self._recovered.append((function, message))
+    def _forget(self, call: Call) -> None:
+        """What a function said of samples alone, and says of them together now."""
+        for function, column in self._extras:
+            for place in call.places if function == call.function else ():
+                self._extras[function, column][place] = None
+        for place in call.places:
+            self._by_turn.pop((call.function, place), None)
+        self._metrics = {key: values for key, values in self._metrics.items() if key[0] != call.function}
+
+    def _finish(self, call: Call) -> list[Call]:
+        """Returns the calls that follow."""
+        self._pending -= 1
+        if not call.alone:
+            return []
+        retry = self._retries[call.function]
+        retry.left -= 1
+        return [] if retry.left else self._tried(call.function, retry)
+
+    def _tried(self, function: int, retry: _Retry) -> list[Call]:
+        """All samples of a call that failed have been tried alone. Returns the calls that follow: a miscount that none
+        shows alone is the function's own fault, for all of them; else those on which it has not failed are scored
+        together, as it may compare them."""
+        if retry.kind is FailureKind.MISCOUNTED and not retry.culprits:
+            self._blame_all(function, retry.places, retry.kind, retry.message, retry.traceback)
+            return []
+        left = tuple(place for place in retry.places if place not in retry.culprits)
+        if len(left) < 2:
+            return []
+        self._pending += 1
+        return [Call(self, function, left, again=True)]
+
+    def _blame_all(self, function: int, places: Sequence[int], kind: FailureKind, message: str, traceback: str) -> None:
+        for place in places:
+            self._blame(function, place, kind, f"{message}, though not for one alone", traceback)
+
+    def _passed(self, function: int, then: str) -> None:
+        """Tell of a failure that no sample shows alone: it has passed (a service that was away), or the function cannot
+        take so many at once."""
+        name, retry = self._functions[function].name, self._retries[function]
+        none = "any of the other samples" if retry.culprits else "any sample"
+        message = (
+            f"reward `{name}` on the group of {self.samples[0].prompt.title()}: {retry.message}, but not on {none}"
+        )
+        self._recovered.append((function, f"{message} alone: {then}"))
 
 
 def packed_call(call: Call, name: str, *, number: int, seed: int) -> bytes:

@@ -1,10 +1,10 @@
 """The reward pool: groups of samples go to worker processes, scores come back; nothing that fails is silent.
 
 A call is one function over one group. A call that fails as a whole (it raises, passes its time limit, kills its
-worker, returns a wrong count) is made again for each sample alone, which finds the culprit; a score that is no number
-names its sample at once. An answer counts if it is of the call that its worker was given, and of that process: what a
-forked child brings back is an error that names the function. The pool has no thread: it moves on inside `poll` and
-`wait`.
+worker, returns a wrong count) is made again for each sample alone, which finds the culprit, then for the others
+together, which it may compare; a score that is no number names its sample at once. An answer counts if it is of the
+call that its worker was given, and of that process: what a forked child brings back is an error that names the
+function. The pool has no thread: it moves on inside `poll` and `wait`.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class RewardPool:
         return self.wait(deadline_s)
 
     def _longest_s(self) -> float:
-        calls = sum(1 + len(group.samples) for group in self._groups.values()) * len(self.functions)
+        calls = sum(2 + len(group.samples) for group in self._groups.values()) * len(self.functions)
         return IMPORT_LIMIT_S * (1 + calls) + self.timeout_s * calls  # each call may kill its worker
 
     @property
@@ -303,8 +303,7 @@ class RewardPool:
             kind = FailureKind.MISCOUNTED if reply.get("miscounted") else FailureKind.RAISED
             self._failed(call, kind, reply["error"], reply.get("traceback", ""))
         else:
-            call.group.scored(call, reply)
-            self._after(call.group)
+            self._after(call.group, call.group.scored(call, reply))
 
     def _worked(self, worker: _Worker, call: Call, began_s: float, seconds: float) -> None:
         name = self.functions[call.function].name
@@ -385,10 +384,10 @@ class RewardPool:
         self._workers[worker.place] = self._spawn(worker.place)
 
     def _failed(self, call: Call, kind: FailureKind, message: str, trace: str) -> None:
-        self._calls.extendleft(reversed(call.group.failed(call, kind, message, trace)))
-        self._after(call.group)
+        self._after(call.group, call.group.failed(call, kind, message, trace))
 
-    def _after(self, group: Group) -> None:
+    def _after(self, group: Group, calls: Sequence[Call] = ()) -> None:
+        self._calls.extendleft(reversed(calls))
         if group.failures and self.on_error is OnError.STOP:
             raise RunError(f"{group.failures[0]}{self._kind.way_out}")
         if group.done:
