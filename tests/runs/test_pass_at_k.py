@@ -51,6 +51,30 @@ def test_pass_at_k_of_a_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     assert again.after.per_item == 4
 
 
+RANKS = """
+def count_sevens(completions, log_metric, log_extra, **columns):
+    log_metric("asked_about", len(completions))
+    log_extra("of", [text[:1] for text in completions])
+    return [float(sum(len(other) < len(text) for other in completions)) for text in completions]
+"""
+
+
+def test_functions_get_all_answers_to_a_prompt_together(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A function that compares samples says of an evaluation's what it says of a training step's."""
+    (tmp_path / "reward.py").write_text(RANKS)
+    outcome = run(make_recipe(steps=1, dtype="float64", **KEYS))
+    assert outcome.after is not None
+    samples = read_rows(tmp_path / "run" / "samples" / "eval-000001.jsonl")
+    for at in (0, 4, 8):
+        lengths = [len(row["response"]) for row in samples[at : at + 4]]
+        assert [row["reward"] for row in samples[at : at + 4]] == [
+            sum(other < length for other in lengths) for length in lengths
+        ]
+    assert any(row["reward"] for row in samples)
+    assert all(row["of"] == row["response"][:1] for row in samples)
+    assert outcome.after.metrics()["eval/asked_about"] == 4
+
+
 @pytest.mark.slow
 def test_pass_at_k_on_two_devices(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(EVEN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,17 +93,17 @@ def answer(
     aside.progress.phase(
         CALL, len(held_out.prompts) * held_out.per_item, "items" if held_out.per_item == 1 else "answers"
     )
-    scored = _FunctionScores(scorers.pools(), aside)
+    scored = _FunctionScores(scorers.pools(), held_out.per_item, aside)
     ranks = actor.trainer.mesh(CallKind.GENERATE, begins=True)
     samples = aside.run(CALL, _answered(actor.engine, scored, stop), ranks, actor.trainer.role)
     answers = tuple(samples[prompt.uid, index] for prompt in held_out.prompts for index in range(held_out.per_item))
-    groups = scored.of(answers)
+    of_functions = scored.of(answers)
     totals = {
-        name: _totals(answers, role, groups.get(name), aside)
+        name: _totals(answers, role, of_functions.get(name), aside)
         for name, role in (("reward", scorers.reward), ("cost", scorers.cost))
         if role is not None
     }
-    extras = _extras(groups.get("reward", ()), groups.get("judges", ()))
+    extras = _extras(of_functions.get("reward", ()), of_functions.get("judges", ()))
     measured = Evaluation(
         samples=answers,
         rewards=totals.get("reward", ()),
@@ -113,8 +113,8 @@ def answer(
         pass_at=held_out.pass_at,
     )
     taken = {name.removeprefix("eval/") for name in measured.metrics()}
-    judged = _judged(totals.get("cost"), groups.get("judges", ()), taken)
-    means = logged_means([group for scores_of_all in groups.values() for group in scores_of_all])
+    judged = _judged(totals.get("cost"), of_functions.get("judges", ()), taken)
+    means = logged_means([scored.group for of_all in of_functions.values() for scored in of_all if scored.place == 0])
     named = with_logged(dict.fromkeys(taken | judged.keys()), means)
     logged = {name: mean for name, mean in named.items() if mean is not None}
     return replace(measured, judged=judged, logged=logged)
@@ -124,13 +124,27 @@ def _place(sample: Sample) -> tuple[int, int]:
     return sample.prompt.uid, sample.index
 
 
-class _FunctionScores:
-    """What the functions of some pools say of answers, each of which they get alone."""
+class _Scored(NamedTuple):
+    """What functions say of an answer: the scores of all answers to its prompt, and its place among them."""
 
-    def __init__(self, pools: Mapping[str, RewardPool], aside: Aside) -> None:
+    group: GroupScores
+    place: int
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        return {name: values[self.place] for name, values in self.group.extras.items()}
+
+
+class _FunctionScores:
+    """What the functions of some pools say of answers. They get all answers to a prompt together, as in training."""
+
+    def __init__(self, pools: Mapping[str, RewardPool], per_item: int, aside: Aside) -> None:
         self._pools = pools
+        self._per_item = per_item
         self._report = FunctionReports(aside.recorder, aside.progress.message)
-        self._scores: dict[str, dict[tuple[int, int], GroupScores]] = {name: {} for name in pools}
+        self._unscored: dict[int, list[Sample]] = {}
+        """Prompt uid → its answers, while some are still to come."""
+        self._scores: dict[str, dict[tuple[int, int], _Scored]] = {name: {} for name in pools}
         """Pool → place of a sample → its scores."""
 
     @property
@@ -139,8 +153,13 @@ class _FunctionScores:
         return any(pool.num_outstanding for pool in self._pools.values())
 
     def submit(self, sample: Sample) -> None:
+        answers = self._unscored.setdefault(sample.prompt.uid, [])
+        answers.append(sample)
+        if len(answers) < self._per_item:
+            return
+        del self._unscored[sample.prompt.uid]
         for pool in self._pools.values():
-            pool.submit([sample])
+            pool.submit(sorted(answers, key=_place))
 
     def collect(self) -> bool:
         """Take in what is there, and record it; whether there was anything. Raises RunError as `RewardPool.poll`."""
@@ -148,11 +167,12 @@ class _FunctionScores:
         for name, pool in self._pools.items():
             for group in pool.poll():
                 has_news = True
-                self._scores[name][_place(group.samples[0])] = group
+                for place, sample in enumerate(group.samples):
+                    self._scores[name][_place(sample)] = _Scored(group, place)
                 self._report(CALL, name, group)
         return has_news
 
-    def of(self, samples: Sequence[Sample]) -> dict[str, list[GroupScores]]:
+    def of(self, samples: Sequence[Sample]) -> dict[str, list[_Scored]]:
         """Pool → the scores of these samples, when none are left."""
         return {name: [scores[_place(sample)] for sample in samples] for name, scores in self._scores.items()}
 
@@ -179,16 +199,12 @@ def _answered(
     return samples
 
 
-def _extras(of_reward: Sequence[GroupScores], of_judges: Sequence[GroupScores]) -> tuple[dict[str, Any], ...]:
+def _extras(of_reward: Sequence[_Scored], of_judges: Sequence[_Scored]) -> tuple[dict[str, Any], ...]:
     """Per answer what the reward's functions gave it, and the columns that these and judges logged. A column of both is
     the reward's, but for the verdicts of a judge where the reward's are none of a task."""
-    logged = [
-        [{name: values[0] for name, values in group.extras.items()} for group in groups]
-        for groups in (of_reward, of_judges)
-        if groups
-    ]
+    logged = [[scored.extras for scored in of_all] for of_all in (of_reward, of_judges) if of_all]
     logged.sort(key=lambda columns: task_of([of_answer.get("verdict") for of_answer in columns], 1) is None)
-    scores = [group.told(0, "reward") for group in of_reward] or [{} for _ in of_judges]
+    scores = [group.told(place, "reward") for group, place in of_reward] or [{} for _ in of_judges]
     whole: list[dict[str, Any]] = [*scores]
     for columns in logged:
         whole = [with_logged(told, more, is_metric=False) for told, more in zip(whole, columns, strict=True)]
@@ -196,23 +212,23 @@ def _extras(of_reward: Sequence[GroupScores], of_judges: Sequence[GroupScores]) 
 
 
 def _judged(
-    cost: tuple[float, ...] | None, of_judges: Sequence[GroupScores], taken: Collection[str]
+    cost: tuple[float, ...] | None, of_judges: Sequence[_Scored], taken: Collection[str]
 ) -> dict[str, tuple[float, ...]]:
     """Scores of the role `cost` and of each judge; a judge of that name is `cost#2`, and so for a name that is taken by
     what is measured of answers."""
     judged = {} if cost is None else {"cost": cost}
-    for name in of_judges[0].scores if of_judges else ():
+    for name in of_judges[0].group.scores if of_judges else ():
         title = f"{name}#2" if name in judged or name in taken else name
-        judged[title] = tuple(group.scores[name][0] for group in of_judges)
+        judged[title] = tuple(group.scores[name][place] for group, place in of_judges)
     return judged
 
 
 def _totals(
-    samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[GroupScores] | None, aside: Aside
+    samples: tuple[Sample, ...], role: RewardRole, scores: Sequence[_Scored] | None, aside: Aside
 ) -> tuple[float, ...]:
     """The weighted scores of a role, those of its functions and of its model together; NaN where nobody could reply."""
     none = np.array([NONE if sample.reply_error else 0.0 for sample in samples])
-    totals = none if scores is None else np.array([group.rewards[0] for group in scores])
+    totals = none if scores is None else np.array([group.rewards[place] for group, place in scores])
     if (scorer := role.scorer) is not None:
         trainer = scorer.trainer
         ranks = trainer.mesh(CallKind.SCORE, begins=True)
