@@ -44,6 +44,24 @@ def test_what_a_run_makes_of_its_prompts_is_said(
     assert capsys.readouterr().err.splitlines() == [f"{file}: {line}" for line in said]
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_held_out_items_that_are_left_out_are_said(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str
+) -> None:
+    train, held = tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+    for file, prompts in ((train, ["what is 3 plus 4?"]), (held, ["the sum", "4 " * 200, "a fox"])):
+        file.write_text("".join(json.dumps({"prompt": asked, "completion": "7"}) + "\n" for asked in prompts))
+    limits = {"data.max_prompt_tokens": 80, "data.overlong_prompts": "drop", "algorithm": algorithm}
+    if algorithm == "sft":
+        limits |= {"reward.functions": [], "options": {}, "sampling": {}, "samples_per_prompt": 8}
+    sources = {"data.source": str(train), "data.evaluation_source": str(held), "evaluation.items": 3}
+    prepared = prepare(make_recipe(**sources, **limits, prompts_per_step=1))
+    assert capsys.readouterr().err.splitlines() == [
+        f"{held}: 1 of 3 held-out items are left out (`data.overlong_prompts: drop`)"
+    ]
+    assert len(prepared.held_out) + sum(map(len, prepared.held_out_given.values())) == 2
+
+
 def test_a_column_that_the_prompt_template_names_is_said_to_stay(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def _prompts(
         columns = splits.train.columns
         if splits.evaluation is not None:
             items = prompt_set(splits.evaluation, tokenizer, settings, limit)
+            _say_of_held_out(items)
             held_out += evaluation_prompts(items, EVALUATION_UID + len(held_out))
     return _mixed(recipe.data, sets), tuple(held_out), columns, questions_held_out(opened)
 
@@ -101,6 +102,7 @@ def _given(
         _say_of(sets[-1], settings)
         if splits.evaluation is not None:
             items = example_set(splits.evaluation, tokenizer, settings, positions)
+            _say_of_held_out(items)
             held_out += evaluation_samples(items, EVALUATION_UID + num_items)
             num_items += len(items)
     return _mixed(data, sets), tuple(held_out)
@@ -122,6 +124,13 @@ def _say_of(rows: PromptSet | ExampleSet, settings: DataSettings) -> None:
                 f"`data.prompt_template` keeps {{{column}}} as it stands: only {{question}} is replaced, by the prompt"
             )
             say(f"{settings.source}: {kept}", file=sys.stderr)
+
+
+def _say_of_held_out(items: PromptSet | ExampleSet) -> None:
+    """Say how many items an evaluation is without."""
+    if dropped := items.num_dropped:
+        count = f"{dropped:,} of {len(items) + dropped:,} held-out items"
+        say(f"{items.source.name}: {count} are left out (`data.overlong_prompts: drop`)", file=sys.stderr)
 
 
 def _say_of_labels(given: Mixed[ExampleSet], title: str, options: KTOOptions) -> None:
