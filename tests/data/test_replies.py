@@ -30,10 +30,17 @@ def sample_of(*token_ids: int, is_chat: bool = True, **columns: object) -> Sampl
     [
         (END, (), "\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
         (END, ("<|im_end|>",), "\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
-        (82, (), "\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
+        (0, (), "\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
+        (82, (), "<|im_end|>\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
         (82, ("p",), "<|im_end|>\n<|im_start|>tool\nX<|im_end|>\n<|im_start|>assistant\n"),
     ],
-    ids=["the end of a turn", "the same as a string", "another stop token", "a stop string"],
+    ids=[
+        "the end of a turn",
+        "the same as a string",
+        "another special token",
+        "a stop token that is text",
+        "a stop string",
+    ],
 )
 def test_a_reply_is_written_behind_what_ended_the_turn(last: int, stop: tuple[str, ...], between: str) -> None:
     tokenizer = tiny_tokenizer()

@@ -39,8 +39,9 @@ class ReplyEncoder:
     def token_ids(
         self, sample: Sample, messages: Sequence[Mapping[str, Any]], stop: Sequence[str] = ()
     ) -> tuple[int, ...]:
-        """The tokens behind the last turn of a sample, up to where its next one begins. A turn that ended with a stop
-        token is closed; one that ended with a stop string is closed as the template closes turns.
+        """The tokens behind the last turn of a sample, up to where its next one begins. A turn that ended with a
+        special token is closed; one that ended with a stop string, or with a stop token that is text (`</tool_call>`,
+        for many models), is closed as the template closes turns.
 
         Args:
             stop: the strings that end a turn.
@@ -72,7 +73,10 @@ class ReplyEncoder:
             said = self._said(sample)
             return max((n for n in range(1, len(closes) + 1) if said[-n:] == closes[:n]), default=0)
         drawn = [number for number, token in enumerate(closes, 1) if token in sample.token_ids[-1:]]
-        return drawn[-1] if drawn else 1  # another stop token stands in the place of the one that closes
+        if drawn:
+            return drawn[-1]
+        is_text = bool(self._tokenizer.decode(list(sample.token_ids[-1:]), skip_special_tokens=True))
+        return int(not is_text)  # another special token stands in the place of the one that closes
 
     def _between(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """What the template writes between two turns; and behind one that is the last."""
