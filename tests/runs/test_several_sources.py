@@ -20,7 +20,8 @@ MakeRecipe = Callable[..., Recipe]
 @pytest.fixture
 def two_sources(make_recipe: MakeRecipe, tmp_path: Path) -> MakeRecipe:
     (tmp_path / "by_source.py").write_text(
-        "def length(completions, kind, **columns):\n"
+        "def length(completions, kind, log_metric, **columns):\n"
+        "    log_metric('reward', 7.0 if kind[0] == 'word' else 3.0)\n"
         "    return [len(text) + (100.0 if one == 'word' else 0.0) for text, one in zip(completions, kind)]\n"
     )
     sums = written(tmp_path / "sums.jsonl", [{"prompt": f"{n} + 4 =", "total": n + 4} for n in range(12)])
@@ -54,6 +55,8 @@ def test_a_run_over_two_sources(two_sources: MakeRecipe, tmp_path: Path) -> None
         assert row["eval/words/reward"] > 100 > row["eval/sums/reward"]
         assert row["eval/reward"] == pytest.approx((row["eval/words/reward"] + row["eval/sums/reward"]) / 2)
         assert row["eval/words/dropped"] == 0
+        logged = [row[f"eval/{source}logged/reward"] for source in ("", "words/", "sums/")]
+        assert logged == [5.0, 7.0, 3.0], "what functions log is of each source, too"
 
 
 @pytest.mark.slow

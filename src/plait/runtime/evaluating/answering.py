@@ -114,10 +114,8 @@ def answer(
     )
     taken = {name.removeprefix("eval/") for name in measured.metrics()}
     judged = _judged(totals.get("cost"), of_functions.get("judges", ()), taken)
-    means = logged_means([scored.group for of_all in of_functions.values() for scored in of_all if scored.place == 0])
-    named = with_logged(dict.fromkeys(taken | judged.keys()), means)
-    logged = {name: mean for name, mean in named.items() if mean is not None}
-    return replace(measured, judged=judged, logged=logged)
+    groups = [scored.group for of_all in of_functions.values() for scored in of_all if scored.place == 0]
+    return replace(measured, judged=judged, logged=_logged(groups, taken | judged.keys()))
 
 
 def _place(sample: Sample) -> tuple[int, int]:
@@ -221,6 +219,22 @@ def _judged(
         title = f"{name}#2" if name in judged or name in taken else name
         judged[title] = tuple(group.scores[name][place] for group, place in of_judges)
     return judged
+
+
+def _logged(groups: Sequence[GroupScores], taken: Collection[str]) -> dict[str, float]:
+    """Means of what functions logged, of all groups; and where the data have several sources, of each as `SOURCE/…`."""
+    means = logged_means(groups)
+    names = dict(zip(means, list(with_logged(dict.fromkeys(taken), means))[len(taken) :], strict=True))
+    by_source: dict[str, list[GroupScores]] = {}
+    for group in groups:
+        by_source.setdefault(group.samples[0].prompt.source, []).append(group)
+    of_sources = {
+        f"{source}/{names[name]}": mean
+        for source, of_source in by_source.items()
+        if source
+        for name, mean in logged_means(of_source).items()
+    }
+    return of_sources | {names[name]: mean for name, mean in means.items()}
 
 
 def _totals(
