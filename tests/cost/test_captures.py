@@ -25,6 +25,9 @@ STEP = Workload(
 """Contexts of 101 to 356 tokens: graphs for up to 128, 256 and 512."""
 
 
+OF_PROMPTS = 16 * (1024 + 512) * 576 * 2
+
+
 @pytest.mark.parametrize(
     ("how", "changed", "share", "rows"),
     [
@@ -40,27 +43,22 @@ STEP = Workload(
     ],
 )
 def test_each_graph_keeps_the_logits_of_its_rows(how: str, changed: dict[str, int], share: int, rows: int) -> None:
-    """And sixteen with prompts the hidden states of 1,024 rows of prompts, and of twice the samples beside them."""
+    """And sixteen with prompts the hidden states of 1,024 rows of prompts, and of 512 beside them."""
     (held,) = held_by_graphs(replace(STEP, **changed), SHAPE, share)
-    beside = {15: 8, 511: 256}.get(rows, 64)
-    assert held == 3 * rows * 49_152 * 2 + of_prompts(beside), how
-
-
-def of_prompts(beside: int) -> int:
-    return 16 * (1024 + 2 * beside) * 576 * 2
+    assert held == 3 * rows * 49_152 * 2 + OF_PROMPTS, how
 
 
 def test_a_draft_model_has_graphs_of_its_own() -> None:
     """Of one new token of a sample and of two, whatever is guessed; the first of two stages gives hidden states."""
     drafted = replace(STEP, draft_model=replace(SHAPE, vocabulary=1000))
     first, held = held_by_graphs(drafted, SHAPE, 64, stages=2)
-    assert first == 3 * 2 * (127 * 576 + (127 + 2 * 254) * 1000) + of_prompts(64)
-    assert held == 3 * 2 * (127 * 49_152 + (127 + 2 * 254) * 1000) + 2 * of_prompts(64), "and what comes to it"
+    assert first == 3 * 2 * (127 * 576 + (127 + 2 * 254) * 1000) + OF_PROMPTS
+    assert held == 3 * 2 * (127 * 49_152 + (127 + 2 * 254) * 1000) + 2 * OF_PROMPTS, "and what comes to it"
     assert held_by_graphs(replace(drafted, device="cpu"), SHAPE, 64) == (0,)
 
 
 def test_in_float32_they_are_twice_as_large() -> None:
-    assert held_by_graphs(replace(STEP, dtype="float32"), SHAPE, 64) == (3 * 127 * 49_152 * 4 + 2 * of_prompts(64),)
+    assert held_by_graphs(replace(STEP, dtype="float32"), SHAPE, 64) == (3 * 127 * 49_152 * 4 + 2 * OF_PROMPTS,)
 
 
 @pytest.mark.parametrize("changed", [{"device": "cpu"}, {"elsewhere": True}])

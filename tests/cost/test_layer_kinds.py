@@ -25,7 +25,7 @@ from plait.models.shape import ModelShape
 from plait.planner.plan_problem import PlanProblem, RoleFacts
 from plait.planner.plan_space import PlanSpace
 from plait.simulator.step_graph import Rollouts, StepGraph
-from tests.cost.test_forward_memory import BETWEEN, SCORES, WITHIN
+from tests.cost.test_forward_memory import BETWEEN, KEPT, SCORES, WITHIN
 from tests.cost.test_forward_memory import WORK as LARGER
 from tests.cost.test_model_costs import HEAD, LAYER, LENGTHS, SHAPE, WORK, a_cluster, a_flow
 
@@ -127,8 +127,8 @@ def test_each_stage_holds_its_own_layers() -> None:
     held = costs.held_bytes("ref", TWO, trained=False)
     assert held == (2 * (2 * dense + HEAD), 2 * (2 * mixture + 64 + HEAD))
     trained = costs.call("actor.train", "train", TWO).activation_bytes
-    layers = [24 * (BETWEEN + within) + SCORES for within in (WITHIN, WITHIN + 2 * 4 * (272 - 128))]
-    assert trained == tuple(number * 2 * layer for number, layer in zip((2, 1), layers, strict=True))
+    first, last = (24 * (BETWEEN + within) + SCORES for within in (WITHIN, WITHIN + 2 * 4 * (272 - 128)))
+    assert trained == (2 * 2 * first, 2 * last + KEPT)
 
 
 def test_of_layers_that_are_computed_again_the_widest_counts() -> None:

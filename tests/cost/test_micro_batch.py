@@ -46,7 +46,7 @@ def test_the_largest_micro_batch_by_hand() -> None:
     assert of(32, 8, 100, 50, 350, whole_groups=True) == alike(1, 8, 100, 50, count=4)
     assert of(32, 8, 100, 50, 120) == alike(1, 1, 100, 50, count=32)  # one sample is above it
     # Of shorter samples more fit in, with as many scores for each token.
-    assert of(32, 8, 100, 50, 1200) == LargestBatch(1200, 6 * (100 * 100 + 400 * 150) * 2 // 5, count=2, said=960)
+    assert of(32, 8, 100, 50, 1200) == LargestBatch(1200, 6 * (100 * 100 + 400 * 150) * 2 // 5, count=2)
     assert of(32, 8, 100, 50, 700, root=60).tokens == 700
     assert of(32, 8, 100, 50, 700, root=60).scores == 60 * 60 + ceil(640 / 440 * (40 * 100 + 400 * 150))
     # A pipeline of two stages wants eight: four groups are cut in halves where prompts are short.
@@ -63,22 +63,21 @@ def test_the_largest_of_given_texts_by_hand() -> None:
     pairs = SampleLengths.given([GroupTokens(5, (5, 10)), GroupTokens(10, (40, 50)), GroupTokens(20, (30, 10))])
     scores = [10 * 10 + 40 * 50 + 50 * 60, 20 * 20 + 30 * 50 + 10 * 30, 5 * 5 + 5 * 10 + 10 * 15]
     of = lambda share, budget, **how: LargestBatch.of_share(share, 2, pairs, Cut(budget, **how))
-    batch = lambda tokens, scores, said, count=1: LargestBatch(tokens, scores, count, said=said)
-    assert of(6, 1000) == batch(180, sum(scores), 90 + 40 + 15)
-    assert of(4, 1000) == batch(160, sum(scores[:2]), 90 + 40), "where a step has two, the larger ones"
-    assert of(6, 130) == batch(130, scores[0] + scores[1] // 2, 90 + 20, 2), "filled by half of the next"
-    assert of(6, 80, whole_groups=True) == batch(100, scores[0], 90, 3), "one that is never cut"
-    assert of(6, 80) == batch(80, int(0.8 * scores[0]), 72, 3)
-    assert of(6, 55) == batch(60, int(0.6 * scores[0]), 54, 4), "the longest sample, with its prompt"
-    assert of(6, 1000, least=8, whole_groups=True) == batch(100, scores[0], 90, 3), "a pair each"
-    assert of(12, 1000) == batch(360, 2 * sum(scores), 290), "more than there are: each counts twice"
+    assert of(6, 1000) == LargestBatch(180, sum(scores))
+    assert of(4, 1000) == LargestBatch(160, sum(scores[:2])), "where a step has two, the larger ones"
+    assert of(6, 130) == LargestBatch(130, scores[0] + scores[1] // 2, count=2), "filled by half of the next"
+    assert of(6, 80, whole_groups=True) == LargestBatch(100, scores[0], count=3), "one that is never cut"
+    assert of(6, 80) == LargestBatch(80, int(0.8 * scores[0]), count=3)
+    assert of(6, 55) == LargestBatch(60, int(0.6 * scores[0]), count=4), "the longest sample, with its prompt"
+    assert of(6, 1000, least=8, whole_groups=True) == LargestBatch(100, scores[0], count=3), "a pair each"
+    assert of(12, 1000) == LargestBatch(360, 2 * sum(scores)), "more than there are: each counts twice"
 
 
 def test_the_largest_of_given_texts_that_begin_alike() -> None:
     """Two of 40 + 10 and 36 + 20 tokens, of which all prompts begin with 32: 18 and 24 behind these."""
     texts = SampleLengths.given([GroupTokens(40, (10,)), GroupTokens(36, (20,))], root=32)
     found = LargestBatch.of_share(2, 1, texts, Cut(1000))
-    assert found == LargestBatch(32 + 24 + 18, 32**2 + 4 * 36 + 20 * 56 + 8 * 40 + 10 * 50, said=30)
+    assert found == LargestBatch(32 + 24 + 18, 32**2 + 4 * 36 + 20 * 56 + 8 * 40 + 10 * 50)
 
 
 @settings(max_examples=examples(60, 600), deadline=None)

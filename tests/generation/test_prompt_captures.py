@@ -82,13 +82,15 @@ def a_size(rows: int, keys: int = 64) -> Size:
 
 def test_a_step_is_captured_when_as_many_of_its_size_have_come() -> None:
     one, other = a_size(128), a_size(256)
-    captures = PromptCaptures(lambda size: None)
+    dropped: list[Size] = []
+    captures = PromptCaptures(dropped.append)
     for _ in range(prompt_captures.BEFORE):
         assert not captures.comes(one)
         assert not captures.comes(other)
     assert captures.comes(one)
     assert captures.comes(one)
-    captures.is_refused = True
+    captures.refuse()
+    assert dropped == [one]
     assert not captures.comes(one)
 
 

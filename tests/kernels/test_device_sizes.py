@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from plait.kernels.device_attention import MOST_SPLITS, WAVES, keys_at_a_time, splits_of
+from plait.kernels.device_attention import MOST_SPLITS, WAVES, keys_at_a_time, most_tiles, splits_of
 
 H100, A100, RTX_4090 = 227 << 10, 163 << 10, 99 << 10
 
@@ -74,3 +76,18 @@ def test_each_multiprocessor_has_a_program_where_keys_are_many(multiprocessors: 
         splits = splits_of(programs, 1 << 20, WAVES * multiprocessors)
         assert programs * splits >= multiprocessors or splits == MOST_SPLITS
         assert programs * splits <= WAVES * multiprocessors or splits == 1
+
+
+def test_tiles_of_samples_of_different_lengths_by_hand() -> None:
+    """A chunk of 1,000 rows beside 15 of few: of 16 x 100 tiles of 10 rows no more than 103 + 16 have any."""
+    assert most_tiles(16, 100, 1000 + 15 * 2, 10) == 103 + 16
+    assert most_tiles(256, 1, 256, 10) == 256, "a row of each"
+    assert most_tiles(1, 26, 256, 10) == 26, "one chunk"
+
+
+@given(counts=st.lists(st.integers(0, 200), min_size=1, max_size=30), rows=st.integers(1, 64))
+def test_no_more_tiles_have_rows(counts: list[int], rows: int) -> None:
+    of_samples = [-(-count // rows) for count in counts]
+    assert (
+        sum(of_samples) <= most_tiles(len(counts), max(of_samples), sum(counts), rows) <= len(counts) * max(of_samples)
+    )

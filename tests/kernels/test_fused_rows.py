@@ -6,12 +6,14 @@ import copy
 import functools
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from transformers.models.gemma.modeling_gemma import GemmaMLP
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
@@ -19,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from plait.data.packed import pack
 from plait.kernels import fused_rows
-from plait.models.compute import gated_mlp, layer_forms, logprobs, packed_attention, rms_norm, rope
+from plait.models.compute import cpu_linear, gated_mlp, layer_forms, logprobs, packed_attention, rms_norm, rope
 from plait.models.compute.attention_form import AttentionForm
 from plait.models.compute.head_chunks import Buffers
 from plait.models.compute.logprobs import chunked_logprobs
@@ -218,34 +220,51 @@ def test_logprobs_and_their_gradients(
 ROW_BYTES = 301 * 2
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
-    ("kept_rows", "again"), [(0, [16, 16, 5]), (16, [16, 5]), (21, [16]), (36, [5]), (37, []), (1000, [])]
+    ("kept_rows", "kept"), [(0, []), (16, [16]), (21, [16, 5]), (36, [16, 16]), (37, [16, 16, 5]), (1000, [16, 16, 5])]
 )
 def test_logits_that_stay_are_not_computed_again(
-    kept_rows: int, again: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+    kept_rows: int, kept: list[int], in_place: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of chunks of 16, 16 and 5 rows those that there is room for. To the bit the same; in a second backward, which
-    finds none, too. Without a gradient nothing stays."""
+    """Of chunks of 16, 16 and 5 rows those that there is room for, and nothing else stays behind a forward, nothing
+    behind a backward. To the bit the same; in a second backward, which finds none, too.
+
+    Args:
+        in_place: whether products are written into one buffer, as they are where a CPU has AVX-512 and on a GPU.
+    """
     weight = nn.Parameter(numbers(301, 24))
     hidden = numbers(37, 24, seed=1, scale=0.7).requires_grad_()
     head = Head(lambda x: F.linear(x, weight), (weight,), linear=True)
     targets = torch.randint(301, (37,), generator=torch.Generator().manual_seed(2))
-    computed: list[int] = []
+    if in_place:
+        monkeypatch.setattr(cpu_linear, "pays", lambda num_rows, weight_OI: False)
+    if not cpu_linear.pays(16, weight):  # the last chunk lies in the buffer of the second
+        kept = [16] if kept_rows == 21 else kept
+    computed: list[tuple[int, StorageWeakRef, int]] = []
     logits = Buffers.logits
 
     def noted(buffers: Buffers, hidden_CH: Tensor) -> Tensor:
-        computed.append(len(hidden_CH))
-        return logits(buffers, hidden_CH)
+        logits_CV = logits(buffers, hidden_CH)
+        storage = logits_CV.untyped_storage()
+        computed.append((len(logits_CV), StorageWeakRef(storage), storage.nbytes()))
+        return logits_CV
+
+    def held_bytes() -> int:
+        return sum({ref.cdata: num_bytes for _, ref, num_bytes in computed if not ref.expired()}.values())
 
     monkeypatch.setattr(Buffers, "logits", noted)
 
     def run(kept_bytes: int) -> list[Tensor]:
         outputs = chunked_logprobs(head, hidden, targets, 0.9, rows=16, kept_bytes=kept_bytes)
+        assert held_bytes() == (sum(kept) * ROW_BYTES if kept_bytes else 0)
         total, grads = (outputs[0] + 0.3 * outputs[1]).sum(), []
         for retain in (True, False):
             computed.clear()
             grads += torch.autograd.grad(total, (hidden, weight), retain_graph=retain)
-            assert computed == (again if retain and kept_bytes else [16, 16, 5])
+            again = Counter((16, 16, 5)) - Counter(kept if retain and kept_bytes else ())
+            assert Counter(rows for rows, *_ in computed) == again
+            assert held_bytes() == 0
         return [*outputs, *grads]
 
     for ours, theirs in zip(run(kept_rows * ROW_BYTES), run(0), strict=True):

@@ -60,7 +60,7 @@ def working_rows(rank: int, facts: Facts, model: RoleModel) -> dict[Use, Rows]:
             stage = instance.coordinates(rank).pp
             is_last = stage == instance.parallelism.pp - 1
             graphs = graph_bytes(shape, recipe.dtype, pool.running, contexts, most_new_tokens, is_last=is_last)
-            graphs += prompt_graph_bytes(shape, recipe.dtype, pool.running, is_first=stage == 0)
+            graphs += prompt_graph_bytes(shape, recipe.dtype, is_first=stage == 0)
             rows_by_use[model.role, "decode"].append((GRAPHS, graphs))
         if drafts_on(recipe, rank, instance):
             rows_by_use[model.role, "decode"] += draft_cache(recipe, facts.shapes, pool.tokens)
@@ -89,12 +89,7 @@ def _forward_rows(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout:
     tp = layout.parallelism.tp
     if not model.scalar and layout.coordinates(rank).pp == layout.parallelism.pp - 1:
         rows.append(("logits of one chunk", logits_bytes(shape, width, recipe.device, tp)))
-        batch = largest_batch(facts, model, mode, layout)
-        rows.append(("likeliest tokens of each place", wide_bytes(batch)))
-        if mode == "train" and not recipe.checkpoint_activations:
-            in_flight = _in_flight(rank, facts, model, batch) or 1
-            kept = kept_logits(shape, width, recipe.device, batch, tp, in_flight)
-            rows.append(("logits for the backward", kept))
+        rows.append(("likeliest tokens of each place", wide_bytes(largest_batch(facts, model, mode, layout))))
         if mode == "train" and recipe.lora.rank == 0:
             rows.append(("gradient of the head", head_gradient_bytes(shape, width, tp)))
     return [(what, count) for what, count in rows if count]
@@ -138,16 +133,22 @@ def _activations(rank: int, facts: Facts, model: RoleModel, mode: Mode, layout: 
     """What micro-batches of the largest size keep of this rank's layers at a time."""
     kinds, shape = micro_batch_bytes(facts, model, mode, layout, fused=fused), facts.shapes[model.name]
     counts = stage_counts(shape, layout.parallelism)[layout.coordinates(rank).pp]
-    num_in_flight = None
-    if mode == "train":
-        num_in_flight = _in_flight(rank, facts, model, largest_batch(facts, model, mode, layout))
-    return stage_activations(kinds, counts, shape.layers, num_in_flight)
+    if mode != "train":
+        return stage_activations(kinds, counts, shape.layers, None)
+    num_in_flight = facts.places[model.role].in_flight(rank, largest_batch(facts, model, mode, layout).count)
+    of_head = logits_of_stages(facts, model, layout)[layout.coordinates(rank).pp]
+    return stage_activations(kinds, counts, shape.layers, num_in_flight) + num_in_flight * of_head
 
 
-def _in_flight(rank: int, facts: Facts, model: RoleModel, batch: LargestBatch) -> int | None:
-    """Micro-batches of a training whose forward is done on this rank, and whose backward is not, at most; None: they
-    come one after the other."""
-    return facts.places[model.role].in_flight(rank, batch.count)
+def logits_of_stages(facts: Facts, model: RoleModel, layout: Layout) -> tuple[int, ...]:
+    """Bytes of logits of the largest micro-batch of a training that stay for its backward, by stage: the last has the
+    head."""
+    recipe, sizes = facts.recipe, layout.parallelism
+    kept = 0
+    if not (model.scalar or recipe.checkpoint_activations):
+        tokens = largest_batch(facts, model, "train", layout).tokens
+        kept = kept_logits(facts.shapes[model.name], BYTES[recipe.dtype], recipe.device, tokens, sizes.tp)
+    return (*(0,) * (sizes.pp - 1), kept)
 
 
 def joint_rows(facts: Facts, working: Mapping[Use, Rows]) -> dict[Use, Rows]:

@@ -73,7 +73,7 @@ def held_by_graphs(workload: Workload, shape: ModelShape, share: int, stages: in
     if draft is not None:
         of_draft = graph_bytes(draft, workload.dtype, running, contexts, DRAFT_MODEL_TOKENS)
     of_stage = partial(graph_bytes, shape, workload.dtype, running, contexts, workload.most_new_tokens)
-    of_prompts = partial(prompt_graph_bytes, shape, workload.dtype, running)
+    of_prompts = partial(prompt_graph_bytes, shape, workload.dtype)
     return tuple(
         of_draft + of_stage(is_last=stage == stages - 1) + of_prompts(is_first=stage == 0) for stage in range(stages)
     )
@@ -116,14 +116,10 @@ def graph_bytes(
     return (longest - shortest + 1) * rows * width * BYTES[dtype]
 
 
-def prompt_graph_bytes(shape: ModelShape, dtype: str, running: int, *, is_first: bool = True) -> int:
-    """The same of graphs with prompts beside samples that decode: hidden states of all rows; of stages behind the first
-    those that come from the one before as well.
-
-    Args:
-        running: samples at a time. As many again may be prompts of few tokens.
-    """
-    rows = 2 * min(MOST_REPLAYED, 1 << _power(running)) + MOST_REPLAYED_CHUNKS
+def prompt_graph_bytes(shape: ModelShape, dtype: str, *, is_first: bool = True) -> int:
+    """The same of graphs with prompts beside samples that decode: hidden states of as many rows as there may be; of
+    stages behind the first those that come from the one before as well."""
+    rows = 2 * MOST_REPLAYED + MOST_REPLAYED_CHUNKS
     return MOST_GRAPHS_OF_PROMPTS * rows * shape.hidden * BYTES[dtype] * (1 if is_first else 2)
 
 

@@ -76,6 +76,9 @@ def forward_memory(
         order = rule_named(schedule)
         in_flight = [order.in_flight(stage, sizes.pp, batch.count) for stage in range(sizes.pp)]
 
+    logits = 0
+    if not (scalar or workload.checkpoint_activations):
+        logits = kept_logits(shape, width, workload.device, batch.tokens, sizes.tp)
     stages = list(zip(stage_counts(shape, sizes), in_flight, strict=True))
 
     def by_stage(fused: bool) -> tuple[int, ...]:
@@ -95,7 +98,7 @@ def forward_memory(
         bytes_of = {
             stage: stage_activations(kinds, stage[0], shape.layers, stage[1]) for stage in dict.fromkeys(stages)
         }
-        return tuple(bytes_of[stage] for stage in stages)
+        return (*(bytes_of[stage] for stage in stages[:-1]), bytes_of[stages[-1]] + (in_flight[-1] or 0) * logits)
 
     activations = by_stage(workload.fused)
     plain = by_stage(fused_at_worst(workload.device, fused=workload.fused))
@@ -103,6 +106,4 @@ def forward_memory(
     if not scalar:
         head = logits_bytes(shape, width, workload.device, sizes.tp) + wide_bytes(batch)
         head += head_gradient_bytes(shape, width, sizes.tp) if train and workload.lora.rank == 0 else 0
-        if train and not workload.checkpoint_activations:
-            head += kept_logits(shape, width, workload.device, batch, sizes.tp, in_flight[-1] or 1)
     return ForwardMemory((*activations[:-1], activations[-1] + head), activations, plain)

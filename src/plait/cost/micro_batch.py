@@ -59,14 +59,12 @@ class LargestBatch:
     scores: attention scores of one head
     count: such micro-batches that the share has
     numbers: of each token, in columns of several numbers per token that the call reads or gives
-    said: tokens of responses, of which the head computes logits
     """
 
     tokens: int
     scores: int
     count: int = 1
     numbers: int = 0
-    said: int = 0
 
     @classmethod
     def of(
@@ -143,16 +141,14 @@ class LargestBatch:
         """
         of_group = GroupTokens(prompt_tokens, (response_tokens,) * each)
         tokens = root_tokens + groups * (of_group.total - root_tokens)
-        scores = root_tokens**2 + groups * _scores(of_group, root_tokens)
-        return cls(tokens, scores, count, said=groups * each * response_tokens)
+        return cls(tokens, root_tokens**2 + groups * _scores(of_group, root_tokens), count)
 
     def _filled(self, tokens: int, root: int) -> Self:
         """With so many tokens, if it has fewer: those that are added behind the root have scores as its own have."""
         if tokens <= self.tokens:
             return self
         times = (tokens - root) / (self.tokens - root)
-        scores = root**2 + ceil(times * (self.scores - root**2))
-        return replace(self, tokens=tokens, scores=scores, said=ceil(times * self.said))
+        return replace(self, tokens=tokens, scores=root**2 + ceil(times * (self.scores - root**2)))
 
     @classmethod
     def _of_given(cls, num_groups: int, lengths: SampleLengths, cut: Cut) -> Self:
@@ -171,15 +167,14 @@ class LargestBatch:
             for size, group in zip(own, largest, strict=True)
         )
         filled = max(of_one, min(room, whole / wanted))
-        left, scores, said = filled, float(root**2), 0.0
+        left, scores = filled, float(root**2)
         for size, group in zip(own, largest, strict=True):
             part = min(times, left / size)
             scores += part * _scores(group, root)
-            said += part * sum(group.responses)
             left -= part * size
             if left <= 0:
                 break
-        return cls(root + ceil(filled), ceil(scores), max(wanted, ceil(whole / room)), said=ceil(said))
+        return cls(root + ceil(filled), ceil(scores), max(wanted, ceil(whole / room)))
 
 
 def _scores(group: GroupTokens, root: int) -> int:

@@ -186,18 +186,16 @@ def logits_bytes(shape: ModelShape, width: int, device: str, tp: int = 1) -> int
     return head_chunk_bytes(vocabulary, width, device)
 
 
-def kept_logits(
-    shape: ModelShape, width: int, device: str, batch: LargestBatch, tp: int = 1, in_flight: int = 1
-) -> int:
-    """Bytes of logits that forwards leave for their backwards, where activations are kept: of a whole linear head, in a
-    dtype in which one kernel does all with them (`compute.head_kernels`).
+def kept_logits(shape: ModelShape, width: int, device: str, tokens: int, tp: int = 1) -> int:
+    """Bytes of logits that the forward of a micro-batch leaves for its backward, where activations are kept: of a whole
+    linear head, in a dtype in which one kernel does all with them (`compute.head_kernels`).
 
     Args:
-        in_flight: micro-batches at a time.
+        tokens: of the micro-batch, all of which may be read.
     """
     if tp > 1 or width not in ((2,) if device == "cpu" else (2, 4)):
         return 0
-    return in_flight * min(batch.said * shape.vocabulary * width, kept_logits_bytes(device))
+    return min(tokens * shape.vocabulary * width, kept_logits_bytes(device))
 
 
 def head_gradient_bytes(shape: ModelShape, width: int, tp: int = 1) -> int:

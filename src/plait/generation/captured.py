@@ -204,7 +204,7 @@ class CapturedSteps:
                 self._shown.add(size)
                 return True
             if not size.has_head:
-                self._prompts.is_refused = True
+                self._prompts.refuse()
                 self._tell(OF_PROMPTS, why, "they are launched")
                 return False
             self._refuse(why)

@@ -29,13 +29,18 @@ class PromptCaptures:
         self._met: Counter[Size] = Counter()
         self._due: OrderedDict[Size, None] = OrderedDict()
         """Sizes that are replayed, or are to be; the one that came last is the last."""
-        self.is_refused = False
-        """Whether one could not be captured, or said something else: then none is."""
+        self._is_refused = False
+
+    def refuse(self) -> None:
+        """One could not be captured, or said something else: none is replayed any more."""
+        self._is_refused = True
+        for size in self._due:
+            self._drop(size)
 
     def comes(self, size: Size) -> bool:
         """Count a step of this size; whether it is to be replayed. Of more sizes than MOST_GRAPHS_OF_PROMPTS that which
         has not come for longest begins again."""
-        if self.is_refused:
+        if self._is_refused:
             return False
         if size not in self._due:
             self._met[size] += 1

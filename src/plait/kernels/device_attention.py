@@ -62,8 +62,8 @@ def paged_attention(call: PagedCall) -> Tensor:
     tile = max(tile, power_of_two(group))
     rows = tile // group
     tiles = -(-most_rows // rows)
-    num_tiles = min(num_samples * tiles, num_tokens // rows + num_samples)  # of which there are rows
-    splits = splits_of(num_tiles * num_key_heads, most_keys, programs_for(query.device))
+    num_programs = most_tiles(num_samples, tiles, num_tokens, rows) * num_key_heads
+    splits = splits_of(num_programs, most_keys, programs_for(query.device))
     out = query.new_empty(num_tokens, num_heads, value_size)
     seen, depths = (out, out) if call.ancestors is None else _trees(call.starts_S1, call.ancestors)
     parts, tops, sums = out, out, out
@@ -126,6 +126,12 @@ def keys_at_a_time(tile: int, wide_key: int, wide_value: int, number_bytes: int,
         if held + 4 * tile * keys <= shared_bytes:
             return keys, stages
     return 16, 1
+
+
+def most_tiles(num_samples: int, tiles: int, num_tokens: int, rows: int) -> int:
+    """Tiles that have rows, at most: of samples that have so many tokens together, each of them no more than so many
+    tiles of so many rows take."""
+    return min(num_samples * tiles, num_tokens // rows + num_samples)
 
 
 def splits_of(num_programs: int, most_keys: int, wanted: int) -> int:

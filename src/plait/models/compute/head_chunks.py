@@ -2,8 +2,8 @@
 
 With a vocabulary of 49,152 to 262,144 they are its largest tensor by far. A forward keeps a few numbers of each row,
 and the logits of as many chunks as there is to be memory for; those of the others the backward computes again. Buffers
-of chunks that are not kept are made once per pass and written over: on CPU the page faults of fresh ones cost as much
-as the matrix product.
+of chunks that are not kept are made once per pass and written over: on CPU page faults of fresh ones take up to as long
+as the matrix product, which one that is kept saves.
 
 Shapes: R rows (response tokens), C rows of one chunk, H hidden size, V vocabulary.
 """
@@ -72,14 +72,16 @@ class Buffers:
         return self._room[purpose][: len(like_CV)]
 
     def keep(self, at: slice, logits_CV: Tensor) -> None:
-        """Keep the logits of these rows, which were just computed, if there is room for them."""
-        if logits_CV.nbytes <= self._left_bytes:
-            self._left_bytes -= logits_CV.nbytes
+        """Keep the logits of these rows, which were just computed, if there is room for them, and for what else lies in
+        the buffer that they are a part of."""
+        num_bytes = logits_CV.untyped_storage().nbytes()
+        if num_bytes <= self._left_bytes:
+            self._left_bytes -= num_bytes
             self._kept[at.start] = logits_CV
             self._room.pop("logits", None)
 
     def rest(self) -> None:
-        """A forward is done: hold nothing but what was kept."""
+        """A pass is done: hold nothing but what was kept."""
         self._room.clear()
 
     def logits_at(self, at: slice, hidden_CH: Tensor) -> Tensor:
@@ -143,6 +145,7 @@ def gradients(
             grad_hidden_RH[at] = grad_CH
         for index, grad in enumerate(grads):
             sums[index] = _accumulate(sums[index], grad, last=at.stop == len(hidden_RH))
+    buffers.rest()
     if head.vocabulary is not None and grad_hidden_RH is not None:
         head.vocabulary.peers.all_reduce(grad_hidden_RH)
     params = (None if total is None else total.to(p.dtype) for total, p in zip(sums, head.params, strict=True))

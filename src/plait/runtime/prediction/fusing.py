@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from plait.cost.call_memory import ACTIVATIONS, micro_batch_bytes
+from plait.cost.call_memory import ACTIVATIONS, logits_of_stages, micro_batch_bytes
 from plait.cost.device_memory import memory_by_device
 from plait.cost.layer_kinds import stage_counts
 from plait.cost.placed import Facts
@@ -125,8 +125,10 @@ def _pipeline(
     """
     shape, count = facts.shapes[model.name], num_micro_batches(facts, model.role, p)
     kinds = micro_batch_bytes(facts, model, "train", p.layout, fused=is_fused(facts.recipe))
+    counts_of_stages = stage_counts(shape, p.layout.parallelism)
     working_bytes = [
-        stage_activations(kinds, counts, shape.layers, 1) for counts in stage_counts(shape, p.layout.parallelism)
+        stage_activations(kinds, counts, shape.layers, 1) + of_head
+        for counts, of_head in zip(counts_of_stages, logits_of_stages(facts, model, p.layout), strict=True)
     ]
     table = lambda values: tuple((value,) * count for value in values)
     return Pipeline(
