@@ -55,9 +55,9 @@ def test_a_dry_run_of_a_configuration_file(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("gib", "devices", "said"),
     [
-        (157, "1", None),
-        (156, "1", "does not fit: the run is expected to hold 156.98 GiB, and 156.00 GiB is all that the machine has"),
-        (157, "2", "does not fit: 2 ranks of a machine are together expected to hold"),
+        (158, "1", None),
+        (157, "1", "does not fit: the run is expected to hold 157.23 GiB, and 157.00 GiB is all that the machine has"),
+        (158, "2", "does not fit: 2 ranks of a machine are together expected to hold"),
     ],
 )
 def test_what_has_no_room_is_said_with_what_makes_it_smaller(

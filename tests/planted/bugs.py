@@ -405,7 +405,7 @@ GENERATION = (
     ),
     Bug(
         "rows before those that they read",
-        "plait.generation.forward:Forward._with",
+        "plait.generation.forward:Forward.batch_of",
         "if self._prepared.by_rank:",
         "if True:",
         ("generation/test_fast_path.py::test_who_reads_what_another_computes_in_the_step_stands_behind_it",),
