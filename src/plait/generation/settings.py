@@ -30,7 +30,7 @@ MOST_REPLAYED = 256
 at a time, where nothing is said."""
 MOST_REPLAYED_CHUNKS = 1024
 """Rows of prompts beside them. A graph is filled up to a power of two: beyond, that may take a GPU as long as the host
-takes to launch the step (7B parameters: 512 rows some 10 ms, launches 30 to 40)."""
+takes to launch the step (arithmetic for 7B parameters: 512 rows some 10 ms, launches 30 to 40)."""
 MOST_GRAPHS_OF_PROMPTS = 16
 """Sizes of steps with prompts that have graphs: each keeps the hidden states that it computes."""
 

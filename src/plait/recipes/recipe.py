@@ -205,8 +205,8 @@ class Recipe(OpenKeys):
     )
     checkpoint_activations: bool = Field(
         default=False,
-        description="recompute activations in the backward: less memory, more time. On a GPU true if they do not fit, "
-        "unless it is set",
+        description="recompute activations and logits in the backward: less memory, more time. On a GPU true if they "
+        "do not fit, unless it is set",
     )
     sequence_parallel: bool = Field(
         default=False,
